@@ -1,0 +1,5 @@
+"""``python -m cafedcl``."""
+
+from cafedcl.cli import main
+
+main()

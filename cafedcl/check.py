@@ -1,0 +1,70 @@
+"""What a reply must look like before it is aggregated. Nothing a client sends is trusted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cafedcl.contract import Field, Reply, Up
+from cafedcl.pack import MODEL, Tensors
+
+
+@dataclass(frozen=True)
+class Inspector:
+    """Knows what a good reply is: the weights' shapes, the method's fields, and what each client enrolled with."""
+
+    weights: Tensors
+    fields: Mapping[str, Field]
+    counts: Tensor
+
+    def problem(self, reply: Reply) -> str | None:
+        """Return why a reply is rejected, or None."""
+        up = reply.up
+        if not 0 <= up.client < len(self.counts):
+            return f"unknown client {up.client}"
+        enrolled = int(self.counts[up.client].sum())
+        if up.samples != enrolled:
+            return f"reports {up.samples} samples, but enrolled with {enrolled}"
+        problem = self._entries(up)
+        if problem:
+            return problem
+        for where, tensors in (("reply", up.tensors), ("memory", reply.memory)):
+            for name, value in tensors.items():
+                if value.is_floating_point() and not torch.isfinite(value).all():
+                    return f"{where} has NaN or Inf in '{name}'"
+        return self._ranges(up)
+
+    def _entries(self, up: Up) -> str | None:
+        """Names, shapes and types."""
+        expected = {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
+        if self.fields:
+            listed = up.tensors.get("classes")
+            if listed is None:
+                return "'classes' is missing"
+            if listed.dim() != 1 or listed.dtype != torch.int64:
+                return "'classes' is not a list of class numbers"
+            if len(listed) and (listed.min() < 0 or listed.max() >= self.counts.shape[1] or (listed.diff() <= 0).any()):
+                return "'classes' are not distinct class numbers in order"
+            expected["classes"] = (tuple(listed.shape), torch.int64)
+            for name, field in self.fields.items():
+                rows = (len(listed),) if field.per_class else ()
+                expected[name] = ((*rows, *field.shape), torch.float32)
+        for name, (shape, dtype) in expected.items():
+            if name not in up.tensors:
+                return f"'{name}' is missing"
+            value = up.tensors[name]
+            if tuple(value.shape) != shape:
+                return f"'{name}' has shape {tuple(value.shape)}, expected {shape}"
+            if value.dtype != dtype:
+                return f"'{name}' is {value.dtype}, expected {dtype}"
+        unexpected = up.tensors.keys() - expected.keys()
+        return f"'{min(unexpected)}' was not asked for" if unexpected else None
+
+    def _ranges(self, up: Up) -> str | None:
+        for name, field in self.fields.items():
+            value = up.tensors[name]
+            if value.numel() and (value.min() < field.low or value.max() > field.high):
+                low, high = float(value.min()), float(value.max())
+                return f"'{name}' lies in [{low:g}, {high:g}], outside [{field.low:g}, {field.high:g}]"
+        return None

@@ -1,0 +1,232 @@
+"""The whole configuration of a run: sections of options, read from TOML, flags and ``--set``.
+
+A config is resolved once, before anything runs; the resolved form is what the run folder stores.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cafedcl.errors import CafedclError, nearest
+from cafedcl.options import option, read_options, to_plain, to_toml, toml_section
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What makes this run this run."""
+
+    seed: int = option(0, "the one seed that makes every random draw", low=0, high=2**63 - 1)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the images come from."""
+
+    name: str = option("digits", "data set; `cafedcl datasets` lists them")
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """How the training images are dealt to clients."""
+
+    kind: str = option("dirichlet", "how labels are skewed", choices=("dirichlet", "pathological", "iid"))
+    alpha: float = option(0.1, "dirichlet: concentration, smaller is more skewed", above=0.0)
+    form: str = option(
+        "client",
+        "dirichlet: proportions drawn per client with equal sizes, or per class with unequal sizes",
+        choices=("client", "class"),
+    )
+    classes: int = option(2, "pathological: classes per client", low=1)
+    ir: float = option(1.0, "imbalance ratio of the global long tail, applied before the split", low=1.0)
+    validation: float = option(
+        0.1, "part of each client's images held out for confidence, stratified", low=0.0, high=0.9
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The encoder."""
+
+    name: str = option("auto", "encoder, or your own as `package.module:factory`; auto: by image size")
+    width: float = option(1.0, "multiplies the number of channels", above=0.0, high=64.0)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Local training, as in the paper."""
+
+    epochs: int = option(5, "local epochs per round", low=1)
+    iterations: int = option(10, "iterations per epoch; the batch size follows from the client's size", low=1)
+    batch_size: int = option(0, "fixed batch size; 0: follow `iterations`", low=0)
+    lr: float = option(0.1, "learning rate of SGD", above=0.0)
+    lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0)
+    lr_decay_in_round: bool = option(False, "decay once more per local epoch, as FedRCL's code does")
+    momentum: float = option(0.0, "momentum of SGD", low=0.0, high=1.0)
+    weight_decay: float = option(1e-3, "weight decay", low=0.0)
+    clip: float = option(10.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+
+
+@dataclass(frozen=True)
+class FederationOptions:
+    """Who takes part, and for how long."""
+
+    clients: int = option(20, "number of clients", low=1, high=10_000_000)
+    rounds: int = option(100, "communication rounds", low=1)
+    participation: float = option(1.0, "part of the clients sampled each round", above=0.0, high=1.0)
+    dropout: float = option(0.0, "chance that a sampled client drops out mid-round", low=0.0, high=1.0)
+    drop: tuple[str, ...] = option((), 'clients that drop out by schedule, as "round:client,client"')
+    min_replies: int = option(1, "fewer good replies than this, and the round is skipped", low=1)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How every method is scored."""
+
+    every: int = option(1, "rounds between evaluations of the server's model; the last is always scored", low=1)
+    own_every: int = option(1, "rounds between evaluations of the clients' own models", low=1)
+    protocol: str = option(
+        "complete",
+        "complete: the whole test set; pfllib: train and test merged, 75/25 inside each client",
+        choices=("complete", "pfllib"),
+    )
+    shots: tuple[int, int] = option(
+        (100, 20), "classes with more training images than the first are many-shot, fewer than the second few", low=1
+    )
+    batch: int = option(500, "images per evaluation batch", low=1)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What runs the clients."""
+
+    name: str = option("auto", "engine", choices=("auto", "eager"))
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    workers: int = option(
+        0, "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster", low=0, high=4096
+    )
+    onednn: str = option(
+        "auto", "CPU kernels by oneDNN; auto: off on ARM, where they are slower", choices=("auto", "on", "off")
+    )
+    threads: int = option(1, "intra-op threads per client job; part of what makes the bits", low=1)
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What the run folder keeps."""
+
+    checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
+    notes: bool = option(True, "record what clients tell about themselves (confidence and its parts)")
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """The method and its own options, which the method declares."""
+
+    name: str
+    options: Any
+
+
+@dataclass(frozen=True)
+class Config:
+    """A fully resolved configuration."""
+
+    method: MethodChoice
+    run: RunOptions = RunOptions()
+    data: DataOptions = DataOptions()
+    split: SplitOptions = SplitOptions()
+    model: ModelOptions = ModelOptions()
+    train: TrainOptions = TrainOptions()
+    federation: FederationOptions = FederationOptions()
+    evaluate: EvaluateOptions = EvaluateOptions()
+    engine: EngineOptions = EngineOptions()
+    store: StoreOptions = StoreOptions()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the config as nested plain values; ``resolve`` reads them back."""
+        plain: dict[str, Any] = {"method": {"name": self.method.name, **to_plain(self.method.options)}}
+        return plain | {name: to_plain(getattr(self, name)) for name in SECTIONS}
+
+    def to_toml(self, *, explain: bool = False) -> str:
+        """Return the config as TOML that can be fed back."""
+        head, *rest = toml_section("method", self.method.options, explain=explain)
+        name = ["# method; `cafedcl methods` lists them"] if explain else []
+        lines = [head, *name, f"name = {to_toml(self.method.name)}", *rest]
+        for section in SECTIONS:
+            lines += toml_section(section, getattr(self, section), explain=explain)
+        return "\n".join(lines)
+
+
+SECTIONS = {
+    field.name: type(field.default) for field in dataclasses.fields(Config) if field.name != "method"
+}
+
+
+def resolve(tables: Mapping[str, Any]) -> Config:
+    """Check every section and fill in every default; raises CafedclError for the first thing that does not fit."""
+    from cafedcl.methods import find_method
+
+    for name, table in tables.items():
+        if name not in SECTIONS and name != "method":
+            raise CafedclError(f"[{name}]: there is no such section; {nearest(name, ['method', *SECTIONS])}")
+        if not isinstance(table, Mapping):
+            raise CafedclError(f"{name}: a section is expected, such as [{name}]")
+    chosen = dict(tables.get("method", {}))
+    name = chosen.pop("name", "cafedcl")
+    if not isinstance(name, str):
+        raise CafedclError(f"method.name = {to_toml(name)}: a text is expected")
+    method, preset = find_method(name)
+    sections = {
+        section: read_options(cls, tables.get(section, {}), section) for section, cls in SECTIONS.items()
+    }
+    options = read_options(method.Options, {**preset, **chosen}, "method")
+    return Config(method=MethodChoice(name, options), **sections)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Return a TOML file's tables."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise CafedclError(f"{path}: not valid TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise CafedclError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def assign(tables: dict[str, Any], text: str) -> None:
+    """Apply one ``section.key=value`` to the tables; the value is TOML, or a bare word."""
+    path, equals, value = text.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise CafedclError(f"--set {text}: section.key=value is expected, such as train.lr=0.05")
+    if not isinstance(tables.setdefault(section, {}), dict):
+        raise CafedclError(f"{section}: a section is expected, such as [{section}]")
+    tables[section][key] = _value(value.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def parse_split(text: str) -> dict[str, Any]:
+    """Return the split section that ``dirichlet:0.1`` or ``pathological:2,ir=10`` stands for."""
+    kind, _, rest = text.partition(":")
+    main = {"dirichlet": "alpha", "pathological": "classes"}.get(kind)
+    table: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if equals:
+            table[key.strip()] = _value(value.strip())
+        elif main and main not in table:
+            table[main] = _value(part.strip())
+        else:
+            raise CafedclError(f"--split {text}: '{part}' is not key=value; an example is pathological:2,ir=10")
+    return table

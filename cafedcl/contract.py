@@ -1,0 +1,126 @@
+"""What moves between server and clients, and what a client's job sees. Methods and engines meet only here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from cafedcl.pack import Tensors
+
+Part = Literal["train", "validation"]
+Weights = Literal["trained", "received"]
+
+
+class Batch(NamedTuple):
+    """Images, labels and weights of one step; padding has weight 0, and every mean is a weighted mean."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Down:
+    """What the server sends: ``model/…`` weights and ``anchors/…``, for one round."""
+
+    round: int
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Up:
+    """What a client returns.
+
+    ``tensors`` is what the method needs (``model/…``, prototypes, confidences) and what is counted as traffic;
+    ``notes`` is what the client tells about itself for people to look at, and no method reads it.
+    """
+
+    client: int
+    samples: int
+    tensors: Tensors
+    notes: Tensors = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's work in one round. ``memory`` is what the client kept from its last visit."""
+
+    client: int
+    down: Down
+    memory: Tensors
+    evaluate: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A finished job: what travels, what stays with the client, and its own model's predictions if asked."""
+
+    up: Up
+    memory: Tensors
+    predictions: Tensors
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that gave no usable reply, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client knows of itself, and what it was told once when it enrolled.
+
+    ``counts`` are its training images per class n_{k,c}; ``most`` and ``total`` are the largest and the summed
+    count per class over all clients, which the server tells every client at enrolment.
+    """
+
+    index: int
+    counts: Tensor
+    most: Tensor
+    total: Tensor
+
+    @property
+    def samples(self) -> int:
+        """n_k."""
+        return int(self.counts.sum())
+
+    @property
+    def holds(self) -> Tensor:
+        """The classes this client has, in order."""
+        return self.counts.nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class Visit:
+    """All that a method sees of one client in one round.
+
+    ``round`` and ``progress`` (round over the number of rounds) are tensors, and ``scratch`` is zeroed at the start
+    of every epoch and written in place, so that a loss can be captured once and replayed.
+    """
+
+    client: Client
+    round: Tensor
+    progress: Tensor
+    received: Tensors
+    anchors: Tensors
+    memory: Tensors
+    scratch: Tensors
+    embed: Callable[[Part, Weights], tuple[Tensor, Tensor]]
+    signals: Tensors = field(default_factory=dict)
+    """What tail augmentation reports: ``synthetic`` m_{k,c} and ``quality`` conf^gen_{k,c}."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One entry of a reply: its shape and the range its numbers must lie in."""
+
+    shape: tuple[int, ...]
+    low: float = float("-inf")
+    high: float = float("inf")
+    per_class: bool = True
+    """Whether there is one row per class listed in the reply's ``classes``."""

@@ -1,0 +1,144 @@
+"""The client objective of CAFedCL, one small pure function per equation of the paper.
+
+Embeddings ``z`` and anchors ``p`` are unit vectors unless a docstring says otherwise. Every mean is weighted, so padding
+with weight 0 changes nothing; nothing branches on tensor values, so a loss can be captured once and replayed.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cafedcl.pack import Tensors
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return x / ‖x‖."""
+    return F.normalize(x, dim=-1)
+
+
+def weighted_average(values: Tensor, weight: Tensor) -> Tensor:
+    """Return Σ w v / Σ w, and zero for a batch of padding."""
+    return (values * weight).sum() / weight.sum().clamp_min(1e-12)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted mean of −log softmax(logits)_y."""
+    return weighted_average(F.cross_entropy(logits, y, reduction="none"), weight)
+
+
+def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return Σ z and Σ 1 per class: the numerator and denominator of Eq. 1 (eq:local_proto), for any z."""
+    member = F.one_hot(y, classes).to(z.dtype) * weight[:, None]
+    return member.T @ z, member.sum(0)
+
+
+def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return Eq. 1 (eq:local_proto): the mean of z per class, zero where there is none, and the counts, for any z."""
+    sums, counts = class_sums(z, y, z.new_ones(len(z)), classes)
+    return sums / counts.clamp_min(1)[:, None], counts
+
+
+def cosine_logits(z: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Tensor:
+    """Return sim(z_i, p_{g,c})/τ; classes without an anchor cannot be chosen (``known`` None: all have one)."""
+    logits = z @ (p.T / tau)
+    return logits if known is None else logits.masked_fill(~known, -1e9)
+
+
+def i2p_loss(z: Tensor, y: Tensor, weight: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Tensor:
+    """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of cosine similarities to the anchors over τ.
+
+    Samples whose class has no anchor contribute nothing.
+    """
+    return cross_entropy(cosine_logits(z, p, known, tau), y, weight if known is None else weight * known[y])
+
+
+def align_loss(local: Tensor, p: Tensor, present: Tensor) -> Tensor:
+    """Return Eq. 14 (eq:align_loss), L_align = Σ_c 1[c present] ‖p_{k,c} − p_{g,c}‖².
+
+    With unit prototypes on both sides that is Σ (2 − 2cos). The letter compares the raw local prototype with the
+    normalised broadcast one, which crushes the features' norms to 1.
+    """
+    return ((local - p).square().sum(1) * present).sum()
+
+
+def sample_align_loss(z: Tensor, y: Tensor, weight: Tensor, p: Tensor) -> Tensor:
+    """Return L_align per sample, as FedProto's code has it: Σ_c mean_{i in c} ‖z_i − p_{g,c}‖².
+
+    It is the batch-mean form plus the within-class variance, so it also shrinks classes.
+    """
+    distance = (z - p[y]).square().sum(1, keepdim=True)
+    sums, counts = class_sums(distance, y, weight, len(p))
+    return (sums[:, 0] / counts.clamp_min(1e-12)).sum()
+
+
+def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tuple[Tensor, Tensor]:
+    """Return this epoch's class means so far and their counts; only this batch's share is differentiable.
+
+    It stands for the letter of Eq. 14, whose p_{k,c} is over the client's whole data. Any z.
+    """
+    sums, counts = class_sums(z, y, weight, len(scratch["counts"]))
+    sums, counts = sums + scratch["sums"], counts + scratch["counts"]
+    scratch["sums"].copy_(sums.detach())
+    scratch["counts"].copy_(counts)
+    return sums / counts.clamp_min(1e-12)[:, None], counts
+
+
+def geometry_loss(a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str = "mean") -> Tensor:
+    """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over the ordered ``pairs`` c ≠ c'.
+
+    The paper sums over all C(C−1) pairs of broadcast prototypes (a = b = p_g), which are constants for a client; the
+    mean does not grow with the number of classes.
+    """
+    penalty = (F.relu(margin - torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")) * pairs).sum()
+    return penalty / pairs.sum().clamp_min(1) if reduction == "mean" else penalty
+
+
+def geometry(
+    reading: str, q: Tensor, present: Tensor, p: Tensor, known: Tensor | None, margin: float, reduction: str
+) -> Tensor:
+    """Return L_geo in one of its readings, for unit batch prototypes ``q`` of the ``present`` classes and anchors ``p``.
+
+    ``literal``: all pairs of broadcast prototypes, a constant without gradient. ``batch``: the batch's prototypes stand
+    in for those of its classes, pairs with at least one of them. ``cross``: batch prototypes against anchors only.
+    """
+    everything = torch.ones_like(present) if known is None else known
+    if reading == "literal":
+        return geometry_loss(p, p, off_diagonal(everything[:, None] & everything), margin, reduction)
+    if reading == "cross":
+        return geometry_loss(q, p, off_diagonal(present[:, None] & everything), margin, reduction)
+    mixed, pairs = torch.where(present[:, None], q, p), present[:, None] | present
+    if known is not None:
+        pairs &= (present | known)[:, None] & (present | known)
+    return geometry_loss(mixed, mixed, off_diagonal(pairs), margin, reduction)
+
+
+def separate(prototypes: Tensor, known: Tensor, margin: float, steps: int = 10, rate: float = 0.1) -> Tensor:
+    """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after every step."""
+    pairs = off_diagonal(known[:, None] & known)
+    for _ in range(steps):
+        moved = prototypes.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(geometry_loss(moved, moved, pairs, margin, "literal"), moved)
+        prototypes = torch.where(known[:, None], unit(prototypes - rate * gradient), prototypes)
+    return prototypes
+
+
+def off_diagonal(mask: Tensor) -> Tensor:
+    """Return a fresh square mask without its diagonal."""
+    return mask.fill_diagonal_(False)
+
+
+def orthonormal(classes: int, dim: int) -> Tensor:
+    """Return random orthonormal anchors (random unit vectors where there are more classes than dimensions)."""
+    frame = torch.randn(dim, max(classes, dim), dtype=torch.float64)
+    if classes > dim:
+        return unit(frame.T).float()
+    q, r = torch.linalg.qr(frame)
+    return (q * r.diagonal().sign())[:, :classes].T.contiguous().float()
+
+
+def simplex(classes: int, dim: int) -> Tensor:
+    """Return a simplex equiangular tight frame: unit vectors at distance √(2C/(C−1)); needs dim ≥ classes."""
+    frame = orthonormal(classes, dim).double()
+    return ((frame - frame.mean(0)) * math.sqrt(classes / max(classes - 1, 1))).float()

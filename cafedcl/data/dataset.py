@@ -1,0 +1,63 @@
+"""A data set: uint8 images that stay on the device, and their labels."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cafedcl.pack import Tensors
+
+_FIELDS = ("train_x", "train_y", "test_x", "test_y")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images (N, channels, height, width) as uint8, labels as int64, and the classes' names.
+
+    Normalisation happens in batches on the device: pixels are scaled to [0, 1] and standardised with the training
+    set's mean and standard deviation per channel.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    names: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, names: tuple[str, ...]) -> "Dataset":
+        """Make a data set and measure its mean and standard deviation."""
+        pixels = train_x.numel() // train_x.shape[1]
+        levels = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in train_x.unbind(1)])
+        values = torch.arange(256, dtype=torch.float64) / 255
+        mean = (levels * values).sum(1) / pixels
+        std = ((levels * values**2).sum(1) / pixels - mean**2).clamp_min(0).sqrt()
+        std = torch.where(std > 0, std, torch.ones_like(std))
+        shape = (1, -1, 1, 1)
+        return cls(train_x, train_y, test_x, test_y, names, mean.float().view(shape), std.float().view(shape))
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        channels, height, width = self.train_x.shape[1:]
+        return channels, height, width
+
+    def images(self, x: Tensor) -> Tensor:
+        """Return uint8 images as the encoder sees them."""
+        return (x.float() / 255 - self.mean) / self.std
+
+    def to(self, device: torch.device) -> "Dataset":
+        """Return the data set on a device."""
+        moved = {name: getattr(self, name).to(device) for name in (*_FIELDS, "mean", "std")}
+        return replace(self, **moved)
+
+    def tensors(self) -> Tensors:
+        """Return all tensors by name, to be shared with worker processes."""
+        return {name: getattr(self, name) for name in (*_FIELDS, "mean", "std")}

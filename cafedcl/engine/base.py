@@ -1,0 +1,90 @@
+"""What an engine is, and the bench it works at: all that does not change between rounds."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cafedcl.config import TrainOptions
+from cafedcl.contract import Client, Failure, Job, Reply
+from cafedcl.data.dataset import Dataset
+from cafedcl.data.splits import Shards
+from cafedcl.method import Method
+from cafedcl.models.base import Network
+from cafedcl.pack import Tensors
+
+
+class Engine(Protocol):
+    """Runs client jobs; results come in any order."""
+
+    def train(self, jobs: Iterable[Job]) -> Iterator[Reply | Failure]:
+        """Run the jobs of one round."""
+
+    def predict(self, tensors: Tensors) -> Tensor:
+        """Return the predictions of the server's model (``model/…`` and ``anchors/…``) on the test images."""
+
+    def close(self) -> None:
+        """Let go of processes and memory."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Method, network and data of a run, on the device."""
+
+    method: Method
+    network: Network
+    initial: Tensors
+    data: Dataset
+    shards: Shards
+    train: TrainOptions
+    seed: int
+    rounds: int
+    chunk: int
+    """Images per evaluation batch."""
+    typical: int
+    """Training images of an average client: what a pooled run takes its batch size from."""
+    threads: int
+    onednn: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data lie and the clients train."""
+        return self.data.train_x.device
+
+    def shared(self) -> Tensors:
+        """Return the initial weights that are averaged; the others stay with their clients."""
+        return {name: value for name, value in self.initial.items() if not self.is_personal(name)}
+
+    def is_personal(self, weight: str) -> bool:
+        """Return whether a weight stays with its client."""
+        return re.fullmatch(self.method.personal, weight) is not None
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a server model to score: every weight is shared."""
+        return len(self.shared()) == len(self.initial)
+
+    def client(self, index: int) -> Client:
+        """Return what a client knows of itself and was told when it enrolled."""
+        counts = self.shards.counts.float().to(self.device)
+        return Client(index, counts[index], counts.amax(0), counts.sum(0))
+
+    def batch_size(self, samples: int) -> int:
+        """Return a client's batch size: fixed, or such that an epoch has the wanted number of iterations."""
+        size = self.typical if self.method.pooled else samples
+        return self.train.batch_size or math.ceil(size / self.train.iterations)
+
+    def learning_rate(self, round: int, epoch: int) -> float:
+        """Return the learning rate of one local epoch."""
+        return self.train.lr * self.train.lr_decay ** (round + (epoch if self.train.lr_decay_in_round else 0))
+
+    def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:
+        """Return the uint8 test images and labels: the complete set, or under `pfllib` the clients' own (None: all)."""
+        if not self.shards.test:
+            return self.data.test_x, self.data.test_y
+        indices = torch.cat(self.shards.test) if client is None else self.shards.test[client]
+        return self.data.train_x[indices], self.data.train_y[indices]

@@ -1,0 +1,57 @@
+"""Where and how a run was made."""
+
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("cafedcl", "torch", "numpy", "scikit-learn", "safetensors", "pandas")
+
+
+def environment(command: list[str], device: str) -> dict[str, Any]:
+    """Return versions, machine, device, commit and command."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
+    return {
+        "command": command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": {package: _version(package) for package in PACKAGES},
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "device": device,
+        "device_name": name,
+        "executable": sys.executable,
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout this package runs from, marked if it was changed; None outside of one."""
+    home = Path(__file__).parent
+    git = ["git", "-C", str(home)]
+    try:
+        inside = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False)
+        if inside.returncode:
+            return None
+        described = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return described.stdout.strip() or None

@@ -1,0 +1,13 @@
+"""The one exception that a user is meant to see."""
+
+
+class CafedclError(Exception):
+    """A mistake the user can mend: one line that says what, where and what to do about it."""
+
+
+def nearest(word: str, known: "list[str]") -> str:
+    """Return «did you mean …?» for a misspelt name, or the list of what there is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"there is {', '.join(sorted(known))}"

@@ -1,0 +1,260 @@
+"""The round loop: sample → train → check → aggregate → evaluate → record."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+
+from cafedcl.check import Inspector
+from cafedcl.config import Config
+from cafedcl.contract import Down, Failure, Job, Reply
+from cafedcl.engine.base import Engine
+from cafedcl.engine.choose import choose_engine
+from cafedcl.metrics import Judge, Scores
+from cafedcl.pack import MODEL, Header, Tensors, floats, nbytes, prefixed, under
+from cafedcl.rng import stream
+from cafedcl.setup import Setup, check_schedule, prepare
+
+
+@dataclass
+class Record:
+    """What happened in one round. ``seconds`` is the only part that differs between two runs of the same seed."""
+
+    round: int
+    status: str
+    participants: list[int]
+    dropped: list[int]
+    failed: list[dict[str, Any]]
+    traffic: dict[str, int]
+    lr: float
+    loss: dict[str, float]
+    server: Scores | None = None
+    own: Scores | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    tables: Tensors = field(default_factory=dict)
+    """Per-client and per-class results behind the scores; kept apart from the line of metrics."""
+
+    def line(self) -> dict[str, Any]:
+        """Return the record as plain values, without the tables."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "tables"}
+
+
+class Watcher:
+    """Sees a federation at work. Every step may be overridden; none has to be."""
+
+    def round_began(self, federation: "Federation", clients: int) -> None:
+        """A round has sampled its clients."""
+
+    def client_done(self, federation: "Federation", client: int, failure: Failure | None) -> None:
+        """A client has replied, or failed."""
+
+    def round_done(self, federation: "Federation", record: Record) -> None:
+        """A round is over; the federation's state is the new one."""
+
+
+class Federation:
+    """A server and its clients, stepped round by round."""
+
+    def __init__(self, config: Config | Setup, watchers: Sequence[Watcher] = (), engine: Engine | None = None) -> None:
+        setup = prepare(config) if isinstance(config, Config) else config
+        self.config, self.bench, self.method = setup.config, setup.bench, setup.bench.method
+        self.options = self.config.federation
+        self.watchers = list(watchers)
+        self.engine = engine or choose_engine(setup)
+        self.schedule = check_schedule(self.config)
+        self.round = 0
+        self.state: Tensors = {**prefixed(MODEL, self.bench.shared()), **_to(setup.state, self.bench.device)}
+        self.memories: dict[int, Tensors] = {}
+        self.history: list[Record] = []
+        self.counts = setup.counts
+        _, y = self.bench.test_set(None)
+        self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots)
+        self.own = self.judge.no_own()
+        self.inspector = Inspector(self.bench.shared(), self.method.fields(), self.bench.shards.counts)
+
+    @property
+    def enrolment(self) -> int:
+        """Bytes sent once before round 0: every client's class counts up, the largest and the sum per class down."""
+        return 3 * nbytes({"counts": self.bench.shards.counts})
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.round >= self.options.rounds
+
+    def run(self) -> list[Record]:
+        """Step until the last round."""
+        while not self.finished:
+            self.step()
+        return self.history
+
+    def step(self) -> Record:
+        """One round. Everything it changes is changed at its end, so an interrupted round leaves no trace."""
+        clock, t = Clock(), self.round
+        sampled, dropped = self.sample(t)
+        self.tell("round_began", len(sampled))
+        down = Down(t, self.method.broadcast(self.state))
+
+        with clock("train"):
+            replies, failures = self.train(down, [k for k in sampled if k not in dropped])
+        enough = len(replies) >= self.options.min_replies
+        with clock("aggregate"):
+            state = self.method.aggregate(self.state, [reply.up for reply in replies]) if enough else self.state
+        with clock("evaluate"):
+            server, own, tables = self.evaluate(state, replies if enough else [])
+
+        record = Record(
+            round=t,
+            status="ok" if enough else "skipped",
+            participants=sampled,
+            dropped=dropped,
+            failed=[asdict(failure) for failure in failures],
+            traffic=self.traffic(down, sampled, replies),
+            lr=self.bench.learning_rate(t, 0),
+            loss=mean_losses(replies),
+            server=server,
+            own=self.judge.own_scores(own) if self.own_is_due(t) else None,
+            seconds=clock.seconds,
+            tables=tables,
+        )
+        if enough:
+            self.memories |= {reply.up.client: reply.memory for reply in replies}
+        self.state, self.own, self.round = state, own, t + 1
+        self.history.append(record)
+        self.tell("round_done", record)
+        return record
+
+    def sample(self, t: int) -> tuple[list[int], list[int]]:
+        """Return the clients asked to take part, and those among them that will drop out before they reply."""
+        clients = len(self.bench.shards)
+        number = max(1, round(self.options.participation * clients))
+        chosen = stream(self.config.run.seed, "participants", t).choice(clients, number, replace=False)
+        sampled = sorted(int(k) for k in chosen)
+        chance, planned = self.options.dropout, self.schedule.get(t, set())
+        seed = self.config.run.seed
+        return sampled, [k for k in sampled if k in planned or stream(seed, "dropout", k, t).random() < chance]
+
+    def train(self, down: Down, clients: list[int]) -> tuple[list[Reply], list[Failure]]:
+        """Run the clients' jobs and part good replies from failures; both in the order of the clients."""
+        own = self.own_is_due(down.round)
+        jobs = [Job(client, down, self.memories.get(client, {}), own) for client in clients]
+        replies: list[Reply] = []
+        failures: list[Failure] = []
+        for result in self.engine.train(jobs):
+            if isinstance(result, Reply):
+                problem = self.inspector.problem(result)
+                result = Failure(result.up.client, problem) if problem else result
+            if isinstance(result, Reply):
+                replies.append(result)
+                self.tell("client_done", result.up.client, None)
+            else:
+                failures.append(result)
+                self.tell("client_done", result.client, result)
+        return sorted(replies, key=lambda r: r.up.client), sorted(failures, key=lambda f: f.client)
+
+    def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:
+        """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""
+        tables = {}
+        own = {name: value.clone() for name, value in self.own.items()}
+        for reply in replies:
+            if reply.predictions and not self.method.pooled:
+                for name, value in self.judge.own(reply.up.client, reply.predictions).items():
+                    own[name][reply.up.client] = value
+                own["round"][reply.up.client] = self.round
+        server = None
+        if self.bench.serves and self.is_due(self.round, self.config.evaluate.every):
+            server, tables = self.judge.server(self.engine.predict(state))
+        if self.own_is_due(self.round):
+            tables |= prefixed("own/", own)
+        if tables and self.config.store.notes:
+            tables |= prefixed("notes/", self.notes(replies))
+            tables |= {name: value for name, value in state.items() if not name.startswith(MODEL)}
+        return server, own, {name: value.cpu() for name, value in tables.items()}
+
+    def notes(self, replies: list[Reply]) -> Tensors:
+        """Return what clients told about themselves, (clients, …) with NaN for those that did not reply."""
+        gathered: Tensors = {}
+        for reply in replies:
+            for name, value in reply.up.notes.items():
+                gathered.setdefault(name, torch.full((len(self.counts), *value.shape), torch.nan))
+                gathered[name][reply.up.client] = value.cpu()
+        return gathered
+
+    def is_due(self, t: int, every: int) -> bool:
+        """Return whether something done every so many rounds is due; the last round always is."""
+        return (t + 1) % every == 0 or t + 1 == self.options.rounds
+
+    def own_is_due(self, t: int) -> bool:
+        """Return whether the clients' own models are scored in this round."""
+        return not self.method.pooled and self.is_due(t, self.config.evaluate.own_every)
+
+    def traffic(self, down: Down, sampled: list[int], replies: list[Reply]) -> dict[str, int]:
+        """Return what was really sent: numbers and bytes, down to everyone sampled and up from everyone who replied."""
+        times = 0 if self.method.pooled else 1
+        ups = [reply.up.tensors for reply in replies]
+        return {
+            "down_floats": times * len(sampled) * floats(down.tensors),
+            "down_bytes": times * len(sampled) * nbytes(down.tensors),
+            "up_floats": times * sum(floats(up) for up in ups),
+            "up_bytes": times * sum(nbytes(up) for up in ups),
+            "notes_bytes": times * sum(nbytes(reply.up.notes) for reply in replies),
+        }
+
+    def tell(self, event: str, *details: Any) -> None:
+        """Let every watcher see an event."""
+        for watcher in self.watchers:
+            getattr(watcher, event)(self, *details)
+
+    def snapshot(self) -> tuple[Tensors, Header]:
+        """Return all that is needed to go on from here."""
+        memories = {f"memory/{k}/{name}": v for k, memory in self.memories.items() for name, v in memory.items()}
+        return {**prefixed("state/", self.state), **memories, **prefixed("own/", self.own)}, {"round": self.round}
+
+    def restore(self, tensors: Tensors, header: Header) -> None:
+        """Go back to a snapshot."""
+        self.round = int(header["round"])
+        self.state = _to(under("state/", tensors), self.bench.device)
+        self.own = under("own/", tensors)
+        self.memories = {}
+        for name, value in under("memory/", tensors).items():
+            client, _, entry = name.partition("/")
+            self.memories.setdefault(int(client), {})[entry] = value
+
+    def close(self) -> None:
+        """Let go of worker processes."""
+        self.engine.close()
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def mean_losses(replies: list[Reply]) -> dict[str, float]:
+    """Return every term of the loss, averaged over the clients by their samples; NaN-free for JSON."""
+    samples = sum(reply.up.samples for reply in replies)
+    names = replies[0].up.losses if replies else {}
+    means = {n: sum(r.up.losses[n] * r.up.samples for r in replies) / samples for n in names}
+    return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def _to(tensors: Tensors, device: torch.device) -> Tensors:
+    return {name: value.to(device) for name, value in tensors.items()}
+
+
+class Clock:
+    """Seconds per phase of a round."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - began

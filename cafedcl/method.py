@@ -1,0 +1,95 @@
+"""What a method is: a client objective, what goes up, a server step, and how it predicts."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.aggregation import normalise, weighted_mean
+from cafedcl.contract import Batch, Client, Field, Up, Visit
+from cafedcl.models.base import Network
+from cafedcl.pack import ANCHORS, MODEL, Tensors, under
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """A method without hyper-parameters."""
+
+
+class Method:
+    """A federated learning method. Subclass it in a file of its own; nothing else has to be registered.
+
+    The defaults are FedAvg's: a linear head, count-weighted averaging, prediction by the head.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    year: ClassVar[int]
+    travels: ClassVar[str] = "model"
+    predicts: ClassVar[str] = "classifier head"
+    pooled: ClassVar[bool] = False
+    """Whether all data lie in one place (the `central` reference row)."""
+    personal: ClassVar[str] = ""
+    """A pattern: the weights whose whole name matches stay with their client instead of being averaged."""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    Options: ClassVar[type] = NoOptions
+
+    def __init__(self, options: Any, classes: int, dim: int) -> None:
+        self.options = options
+        self.classes = classes
+        self.dim = dim
+
+    def head(self) -> nn.Module:
+        """Build what sits on the encoder."""
+        return nn.Linear(self.dim, self.classes)
+
+    def start(self) -> Tensors:
+        """Return the server's state besides the model: ``anchors/…`` is broadcast, anything else stays there."""
+        return {}
+
+    def scratch(self, client: Client) -> Tensors:
+        """Return zeroed tensors that the loss may accumulate into over one epoch."""
+        return {}
+
+    def embed(self, model: Network, x: Tensor) -> Tensor:
+        """Return the features that prototypes are made of."""
+        return model.encoder(x)  # type: ignore[no-any-return]
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        """Return the weighted terms of the client's objective by name; their sum is minimised."""
+        raise NotImplementedError
+
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        """Return what goes up besides the weights, and the notes for people to look at."""
+        return {}, {}
+
+    def fields(self) -> dict[str, Field]:
+        """Describe what ``summarize`` sends up, so that a bad reply is noticed before it is aggregated."""
+        return {}
+
+    def remember(self, model: Network, visit: Visit) -> Tensors:
+        """Return what the client keeps for its next visit besides its personal weights."""
+        return {}
+
+    def weigh(self, ups: list[Up]) -> Tensor:
+        """Return each client's coefficient in the average of the weights: n_k / Σn."""
+        return normalise(torch.tensor([up.samples for up in ups], dtype=torch.float64))
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        """Return the entries of the server's state that change besides the model."""
+        return {}
+
+    def aggregate(self, state: Tensors, ups: list[Up]) -> Tensors:
+        """The server step: a weighted mean of the models, then what the method itself keeps."""
+        models = [under(MODEL, up.tensors) for up in ups]
+        mean = weighted_mean(models, self.weigh(ups))
+        return {**state, **{MODEL + name: value for name, value in mean.items()}, **self.update(state, ups)}
+
+    def broadcast(self, state: Tensors) -> Tensors:
+        """Return what the server sends to a client."""
+        return {name: value for name, value in state.items() if name.startswith((MODEL, ANCHORS))}
+
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        """Return a score per class, the largest of which is the prediction."""
+        return model(x)  # type: ignore[no-any-return]

@@ -1,0 +1,35 @@
+"""The methods, one file each. A file here is found by its method's name; nothing has to be registered."""
+
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+from cafedcl.errors import CafedclError, nearest
+from cafedcl.plugins import import_path
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, without importing them."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+
+
+def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
+    """Return a method's class and its preset's options, for ``fedavg``, ``cafedcl:no-geo`` or ``pkg.mod:Class``."""
+    base, _, preset = name.partition(":")
+    if "." in base:
+        return import_path(name, "method"), {}
+    if base not in method_names():
+        raise CafedclError(f"method '{base}': there is no such method; {nearest(base, method_names())}")
+    module = importlib.import_module(f"{__name__}.{base.replace('-', '_')}")
+    method = next(
+        cls
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if cls.__module__ == module.__name__ and getattr(cls, "name", None) == base
+    )
+    if preset and preset not in method.presets:
+        known = list(method.presets)
+        hint = nearest(preset, known) if known else f"{base} has none"
+        raise CafedclError(f"method '{name}': there is no such preset; {hint}")
+    return method, dict(method.presets[preset]) if preset else {}
+

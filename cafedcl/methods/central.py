@@ -1,0 +1,13 @@
+"""The reference row with all data in one place."""
+
+from cafedcl.methods.fedavg import FedAvg
+
+
+class Central(FedAvg):
+    """FedAvg with one client that holds everything; its batches are as large as an average client's."""
+
+    name = "central"
+    paper = "reference row: all data pooled"
+    year = 2017
+    travels = "data"
+    pooled = True

@@ -1,0 +1,19 @@
+"""FedAvg (McMahan et al., AISTATS 2017): train locally, average the weights by the number of samples."""
+
+from cafedcl.contract import Batch, Visit
+from cafedcl.contrast import cross_entropy
+from cafedcl.method import Method
+from cafedcl.models.base import Network
+from cafedcl.pack import Tensors
+
+
+class FedAvg(Method):
+    """Cross-entropy; θ ← Σ (n_k/Σn) θ_k over the participants (FedRCL's code averages uniformly instead)."""
+
+    name = "fedavg"
+    paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    year = 2017
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        """Return the cross-entropy."""
+        return {"ce": cross_entropy(model(batch.x), batch.y, batch.weight)}

@@ -1,0 +1,47 @@
+"""The encoders by name, and your own by import path."""
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.errors import CafedclError, nearest
+from cafedcl.models.base import Encoder, Factory, Network, Shape
+from cafedcl.models.resnet import ResNet18
+from cafedcl.models.small import CNN4, CNN8, MLP
+from cafedcl.plugins import import_path
+
+__all__ = ["MODELS", "Encoder", "Network", "Shape", "auto_model", "build_encoder", "feature_dim"]
+
+MODELS: dict[str, Factory] = {"resnet18": ResNet18, "cnn4": CNN4, "cnn8": CNN8, "mlp": MLP}
+
+
+def auto_model(shape: Shape) -> str:
+    """Return the model that fits images of this shape: the paper's, or the small CNN below 16 pixels."""
+    return "cnn8" if min(shape[1:]) < 16 else "resnet18"
+
+
+def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
+    """Build an encoder by name or by ``package.module:factory``, which is called as ``factory(shape, width)``."""
+    factory = MODELS.get(name)
+    if factory is None:
+        if ":" not in name:
+            hint = nearest(name, list(MODELS))
+            raise CafedclError(f"model '{name}': there is no such model; {hint} (your own: package.module:factory)")
+        factory = import_path(name, "model")
+    try:
+        encoder = factory(shape, width)
+    except CafedclError as error:
+        raise CafedclError(f"model '{name}': {error}") from None
+    if not isinstance(encoder, nn.Module):
+        raise CafedclError(f"model '{name}': it must return a torch.nn.Module, not {type(encoder).__name__}")
+    return encoder
+
+
+def feature_dim(encoder: nn.Module, shape: Shape) -> int:
+    """Return the number of features an encoder gives."""
+    training = encoder.training
+    with torch.no_grad():
+        features: Tensor = encoder.eval()(torch.zeros(2, *shape))
+    encoder.train(training)
+    if features.dim() != 2 or len(features) != 2:
+        raise CafedclError(f"the model must give (batch, features); for 2 images it gave {tuple(features.shape)}")
+    return features.shape[1]

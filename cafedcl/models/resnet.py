@@ -1,0 +1,53 @@
+"""ResNet-18 with GroupNorm and the CIFAR stem: 3×3, stride 1, no max-pool."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cafedcl.models.base import Encoder, Shape
+
+GROUPS = 2
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut. Returns its sum before the ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(GROUPS, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(GROUPS, outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.shortcut.append(nn.GroupNorm(GROUPS, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's sum before its ReLU."""
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return inner + self.shortcut(x)  # type: ignore[no-any-return]
+
+
+class ResNet18(Encoder):
+    """The paper's encoder: 11,168,832 parameters for RGB images at width 1."""
+
+    def __init__(self, shape: Shape, width: float = 1.0) -> None:
+        super().__init__()
+        channels = [max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in (64, 128, 256, 512)]
+        self.dim = channels[-1]
+        self.conv = nn.Conv2d(shape[0], channels[0], 3, 1, 1, bias=False)
+        self.norm = nn.GroupNorm(GROUPS, channels[0])
+        self.blocks = nn.ModuleList()
+        inputs = channels[0]
+        for stage, outputs in enumerate(channels):
+            self.blocks.append(Block(inputs, outputs, 2 if stage else 1))
+            self.blocks.append(Block(outputs, outputs, 1))
+            inputs = outputs
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        """Return five levels: the stem and four stages, before their ReLU."""
+        levels = [self.norm(self.conv(x))]
+        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
+            levels.append(second(F.relu(first(F.relu(levels[-1])))))
+        return levels
+

@@ -1,0 +1,62 @@
+"""The one representation: a flat dict of tensors plus a small JSON header, as safetensors bytes.
+
+What the engine returns, what a worker process receives, what a checkpoint stores: all are this. No pickle.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as _load
+from safetensors.torch import save as _save
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Header = dict[str, Any]
+
+MODEL, ANCHORS = "model/", "anchors/"
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the entries below ``prefix`` with the prefix taken off."""
+    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the entries with ``prefix`` put in front of every name."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many bytes the tensors take when they are sent."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def floats(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many floating-point numbers are sent (the unit of the literature's cost formulas)."""
+    return sum(value.numel() for value in tensors.values() if value.is_floating_point())
+
+
+def pack(tensors: Mapping[str, Tensor], header: Header) -> bytes:
+    """Return tensors and header as safetensors bytes."""
+    solid = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return _save(solid, metadata={"header": json.dumps(header)})
+
+
+def unpack(data: bytes) -> tuple[Tensors, Header]:
+    """Return what :func:`pack` was given; raises ValueError if the bytes are not whole."""
+    try:
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+        return _load(data), json.loads(metadata["header"])
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"not a whole packed file: {error}") from error
+
+
+def map_file(path: str | Path) -> tuple[Tensors, Header]:
+    """Return a packed file's tensors mapped from disk: pages are shared between processes, nothing is copied."""
+    with safe_open(str(path), framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["header"])  # noqa: SIM118
+

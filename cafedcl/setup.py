@@ -1,0 +1,118 @@
+"""From a config to what runs: data, shards, method, network."""
+
+import platform
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cafedcl.config import Config
+from cafedcl.data import Dataset, load_dataset
+from cafedcl.data.splits import Shards, pool, split
+from cafedcl.engine.base import Bench
+from cafedcl.errors import CafedclError
+from cafedcl.methods import find_method
+from cafedcl.models import Network, auto_model, build_encoder, feature_dim
+from cafedcl.pack import Tensors
+from cafedcl.rng import torch_stream
+
+PFLLIB_TEST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a config stands for on this machine."""
+
+    config: Config
+    bench: Bench
+    state: Tensors
+    """The server's state before round 0, besides the model."""
+    counts: Tensor
+    """Training images per client and class, before any pooling."""
+    test_counts: tuple[int, ...]
+    """Under `pfllib`, how many test images each client has."""
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device a config asks for, or say why it cannot be had."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CafedclError(f"engine.device = '{name}': this machine cannot use it: {reason}") from None
+    return device
+
+
+def load(config: Config) -> Dataset:
+    """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
+    data = load_dataset(config.data.name)
+    if config.evaluate.protocol == "pfllib":
+        merged = torch.cat([data.train_x, data.test_x]), torch.cat([data.train_y, data.test_y])
+        return Dataset.of(*merged, data.test_x[:0], data.test_y[:0], data.names)
+    return data
+
+
+def settle(config: Config, data: Dataset, device: torch.device) -> Config:
+    """Return the config with every `auto` that decides what is computed replaced by what it stands for here."""
+    model, engine = config.model, config.engine
+    if model.name == "auto":
+        model = replace(model, name=auto_model(data.shape))
+    if engine.onednn == "auto":
+        engine = replace(engine, onednn="off" if platform.machine().lower() in ("aarch64", "arm64") else "on")
+    return replace(config, model=model, engine=replace(engine, name="eager", device=str(device)))
+
+
+def prepare(config: Config, data: Dataset | None = None) -> Setup:
+    """Build everything a config stands for. ``data`` is given where it is already at hand, as in a worker process."""
+    data = load(config) if data is None else data
+    device = choose_device(config.engine.device)
+    config = settle(config, data, device)
+    clients, seed = config.federation.clients, config.run.seed
+    test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
+    shards = split(data.train_y, data.classes, clients, config.split, seed, test_share)
+    check_schedule(config)
+    with torch_stream(seed, "model"):
+        encoder = build_encoder(config.model.name, data.shape, config.model.width)
+    cls, _ = find_method(config.method.name)
+    with torch_stream(seed, "method"):
+        method = cls(config.method.options, data.classes, feature_dim(encoder, data.shape))
+        network = Network(encoder, method.head()).to(device)
+        state = method.start()
+    bench = Bench(
+        method=method,
+        network=network,
+        initial={name: value.detach().clone() for name, value in network.state_dict().items()},
+        data=data.to(device),
+        shards=_to(pool(shards) if method.pooled else shards, device),
+        train=config.train,
+        seed=seed,
+        rounds=config.federation.rounds,
+        chunk=config.evaluate.batch,
+        typical=max(1, round(float(shards.counts.sum()) / clients)),
+        threads=config.engine.threads,
+        onednn=config.engine.onednn == "on",
+    )
+    return Setup(config, bench, state, shards.counts, tuple(len(part) for part in shards.test))
+
+
+def _to(shards: Shards, device: torch.device) -> Shards:
+    move = {name: tuple(part.to(device) for part in getattr(shards, name)) for name in ("train", "validation", "test")}
+    return replace(shards, **move)
+
+
+def check_schedule(config: Config) -> dict[int, set[int]]:
+    """Return the drop-out schedule by round, or say which entry is wrong."""
+    schedule: dict[int, set[int]] = {}
+    for entry in config.federation.drop:
+        head, _, tail = entry.partition(":")
+        try:
+            round_, clients = int(head), {int(client) for client in tail.split(",")}
+        except ValueError:
+            raise CafedclError(f'federation.drop: "{entry}" is not "round:client,client", such as "3:0,4"') from None
+        if not all(0 <= client < config.federation.clients for client in clients) or round_ < 0:
+            raise CafedclError(f'federation.drop: "{entry}" names a client or round that does not exist')
+        schedule.setdefault(round_, set()).update(clients)
+    return schedule
