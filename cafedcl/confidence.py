@@ -76,3 +76,13 @@ def client_confidence(conf: Tensor, present: Tensor, over: str) -> Tensor:
     """Return Eq. 11 (eq:client_conf), Conf_k: the mean of conf over all classes, or over those the client has."""
     total = (conf * present).sum(-1)
     return total / conf.shape[-1] if over == "literal" else total / present.sum(-1).clamp_min(1)
+
+
+def trust(rule: str, conf: Tensor, n_eff: Tensor, prototypes: Tensor) -> Tensor:
+    """Return what weights a client's classes: its confidence, nothing, its counts (Eq. 2), or n^eff/σ̂²."""
+    return {
+        "confidence": lambda: conf,
+        "uniform": lambda: torch.ones_like(conf),
+        "counts": lambda: n_eff,
+        "inverse-variance": lambda: inverse_variance(n_eff, prototypes),
+    }[rule]()

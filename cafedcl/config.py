@@ -5,7 +5,7 @@ A config is resolved once, before anything runs; the resolved form is what the r
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ class Config:
         return "\n".join(lines)
 
 
-SECTIONS = {
+SECTIONS: dict[str, type[Any]] = {
     field.name: type(field.default) for field in dataclasses.fields(Config) if field.name != "method"
 }
 
@@ -178,7 +178,7 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     if not isinstance(name, str):
         raise CafedclError(f"method.name = {to_toml(name)}: a text is expected")
     method, preset = find_method(name)
-    sections = {
+    sections: dict[str, Any] = {
         section: read_options(cls, tables.get(section, {}), section) for section, cls in SECTIONS.items()
     }
     options = read_options(method.Options, {**preset, **chosen}, "method")
@@ -203,9 +203,7 @@ def assign(tables: dict[str, Any], text: str) -> None:
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and section and key):
         raise CafedclError(f"--set {text}: section.key=value is expected, such as train.lr=0.05")
-    if not isinstance(tables.setdefault(section, {}), dict):
-        raise CafedclError(f"{section}: a section is expected, such as [{section}]")
-    tables[section][key] = _value(value.strip())
+    _section(tables, section)[key] = _value(value.strip())
 
 
 def _value(text: str) -> Any:
@@ -214,6 +212,48 @@ def _value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def gather(
+    file: str | Path | None = None,
+    *,
+    method: str | None = None,
+    data: str | None = None,
+    split: str | None = None,
+    clients: int | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    engine: str | None = None,
+    settings: Iterable[str] = (),
+) -> Config:
+    """Resolve a config file, then flags, then ``section.key=value`` settings, the later ones winning."""
+    tables = read_file(file) if file else {}
+    flags = {
+        "method.name": method,
+        "data.name": data,
+        "federation.clients": clients,
+        "federation.rounds": rounds,
+        "run.seed": seed,
+        "engine.device": device,
+        "engine.name": engine,
+    }
+    if split is not None:
+        flags |= {f"split.{key}": value for key, value in parse_split(split).items()}
+    for path, value in flags.items():
+        if value is not None:
+            section, _, key = path.partition(".")
+            _section(tables, section)[key] = value
+    for setting in settings:
+        assign(tables, setting)
+    return resolve(tables)
+
+
+def _section(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    table = tables.setdefault(name, {})
+    if not isinstance(table, dict):
+        raise CafedclError(f"{name}: a section is expected, such as [{name}]")
+    return table
 
 
 def parse_split(text: str) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from cafedcl.pack import Tensors
 
 Part = Literal["train", "validation"]
 Weights = Literal["trained", "received"]
+Embed = Callable[[Part, Weights], tuple[Tensor, Tensor]]
+"""Gives the embeddings and labels of a part of the client's data, under the trained or the received weights."""
 
 
 class Batch(NamedTuple):
@@ -110,7 +112,7 @@ class Visit:
     anchors: Tensors
     memory: Tensors
     scratch: Tensors
-    embed: Callable[[Part, Weights], tuple[Tensor, Tensor]]
+    embed: Embed
     signals: Tensors = field(default_factory=dict)
     """What tail augmentation reports: ``synthetic`` m_{k,c} and ``quality`` conf^gen_{k,c}."""
 

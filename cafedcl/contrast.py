@@ -1,7 +1,7 @@
 """The client objective of CAFedCL, one small pure function per equation of the paper.
 
-Embeddings ``z`` and anchors ``p`` are unit vectors unless a docstring says otherwise. Every mean is weighted, so padding
-with weight 0 changes nothing; nothing branches on tensor values, so a loss can be captured once and replayed.
+Embeddings ``z`` and anchors ``p`` are unit vectors unless a docstring says otherwise. Every mean is weighted, so
+padding with weight 0 changes nothing; nothing branches on tensor values, so a loss can be captured once and replayed.
 """
 
 import math
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cafedcl.contract import Batch
 from cafedcl.pack import Tensors
 
 
@@ -73,6 +74,31 @@ def sample_align_loss(z: Tensor, y: Tensor, weight: Tensor, p: Tensor) -> Tensor
     return (sums[:, 0] / counts.clamp_min(1e-12)).sum()
 
 
+def align(
+    reading: str, norm: str, raw: Tensor, batch: Batch, p: Tensor, known: Tensor | None, scratch: Tensors
+) -> Tensor:
+    """Return L_align in one of its readings, for embeddings ``raw`` of any length.
+
+    ``batch``: the batch's prototypes; ``sample``: every embedding; ``literal``: prototypes over the client's whole
+    data, as far as this epoch has seen them. ``norm``: unit vectors, or as printed the raw local prototype.
+    """
+    points = raw if norm == "literal" else unit(raw)
+    weight = batch.weight if known is None else batch.weight * known[batch.y]
+    if reading == "sample":
+        return sample_align_loss(points, batch.y, weight, p)
+    if reading == "literal":
+        local, counts = running_means(points, batch.y, weight, scratch)
+    else:
+        sums, counts = class_sums(points, batch.y, weight, len(p))
+        local = sums / counts.clamp_min(1e-12)[:, None]
+    return align_loss(local if norm == "literal" else unit(local), p, counts > 0)
+
+
+def start_sums(counts: Tensor, dim: int) -> Tensors:
+    """Return the scratch that running sums per class are kept in."""
+    return {"sums": counts.new_zeros(len(counts), dim), "counts": torch.zeros_like(counts)}
+
+
 def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tuple[Tensor, Tensor]:
     """Return this epoch's class means so far and their counts; only this batch's share is differentiable.
 
@@ -98,7 +124,7 @@ def geometry_loss(a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction:
 def geometry(
     reading: str, q: Tensor, present: Tensor, p: Tensor, known: Tensor | None, margin: float, reduction: str
 ) -> Tensor:
-    """Return L_geo in one of its readings, for unit batch prototypes ``q`` of the ``present`` classes and anchors ``p``.
+    """Return L_geo in one of its readings, for unit batch prototypes ``q`` of the ``present`` classes.
 
     ``literal``: all pairs of broadcast prototypes, a constant without gradient. ``batch``: the batch's prototypes stand
     in for those of its classes, pairs with at least one of them. ``cross``: batch prototypes against anchors only.
@@ -126,7 +152,8 @@ def separate(prototypes: Tensor, known: Tensor, margin: float, steps: int = 10, 
 
 def off_diagonal(mask: Tensor) -> Tensor:
     """Return a fresh square mask without its diagonal."""
-    return mask.fill_diagonal_(False)
+    mask.fill_diagonal_(False)
+    return mask
 
 
 def orthonormal(classes: int, dim: int) -> Tensor:

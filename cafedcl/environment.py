@@ -2,7 +2,6 @@
 
 import platform
 import subprocess
-import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +14,9 @@ def environment(command: list[str], device: str) -> dict[str, Any]:
     """Return versions, machine, device, commit and command."""
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
+    name = (
+        torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
+    )
     return {
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -25,7 +26,6 @@ def environment(command: list[str], device: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": device,
         "device_name": name,
-        "executable": sys.executable,
         "commit": _commit(),
     }
 
@@ -42,7 +42,9 @@ def _commit() -> str | None:
     home = Path(__file__).parent
     git = ["git", "-C", str(home)]
     try:
-        inside = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False)
+        inside = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False
+        )
         if inside.returncode:
             return None
         described = subprocess.run(

@@ -158,7 +158,7 @@ class Federation:
 
     def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:
         """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""
-        tables = {}
+        tables: Tensors = {}
         own = {name: value.clone() for name, value in self.own.items()}
         for reply in replies:
             if reply.predictions and not self.method.pooled:
@@ -255,6 +255,7 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        """Time a block."""
         began = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - began

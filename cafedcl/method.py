@@ -93,3 +93,7 @@ class Method:
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         """Return a score per class, the largest of which is the prediction."""
         return model(x)  # type: ignore[no-any-return]
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        """Return scores in a unit that people understand: here, probabilities."""
+        return scores.softmax(-1)

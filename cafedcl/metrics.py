@@ -24,7 +24,7 @@ def recalls(table: Tensor) -> Tensor:
 def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
     """Return Σ_c π_{k,c}·recall_c: the accuracy on the complete test set, weighted by each client's label distribution.
 
-    ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes without test images are left out.
+    ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes nobody tests are left out.
     """
     tested = ~recall.isnan()
     share = counts.double() * tested
@@ -115,7 +115,9 @@ class Judge:
     def no_own(self) -> Tensors:
         """Return the table of own results before any client was evaluated."""
         clients, classes = self.counts.shape
-        scores = {f"{kind}/{what}": torch.full((clients,), torch.nan) for kind in KINDS for what in ("score", "accuracy")}
+        scores = {
+            f"{kind}/{what}": torch.full((clients,), torch.nan) for kind in KINDS for what in ("score", "accuracy")
+        }
         recall = {f"{kind}/recall": torch.full((clients, classes), torch.nan) for kind in KINDS}
         return {**scores, **recall, "round": torch.full((clients,), -1)}
 

@@ -66,8 +66,8 @@ def option(
 
 def meaning(field: "Field[Any]") -> str:
     """Return what an option means, with its limits."""
-    limits = str(field.metadata["limits"])
-    return field.metadata["meaning"] + (f" ({limits})" if limits else "")
+    limits, text = str(field.metadata["limits"]), str(field.metadata["meaning"])
+    return text + (f" ({limits})" if limits else "")
 
 
 def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -136,4 +136,3 @@ def toml_section(name: str, options: Any, *, explain: bool) -> list[str]:
             lines.append(f"# {meaning(field)}")
         lines.append(f"{field.name} = {to_toml(getattr(options, field.name))}")
     return [*lines, ""]
-

@@ -59,4 +59,3 @@ def map_file(path: str | Path) -> tuple[Tensors, Header]:
     """Return a packed file's tensors mapped from disk: pages are shared between processes, nothing is copied."""
     with safe_open(str(path), framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["header"])  # noqa: SIM118
-

@@ -11,8 +11,9 @@ from cafedcl.data import Dataset, load_dataset
 from cafedcl.data.splits import Shards, pool, split
 from cafedcl.engine.base import Bench
 from cafedcl.errors import CafedclError
+from cafedcl.method import Method
 from cafedcl.methods import find_method
-from cafedcl.models import Network, auto_model, build_encoder, feature_dim
+from cafedcl.models import Network, Shape, auto_model, build_encoder, feature_dim
 from cafedcl.pack import Tensors
 from cafedcl.rng import torch_stream
 
@@ -65,6 +66,16 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     return replace(config, model=model, engine=replace(engine, name="eager", device=str(device)))
 
 
+def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, Tensors]:
+    """Build the method, its network with initial weights, and the server's state besides the model."""
+    with torch_stream(config.run.seed, "model"):
+        encoder = build_encoder(config.model.name, shape, config.model.width)
+    cls, _ = find_method(config.method.name)
+    with torch_stream(config.run.seed, "method"):
+        method: Method = cls(config.method.options, classes, feature_dim(encoder, shape))
+        return method, Network(encoder, method.head()), method.start()
+
+
 def prepare(config: Config, data: Dataset | None = None) -> Setup:
     """Build everything a config stands for. ``data`` is given where it is already at hand, as in a worker process."""
     data = load(config) if data is None else data
@@ -74,13 +85,8 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
     test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
     shards = split(data.train_y, data.classes, clients, config.split, seed, test_share)
     check_schedule(config)
-    with torch_stream(seed, "model"):
-        encoder = build_encoder(config.model.name, data.shape, config.model.width)
-    cls, _ = find_method(config.method.name)
-    with torch_stream(seed, "method"):
-        method = cls(config.method.options, data.classes, feature_dim(encoder, data.shape))
-        network = Network(encoder, method.head()).to(device)
-        state = method.start()
+    method, network, state = build(config, data.shape, data.classes)
+    network.to(device)
     bench = Bench(
         method=method,
         network=network,
@@ -99,8 +105,10 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
 
 
 def _to(shards: Shards, device: torch.device) -> Shards:
-    move = {name: tuple(part.to(device) for part in getattr(shards, name)) for name in ("train", "validation", "test")}
-    return replace(shards, **move)
+    train, validation, test = (
+        tuple(part.to(device) for part in parts) for parts in (shards.train, shards.validation, shards.test)
+    )
+    return Shards(train, validation, test, shards.counts)
 
 
 def check_schedule(config: Config) -> dict[int, set[int]]:

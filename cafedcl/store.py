@@ -1,12 +1,12 @@
 """The run folder: enough to resume a run, to report it and to repeat it.
 
-    config.toml           the fully resolved config
-    environment.json      versions, device, commit, command
-    data.safetensors      training images per client and class
-    metrics.jsonl         one line per round, flushed as it happens
-    evaluations/          per-client and per-class results of every evaluated round
-    checkpoints/          the last two, written atomically, each with a digest of its content
-    lock                  held while a process works on the run
+config.toml           the fully resolved config
+environment.json      versions, device, commit, command
+data.safetensors      training images per client and class
+metrics.jsonl         one line per round, flushed as it happens
+evaluations/          per-client and per-class results of every evaluated round
+checkpoints/          the last two, written atomically, each with a digest of its content
+lock                  held while a process works on the run
 """
 
 import fcntl
@@ -56,12 +56,12 @@ class RunFolder(Watcher):
         """Make a new, empty and locked run folder; an existing run is never touched."""
         folder = cls(path)
         with explained(folder.path):
-            if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+            if folder.path.exists() and not (folder.path.is_dir() and folder.unbegun()):
                 raise CafedclError(_occupied(folder))
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             for name in ("evaluations", "checkpoints"):
-                (folder.path / name).mkdir()
+                (folder.path / name).mkdir(exist_ok=True)
         return folder
 
     @classmethod
@@ -72,6 +72,13 @@ class RunFolder(Watcher):
             what = "there is no run here (no config.toml)" if folder.path.is_dir() else "there is no such folder"
             raise CafedclError(f"{path}: {what}")
         return folder
+
+    def unbegun(self) -> bool:
+        """Return whether the folder holds nothing but what a run leaves that ended before it began."""
+        ours = {"lock", "evaluations", "checkpoints", "data.safetensors", "environment.json"}
+        return all(
+            file.name.removesuffix(".tmp") in ours or file.name == "config.toml.tmp" for file in self.path.iterdir()
+        )
 
     def lock(self) -> None:
         """Hold the run for this process; another process that works on it is an error."""
@@ -99,7 +106,16 @@ class RunFolder(Watcher):
             write_atomically(self.path / "config.toml", federation.config.to_toml().encode())
 
     def _data(self, federation: Federation) -> bytes:
-        return pack({"counts": federation.counts}, {"names": list(federation.bench.data.names)})
+        data = federation.bench.data
+        tensors = {"counts": federation.counts, "mean": data.mean, "std": data.std}
+        return pack(tensors, {"names": list(data.names), "shape": list(data.shape)})
+
+    def data(self) -> tuple[Tensors, Header]:
+        """Return what is known of the data: images per client and class, names, shape, mean and standard deviation."""
+        try:
+            return unpack((self.path / "data.safetensors").read_bytes())
+        except (OSError, ValueError) as error:
+            raise CafedclError(f"{self.path}/data.safetensors: cannot be read: {error}") from None
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Append the round's line, its tables, and a checkpoint when one is due."""
@@ -107,15 +123,23 @@ class RunFolder(Watcher):
             if record.tables:
                 file = self.path / "evaluations" / f"{record.round:06d}.safetensors"
                 write_atomically(file, pack(record.tables, {"round": record.round}))
-            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record.line()) + "\n")
-                lines.flush()
-                os.fsync(lines.fileno())
+            self._append(record)
             if federation.is_due(record.round, federation.config.store.checkpoint_every):
                 self.checkpoint(federation)
 
+    def _append(self, record: Record) -> None:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record.line()) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+
     def checkpoint(self, federation: Federation) -> None:
-        """Save the federation's state; the one before is kept, older ones go once the new one is complete."""
+        """Save the federation's state; the one before is kept, older ones go once the new one is complete.
+
+        A round whose line was cut short by an interrupt gets it now: a checkpoint never knows more than the metrics.
+        """
+        for record in federation.history[len(self.metrics()) :]:
+            self._append(record)
         tensors, header = federation.snapshot()
         file = self.path / "checkpoints" / f"{federation.round:06d}.safetensors"
         with explained(self.path):

@@ -59,9 +59,7 @@ def dirichlet_per_client(
     return shards
 
 
-def dirichlet_per_class(
-    labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
-) -> list[Ints]:
+def dirichlet_per_class(labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator) -> list[Ints]:
     """For each class draw p ~ Dir(α) over clients, none to those already full; redraw until all have 10 images."""
     if len(labels) < clients * MIN_SIZE:
         raise CafedclError(
@@ -107,7 +105,8 @@ def pathological(labels: Ints, clients: int, classes: int, held: int, rng: np.ra
         members = rng.permutation(np.flatnonzero(labels == c))
         if len(members) < len(owners):
             raise CafedclError(
-                f"split: class {c} has {len(members)} images for {len(owners)} clients; use fewer clients or a smaller ir"
+                f"split: class {c} has {len(members)} images for {len(owners)} clients; "
+                "use fewer clients or a smaller ir"
             )
         for owner, piece in zip(owners, np.array_split(members, len(owners)), strict=True):
             parts[owner].append(piece)
@@ -115,7 +114,7 @@ def pathological(labels: Ints, clients: int, classes: int, held: int, rng: np.ra
 
 
 def hold_out(labels: Ints, shard: Ints, share: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Part a shard, stratified: ``share`` of every class, at least one image where there are two, never the last one."""
+    """Part a shard, stratified: ``share`` of every class, at least one where there are two, never the last."""
     held = []
     if share > 0:
         for c in np.unique(labels[shard]):
@@ -127,7 +126,7 @@ def hold_out(labels: Ints, shard: Ints, share: float, rng: np.random.Generator) 
 
 
 def split(labels: Tensor, classes: int, clients: int, options: SplitOptions, seed: int, test_share: float) -> Shards:
-    """Deal images to clients; ``test_share`` of each client's images is kept for testing (0 under the complete protocol)."""
+    """Deal images to clients; ``test_share`` of each client's are kept for testing (complete protocol: 0)."""
     y: Ints = labels.cpu().numpy()
     rng = stream(seed, "split")
     kept = long_tail(y, classes, options.ir, stream(seed, "long tail")) if options.ir > 1 else np.arange(len(y))
@@ -141,7 +140,9 @@ def split(labels: Tensor, classes: int, clients: int, options: SplitOptions, see
         dealt = dirichlet_per_client(y[kept], clients, classes, options.alpha, rng)
     else:
         dealt = dirichlet_per_class(y[kept], clients, classes, options.alpha, rng)
-    train, validation, test = [], [], []
+    train: list[Tensor] = []
+    validation: list[Tensor] = []
+    test: list[Tensor] = []
     for client, part in enumerate(dealt):
         local = stream(seed, "hold out", client)
         rest, tested = hold_out(y, kept[part], test_share, local)

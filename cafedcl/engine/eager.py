@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cafedcl.contract import Batch, Failure, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.engine.base import Bench
 from cafedcl.engine.sgd import SGD, flatten
 from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under
@@ -32,13 +33,17 @@ class Eager:
         try:
             with arithmetic(self.bench):
                 return self.work(job)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             return Failure(job.client, f"{type(error).__name__}: {error}")
 
     def work(self, job: Job) -> Reply:
         """One client's round: receive, train, summarize, remember, and score its own model if asked."""
         began, bench, method = time.perf_counter(), self.bench, self.bench.method
-        received = {**bench.initial, **self._device(under(MODEL, job.down.tensors)), **self._device(under(MODEL, job.memory))}
+        received = {
+            **bench.initial,
+            **self._device(under(MODEL, job.down.tensors)),
+            **self._device(under(MODEL, job.memory)),
+        }
         self.network.load_state_dict(received)
         client = bench.client(job.client)
         visit = Visit(
@@ -101,7 +106,7 @@ class Eager:
                 seen.append((len(ys), {name: term.detach() for name, term in terms.items()}))
         return {name: sum(n * float(terms[name]) for n, terms in seen) / len(shard) for name in seen[0][1]}
 
-    def _embedder(self, client: int, received: Tensors):  # type: ignore[no-untyped-def]
+    def _embedder(self, client: int, received: Tensors) -> Embed:
         cache: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
@@ -155,11 +160,12 @@ class Eager:
 @contextmanager
 def arithmetic(bench: Bench) -> Iterator[None]:
     """Run a block with the run's number of threads and library of kernels: both are part of what makes the bits."""
-    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    kernels: Any = torch.backends.mkldnn
+    threads, onednn = torch.get_num_threads(), kernels.enabled
     torch.set_num_threads(bench.threads)
-    torch.backends.mkldnn.enabled = bench.onednn
+    kernels.enabled = bench.onednn
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.backends.mkldnn.enabled = onednn
+        kernels.enabled = onednn

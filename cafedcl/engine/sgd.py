@@ -36,7 +36,9 @@ class SGD:
             gradient.add_(self.weights, alpha=options.weight_decay)
         moved = gradient
         if options.momentum:
-            self.velocity = gradient.clone() if self.velocity is None else self.velocity.mul_(options.momentum).add_(gradient)
+            self.velocity = (
+                gradient.clone() if self.velocity is None else self.velocity.mul_(options.momentum).add_(gradient)
+            )
             moved = self.velocity
         self.weights.add_(moved, alpha=-rate)
         gradient.zero_()

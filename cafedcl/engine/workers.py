@@ -36,7 +36,7 @@ class Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cafedcl.engine.worker", str(theirs.fileno()), str(shared.fileno())],
             pass_fds=(theirs.fileno(), shared.fileno()),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
             start_new_session=True,
         )
         theirs.close()

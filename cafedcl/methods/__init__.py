@@ -11,7 +11,8 @@ from cafedcl.plugins import import_path
 
 def method_names() -> list[str]:
     """Return the names of all methods, without importing them."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
 
 
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
@@ -22,7 +23,7 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     if base not in method_names():
         raise CafedclError(f"method '{base}': there is no such method; {nearest(base, method_names())}")
     module = importlib.import_module(f"{__name__}.{base.replace('-', '_')}")
-    method = next(
+    method: type[Any] = next(
         cls
         for _, cls in inspect.getmembers(module, inspect.isclass)
         if cls.__module__ == module.__name__ and getattr(cls, "name", None) == base
@@ -32,4 +33,3 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
         hint = nearest(preset, known) if known else f"{base} has none"
         raise CafedclError(f"method '{name}': there is no such preset; {hint}")
     return method, dict(method.presets[preset]) if preset else {}
-

@@ -4,8 +4,6 @@ Where the paper leaves a point open, the option's default is our reading and ``l
 docs/cafedcl.md has the reasons. Equations are found by name in contrast.py, confidence.py and aggregation.py.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -16,59 +14,9 @@ from cafedcl.contract import Batch, Client, Field, Up, Visit
 from cafedcl.contrast import unit
 from cafedcl.errors import CafedclError
 from cafedcl.method import Method
+from cafedcl.methods._readings import PRESETS, WEIGHTS, CAFedCLOptions
 from cafedcl.models.base import Network
-from cafedcl.options import option
 from cafedcl.pack import Tensors
-
-
-WEIGHTS = {"confidence": 1.0, "uniform": 1.0, "counts": 1e9, "inverse-variance": 1e12}
-LETTER = "geo geo_reduction align align_norm prototype missing unseen".split()
-PRESETS = {
-    "literal": {**dict.fromkeys(LETTER, "literal"), "epsilon": 1e-8},
-    "no-geo": {"lam_geo": 0.0},
-    "uniform": {"weights": "uniform"},
-    "counts": {"weights": "counts"},
-    "inverse-variance": {"weights": "inverse-variance"},
-    "fixed-anchors": {"anchors": "fixed"},
-}
-
-
-@dataclass(frozen=True)
-class CAFedCLOptions:
-    """The paper's values where it gives them: λ_geo = 1, γ = 0.6, β = 0.5, w = (0.4, 0.3, 0.3)."""
-
-    tau: float = option(0.1, "temperature τ of I2P", above=0.0)
-    lam_align: float = option(0.1, "weight λ_align", low=0.0)
-    align_warmup: int = option(10, "rounds over which λ_align rises linearly to its value", low=0)
-    lam_geo: float = option(1.0, "weight λ_geo", low=0.0)
-    margin: float = option(1.0, "margin m of the geometry term", low=0.0, high=2.0)
-    gamma: float = option(0.6, "discount γ of synthetic samples in n_eff", low=0.0, high=1.0)
-    beta: float = option(0.5, "sharpness β of conf_val", low=0.0)
-    w: tuple[float, float, float] = option((0.4, 0.3, 0.3), "weights of conf_data, conf_gen, conf_val", low=0.0)
-    clip: tuple[float, float] = option((0.05, 1.0), "per-class clipping of confidence", low=0.0, high=1.0)
-    geo: str = option("batch", "whose prototypes L_geo parts", choices=("batch", "cross", "server", "literal"))
-    geo_reduction: str = option("mean", "L_geo over pairs: mean, or the paper's sum", choices=("mean", "literal"))
-    features: str = option("literal", "after the last ReLU, or", choices=("literal", "pre-relu", "projected"))
-    align: str = option("batch", "prototype in L_align", choices=("batch", "sample", "literal"))
-    align_norm: str = option("unit", "L_align of unit prototypes, or of the raw local one", choices=("unit", "literal"))
-    prototype: str = option("mean-of-units", "what p_kc is", choices=("mean-of-units", "unit", "literal"))
-    classifier: str = option("literal", "none, or a head with cross-entropy", choices=("literal", "ce"))
-    inference: str = option("anchors", "what an image is compared with", choices=("anchors", "own", "head"))
-    init: str = option("orthonormal", "anchors of round 0", choices=("orthonormal", "simplex", "means"))
-    anchors: str = option("averaged", "anchors averaged every round, or as they began", choices=("averaged", "fixed"))
-    momentum: float = option(0.0, "share of the old anchor kept at every update", low=0.0, high=1.0)
-    data_scale: str = option("max", "conf_data is n_eff over", choices=("max", "sum", "own", "saturating"))
-    half: float = option(10.0, "n_eff at which the saturating conf_data is 1/2", above=0.0)
-    missing: str = option("renormalise", "conf_gen where nothing was generated", choices=("renormalise", "literal"))
-    uncertainty: str = option("entropy", "what u is", choices=("entropy", "nll", "doubt", "error"))
-    judged: str = option("trained", "the model that u is measured with", choices=("trained", "received"))
-    unvalidated: float = option(1.0, "u of a class without validation samples", low=0.0)
-    absent: str = option("mask", "classes a client lacks: not sent, or zeros", choices=("mask", "literal"))
-    unseen: str = option("keep", "anchor of a class nobody reported: kept, or zero", choices=("keep", "literal"))
-    epsilon: float = option(0.0, "ε in the denominators of Eqs. 10 and 12 (paper: a small constant)", low=0.0)
-    encoder_weight: str = option("raw", "Conf_k from clipped confidences, or from α", choices=("raw", "alpha"))
-    conf_over: str = option("literal", "Conf_k is over all C classes, or", choices=("literal", "present"))
-    weights: str = option("confidence", "what weights a client", choices=tuple(WEIGHTS))
 
 
 class CAFedCL(Method):
@@ -85,6 +33,8 @@ class CAFedCL(Method):
             raise CafedclError(f"method.init = simplex: {classes} classes need as many features; the model gives {dim}")
         if options.inference == "head" and options.classifier != "ce":
             raise CafedclError("method.inference = head: there is no head; set method.classifier = 'ce'")
+        if abs(sum(options.w) - 1) > 1e-6 or options.clip[0] > options.clip[1]:
+            raise CafedclError("method.w must sum to 1, and method.clip must be [low, high]")
 
     def head(self) -> nn.Module:
         parts = {"project": nn.Linear(self.dim, self.dim), "classify": nn.Linear(self.dim, self.classes)}
@@ -101,10 +51,10 @@ class CAFedCL(Method):
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
         h = model.pre_relu(x) if self.options.features == "pre-relu" else super().embed(model, x)
-        return model.head["project"](h) if self.options.features == "projected" else h
+        return model.part("project")(h) if self.options.features == "projected" else h
 
     def scratch(self, client: Client) -> Tensors:
-        return {"sums": client.counts.new_zeros(self.classes, self.dim), "counts": torch.zeros_like(client.counts)}
+        return contrast.start_sums(client.counts, self.dim)
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         o, raw = self.options, self.embed(model, batch.x)
@@ -114,27 +64,13 @@ class CAFedCL(Method):
         terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau)}
         if o.lam_align:
             warm = ((visit.round + 1) / max(o.align_warmup, 1)).clamp(max=1.0)
-            terms["align"] = o.lam_align * warm * self.align(z, raw, q, present, batch, visit)
+            align = contrast.align(o.align, o.align_norm, raw, batch, p, known, visit.scratch)
+            terms["align"] = o.lam_align * warm * align
         if o.lam_geo and o.geo != "server":
             terms["geo"] = o.lam_geo * contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction)
         if o.classifier == "ce":
-            terms["ce"] = contrast.cross_entropy(model.head["classify"](raw), batch.y, batch.weight)
+            terms["ce"] = contrast.cross_entropy(model.part("classify")(raw), batch.y, batch.weight)
         return terms
-
-    def align(self, z: Tensor, raw: Tensor, q: Tensor, present: Tensor, batch: Batch, visit: Visit) -> Tensor:
-        """Return Eq. 14 in the chosen reading."""
-        o, p, known = self.options, visit.anchors["prototypes"], self.known(visit)
-        if o.align == "sample":
-            weight = batch.weight if known is None else batch.weight * known[batch.y]
-            return contrast.sample_align_loss(z, batch.y, weight, p)
-        points = raw if o.align_norm == "literal" else z
-        if o.align == "literal":
-            q, counts = contrast.running_means(points, batch.y, batch.weight, visit.scratch)
-            present = counts > 0
-        elif o.align_norm == "literal":
-            sums, counts = contrast.class_sums(points, batch.y, batch.weight, self.classes)
-            q = sums / counts.clamp_min(1e-12)[:, None]
-        return contrast.align_loss(q if o.align_norm == "literal" else unit(q), p, present if known is None else present & known)
 
     def known(self, visit: Visit) -> Tensor | None:
         """Return which anchors there are; None where all are there from the start, which spares the masks."""
@@ -155,12 +91,8 @@ class CAFedCL(Method):
         u = conf.uncertainty(logits, y, self.classes, o.uncertainty, o.unvalidated)
         data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
         val = conf.validation_confidence(u, o.beta)
-        trust = {
-            "confidence": lambda: conf.confidence(data, val, o.w, quality, made, o.missing).clamp(*o.clip),
-            "uniform": lambda: torch.ones_like(data),
-            "counts": lambda: n_eff,
-            "inverse-variance": lambda: conf.inverse_variance(n_eff, p),
-        }[o.weights]()
+        blend = conf.confidence(data, val, o.w, quality, made, o.missing).clamp(*o.clip)
+        trust = conf.trust(o.weights, blend, n_eff, p)
         sent = client.holds if o.absent == "mask" else torch.arange(self.classes, device=p.device)
         notes = {"confidence": trust, "confidence_data": data, "confidence_val": val, "uncertainty": u}
         notes |= {} if quality is None else {"confidence_gen": quality}
@@ -198,8 +130,11 @@ class CAFedCL(Method):
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         z, p, known = self.embed(model, x), anchors["prototypes"], anchors["known"]
         if self.options.inference == "head":
-            return model.head["classify"](z)
+            return model.part("classify")(z)  # type: ignore[no-any-return]
         if "prototypes" in memory:
             own = memory["prototypes"].square().sum(1) > 0
             p, known = torch.where(own[:, None], unit(memory["prototypes"]), p), known | own
         return contrast.cosine_logits(unit(z), p, known, self.options.tau)
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        return super().similarity(scores) if self.options.inference == "head" else scores * self.options.tau

@@ -31,7 +31,8 @@ class Encoder(nn.Module):
 class Factory(Protocol):
     """What builds an encoder for images of one shape; ``width`` multiplies its channels."""
 
-    def __call__(self, shape: Shape, width: float) -> nn.Module: ...
+    def __call__(self, shape: Shape, width: float) -> nn.Module:
+        """Build it."""
 
 
 class Network(nn.Module):
@@ -45,6 +46,10 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's output."""
         return self.head(self.encoder(x))  # type: ignore[no-any-return]
+
+    def part(self, name: str) -> nn.Module:
+        """Return a named part of a head that has several."""
+        return self.head.get_submodule(name)
 
     def pre_relu(self, x: Tensor) -> Tensor:
         """Return features before the last ReLU, for methods that ask."""

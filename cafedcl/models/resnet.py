@@ -50,4 +50,3 @@ class ResNet18(Encoder):
         for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
             levels.append(second(F.relu(first(F.relu(levels[-1])))))
         return levels
-
