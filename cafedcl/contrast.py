@@ -161,8 +161,8 @@ def orthonormal(classes: int, dim: int) -> Tensor:
     frame = torch.randn(dim, max(classes, dim), dtype=torch.float64)
     if classes > dim:
         return unit(frame.T).float()
-    q, r = torch.linalg.qr(frame)
-    return (q * r.diagonal().sign())[:, :classes].T.contiguous().float()
+    basis: Tensor = torch.linalg.qr(frame).Q
+    return basis[:, :classes].T.contiguous().float()
 
 
 def simplex(classes: int, dim: int) -> Tensor:

@@ -1,0 +1,37 @@
+# Everything happens in .venv, which every target sets up by itself.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+
+.PHONY: demo test lint setup wheel clean
+
+demo: setup  ## train FedAvg and CAFedCL on the embedded digits and compare them
+	@$(BIN)/cafedcl demo
+
+test: setup  ## run all tests
+	$(BIN)/pytest
+
+lint: setup  ## linter, formatter and type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel: setup  ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+setup: $(VENV)/.done  ## install into .venv
+
+# torch first and alone: pip then takes the build that the constraints name, not another one that a dependency prefers.
+$(VENV)/.done: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=…" >&2; exit 2; }
+	@echo "setting up $(VENV) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt torch
+	@$(PIP) install --constraint constraints.txt setuptools wheel
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,356 @@
+"""The command line. Nothing here imports PyTorch before a command needs it."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from cafedcl import __version__
+from cafedcl.errors import CafedclError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cafedcl.api import Run
+    from cafedcl.federation import Watcher
+
+app = typer.Typer(
+    name="cafedcl",
+    help="Federated learning for clients whose data are highly imbalanced.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")]
+
+
+def main() -> NoReturn:
+    """Run the command line: a mistake is one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except CafedclError as error:
+        fail(str(error))
+    sys.exit(0)
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong in one line, and leave."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def warn(message: str) -> None:
+    """Say what is odd in one line, and go on."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def console() -> "Console":
+    """Return the terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version."""
+    if wanted:
+        print(f"cafedcl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning for clients whose data are highly imbalanced."""
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A config file; see `cafedcl config`.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Method, or method:preset; see `cafedcl methods`.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set; see `cafedcl datasets`.")] = None,
+    split: Annotated[str | None, typer.Option(help="dirichlet:0.1, pathological:2,ir=10, iid, …")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, eager.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a method and write a run folder."""
+    from cafedcl.config import gather
+
+    flags: dict[str, Any] = {"split": split, "clients": clients, "rounds": rounds, "seed": seed, "device": device}
+    chosen = gather(config, method=method, data=data, engine=engine, settings=settings or [], **flags)
+    train(
+        chosen,
+        out
+        or new_folder(
+            f"{chosen.method.name.replace(':', '-')}-{chosen.data.name.replace(':', '-')}-s{chosen.run.seed}"
+        ),
+        quiet,
+        as_json,
+    )
+
+
+@app.command()
+def resume(path: RunPath, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Go on with a run that was interrupted; it ends as if it had never stopped."""
+    from cafedcl import api
+    from cafedcl.store import RunFolder
+
+    folder = RunFolder.open(path)
+    if len(folder.metrics()) >= folder.config().federation.rounds and folder.checkpoints():
+        if not quiet:
+            print(f"{path}: already finished; `cafedcl show {path}`")
+        return
+    with watching(quiet, as_json) as watchers, resumable(path):
+        finished = api.resume(path, watchers, warn)
+    report(finished, quiet or as_json)
+
+
+def train(config: Any, out: Path, quiet: bool, as_json: bool) -> "Run":
+    """Run a config under a progress view."""
+    from cafedcl import api
+
+    with watching(quiet, as_json) as watchers, resumable(out):
+        finished = api.start(config, out, watchers, ["cafedcl", *sys.argv[1:]])
+    report(finished, quiet or as_json)
+    return finished
+
+
+def report(finished: "Run", silent: bool) -> None:
+    """End a run with its scores and the files it wrote."""
+    if silent:
+        return
+    from cafedcl.store import RunFolder
+    from cafedcl.view import overview
+
+    assert finished.path is not None
+    about = RunFolder(finished.path).environment()
+    screen = console()
+    screen.print(overview(finished.config.method.name, finished.records, finished.config.federation.rounds, about))
+    screen.print(
+        f"written to {finished.path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, environment.json",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
+    """Give the watchers that suit the terminal."""
+    from cafedcl.progress import JsonProgress, LiveProgress, PlainProgress
+
+    screen = console()
+    if as_json:
+        yield [JsonProgress()]
+    elif quiet:
+        yield []
+    elif screen.is_terminal:
+        with LiveProgress(screen) as live:
+            yield [live]
+    else:
+        yield [PlainProgress(sys.stdout)]
+
+
+@contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """Say how to resume on Ctrl-C and on a polite kill; the run has been saved by then."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; saved. Go on with: cafedcl resume {path}", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def new_folder(name: str) -> Path:
+    """Return a folder under runs/ that does not exist yet."""
+    number = 1
+    while True:
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            return path
+        number += 1
+
+
+@app.command()
+def show(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders; several are compared.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print last and best round as JSON.")] = False,
+    split: Annotated[bool, typer.Option(help="Also show the clients × classes map.")] = False,
+) -> None:
+    """Show runs, finished or not; several side by side."""
+    from cafedcl.config import read_file
+    from cafedcl.store import RunFolder
+    from cafedcl.view import best_round, comparison, headline, last_scored, overview, split_map
+
+    folders = [RunFolder.open(path) for path in runs]
+    tables = [read_file(folder.path / "config.toml") for folder in folders]
+    named = [(str(table["method"]["name"]), folder.metrics()) for table, folder in zip(tables, folders, strict=True)]
+    if as_json:
+        for folder, (name, lines) in zip(folders, named, strict=True):
+            path = headline(lines)
+            summary = {"run": str(folder.path), "method": name, "rounds": len(lines), "score": path}
+            print(json.dumps({**summary, "last": last_scored(lines, path), "best": best_round(lines, path)}))
+        return
+    screen = console()
+    if len(folders) > 1:
+        screen.print(comparison(named))
+    else:
+        rounds = int(tables[0]["federation"]["rounds"])
+        screen.print(overview(*named[0], rounds, folders[0].environment()))
+    if split:
+        known, about = folders[0].data()
+        screen.print(split_map(known["counts"], about["names"]))
+
+
+@app.command()
+def predict(
+    path: RunPath,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files.")],
+    client: Annotated[int | None, typer.Option(help="Use this client's own model instead of the server's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per image.")] = False,
+) -> None:
+    """Classify images with a run's model: class, similarity, and how far the class can be trusted."""
+    from cafedcl import api
+    from cafedcl.images import read_images
+
+    loaded = api.load(path, warn)
+    found = loaded.predict(read_images(images, loaded.shape), client)
+    trusts = [None] * len(images) if found.confidence is None else found.confidence.tolist()
+    rows = list(zip(images, found.names, found.similarity.tolist(), trusts, strict=True))
+    if as_json:
+        for image, name, similarity, trust in rows:
+            print(json.dumps({"image": str(image), "class": name, "similarity": similarity, "confidence": trust}))
+        return
+    from rich.table import Table
+
+    table = Table("image", "class", "similarity", "confidence", box=None, header_style="bold")
+    for image, name, similarity, trust in rows:
+        table.add_row(str(image), name, f"{similarity:.3f}", "–" if trust is None else f"{trust:.3f}")
+    console().print(table)
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="Show one method's options.")] = None) -> None:
+    """List the methods; with a name, everything about one."""
+    import dataclasses
+
+    from rich.table import Table
+
+    from cafedcl.methods import find_method, method_names
+    from cafedcl.options import meaning, to_toml
+
+    screen = console()
+    if name is None:
+        table = Table("method", "travels", "predicts by", "paper", box=None, header_style="bold")
+        for known in method_names():
+            method, _ = find_method(known)
+            table.add_row(known, method.travels, method.predicts, f"{method.paper} ({method.year})")
+            for preset in method.presets:
+                table.add_row(f"  :{preset}", style="dim")
+        screen.print(table)
+        print("options of one method: cafedcl methods NAME; your own: --method package.module:Class")
+        return
+    method, preset = find_method(name)
+    screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})\n{method.__doc__}", soft_wrap=True)
+    table = Table("option", "default", "meaning", box=None, header_style="bold")
+    for field in dataclasses.fields(method.Options):
+        table.add_row(field.name, to_toml(preset.get(field.name, field.default)), meaning(field))
+    if table.row_count:
+        screen.print(table)
+    for title, values in method.presets.items():
+        screen.print(f"{method.name}:{title}  " + ", ".join(f"{k} = {to_toml(v)}" for k, v in values.items()))
+
+
+@app.command()
+def models() -> None:
+    """List the encoders."""
+    from rich.table import Table
+
+    from cafedcl.models import MODELS, build_encoder, feature_dim
+
+    table = Table("model", "features", "parameters (3×32×32)", "what it is", box=None, header_style="bold")
+    for name, factory in MODELS.items():
+        encoder = build_encoder(name, (3, 32, 32), 1.0)
+        parameters = sum(p.numel() for p in encoder.parameters())
+        table.add_row(
+            name, str(feature_dim(encoder, (3, 32, 32))), f"{parameters:,}", str(factory.__doc__).splitlines()[0]
+        )
+    console().print(table)
+    print("your own: --set model.name=package.module:factory, called as factory(shape, width)")
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets."""
+    from cafedcl.data import dataset_names, find_dataset
+
+    for name in dataset_names():
+        print(f"{name}  {find_dataset(name).__doc__}")
+    print("your own: --data package.module:function, which returns a cafedcl.data.Dataset")
+
+
+@app.command(name="config")
+def show_config(
+    method: Annotated[str, typer.Option(help="Whose options to print.")] = "cafedcl",
+) -> None:
+    """Print every option with its default and meaning, as TOML that can be fed back."""
+    from cafedcl.config import gather
+
+    print(f"# cafedcl run this-file.toml\n\n{gather(method=method).to_toml(explain=True)}", end="")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for both runs; by default a new one under runs/.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 20,
+) -> None:
+    """Train FedAvg and CAFedCL on handwritten digits, 20 clients, Dirichlet 0.1, and compare them."""
+    from cafedcl.config import gather
+    from cafedcl.setup import prepare
+    from cafedcl.view import comparison, split_map
+
+    folder, screen = out or new_folder("demo"), console()
+    configs = [gather(method=name, rounds=rounds, split="dirichlet:0.1") for name in ("fedavg", "cafedcl")]
+    ready = prepare(configs[0])
+    screen.print("[bold]handwritten digits over 20 clients, Dirichlet 0.1: training images per client and class[/]\n")
+    screen.print(split_map(ready.counts, ready.bench.data.names))
+    screen.print()
+    from cafedcl import api
+
+    finished = []
+    for config in configs:
+        path = folder / config.method.name
+        with watching(False, False) as watchers, resumable(path):
+            finished.append(api.start(config, path, watchers, ["cafedcl", "demo"]))
+        screen.print()
+    screen.print(comparison([(run.config.method.name, run.records) for run in finished]))
+    for run in finished:
+        screen.print(f"written: {run.path}  (cafedcl show {run.path})", soft_wrap=True)

@@ -1,0 +1,103 @@
+"""Is CAFedCL fairer than FedAvg on the digits, and do both beat training alone?
+
+    python experiments/digits.py --seeds 5 --rounds 30 --jobs 2
+
+trains every method with every seed on the embedded digits (20 clients, Dirichlet 0.1, all defaults), and writes
+experiments/results/digits.json: the scores of the last round of every run, and paired tests over the seeds.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import ttest_rel, wilcoxon
+
+from cafedcl.environment import environment
+
+METHODS = ("local", "central", "fedavg", "fedproto", "cafedcl", "cafedcl:counts", "cafedcl:uniform", "cafedcl:no-geo")
+RESULT = Path(__file__).parent / "results" / "digits.json"
+
+
+def train(method: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train one method with one seed in a process of its own, and return its last round."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "cafedcl", "run", "--method", method, "--seed", str(seed)]
+        command += [
+            "--rounds",
+            str(arguments.rounds),
+            "--device",
+            arguments.device,
+            "--out",
+            f"{folder}/run",
+            "--quiet",
+        ]
+        subprocess.run([*command, "--set", "engine.workers=1"], check=True)
+        last = json.loads(Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    return {"method": method, "seed": seed, "server": last["server"], "own": last["own"]}
+
+
+def paired(runs: list[dict[str, Any]], better: str, worse: str, score: tuple[str, str]) -> dict[str, Any]:
+    """Compare two methods over the seeds: the mean difference, paired t and Wilcoxon tests, one-sided."""
+    section, key = score
+    values = {m: [r[section][key] for r in runs if r["method"] == m] for m in (better, worse)}
+    differences = [a - b for a, b in zip(values[better], values[worse], strict=True)]
+    side = "less" if key == "client_std" else "greater"
+    return {
+        "score": f"{section}.{key}",
+        "claim": f"{better} {'<' if side == 'less' else '>'} {worse}",
+        "mean_difference": sum(differences) / len(differences),
+        "paired_t_p": float(ttest_rel(values[better], values[worse], alternative=side).pvalue),
+        "wilcoxon_p": float(wilcoxon(differences, alternative=side).pvalue),
+    }
+
+
+def main() -> None:
+    """Run everything and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    jobs = [(method, seed) for seed in range(arguments.seeds) for method in METHODS]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        runs = list(pool.map(lambda job: train(*job, arguments), jobs))
+    tests = [
+        paired(runs, "cafedcl", "fedavg", ("server", "accuracy")),
+        paired(runs, "cafedcl", "fedavg", ("server", "client_std")),
+        paired(runs, "cafedcl", "fedavg", ("own", "client_std")),
+        paired(runs, "cafedcl", "cafedcl:counts", ("server", "accuracy")),
+        paired(runs, "cafedcl", "cafedcl:counts", ("server", "client_std")),
+    ]
+    command = f"python experiments/digits.py --seeds {arguments.seeds} --rounds {arguments.rounds}"
+    about = environment(command.split(), arguments.device)
+    arguments.out.parent.mkdir(exist_ok=True)
+    arguments.out.write_text(json.dumps({"environment": about, "tests": tests, "runs": runs}, indent=1) + "\n")
+    for method in METHODS:
+        mine = [run for run in runs if run["method"] == method]
+        words = [f"{method:16s}"]
+        for section, key in (
+            ("server", "accuracy"),
+            ("server", "client_std"),
+            ("own", "client_mean"),
+            ("own", "client_std"),
+            ("own", "accuracy"),
+        ):
+            values = [run[section][key] for run in mine if run[section]]
+            words.append(
+                f"{section}.{key} {100 * sum(values) / len(values):5.2f}" if values else f"{section}.{key}     –"
+            )
+        print("  ".join(words))
+    for test in tests:
+        print(test)
+
+
+if __name__ == "__main__":
+    main()
