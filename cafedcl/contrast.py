@@ -161,8 +161,9 @@ def orthonormal(classes: int, dim: int) -> Tensor:
     frame = torch.randn(dim, max(classes, dim), dtype=torch.float64)
     if classes > dim:
         return unit(frame.T).float()
-    basis: Tensor = torch.linalg.qr(frame).Q
-    return basis[:, :classes].T.contiguous().float()
+    q, r = torch.linalg.qr(frame)
+    unique: Tensor = q * r.diagonal().sign()  # libraries differ in the signs of Q; this makes it the same everywhere
+    return unique[:, :classes].T.contiguous().float()
 
 
 def simplex(classes: int, dim: int) -> Tensor:
