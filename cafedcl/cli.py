@@ -1,6 +1,7 @@
 """The command line. Nothing here imports PyTorch before a command needs it."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,9 @@ def main() -> NoReturn:
         app()
     except CafedclError as error:
         fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     sys.exit(0)
 
 
@@ -162,7 +166,7 @@ def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
 
     screen = console()
     if as_json:
-        yield [JsonProgress()]
+        yield [JsonProgress(sys.stdout)]
     elif quiet:
         yield []
     elif screen.is_terminal:

@@ -259,7 +259,10 @@ def _section(tables: dict[str, Any], name: str) -> dict[str, Any]:
 def parse_split(text: str) -> dict[str, Any]:
     """Return the split section that ``dirichlet:0.1`` or ``pathological:2,ir=10`` stands for."""
     kind, _, rest = text.partition(":")
-    main = {"dirichlet": "alpha", "pathological": "classes"}.get(kind)
+    kinds = {"dirichlet": "alpha", "pathological": "classes", "iid": None}
+    if kind not in kinds:
+        raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(kinds))}")
+    main = kinds[kind]
     table: dict[str, Any] = {"kind": kind}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")

@@ -1,7 +1,6 @@
 """Live progress: a moving view in a terminal, plain lines elsewhere, JSON on request."""
 
 import json
-import sys
 import time
 from typing import TextIO
 
@@ -114,7 +113,7 @@ class PlainProgress(Watcher):
 class JsonProgress(Watcher):
     """One JSON object per round."""
 
-    def __init__(self, out: TextIO = sys.stdout) -> None:
+    def __init__(self, out: TextIO) -> None:
         self.out = out
 
     def round_done(self, federation: Federation, record: Record) -> None:  # noqa: ARG002

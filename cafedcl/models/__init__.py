@@ -31,6 +31,9 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
         encoder = factory(shape, width)
     except CafedclError as error:
         raise CafedclError(f"model '{name}': {error}") from None
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CafedclError(f"model '{name}': building it for images of {shape} failed: {what}") from error
     if not isinstance(encoder, nn.Module):
         raise CafedclError(f"model '{name}': it must return a torch.nn.Module, not {type(encoder).__name__}")
     return encoder

@@ -1,0 +1,71 @@
+"""Small helpers shared by the tests: a tiny federation on the digits, and a visit made by hand."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from torch import Tensor
+
+from cafedcl.config import Config, resolve
+from cafedcl.contract import Client, Visit
+from cafedcl.data import Dataset, load_dataset
+from cafedcl.engine.eager import Eager
+from cafedcl.federation import Federation
+from cafedcl.setup import prepare
+
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
+
+TINY = {
+    "split": {"kind": "pathological", "classes": 2},
+    "model": {"name": "mlp", "width": 0.25},
+    "train": {"epochs": 1, "iterations": 2},
+    "federation": {"clients": 5, "rounds": 2, "participation": 0.6},
+    "engine": {"device": "cpu", "workers": 1},
+}
+
+
+def tiny_config(method: str, settings: Mapping[str, Any]) -> Config:
+    tables: dict[str, Any] = {name: dict(table) for name, table in TINY.items()} | {"method": {"name": method}}
+    for path, value in settings.items():
+        section, _, key = path.partition(".")
+        tables.setdefault(section, {})[key] = value
+    return resolve(tables)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+@pytest.fixture(scope="session")
+def tiny(digits: Dataset) -> Callable[..., Federation]:
+    """Five clients with two classes each, three of them in a round; settings by their names in the config."""
+
+    def make(method: str = "cafedcl", **settings: Any) -> Federation:
+        config = tiny_config(method, {name.replace("__", "."): value for name, value in settings.items()})
+        setup = prepare(config, None if config.evaluate.protocol == "pfllib" else digits)
+        return Federation(setup, engine=Eager(setup.bench))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def visit_with() -> Callable[..., Visit]:
+    """A visit with what a test needs; the rest is empty."""
+
+    def nothing(part: str, weights: str) -> tuple[Tensor, Tensor]:
+        raise AssertionError(f"nobody should embed the {part} part")
+
+    def make(counts: Any, **parts: Any) -> Visit:
+        counts = torch.as_tensor(counts)
+        most, total = parts.pop("most", counts), parts.pop("total", counts)
+        empty = {"received": {}, "anchors": {}, "memory": {}, "scratch": {}, "embed": nothing}
+        times = {"round": torch.tensor(parts.pop("round", 0), dtype=counts.dtype), "progress": counts.new_zeros(())}
+        return Visit(client=Client(0, counts, most, total), **{**empty, **times, **parts})
+
+    return make

@@ -1,0 +1,226 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cafedcl.config import SplitOptions
+from cafedcl.data.splits import dirichlet_per_client, hold_out, long_tail, pathological, pool, split
+from cafedcl.errors import CafedclError
+
+BALANCED = torch.arange(10).repeat(60)
+
+
+def labels_of(sizes, seed=0):
+    y = np.repeat(np.arange(len(sizes)), sizes)
+    return torch.from_numpy(np.random.default_rng(seed).permutation(y))
+
+
+def tail_by_hand(n_max, ir, classes):
+    """The largest k with k ≤ n_max·IR^(−c/(C−1)), in whole numbers only: k^(C−1)·IR^c ≤ n_max^(C−1)."""
+    kept = []
+    for c in range(classes):
+        k = n_max
+        while k ** (classes - 1) * ir**c > n_max ** (classes - 1):
+            k -= 1
+        kept.append(k)
+    return kept
+
+
+def dealt(shards, client):
+    parts = (shards.train[client], shards.validation[client], *(part for part in shards.test[client : client + 1]))
+    return torch.cat(parts).tolist()
+
+
+def attempt(*request):
+    """Return the shards, or why there are none."""
+    try:
+        return split(*request)
+    except CafedclError as error:
+        return str(error)
+
+
+@st.composite
+def requests(draw):
+    classes, clients = draw(st.integers(1, 8)), draw(st.integers(1, 12))
+    sizes = draw(st.lists(st.integers(0, 40), min_size=classes, max_size=classes))
+    options = SplitOptions(
+        kind=draw(st.sampled_from(["dirichlet", "pathological", "iid"])),
+        form=draw(st.sampled_from(["client", "class"])),
+        alpha=draw(st.sampled_from([1e-3, 0.05, 0.1, 1.0, 100.0])),
+        classes=draw(st.integers(1, 9)),
+        ir=float(draw(st.sampled_from([1, 2, 10, 100]))),
+        validation=draw(st.sampled_from([0.0, 0.1, 0.5, 0.9])),
+    )
+    return labels_of(sizes), classes, clients, options, draw(st.integers(0, 50)), draw(st.sampled_from([0.0, 0.25]))
+
+
+@given(requests())
+@settings(max_examples=150)
+def test_any_request_deals_every_image_once_or_says_why_not(request):
+    labels, classes, clients, options, seed, test_share = request
+    have = torch.bincount(labels, minlength=classes).tolist()
+    tail = tail_by_hand(max(have), int(options.ir), classes) if options.ir > 1 and any(have) else have
+    kept = [min(pair) for pair in zip(have, tail, strict=True)]
+    shards = attempt(labels, classes, clients, options, seed, test_share)
+    equal_sizes = options.kind == "iid" or (options.kind == "dirichlet" and options.form == "client")
+    if isinstance(shards, str):
+        assert shards.startswith("split")
+        assert "\n" not in shards
+        assert not equal_sizes or sum(kept) < clients
+        return
+    everything = [dealt(shards, client) for client in range(clients)]
+    together = [index for part in everything for index in part]
+    assert len(shards) == len(shards.train) == len(shards.validation) == clients
+    assert len(shards.test) == (clients if test_share else 0)
+    assert len(together) == len(set(together))
+    assert torch.bincount(labels[together], minlength=classes).tolist() == kept
+    sizes = [len(part) for part in everything]
+    for client, part in enumerate(everything):
+        assert len(shards.train[client]) > 0
+        counts = torch.bincount(labels[shards.train[client]], minlength=classes)
+        assert shards.counts[client].tolist() == counts.tolist()
+        assert set(labels[part].tolist()) == set(counts.nonzero().flatten().tolist())
+    if equal_sizes:
+        assert max(sizes) - min(sizes) <= 1
+    elif options.kind == "pathological":
+        assert (shards.counts > 0).sum(1).tolist() == [options.classes] * clients
+        assert (shards.counts > 0).any(0).all()
+    else:
+        assert min(sizes) >= 10
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "pathological", "iid"])
+@pytest.mark.parametrize("form", ["client", "class"])
+def test_the_seed_alone_makes_the_split(kind, form):
+    options = SplitOptions(kind=kind, form=form, ir=3.0)
+    one, same, other = (split(BALANCED, 10, 8, options, seed, 0.25) for seed in (1, 1, 2))
+    for name in ("train", "validation", "test"):
+        first, second, third = (getattr(s, name) for s in (one, same, other))
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(first, third, strict=True))
+
+
+def test_the_split_does_not_depend_on_the_share_held_out():
+    a = split(BALANCED, 10, 8, SplitOptions(validation=0.0), 0, 0.0)
+    b = split(BALANCED, 10, 8, SplitOptions(validation=0.3), 0, 0.25)
+    assert all(sorted(dealt(a, k)) == sorted(dealt(b, k)) for k in range(8))
+
+
+@pytest.mark.parametrize(("ir", "classes", "n_max"), [(100, 3, 100), (10, 10, 142), (50, 10, 500), (100, 100, 50)])
+def test_the_long_tail_is_exact(ir, classes, n_max):
+    labels = labels_of([n_max] * classes).numpy()
+    kept = long_tail(labels, classes, float(ir), np.random.default_rng(0))
+    assert np.bincount(labels[kept], minlength=classes).tolist() == tail_by_hand(n_max, ir, classes)
+    assert len(set(kept.tolist())) == len(kept)
+
+
+def test_the_long_tail_comes_before_the_split():
+    labels = labels_of([100] * 5)
+    shards = split(labels, 5, 4, SplitOptions(kind="iid", ir=100.0, validation=0.0), 0, 0.0)
+    assert shards.counts.sum(0).tolist() == [100, 31, 10, 3, 1]
+
+
+def test_two_classes_per_client_cover_all_classes_evenly():
+    shards = split(BALANCED, 10, 20, SplitOptions(kind="pathological", classes=2, validation=0.0), 0, 0.0)
+    held = shards.counts > 0
+    assert held.sum(1).tolist() == [2] * 20
+    assert held.sum(0).tolist() == [4] * 10
+    assert set(shards.counts[held].tolist()) == {15}
+    assert len({tuple(row.nonzero().flatten().tolist()) for row in held}) > 5
+
+
+@given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 8), st.integers(0, 20))
+@settings(max_examples=60)
+def test_holders_of_a_class_have_equal_parts_of_it(clients, classes, held, seed):
+    labels = np.repeat(np.arange(classes), 30)
+    if held > classes or clients * held < classes:
+        with pytest.raises(CafedclError, match="classes"):
+            pathological(labels, clients, classes, held, np.random.default_rng(seed))
+        return
+    parts = pathological(labels, clients, classes, held, np.random.default_rng(seed))
+    for c in range(classes):
+        shares = [n for n in (int((labels[part] == c).sum()) for part in parts) if n]
+        assert sum(shares) == 30
+        assert max(shares) - min(shares) <= 1
+    number = [int(sum((labels[part] == c).any() for part in parts)) for c in range(classes)]
+    assert max(number) - min(number) <= 1
+
+
+def test_proportions_of_the_first_client_follow_the_dirichlet():
+    """Mean 1/C; variance that of Dir(α) plus that of drawing n images from it."""
+    classes, alpha, clients, repeats = 4, 0.3, 40, 300
+    labels = np.repeat(np.arange(classes), 1000)
+    shares = np.stack(
+        [
+            np.bincount(labels[dirichlet_per_client(labels, clients, classes, alpha, rng)[0]], minlength=classes) / 100
+            for rng in map(np.random.default_rng, range(repeats))
+        ]
+    )
+    assert np.allclose(shares.sum(1), 1)
+    spread = (1 / classes) * (1 - 1 / classes) / (classes * alpha + 1)
+    drawn = (1 / classes - spread - 1 / classes**2) / 100
+    np.testing.assert_allclose(shares.mean(0), 1 / classes, atol=4 * np.sqrt(spread / repeats))
+    assert shares.var() == pytest.approx(spread + drawn, rel=0.12)
+
+
+def test_a_smaller_alpha_gives_fewer_classes_per_client():
+    held = [
+        float((split(BALANCED, 10, 10, SplitOptions(alpha=alpha), 0, 0.0).counts > 0).double().sum(1).mean())
+        for alpha in (0.01, 0.3, 100.0)
+    ]
+    assert held[0] < held[1] < held[2]
+
+
+@pytest.mark.parametrize("form", ["client", "class"])
+@pytest.mark.parametrize("alpha", [5e-324, 1e-100, 1e100, 1e308])
+def test_extreme_concentrations_still_deal_every_image_once(form, alpha):
+    shards = split(BALANCED, 10, 3, SplitOptions(form=form, alpha=alpha, validation=0.0), 0, 0.0)
+    assert sorted(index for k in range(3) for index in dealt(shards, k)) == list(range(600))
+
+
+def test_one_client_may_hold_everything_though_a_class_is_empty():
+    shards = split(labels_of([20, 0]), 2, 1, SplitOptions(form="class", validation=0.0), 0, 0.0)
+    assert shards.counts.tolist() == [[20, 0]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "clients", "options", "words"),
+    [
+        ([3, 3], 7, {"kind": "iid"}, "6 images are too few for 7 clients"),
+        ([3, 3], 7, {}, "6 images are too few for 7 clients"),
+        ([30, 30], 7, {"form": "class"}, "60 images cannot give 7 clients 10 each.*fewer clients"),
+        ([90], 9, {"form": "class", "alpha": 1e-9}, "no draw of 1000 gave.*larger alpha"),
+        ([9] * 4, 3, {"kind": "pathological", "classes": 5}, "split.classes = 5: there are only 4 classes"),
+        ([9] * 10, 4, {"kind": "pathological", "classes": 2}, "cannot cover 10 classes; use at least 3 classes"),
+        ([9, 1], 3, {"kind": "pathological", "classes": 2}, "class 1 has 1 images for 3 clients.*smaller ir"),
+    ],
+)
+def test_an_impossible_request_says_what_would_be_possible(sizes, clients, options, words):
+    with pytest.raises(CafedclError, match=words):
+        split(labels_of(sizes), len(sizes), clients, SplitOptions(**options), 0, 0.0)
+
+
+@given(st.lists(st.integers(0, 25), min_size=1, max_size=6), st.floats(0, 0.9), st.integers(0, 20))
+@settings(max_examples=100)
+def test_a_hold_out_is_stratified_takes_one_of_two_and_never_the_last(sizes, share, seed):
+    labels = labels_of(sizes, seed).numpy()
+    shard = np.flatnonzero(np.random.default_rng(seed).random(len(labels)) < 0.8)
+    rest, out = hold_out(labels, shard, share, np.random.default_rng(seed))
+    assert sorted([*rest, *out]) == shard.tolist()
+    for c in range(len(sizes)):
+        n, taken = int((labels[shard] == c).sum()), int((labels[out] == c).sum())
+        if n < 2 or share == 0:
+            assert taken == 0
+        else:
+            assert 1 <= taken <= n - 1
+            assert abs(taken - share * n) <= 0.5 or taken in (1, n - 1)
+
+
+def test_pooled_shards_are_one_client_with_everything():
+    shards = split(BALANCED, 10, 4, SplitOptions(), 0, 0.25)
+    pooled = pool(shards)
+    assert len(pooled) == 1
+    assert sorted(dealt(pooled, 0)) == list(range(600))
+    assert pooled.counts.tolist() == [shards.counts.sum(0).tolist()]
+    assert pool(split(BALANCED, 10, 4, SplitOptions(), 0, 0.0)).test == ()

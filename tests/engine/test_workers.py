@@ -1,0 +1,117 @@
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cafedcl.config import resolve
+from cafedcl.contract import Down, Failure, Job, Reply
+from cafedcl.engine import workers as workers_module
+from cafedcl.engine.choose import choose_engine
+from cafedcl.engine.eager import Eager
+from cafedcl.engine.workers import Workers
+from cafedcl.setup import Setup, prepare
+
+
+@pytest.fixture
+def setup() -> Setup:
+    tables = {
+        "method": {"name": "fedavg"},
+        "model": {"name": "mlp"},
+        "train": {"epochs": 1},
+        "federation": {"clients": 6, "rounds": 3},
+    }
+    return prepare(resolve(tables))
+
+
+def jobs(setup: Setup) -> list[Job]:
+    state = {f"model/{name}": value for name, value in setup.bench.shared().items()}
+    down = Down(0, state)
+    return [Job(client, down, {}, False) for client in range(6)]
+
+
+def ready(engine: Workers, setup: Setup) -> None:
+    """Work until the processes have taken over."""
+    until = time.monotonic() + 60
+    while not (engine.crew and all(worker.ready for worker in engine.crew)):
+        assert time.monotonic() < until, "the workers never became ready"
+        list(engine.train(jobs(setup)))
+
+
+def test_workers_share_the_data_without_copying_it(setup: Setup) -> None:
+    engine = Workers(setup.bench, setup.config, 2, 100)
+    try:
+        ready(engine, setup)
+        assert engine.shared is not None
+        inode = os.fstat(engine.shared.fileno()).st_ino
+        for worker in engine.crew:
+            maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
+            assert any(line.split()[4] == str(inode) for line in maps.splitlines()), "the data file is not mapped"
+    finally:
+        engine.close()
+
+
+def test_closing_ends_the_processes(setup: Setup) -> None:
+    engine = Workers(setup.bench, setup.config, 2, 100)
+    list(engine.train(jobs(setup)))
+    processes = [worker.process for worker in engine.crew]
+    assert len(processes) == 2
+    engine.close()
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_job_done_again(setup: Setup) -> None:
+    engine = Workers(setup.bench, setup.config, 2, 100)
+    try:
+        ready(engine, setup)
+        busy = engine.crew[0]
+        os.kill(busy.process.pid, signal.SIGSTOP)
+        results = engine.train(jobs(setup))
+        first = next(results)
+        assert busy.job
+        os.kill(busy.process.pid, signal.SIGKILL)
+        rest = list(results)
+        assert sorted(r.up.client for r in [first, *rest] if isinstance(r, Reply)) == list(range(6))
+        assert busy not in engine.crew
+    finally:
+        engine.close()
+
+
+def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(setup: Setup) -> None:
+    engine = Workers(setup.bench, setup.config, 2, 100)
+    try:
+        ready(engine, setup)
+        engine.deaths[3, 0] = 1
+        victim = engine.crew[0]
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        results = engine.train([jobs(setup)[3], jobs(setup)[0]])
+        outcome = [next(results)]
+        os.kill(victim.process.pid, signal.SIGKILL)
+        outcome += results
+        failures = [r for r in outcome if isinstance(r, Failure)]
+        assert [f.client for f in failures] == [3]
+        assert "died twice (signal 9)" in failures[0].reason
+    finally:
+        engine.close()
+
+
+def test_short_work_stays_in_this_process_and_long_work_does_not(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "cores", lambda: 2)
+    short = Workers(setup.bench, setup.config, 0, jobs=6)
+    list(short.train(jobs(setup)))
+    assert short.crew == []
+    long = Workers(setup.bench, setup.config, 0, jobs=10**6)
+    try:
+        list(long.train(jobs(setup)))
+        assert len(long.crew) == 2
+    finally:
+        long.close()
+    single = Workers(setup.bench, setup.config, 1, jobs=10**6)
+    list(single.train(jobs(setup)))
+    assert single.crew == []
+
+
+def test_one_client_needs_no_workers() -> None:
+    tables = {"method": {"name": "central"}, "model": {"name": "mlp"}}
+    assert isinstance(choose_engine(prepare(resolve(tables))), Eager)

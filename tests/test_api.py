@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import cafedcl
+from cafedcl import CafedclError, Federation, Record, Watcher
+from cafedcl.api import Run, as_images
+
+FAST = {"model.name": "mlp", "train.epochs": 1, "engine.workers": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("api") / "run"
+    return cafedcl.run(method="cafedcl", data="digits", clients=5, rounds=8, out=folder, settings=FAST)
+
+
+def test_the_package_exports_exactly_these_names() -> None:
+    names = ["CafedclError", "Config", "Federation", "Record", "Run", "Watcher", "load", "resolve", "run"]
+    assert cafedcl.__all__ == names
+    assert all(getattr(cafedcl, name) is not None for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        cafedcl.nonsense  # noqa: B018
+
+
+def test_metrics_are_a_table_with_a_row_per_round(finished: Run) -> None:
+    table = finished.metrics
+    assert list(table.index) == list(range(8))
+    assert {"server.accuracy", "server.client_std", "own.client_mean", "traffic.up_bytes", "loss.i2p"} <= set(
+        table.columns
+    )
+    assert table["server.accuracy"].iloc[-1] > table["server.accuracy"].iloc[0]
+
+
+def test_a_run_predicts_as_it_was_scored(finished: Run) -> None:
+    digits = load_digits()
+    images = np.round(digits.images * 255 / 16).astype(np.uint8)
+    found = finished.predict(images)
+    share = float((found.labels.numpy() == digits.target).mean())
+    assert share > 0.7
+    assert found.names[0] == str(int(found.labels[0]))
+    assert found.confidence is not None
+    assert ((found.confidence > 0) & (found.confidence <= 1)).all()
+    assert (found.similarity.abs() <= 1 + 1e-6).all()
+    as_floats = finished.predict(images / 255)
+    assert torch.equal(found.labels, as_floats.labels)
+
+
+def test_a_loaded_run_is_the_run(finished: Run) -> None:
+    assert finished.path is not None
+    loaded = cafedcl.load(finished.path)
+    images = torch.randint(0, 256, (20, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(loaded.predict(images).similarity, finished.predict(images).similarity)
+    assert loaded.metrics.equals(finished.metrics)
+    assert loaded.prototypes is not None
+    assert finished.prototypes is not None
+    assert torch.equal(loaded.prototypes, finished.prototypes)
+    assert loaded.prototypes.norm(dim=1).allclose(torch.ones(10))
+    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), finished.model.parameters(), strict=True))
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = cafedcl.run("fedavg", clients=3, rounds=1, settings=FAST)
+    assert run.path is None
+    assert list(tmp_path.iterdir()) == []
+    assert run.prototypes is None
+    assert run.predict(np.zeros((8, 8), np.uint8)).confidence is None
+
+
+def test_a_federation_can_be_stepped_and_watched() -> None:
+    seen: list[int] = []
+
+    class Count(Watcher):
+        def round_done(self, federation: Federation, record: Record) -> None:
+            seen.append(record.round)
+
+    tables = {"method": {"name": "fedavg"}, "model": {"name": "mlp"}, "federation": {"clients": 3, "rounds": 2}}
+    with Federation(cafedcl.resolve(tables), [Count()]) as federation:
+        record = federation.step()
+        assert record.round == 0
+        assert not federation.finished
+        federation.step()
+        assert federation.finished
+    assert seen == [0, 1]
+
+
+def test_images_come_in_every_usual_form() -> None:
+    image = torch.arange(64, dtype=torch.uint8).view(8, 8)
+    for form in (image, image[None], image[None, None], image[:, :, None], image[None, :, :, None]):
+        assert torch.equal(as_images(form, (1, 8, 8)), image[None, None])
+    colour = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    for form in (colour, colour[None], colour.permute(1, 2, 0), colour.permute(1, 2, 0)[None]):
+        assert torch.equal(as_images(form, (3, 8, 8)), colour[None])
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (np.zeros((8, 9), np.uint8), "this run wants"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "this run wants"),
+        (np.full((8, 8), 16.0), r"must lie in \[0, 1\]"),
+        (np.zeros((8, 8), np.int64), "must be uint8"),
+    ],
+)
+def test_images_of_another_form_are_refused(images: np.ndarray, reason: str) -> None:
+    with pytest.raises(CafedclError, match=reason):
+        as_images(images, (1, 8, 8))

@@ -1,0 +1,118 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cafedcl.check import Inspector
+from cafedcl.contract import Field, Reply, Up
+
+COUNTS = torch.tensor([[3, 0, 2], [0, 4, 0]])
+WEIGHTS = {"head.weight": torch.zeros(3, 2), "steps": torch.tensor(0)}
+FIELDS = {
+    "prototypes": Field((2,), -1.0, 1.0),
+    "confidence": Field((), 0.0, 1.0),
+    "spare": Field((4,), per_class=False),
+}
+
+
+def good():
+    tensors = {
+        "model/head.weight": torch.ones(3, 2),
+        "model/steps": torch.tensor(7),
+        "classes": torch.tensor([0, 2]),
+        "prototypes": torch.full((2, 2), 0.5),
+        "confidence": torch.tensor([0.2, 1.0]),
+        "spare": torch.full((4,), 1e6),
+    }
+    return Reply(Up(0, 5, tensors), {"model/personal": torch.ones(2), "seen": torch.tensor([True])}, {})
+
+
+def problem(reply):
+    return Inspector(WEIGHTS, FIELDS, COUNTS).problem(reply)
+
+
+def changed(**tensors):
+    reply = good()
+    entries = {**reply.up.tensors, **{name.replace("__", "/"): value for name, value in tensors.items()}}
+    return replace(reply, up=replace(reply.up, tensors={n: v for n, v in entries.items() if v is not None}))
+
+
+def test_a_good_reply_passes():
+    assert problem(good()) is None
+
+
+def test_a_client_that_lists_no_class_passes():
+    reply = changed(
+        classes=torch.tensor([], dtype=torch.int64), prototypes=torch.zeros(0, 2), confidence=torch.zeros(0)
+    )
+    assert problem(reply) is None
+
+
+def test_a_method_that_sends_nothing_but_weights_needs_no_classes():
+    tensors = {"model/head.weight": torch.ones(3, 2), "model/steps": torch.tensor(7)}
+    reply = Reply(Up(1, 4, tensors), {}, {})
+    assert Inspector(WEIGHTS, {}, COUNTS).problem(reply) is None
+    assert "classes" in Inspector(WEIGHTS, FIELDS, COUNTS).problem(reply)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["model/head.weight", "prototypes", "confidence", "spare"])
+def test_one_number_that_is_not_finite_is_named(name, bad):
+    value = good().up.tensors[name].clone()
+    value.view(-1)[-1] = bad
+    reason = problem(changed(**{name: value}))
+    assert reason == f"reply has NaN or Inf in '{name}'"
+
+
+def test_nan_in_what_the_client_keeps_is_named():
+    reply = replace(good(), memory={"model/personal": torch.tensor([1.0, torch.nan])})
+    assert problem(reply) == "memory has NaN or Inf in 'model/personal'"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"model__head.weight": torch.ones(2, 3)}, ["model/head.weight", "shape (2, 3)", "(3, 2)"]),
+        ({"model__steps": torch.tensor([7])}, ["model/steps", "shape (1,)", "()"]),
+        ({"prototypes": torch.zeros(3, 2)}, ["prototypes", "shape (3, 2)", "(2, 2)"]),
+        ({"prototypes": torch.zeros(2, 5)}, ["prototypes", "shape (2, 5)"]),
+        ({"confidence": torch.tensor([0.5])}, ["confidence", "shape (1,)"]),
+        ({"spare": torch.zeros(2, 4)}, ["spare", "shape (2, 4)", "(4,)"]),
+        ({"model__head.weight": torch.ones(3, 2).double()}, ["model/head.weight", "float64", "float32"]),
+        ({"model__steps": torch.tensor(7.0)}, ["model/steps", "float32", "int64"]),
+        ({"confidence": torch.tensor([0.5, 0.5]).half()}, ["confidence", "float16"]),
+        ({"model__head.weight": None}, ["model/head.weight", "missing"]),
+        ({"prototypes": None}, ["prototypes", "missing"]),
+        ({"classes": None}, ["classes", "missing"]),
+        ({"model__extra": torch.ones(1)}, ["model/extra", "not asked for"]),
+        ({"surprise": torch.ones(1)}, ["surprise", "not asked for"]),
+        ({"confidence": torch.tensor([-0.1, 0.5])}, ["confidence", "-0.1", "outside [0, 1]"]),
+        ({"confidence": torch.tensor([0.5, 1e9])}, ["confidence", "1e+09", "outside [0, 1]"]),
+        ({"prototypes": torch.full((2, 2), -3.0)}, ["prototypes", "-3", "outside [-1, 1]"]),
+        ({"classes": torch.tensor([2, 0])}, ["classes", "order"]),
+        ({"classes": torch.tensor([0, 0])}, ["classes", "distinct"]),
+        ({"classes": torch.tensor([0, 3])}, ["classes", "class numbers"]),
+        ({"classes": torch.tensor([-1, 0])}, ["classes", "class numbers"]),
+        ({"classes": torch.tensor([0.0, 2.0])}, ["classes", "list of class numbers"]),
+        ({"classes": torch.tensor([[0, 2]])}, ["classes", "list of class numbers"]),
+        ({"classes": torch.tensor([True, False])}, ["classes", "list of class numbers"]),
+    ],
+)
+def test_a_bad_entry_is_rejected_by_name(tensors, words):
+    reason = problem(changed(**tensors))
+    assert reason is not None
+    assert all(word in reason for word in words), reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize("samples", [0, 4, 6, -5, 10**9])
+def test_a_wrong_number_of_samples_is_rejected(samples):
+    reply = good()
+    reason = problem(replace(reply, up=replace(reply.up, samples=samples)))
+    assert reason == f"reports {samples} samples, but enrolled with 5"
+
+
+@pytest.mark.parametrize("client", [-1, 2, 99])
+def test_a_client_that_never_enrolled_is_rejected(client):
+    reply = good()
+    assert problem(replace(reply, up=replace(reply.up, client=client))) == f"unknown client {client}"
