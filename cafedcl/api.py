@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,11 @@ def resume(path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[s
     folder.lock()
     try:
         federation = Federation(folder.config())
+        made_with = folder.environment().get("packages", {}).get("torch")
+        if made_with not in (None, version("torch")):
+            warn(
+                f"{path}: made with torch {made_with}, this is {version('torch')}: the rest may differ in the last bits"
+            )
         saved = folder.newest(warn)
         if saved:
             federation.restore(*saved)

@@ -33,6 +33,9 @@ class Inspector:
             for name, value in tensors.items():
                 if value.is_floating_point() and not torch.isfinite(value).all():
                     return f"{where} has NaN or Inf in '{name}'"
+        for name, predicted in reply.predictions.items():
+            if predicted.numel() and (predicted.min() < 0 or predicted.max() >= self.counts.shape[1]):
+                return f"its predictions '{name}' name classes that do not exist"
         return self._ranges(up)
 
     def _entries(self, up: Up) -> str | None:

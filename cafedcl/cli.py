@@ -47,7 +47,7 @@ def main() -> NoReturn:
 
 def fail(message: str) -> NoReturn:
     """Say what is wrong in one line, and leave."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 

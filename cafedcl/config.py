@@ -181,6 +181,11 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     sections: dict[str, Any] = {
         section: read_options(cls, tables.get(section, {}), section) for section, cls in SECTIONS.items()
     }
+    many, few = sections["evaluate"].shots
+    if many < few:
+        raise CafedclError(
+            f"evaluate.shots = [{many}, {few}]: the first, for many-shot classes, must not be the smaller"
+        )
     options = read_options(method.Options, {**preset, **chosen}, "method")
     return Config(method=MethodChoice(name, options), **sections)
 
@@ -189,10 +194,10 @@ def read_file(path: str | Path) -> dict[str, Any]:
     """Return a TOML file's tables."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise CafedclError(f"{path}: not valid TOML: {error}") from None
     except UnicodeDecodeError as error:
         raise CafedclError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise CafedclError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -209,7 +214,7 @@ def assign(tables: dict[str, Any], text: str) -> None:
 def _value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 

@@ -4,6 +4,9 @@
 class CafedclError(Exception):
     """A mistake the user can mend: one line that says what, where and what to do about it."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
 
 def nearest(word: str, known: "list[str]") -> str:
     """Return «did you mean …?» for a misspelt name, or the list of what there is."""

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Record:
     own: Scores | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     tables: Tensors = field(default_factory=dict)
-    """Per-client and per-class results behind the scores; kept apart from the line of metrics."""
+    """Per-client and per-class results behind the scores; not in the line of metrics nor in the history."""
 
     def line(self) -> dict[str, Any]:
         """Return the record as plain values, without the tables."""
@@ -124,7 +124,7 @@ class Federation:
         if enough:
             self.memories |= {reply.up.client: reply.memory for reply in replies}
         self.state, self.own, self.round = state, own, t + 1
-        self.history.append(record)
+        self.history.append(replace(record, tables={}))
         self.tell("round_done", record)
         return record
 

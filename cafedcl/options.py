@@ -101,6 +101,8 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
             return float(raw)
         except OverflowError:
             raise CafedclError(f"{where}: the number is too large") from None
+    if hint is int and isinstance(raw, int) and abs(raw) >= 2**63:
+        raise CafedclError(f"{where}: the number is too large")
     if type(raw) is not hint:
         expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
         raise CafedclError(f"{where} = {to_toml(raw)}: {expected} is expected")
@@ -120,12 +122,15 @@ def to_toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(k))} = {to_toml(v)}" for k, v in value.items()) + "}"
-    return str(value)
+        return "{" + ", ".join(f"{to_toml(str(k))} = {to_toml(v)}" for k, v in value.items()) + "}"
+    try:
+        return str(value)
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def toml_section(name: str, options: Any, *, explain: bool) -> list[str]:

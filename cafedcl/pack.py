@@ -42,6 +42,11 @@ def floats(tensors: Mapping[str, Tensor]) -> int:
 def pack(tensors: Mapping[str, Tensor], header: Header) -> bytes:
     """Return tensors and header as safetensors bytes."""
     solid = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    seen: set[int] = set()
+    for name, value in solid.items():
+        if value.untyped_storage().data_ptr() in seen:
+            solid[name] = value.clone()
+        seen.add(solid[name].untyped_storage().data_ptr())
     return _save(solid, metadata={"header": json.dumps(header)})
 
 
@@ -51,7 +56,7 @@ def unpack(data: bytes) -> tuple[Tensors, Header]:
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size])["__metadata__"]
         return _load(data), json.loads(metadata["header"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"not a whole packed file: {error}") from error
 
 

@@ -11,5 +11,5 @@ def import_path(path: str, what: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise CafedclError(f"{what} '{path}': cannot be imported: {error}") from None

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from scipy.stats import ttest_rel, wilcoxon
@@ -21,6 +22,7 @@ from scipy.stats import ttest_rel, wilcoxon
 from cafedcl.environment import environment
 
 METHODS = ("local", "central", "fedavg", "fedproto", "cafedcl", "cafedcl:counts", "cafedcl:uniform", "cafedcl:no-geo")
+SHOWN = ("server.accuracy", "server.client_std", "own.client_mean", "own.client_std", "own.accuracy")
 RESULT = Path(__file__).parent / "results" / "digits.json"
 
 
@@ -57,6 +59,12 @@ def paired(runs: list[dict[str, Any]], better: str, worse: str, score: tuple[str
     }
 
 
+def over_seeds(runs: list[dict[str, Any]], section: str, key: str) -> str:
+    """Return mean ± standard deviation over the seeds, in percent."""
+    values = [100 * run[section][key] for run in runs if run[section]]
+    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else "–"
+
+
 def main() -> None:
     """Run everything and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,19 +94,7 @@ def main() -> None:
     arguments.out.write_text(json.dumps({"environment": about, "tests": tests, "runs": runs}, indent=1) + "\n")
     for method in methods:
         mine = [run for run in runs if run["method"] == method]
-        words = [f"{method:16s}"]
-        for section, key in (
-            ("server", "accuracy"),
-            ("server", "client_std"),
-            ("own", "client_mean"),
-            ("own", "client_std"),
-            ("own", "accuracy"),
-        ):
-            values = [run[section][key] for run in mine if run[section]]
-            words.append(
-                f"{section}.{key} {100 * sum(values) / len(values):5.2f}" if values else f"{section}.{key}     –"
-            )
-        print("  ".join(words))
+        print(f"{method:16s}  " + "  ".join(f"{path} {over_seeds(mine, *path.split('.'))}" for path in SHOWN))
     for test in tests:
         print(test)
 

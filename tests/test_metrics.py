@@ -165,7 +165,7 @@ def test_the_worst_tenth_of_thirty_clients_are_three():
 def test_shot_groups_follow_the_global_training_counts():
     recall = torch.tensor([0.9, 0.5, 0.1, 0.3])
     assert shot_groups(recall, COUNTS, (100, 5)) == pytest.approx({"many": 0.9, "medium": 0.4, "few": 0.1})
-    assert shot_groups(recall, COUNTS, (1000, 1))["many"] is None
+    assert shot_groups(recall, COUNTS, (105, 4)) == {"many": None, "medium": pytest.approx(0.45), "few": None}
 
 
 def test_shots_in_the_wrong_order_are_refused_so_that_no_class_is_in_two_groups(tiny):

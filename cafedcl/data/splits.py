@@ -74,6 +74,8 @@ def dirichlet_per_class(labels: Ints, clients: int, classes: int, alpha: float, 
             if share.sum() <= 0:
                 share = (sizes < len(labels) / clients).astype(float)
             members = rng.permutation(np.flatnonzero(labels == c))
+            if not len(members):
+                continue
             cuts = np.floor(np.cumsum(share / share.sum())[:-1] * len(members)).astype(np.int64)
             for client, piece in enumerate(np.split(members, cuts)):
                 parts[client].append(piece)

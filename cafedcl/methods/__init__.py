@@ -19,7 +19,10 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     """Return a method's class and its preset's options, for ``fedavg``, ``cafedcl:no-geo`` or ``pkg.mod:Class``."""
     base, _, preset = name.partition(":")
     if "." in base:
-        return import_path(name, "method"), {}
+        found = import_path(name, "method")
+        if not (inspect.isclass(found) and hasattr(found, "Options")):
+            raise CafedclError(f"method '{name}': it is not a class derived from cafedcl.method.Method")
+        return found, {}
     if base not in method_names():
         raise CafedclError(f"method '{base}': there is no such method; {nearest(base, method_names())}")
     module = importlib.import_module(f"{__name__}.{base.replace('-', '_')}")
@@ -28,7 +31,7 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
         for _, cls in inspect.getmembers(module, inspect.isclass)
         if cls.__module__ == module.__name__ and getattr(cls, "name", None) == base
     )
-    if preset and preset not in method.presets:
+    if ":" in name and preset not in method.presets:
         known = list(method.presets)
         hint = nearest(preset, known) if known else f"{base} has none"
         raise CafedclError(f"method '{name}': there is no such preset; {hint}")

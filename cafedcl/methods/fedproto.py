@@ -26,7 +26,7 @@ class FedProto(Method):
     """CE + λ·MSE(h, P̄_y); P̄ is the unweighted mean over a class's holders, as in the authors' code.
 
     The paper prints count weights divided by the number of holders, a misprint that shrinks prototypes. No last batch
-    is dropped. A class without a prototype adds 0 but stays in the mean; until one is known, the classifier predicts.
+    is dropped. A class without a prototype adds 0 but stays in the mean; among such classes the classifier decides.
     """
 
     name, year, Options = "fedproto", 2022, FedProtoOptions
@@ -59,5 +59,5 @@ class FedProto(Method):
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         h, known = self.embed(model, x), anchors["known"]
-        distance = torch.cdist(h, anchors["prototypes"]).masked_fill(~known, torch.inf)
-        return torch.where(known.any(), -distance, model.head(h))
+        nearest = torch.where(known, -torch.cdist(h, anchors["prototypes"]), model.head(h) - 1e4)
+        return torch.where(known.any(), nearest, model.head(h))

@@ -61,8 +61,8 @@ def test_a_resnet_block_adds_its_shortcut_and_leaves_the_relu_to_the_next():
 @pytest.mark.parametrize("name", [*SMALL, "resnet18"])
 def test_features_before_the_relu_have_negatives_and_after_it_none(name):
     torch.manual_seed(0)
-    encoder = build_encoder(name, (1, 8, 8), 0.1 if name == "resnet18" else 1.0)
-    x = torch.randn(6, 1, 8, 8)
+    encoder = build_encoder(name, (1, 16, 16), 0.1 if name == "resnet18" else 1.0)
+    x = torch.randn(6, 1, 16, 16)
     last = encoder.stages(x)[-1]
     before, after = encoder(x, pre_relu=True), encoder(x)
     assert (before < 0).any()

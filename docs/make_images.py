@@ -1,0 +1,40 @@
+"""Draw docs/images/demo.svg: the demo as a terminal shows it.
+
+python docs/make_images.py
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from cafedcl import cli
+from cafedcl.federation import Watcher
+from cafedcl.progress import LiveProgress
+
+SCREEN = Console(record=True, width=112, force_terminal=True, color_system="truecolor", highlight=False)
+
+
+@contextmanager
+def last_frame(*_: object) -> Iterator[list[Watcher]]:
+    """Draw only the last frame of the live view."""
+    progress = LiveProgress(SCREEN)
+    yield [progress]
+    SCREEN.print(progress.live.renderable)
+
+
+def main() -> None:
+    """Run the demo in a recorded terminal."""
+    cli.console, cli.watching = lambda: SCREEN, last_frame
+    with tempfile.TemporaryDirectory() as folder:
+        cli.demo(Path(folder) / "runs" / "demo", 20)
+    images = Path(__file__).parent / "images"
+    images.mkdir(exist_ok=True)
+    text = SCREEN.export_svg(title="make demo")
+    (images / "demo.svg").write_text(text.replace(folder + "/", ""), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
