@@ -75,22 +75,30 @@ def sample_align_loss(z: Tensor, y: Tensor, weight: Tensor, p: Tensor) -> Tensor
 
 
 def align(
-    reading: str, norm: str, raw: Tensor, batch: Batch, p: Tensor, known: Tensor | None, scratch: Tensors
+    reading: str,
+    norm: str,
+    raw: Tensor,
+    q: Tensor,
+    present: Tensor,
+    batch: Batch,
+    p: Tensor,
+    known: Tensor | None,
+    scratch: Tensors,
 ) -> Tensor:
-    """Return L_align in one of its readings, for embeddings ``raw`` of any length.
+    """Return L_align in one of its readings, for embeddings ``raw`` and the unit prototypes ``q`` of the batch.
 
     ``batch``: the batch's prototypes; ``sample``: every embedding; ``literal``: prototypes over the client's whole
     data, as far as this epoch has seen them. ``norm``: unit vectors, or as printed the raw local prototype.
     """
+    if (reading, norm) == ("batch", "unit"):
+        return align_loss(q, p, present if known is None else present & known)
     points = raw if norm == "literal" else unit(raw)
     weight = batch.weight if known is None else batch.weight * known[batch.y]
     if reading == "sample":
         return sample_align_loss(points, batch.y, weight, p)
-    if reading == "literal":
-        local, counts = running_means(points, batch.y, weight, scratch)
-    else:
-        sums, counts = class_sums(points, batch.y, weight, len(p))
-        local = sums / counts.clamp_min(1e-12)[:, None]
+    if reading == "batch":
+        scratch = start_sums(p.new_zeros(len(p)), p.shape[1])
+    local, counts = running_means(points, batch.y, weight, scratch)
     return align_loss(local if norm == "literal" else unit(local), p, counts > 0)
 
 

@@ -132,7 +132,7 @@ def comparison(runs: Sequence[tuple[str, list[Line]]]) -> RenderableType:
         table.add_column(title, justify="right")
     table.add_column("sent per\nround", justify="right")
     table.add_column("seconds\na round", justify="right")
-    table.add_column("\naccuracy over rounds")
+    table.add_column("accuracy\nover rounds")
     last = [{path: _last(lines, path) for _, path, _ in COLUMNS} for _, lines in runs]
     best = {path: _best([row[path] for row in last], highest) for _, path, highest in COLUMNS}
     for (name, lines), row in zip(runs, last, strict=True):
@@ -144,7 +144,7 @@ def comparison(runs: Sequence[tuple[str, list[Line]]]) -> RenderableType:
         ]
         sent = sum(line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines) / max(len(lines), 1)
         spent = sum(sum(line["seconds"].values()) for line in lines) / max(len(lines), 1)
-        curve = Text(sparkline(series(lines, headline(lines)), 24), style=colour(name))
+        curve = Text(sparkline(series(lines, headline(lines)), 16), style=colour(name), no_wrap=True)
         table.add_row(Text(name, style=colour(name)), *cells, amount(sent), f"{spent:.2f}", curve)
     rounds = sorted({len(lines) for _, lines in runs})
     note = Text(

@@ -128,6 +128,12 @@ def test_class_means_are_means_per_class(labels):
 # Eq. 14
 
 
+def align(reading, norm, raw, batch, p, known, kept):
+    """L_align as CAFedCL calls it: with the batch's unit prototypes at hand."""
+    sums, counts = contrast.class_sums(contrast.unit(raw), batch.y, batch.weight, len(p))
+    return contrast.align(reading, norm, raw, contrast.unit(sums), counts > 0, batch, p, known, kept)
+
+
 def align_by_hand(reading, norm, raw, y, p):
     points, total = raw if norm == "literal" else unit(raw), 0.0
     for c in set(y.tolist()):
@@ -145,7 +151,7 @@ def align_by_hand(reading, norm, raw, y, p):
 def test_align_sums_squared_distances_over_the_classes_present(scene, reading, norm):
     raw, y, p = scene
     rt, yt, pt = tensors(raw, y, p)
-    ours = contrast.align(reading, norm, rt, batch_of(yt), pt, None, scratch())
+    ours = align(reading, norm, rt, batch_of(yt), pt, None, scratch())
     assert float(ours) == pytest.approx(align_by_hand(reading, norm, raw, y, p), abs=1e-12)
 
 
@@ -156,7 +162,7 @@ def test_align_leaves_out_classes_without_an_anchor(scene, reading, norm):
     known = np.array([True, True, False, True, True])
     rows = known[y]
     rt, yt, pt, kt = tensors(raw, y, p, known)
-    ours = contrast.align(reading, norm, rt, batch_of(yt), pt, kt, scratch())
+    ours = align(reading, norm, rt, batch_of(yt), pt, kt, scratch())
     assert float(ours) == pytest.approx(align_by_hand(reading, norm, raw[rows], y[rows], p), abs=1e-12)
 
 
@@ -164,7 +170,7 @@ def test_align_of_unit_prototypes_is_two_minus_two_cosines(scene):
     raw, y, p = scene
     rt, yt, pt = tensors(raw, y, p)
     cosines = [float(unit(unit(raw)[y == c].mean(0)) @ p[c]) for c in (0, 2, 3)]
-    ours = contrast.align("batch", "unit", rt, batch_of(yt), pt, None, scratch())
+    ours = align("batch", "unit", rt, batch_of(yt), pt, None, scratch())
     assert float(ours) == pytest.approx(6 - 2 * sum(cosines), abs=1e-12)
 
 
@@ -173,8 +179,8 @@ def test_align_per_sample_is_the_batch_mean_plus_the_variance():
     a, b, c = 0.6, math.sqrt(0.24), math.sqrt(0.4)
     z = torch.tensor([[a, b, c], [a, b, -c]], dtype=torch.float64)
     p, y = torch.eye(3, dtype=torch.float64), torch.tensor([0, 0])
-    per_sample = contrast.align("sample", "literal", z, batch_of(y), p, None, {})
-    of_means = contrast.align("batch", "literal", z, batch_of(y), p, None, {})
+    per_sample = align("sample", "literal", z, batch_of(y), p, None, {})
+    of_means = align("batch", "literal", z, batch_of(y), p, None, {})
     assert float(per_sample) == pytest.approx(0.8, abs=1e-12)
     assert float(of_means) == pytest.approx(0.4, abs=1e-12)
 
@@ -183,7 +189,7 @@ def test_align_per_sample_exceeds_the_batch_form_by_the_variance_within_classes(
     raw, y, p = scene
     variance = sum(np.sum((raw[y == c] - raw[y == c].mean(0)) ** 2) / np.sum(y == c) for c in set(y.tolist()))
     rt, yt, pt = tensors(raw, y, p)
-    forms = [float(contrast.align(reading, "literal", rt, batch_of(yt), pt, None, {})) for reading in READINGS[:2]]
+    forms = [float(align(reading, "literal", rt, batch_of(yt), pt, None, {})) for reading in READINGS[:2]]
     assert forms[1] - forms[0] == pytest.approx(variance, abs=1e-12)
 
 
@@ -192,8 +198,8 @@ def test_align_by_the_letter_is_over_all_that_the_epoch_has_seen(scene, norm):
     raw, y, p = scene
     rt, yt, pt = tensors(raw, y, p)
     kept = scratch()
-    contrast.align("literal", norm, rt[:4], batch_of(yt[:4]), pt, None, kept)
-    second = contrast.align("literal", norm, rt[4:], batch_of(yt[4:]), pt, None, kept)
+    align("literal", norm, rt[:4], batch_of(yt[:4]), pt, None, kept)
+    second = align("literal", norm, rt[4:], batch_of(yt[4:]), pt, None, kept)
     assert float(second) == pytest.approx(align_by_hand("literal", norm, raw, y, p), abs=1e-12)
 
 
@@ -202,8 +208,8 @@ def test_align_by_the_letter_moves_only_this_batch_share(scene):
     kept = scratch()
     rt, yt, pt = tensors(raw, y, p)
     early, late = rt[:4].requires_grad_(), rt[4:].clone().requires_grad_()
-    contrast.align("literal", "literal", early, batch_of(yt[:4]), pt, None, kept)
-    contrast.align("literal", "literal", late, batch_of(yt[4:]), pt, None, kept).backward()
+    align("literal", "literal", early, batch_of(yt[:4]), pt, None, kept)
+    align("literal", "literal", late, batch_of(yt[4:]), pt, None, kept).backward()
     expected = [2 * (raw[y == c].mean(0) - p[c]) / np.sum(y == c) for c in y[4:]]
     np.testing.assert_allclose(late.grad, expected, atol=1e-12)
     assert early.grad is None
@@ -282,7 +288,7 @@ def test_geometry_leaves_absent_classes_with_finite_gradients(scene, reading):
 def test_align_leaves_absent_classes_with_finite_gradients(scene, reading, norm):
     raw, y, p = tensors(*scene)
     raw.requires_grad_()
-    contrast.align(reading, norm, raw, batch_of(y), p, None, scratch()).backward()
+    align(reading, norm, raw, batch_of(y), p, None, scratch()).backward()
     assert raw.grad.isfinite().all()
     assert raw.grad.any(1).all()
 
@@ -298,7 +304,7 @@ def test_padding_changes_neither_a_term_nor_its_gradient(scene, term):
     ):
         x, batch = rows.clone().requires_grad_(), batch_of(labels, torch.tensor(weight, dtype=torch.float64))
         if term in READINGS:
-            loss = contrast.align(term, "unit", x, batch, p, None, scratch())
+            loss = align(term, "unit", x, batch, p, None, scratch())
         elif term == "i2p":
             loss = contrast.i2p_loss(contrast.unit(x), batch.y, batch.weight, p, None, TAU)
         else:

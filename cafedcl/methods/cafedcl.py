@@ -64,7 +64,7 @@ class CAFedCL(Method):
         terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau)}
         if o.lam_align:
             warm = ((visit.round + 1) / max(o.align_warmup, 1)).clamp(max=1.0)
-            align = contrast.align(o.align, o.align_norm, raw, batch, p, known, visit.scratch)
+            align = contrast.align(o.align, o.align_norm, raw, q, present, batch, p, known, visit.scratch)
             terms["align"] = o.lam_align * warm * align
         if o.lam_geo and o.geo != "server":
             terms["geo"] = o.lam_geo * contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction)
