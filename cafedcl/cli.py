@@ -334,7 +334,7 @@ def show_config(
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for both runs; by default a new one under runs/.")] = None,
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 20,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 15,
 ) -> None:
     """Train FedAvg and CAFedCL on handwritten digits, 20 clients, Dirichlet 0.1, and compare them."""
     from cafedcl.config import gather

@@ -29,7 +29,7 @@ def main() -> None:
     """Run the demo in a recorded terminal."""
     cli.console, cli.watching = lambda: SCREEN, last_frame
     with tempfile.TemporaryDirectory() as folder:
-        cli.demo(Path(folder) / "runs" / "demo", 20)
+        cli.demo(Path(folder) / "runs" / "demo", 15)
     images = Path(__file__).parent / "images"
     images.mkdir(exist_ok=True)
     text = SCREEN.export_svg(title="make demo")

@@ -1,0 +1,110 @@
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from cafedcl.methods import find_method, method_names
+from cafedcl.methods._readings import PRESETS, CAFedCLOptions
+
+HOME = Path(__file__).parents[1]
+README = (HOME / "README.md").read_text(encoding="utf-8")
+CAFEDCL = (HOME / "docs" / "cafedcl.md").read_text(encoding="utf-8")
+EXTENDING = (HOME / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_readme_example_works(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = python_blocks(README)
+    assert len([line for line in block.splitlines() if line]) <= 10
+    exec(block.replace("rounds=20", 'rounds=1, settings={"engine.workers": 1}'), {})
+    out = capsys.readouterr().out
+    assert "server.client_std" in out
+    assert "torch.Size([10, 64])" in out
+
+
+def test_the_method_in_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cafedcl
+
+    (tmp_path / "guide").mkdir()
+    (tmp_path / "guide" / "pull.py").write_text(python_blocks(EXTENDING)[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"method.mu": 0.1, "train.epochs": 1, "model.name": "mlp", "engine.workers": 1}
+    run = cafedcl.run("guide.pull:Pull", clients=3, rounds=1, settings=settings)
+    assert run.records[0]["failed"] == []
+    assert run.records[0]["loss"]["pull"] > 0
+
+
+def test_every_method_and_preset_is_on_the_front_page() -> None:
+    for name in method_names():
+        assert f"`{name}`" in README, name
+    for preset in PRESETS:
+        assert f":{preset}`" in README, preset
+
+
+def test_every_reading_is_explained() -> None:
+    for field in dataclasses.fields(CAFedCLOptions):
+        if field.metadata["limits"].choices:
+            assert f"`{field.name}`" in CAFEDCL, field.name
+            for choice in field.metadata["limits"].choices:
+                assert f"`{choice}`" in CAFEDCL, f"{field.name} = {choice}"
+
+
+def test_every_method_names_its_paper() -> None:
+    for name in method_names():
+        method, _ = find_method(name)
+        assert method.__doc__
+        assert method.paper
+        assert 2016 < method.year < 2030
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/cafedcl.md"])
+def test_the_numbers_on_the_page_are_those_of_the_result_file(page: str) -> None:
+    runs = json.loads((HOME / "experiments" / "results" / "digits20.json").read_text())["runs"]
+    text = (HOME / page).read_text(encoding="utf-8")
+    for method in ("fedavg", "cafedcl", "cafedcl:counts"):
+        for key in ("accuracy", "client_std"):
+            values = [100 * run["server"][key] for run in runs if run["method"] == method]
+            assert len(values) == 20
+            assert f"{mean(values):.2f} ± {stdev(values):.2f}" in text, (method, key)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(HOME / "cafedcl", source / "cafedcl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(HOME / name, source / name)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("cafedcl/")}
+        archive.extractall(tmp_path / "installed")
+    expected = {str(file.relative_to(HOME)) for file in (HOME / "cafedcl").rglob("*.py")} | {"cafedcl/py.typed"}
+    assert packed == expected
+    code = (
+        "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
+    )
+    code += (
+        "from cafedcl.methods import find_method, method_names; print([find_method(n)[0].name for n in method_names()])"
+    )
+    check = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r})\n" + code]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cafedcl" in done.stdout
