@@ -67,9 +67,13 @@ def no_prototypes(classes: int, dim: int) -> Tensors:
     return {"anchors/prototypes": torch.zeros(classes, dim), "anchors/known": known}
 
 
-def merge_prototypes(state: Tensors, ups: Sequence[Up]) -> Tensors:
-    """Return the table of prototypes after a round: the unweighted mean over each class's holders."""
+def merge_prototypes(state: Tensors, ups: Sequence[Up], weights: str | None = None) -> Tensors:
+    """Return the table of prototypes after a round: the mean over each class's holders.
+
+    ``weights`` names the entry of the replies that weights them (Eq. 2 with ``counts``); without it all count alike.
+    """
     table = state["anchors/prototypes"]
     held = holders(ups, len(table)).to(table.device)
-    mean = mean_prototypes(spread(ups, "prototypes", len(table)), normalise(held.double()), held.any(0), table)
+    weight = held if weights is None else spread(ups, weights, len(table))
+    mean = mean_prototypes(spread(ups, "prototypes", len(table)), normalise(weight.double()), held.any(0), table)
     return {"anchors/prototypes": mean, "anchors/known": state["anchors/known"] | held.any(0)}

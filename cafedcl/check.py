@@ -41,18 +41,23 @@ class Inspector:
     def _entries(self, up: Up) -> str | None:
         """Names, shapes and types."""
         expected = {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
-        if self.fields:
-            listed = up.tensors.get("classes")
-            if listed is None:
+        per_class = [field for field in self.fields.values() if field.per_class]
+        listed = torch.zeros(0)
+        if per_class:
+            if "classes" not in up.tensors:
                 return "'classes' is missing"
+            listed = up.tensors["classes"]
             if listed.dim() != 1 or listed.dtype != torch.int64:
                 return "'classes' is not a list of class numbers"
-            if len(listed) and (listed.min() < 0 or listed.max() >= self.counts.shape[1] or (listed.diff() <= 0).any()):
+            step = 0 if any(field.repeated for field in per_class) else 1
+            if len(listed) and (
+                listed.min() < 0 or listed.max() >= self.counts.shape[1] or (listed.diff() < step).any()
+            ):
                 return "'classes' are not distinct class numbers in order"
             expected["classes"] = (tuple(listed.shape), torch.int64)
-            for name, field in self.fields.items():
-                rows = (len(listed),) if field.per_class else ()
-                expected[name] = ((*rows, *field.shape), torch.float32)
+        for name, field in self.fields.items():
+            rows = (len(listed),) if field.per_class else ()
+            expected[name] = ((*rows, *field.shape), torch.float32)
         for name, (shape, dtype) in expected.items():
             if name not in up.tensors:
                 return f"'{name}' is missing"

@@ -273,14 +273,20 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's o
 
     screen = console()
     if name is None:
-        table = Table("method", "travels", "predicts by", "paper", box=None, header_style="bold")
         for known in method_names():
             method, _ = find_method(known)
-            table.add_row(known, method.travels, method.predicts, f"{method.paper} ({method.year})")
-            for preset in method.presets:
-                table.add_row(f"  :{preset}", style="dim")
-        screen.print(table)
-        print("options of one method: cafedcl methods NAME; your own: --method package.module:Class")
+            screen.print(f"[bold]{known}[/]  [dim]{method.paper} ({method.year})[/]", soft_wrap=True)
+            screen.print(f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True)
+            options = dataclasses.fields(method.Options)
+            if options:
+                words = [f"{field.name} = {to_toml(field.default)}" for field in options[:7]]
+                more = [f"… {len(options) - 7} more"] if len(options) > 7 else []
+                screen.print(f"    {', '.join(words + more)}", soft_wrap=True, markup=False)
+            if method.presets:
+                screen.print(
+                    f"    presets: {', '.join(f'{known}:{title}' for title in method.presets)}", soft_wrap=True
+                )
+        print("everything about one method: cafedcl methods NAME; your own: --method package.module:Class")
         return
     method, preset = find_method(name)
     screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})\n{method.__doc__}", soft_wrap=True)

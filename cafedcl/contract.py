@@ -113,6 +113,8 @@ class Visit:
     memory: Tensors
     scratch: Tensors
     embed: Embed
+    rates: float = 0.0
+    """The sum of the learning rates over all local steps of this visit."""
     signals: Tensors = field(default_factory=dict)
     """What tail augmentation reports: ``synthetic`` m_{k,c} and ``quality`` conf^gen_{k,c}."""
 
@@ -126,3 +128,5 @@ class Field:
     high: float = float("inf")
     per_class: bool = True
     """Whether there is one row per class listed in the reply's ``classes``."""
+    repeated: bool = False
+    """Whether a class may be listed more than once."""

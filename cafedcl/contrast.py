@@ -119,18 +119,31 @@ def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tup
     return sums / counts.clamp_min(1e-12)[:, None], counts
 
 
-def geometry_loss(a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str = "mean") -> Tensor:
+def geometry_loss(a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str, prior: str = "margin") -> Tensor:
     """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over the ordered ``pairs`` c ≠ c'.
 
     The paper sums over all C(C−1) pairs of broadcast prototypes (a = b = p_g), which are constants for a client; the
-    mean does not grow with the number of classes.
+    mean does not grow with the number of classes. Other priors, as the paper allows: ``orthogonal`` penalises cos² and
+    ``simplex`` (cos + 1/(C−1))², whose minimum is an equiangular tight frame.
     """
-    penalty = (F.relu(margin - torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")) * pairs).sum()
-    return penalty / pairs.sum().clamp_min(1) if reduction == "mean" else penalty
+    if prior == "margin":
+        penalty = F.relu(margin - torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist"))
+    else:
+        ideal = -1 / max(len(a) - 1, 1) if prior == "simplex" else 0.0
+        penalty = (a @ b.T - ideal).square()
+    total = (penalty * pairs).sum()
+    return total / pairs.sum().clamp_min(1) if reduction == "mean" else total
 
 
 def geometry(
-    reading: str, q: Tensor, present: Tensor, p: Tensor, known: Tensor | None, margin: float, reduction: str
+    reading: str,
+    q: Tensor,
+    present: Tensor,
+    p: Tensor,
+    known: Tensor | None,
+    margin: float,
+    reduction: str = "mean",
+    prior: str = "margin",
 ) -> Tensor:
     """Return L_geo in one of its readings, for unit batch prototypes ``q`` of the ``present`` classes.
 
@@ -139,21 +152,23 @@ def geometry(
     """
     everything = torch.ones_like(present) if known is None else known
     if reading == "literal":
-        return geometry_loss(p, p, off_diagonal(everything[:, None] & everything), margin, reduction)
+        return geometry_loss(p, p, off_diagonal(everything[:, None] & everything), margin, reduction, prior)
     if reading == "cross":
-        return geometry_loss(q, p, off_diagonal(present[:, None] & everything), margin, reduction)
+        return geometry_loss(q, p, off_diagonal(present[:, None] & everything), margin, reduction, prior)
     mixed, pairs = torch.where(present[:, None], q, p), present[:, None] | present
     if known is not None:
         pairs &= (present | known)[:, None] & (present | known)
-    return geometry_loss(mixed, mixed, off_diagonal(pairs), margin, reduction)
+    return geometry_loss(mixed, mixed, off_diagonal(pairs), margin, reduction, prior)
 
 
-def separate(prototypes: Tensor, known: Tensor, margin: float, steps: int = 10, rate: float = 0.1) -> Tensor:
+def separate(
+    prototypes: Tensor, known: Tensor, margin: float, prior: str = "margin", steps: int = 10, rate: float = 0.1
+) -> Tensor:
     """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after every step."""
     pairs = off_diagonal(known[:, None] & known)
     for _ in range(steps):
         moved = prototypes.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(geometry_loss(moved, moved, pairs, margin, "literal"), moved)
+        (gradient,) = torch.autograd.grad(geometry_loss(moved, moved, pairs, margin, "literal", prior), moved)
         prototypes = torch.where(known[:, None], unit(prototypes - rate * gradient), prototypes)
     return prototypes
 

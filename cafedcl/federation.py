@@ -16,7 +16,7 @@ from cafedcl.engine.base import Engine
 from cafedcl.engine.choose import choose_engine
 from cafedcl.metrics import Judge, Scores
 from cafedcl.pack import MODEL, Header, Tensors, floats, nbytes, prefixed, under
-from cafedcl.rng import stream
+from cafedcl.rng import stream, torch_stream
 from cafedcl.setup import Setup, check_schedule, prepare
 
 
@@ -74,7 +74,9 @@ class Federation:
         _, y = self.bench.test_set(None)
         self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots)
         self.own = self.judge.no_own()
-        self.inspector = Inspector(self.bench.shared(), self.method.fields(), self.bench.shards.counts)
+        self.inspector = Inspector(
+            self.bench.shared(), self.method.fields(self.bench.network), self.bench.shards.counts
+        )
 
     @property
     def enrolment(self) -> int:
@@ -102,7 +104,7 @@ class Federation:
         with clock("train"):
             replies, failures = self.train(down, [k for k in sampled if k not in dropped])
         enough = len(replies) >= self.options.min_replies
-        with clock("aggregate"):
+        with clock("aggregate"), torch_stream(self.config.run.seed, "server", t):
             state = self.method.aggregate(self.state, [reply.up for reply in replies]) if enough else self.state
         with clock("evaluate"):
             server, own, tables = self.evaluate(state, replies if enough else [])
@@ -236,10 +238,10 @@ class Federation:
 
 
 def mean_losses(replies: list[Reply]) -> dict[str, float]:
-    """Return every term of the loss, averaged over the clients by their samples; NaN-free for JSON."""
+    """Return every term of the loss, averaged over the clients by their samples; a term a client lacks is 0."""
     samples = sum(reply.up.samples for reply in replies)
-    names = replies[0].up.losses if replies else {}
-    means = {n: sum(r.up.losses[n] * r.up.samples for r in replies) / samples for n in names}
+    names = dict.fromkeys(name for reply in replies for name in reply.up.losses)
+    means = {n: sum(r.up.losses.get(n, 0.0) * r.up.samples for r in replies) / samples for n in names}
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 

@@ -35,16 +35,17 @@ class Method:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     Options: ClassVar[type] = NoOptions
 
-    def __init__(self, options: Any, classes: int, dim: int) -> None:
+    def __init__(self, options: Any, classes: int, dim: int, clients: int = 1) -> None:
         self.options = options
         self.classes = classes
         self.dim = dim
+        self.clients = clients
 
     def head(self) -> nn.Module:
         """Build what sits on the encoder."""
         return nn.Linear(self.dim, self.classes)
 
-    def start(self) -> Tensors:
+    def start(self, model: Network) -> Tensors:
         """Return the server's state besides the model: ``anchors/…`` is broadcast, anything else stays there."""
         return {}
 
@@ -64,7 +65,7 @@ class Method:
         """Return what goes up besides the weights, and the notes for people to look at."""
         return {}, {}
 
-    def fields(self) -> dict[str, Field]:
+    def fields(self, model: Network) -> dict[str, Field]:
         """Describe what ``summarize`` sends up, so that a bad reply is noticed before it is aggregated."""
         return {}
 

@@ -72,8 +72,10 @@ def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, 
         encoder = build_encoder(config.model.name, shape, config.model.width)
     cls, _ = find_method(config.method.name)
     with torch_stream(config.run.seed, "method"):
-        method: Method = cls(config.method.options, classes, feature_dim(encoder, shape))
-        return method, Network(encoder, method.head()), method.start()
+        dim, clients = feature_dim(encoder, shape), config.federation.clients
+        method: Method = cls(config.method.options, classes, dim, clients)
+        network = Network(encoder, method.head())
+        return method, network, method.start(network)
 
 
 def prepare(config: Config, data: Dataset | None = None) -> Setup:

@@ -21,7 +21,16 @@ from scipy.stats import ttest_rel, wilcoxon
 
 from cafedcl.environment import environment
 
-METHODS = ("local", "central", "fedavg", "fedproto", "cafedcl", "cafedcl:counts", "cafedcl:uniform", "cafedcl:no-geo")
+METHODS = (
+    "local",
+    "central",
+    "fedavg",
+    "fedproto",
+    "cafedcl",
+    "cafedcl:no-confagg-counts",
+    "cafedcl:no-confagg-uniform",
+    "cafedcl:no-geo",
+)
 SHOWN = ("server.accuracy", "server.client_std", "own.client_mean", "own.client_std", "own.accuracy")
 RESULT = Path(__file__).parent / "results" / "digits.json"
 
@@ -83,8 +92,8 @@ def main() -> None:
         ("cafedcl", "fedavg", ("server", "accuracy")),
         ("cafedcl", "fedavg", ("server", "client_std")),
         ("cafedcl", "fedavg", ("own", "client_std")),
-        ("cafedcl", "cafedcl:counts", ("server", "accuracy")),
-        ("cafedcl", "cafedcl:counts", ("server", "client_std")),
+        ("cafedcl", "cafedcl:no-confagg-counts", ("server", "accuracy")),
+        ("cafedcl", "cafedcl:no-confagg-counts", ("server", "client_std")),
     ]
     tests = [paired(runs, *claim) for claim in claims if {claim[0], claim[1]} <= set(methods)]
     command = f"python experiments/digits.py --seeds {arguments.seeds} --rounds {arguments.rounds}"

@@ -71,7 +71,7 @@ def test_every_method_names_its_paper() -> None:
 def test_the_numbers_on_the_page_are_those_of_the_result_file(page: str) -> None:
     runs = json.loads((HOME / "experiments" / "results" / "digits20.json").read_text())["runs"]
     text = (HOME / page).read_text(encoding="utf-8")
-    for method in ("fedavg", "cafedcl", "cafedcl:counts"):
+    for method in ("fedavg", "cafedcl", "cafedcl:no-confagg-counts"):
         for key in ("accuracy", "client_std"):
             values = [100 * run["server"][key] for run in runs if run["method"] == method]
             assert len(values) == 20
@@ -98,9 +98,7 @@ def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "installed")
     expected = {str(file.relative_to(HOME)) for file in (HOME / "cafedcl").rglob("*.py")} | {"cafedcl/py.typed"}
     assert packed == expected
-    code = (
-        "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
-    )
+    code = "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
     code += (
         "from cafedcl.methods import find_method, method_names; print([find_method(n)[0].name for n in method_names()])"
     )

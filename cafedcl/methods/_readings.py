@@ -14,8 +14,8 @@ LETTER = ("geo", "geo_reduction", "align", "align_norm", "prototype", "missing",
 PRESETS: dict[str, dict[str, Any]] = {
     "literal": {**dict.fromkeys(LETTER, "literal"), "epsilon": 1e-8},
     "no-geo": {"lam_geo": 0.0},
-    "uniform": {"weights": "uniform"},
-    "counts": {"weights": "counts"},
+    "no-confagg-uniform": {"weights": "uniform"},
+    "no-confagg-counts": {"weights": "counts"},
     "inverse-variance": {"weights": "inverse-variance"},
     "fixed-anchors": {"anchors": "fixed"},
 }
@@ -36,6 +36,7 @@ class CAFedCLOptions:
     clip: tuple[float, float] = option((0.05, 1.0), "per-class clipping of confidence", low=0.0, high=1.0)
     geo: str = option("batch", "whose prototypes L_geo parts", choices=("batch", "cross", "server", "literal"))
     geo_reduction: str = option("mean", "L_geo over pairs: mean, or the paper's sum", choices=("mean", "literal"))
+    prior: str = option("margin", "what L_geo asks for", choices=("margin", "orthogonal", "simplex"))
     features: str = option("literal", "after the last ReLU, or", choices=("literal", "pre-relu", "projected"))
     align: str = option("batch", "prototype in L_align", choices=("batch", "sample", "literal"))
     align_norm: str = option(

@@ -27,8 +27,8 @@ class CAFedCL(Method):
     travels, predicts = "model, prototypes, confidences", "nearest prototype (cosine)"
     Options, presets = CAFedCLOptions, PRESETS
 
-    def __init__(self, options: CAFedCLOptions, classes: int, dim: int) -> None:
-        super().__init__(options, classes, dim)
+    def __init__(self, options: CAFedCLOptions, classes: int, dim: int, clients: int = 1) -> None:
+        super().__init__(options, classes, dim, clients)
         if options.init == "simplex" and dim < classes:
             raise CafedclError(f"method.init = simplex: {classes} classes need as many features; the model gives {dim}")
         if options.inference == "head" and options.classifier != "ce":
@@ -41,7 +41,7 @@ class CAFedCL(Method):
         wanted = {"project": self.options.features == "projected", "classify": self.options.classifier == "ce"}
         return nn.ModuleDict({name: part for name, part in parts.items() if wanted[name]})
 
-    def start(self) -> Tensors:
+    def start(self, model: Network) -> Tensors:
         table, o = no_prototypes(self.classes, self.dim), self.options
         if o.init != "means":
             make = contrast.simplex if o.init == "simplex" else contrast.orthonormal
@@ -50,7 +50,7 @@ class CAFedCL(Method):
         return {**table, "server/confidence": torch.zeros(self.classes)}
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
-        h = model.pre_relu(x) if self.options.features == "pre-relu" else super().embed(model, x)
+        h = model.levels(x)[0][-1] if self.options.features == "pre-relu" else super().embed(model, x)
         return model.part("project")(h) if self.options.features == "projected" else h
 
     def scratch(self, client: Client) -> Tensors:
@@ -67,7 +67,9 @@ class CAFedCL(Method):
             align = contrast.align(o.align, o.align_norm, raw, q, present, batch, p, known, visit.scratch)
             terms["align"] = o.lam_align * warm * align
         if o.lam_geo and o.geo != "server":
-            terms["geo"] = o.lam_geo * contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction)
+            terms["geo"] = o.lam_geo * contrast.geometry(
+                o.geo, q, present, p, known, o.margin, o.geo_reduction, o.prior
+            )
         if o.classifier == "ce":
             terms["ce"] = contrast.cross_entropy(model.part("classify")(raw), batch.y, batch.weight)
         return terms
@@ -98,7 +100,7 @@ class CAFedCL(Method):
         notes |= {} if quality is None else {"confidence_gen": quality}
         return {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}, notes
 
-    def fields(self) -> dict[str, Field]:
+    def fields(self, model: Network) -> dict[str, Field]:
         bound = float("inf") if self.options.prototype == "literal" else 1.0 + 1e-4
         trust = Field((), 0.0, WEIGHTS[self.options.weights])
         return {"prototypes": Field((self.dim,), -bound, bound), "confidence": trust}
@@ -122,7 +124,7 @@ class CAFedCL(Method):
             return {"server/confidence": kept}
         fresh = unit(mean_prototypes(spread(ups, "prototypes", self.classes), alpha, seen, old))
         fresh = unit((1 - o.momentum) * fresh + o.momentum * old) if o.momentum else fresh
-        fresh = contrast.separate(fresh, seen, o.margin) if o.geo == "server" and o.lam_geo else fresh
+        fresh = contrast.separate(fresh, seen, o.margin, o.prior) if o.geo == "server" and o.lam_geo else fresh
         table = torch.where(seen[:, None], fresh, old if o.unseen == "keep" else torch.zeros_like(old))
         known = {"anchors/known": state["anchors/known"] | seen}
         return {"anchors/prototypes": table, "server/confidence": kept, **known}

@@ -23,17 +23,15 @@ class FedProtoOptions:
 
 
 class FedProto(Method):
-    """CE + λ·MSE(h, P̄_y); P̄ is the unweighted mean over a class's holders, as in the authors' code.
-
-    The paper prints count weights divided by the number of holders, a misprint that shrinks prototypes. No last batch
-    is dropped. A class without a prototype adds 0 but stays in the mean; among such classes the classifier decides.
+    """CE + λ·MSE(h, P̄_y); P̄ is the unweighted mean over a class's holders (code; the paper's divisor is a misprint).
+    A class without a prototype adds 0 but stays in the mean; among such classes the classifier decides.
     """
 
     name, year, Options = "fedproto", 2022, FedProtoOptions
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients"
     travels, predicts, personal = "prototypes", "nearest prototype (L2)", ".*"
 
-    def start(self) -> Tensors:
+    def start(self, model: Network) -> Tensors:
         return no_prototypes(self.classes, self.dim)
 
     def scratch(self, client: Client) -> Tensors:
@@ -51,7 +49,7 @@ class FedProto(Method):
             means, _ = class_means(*visit.embed("train", "trained"), self.classes)
         return {"classes": visit.client.holds, "prototypes": means[visit.client.holds]}, {}
 
-    def fields(self) -> dict[str, Field]:
+    def fields(self, model: Network) -> dict[str, Field]:
         return {"prototypes": Field((self.dim,))}
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
@@ -59,5 +57,4 @@ class FedProto(Method):
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         h, known = self.embed(model, x), anchors["known"]
-        nearest = torch.where(known, -torch.cdist(h, anchors["prototypes"]), model.head(h) - 1e4)
-        return torch.where(known.any(), nearest, model.head(h))
+        return torch.where(known, -torch.cdist(h, anchors["prototypes"]), model.head(h) - 1e4)

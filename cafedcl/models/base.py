@@ -2,8 +2,10 @@
 
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from cafedcl.errors import CafedclError
 
@@ -22,10 +24,9 @@ class Encoder(nn.Module):
         """Return the pre-ReLU output of the stem and of every stage."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, pre_relu: bool = False) -> Tensor:
-        """Return the pooled features of the last stage, after its ReLU unless told otherwise."""
-        last = self.stages(x)[-1]
-        return pool(last if pre_relu else F.relu(last))
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the pooled features of the last stage, after its ReLU."""
+        return pool(F.relu(self.stages(x)[-1]))
 
 
 class Factory(Protocol):
@@ -51,11 +52,23 @@ class Network(nn.Module):
         """Return a named part of a head that has several."""
         return self.head.get_submodule(name)
 
-    def pre_relu(self, x: Tensor) -> Tensor:
-        """Return features before the last ReLU, for methods that ask."""
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
         if not isinstance(self.encoder, Encoder):
-            raise CafedclError("this model gives no features before its last ReLU; derive it from cafedcl's Encoder")
-        return self.encoder(x, pre_relu=True)  # type: ignore[no-any-return]
+            raise CafedclError("this model does not show its stages; derive it from cafedcl.models.Encoder")
+        stages = self.encoder.stages(x)
+        return [pool(stage) for stage in stages], pool(F.relu(stages[-1]))
+
+    @torch.no_grad()
+    def frozen(self, weights: dict[str, Tensor], x: Tensor, parts: tuple[str, ...]) -> Tensor:
+        """Return what other weights would make of ``x``, sent through the named parts in turn, in evaluation mode."""
+        training = self.training
+        self.eval()
+        for part in parts:
+            own = {name.removeprefix(part + "."): w for name, w in weights.items() if name.startswith(part + ".")}
+            x = functional_call(self.get_submodule(part), own, (x,))
+        self.train(training)
+        return x
 
 
 def pool(features: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ class Block(nn.Module):
         self.norm2 = nn.GroupNorm(GROUPS, outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
-            self.shortcut.append(nn.GroupNorm(GROUPS, outputs))
+            self.shortcut.add_module("conv", nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.shortcut.add_module("norm", nn.GroupNorm(GROUPS, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's sum before its ReLU."""

@@ -13,6 +13,7 @@ from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models import Network
 
 CLASSES, DIM = 4, 5
+NETWORK = Network(nn.Identity(), nn.Identity())
 
 
 def unit(x):
@@ -223,7 +224,7 @@ TRUST = np.array([[0.2, 0.9, 0.0, 0.0], [0.6, 0.0, 0.0, 0.5], [0.4, 0.0, 0.0, 0.
 
 def state_of(method):
     torch.manual_seed(0)
-    return {"model/w": torch.zeros(3), **method.start()}
+    return {"model/w": torch.zeros(3), **method.start(NETWORK)}
 
 
 def means_by_hand(trust, ups):
@@ -334,11 +335,11 @@ def test_geometry_on_the_server_parts_the_anchors_of_the_round():
 
 def test_initial_anchors_are_orthonormal_simplex_or_unknown():
     for init, cosine in (("orthonormal", 0.0), ("simplex", -1 / (CLASSES - 1))):
-        start = method_with(init=init).start()
+        start = method_with(init=init).start(NETWORK)
         gram = start["anchors/prototypes"].double() @ start["anchors/prototypes"].double().T
         np.testing.assert_allclose(gram[~torch.eye(CLASSES).bool()], cosine, atol=1e-6)
         assert start["anchors/known"].all()
-    start = method_with(init="means").start()
+    start = method_with(init="means").start(NETWORK)
     assert not start["anchors/known"].any()
 
 

@@ -117,7 +117,7 @@ def test_the_server_takes_the_plain_mean_over_the_holders():
         Up(1, 1, {"classes": torch.tensor([2]), "prototypes": torch.from_numpy(b)}),
     ]
     method = method_with()
-    state = method.start()
+    state = method.start(Network(nn.Identity(), nn.Identity()))
     state["anchors/prototypes"][3], state["anchors/known"][3] = 7.0, True
     after = method.aggregate(state, ups)
     expected = np.stack([a[0], np.zeros(DIM), (a[1] + b[0]) / 2, np.full(DIM, 7.0)])
@@ -142,7 +142,7 @@ def test_until_a_prototype_is_known_the_classifier_predicts():
     method, x = method_with(), torch.randn(5, DIM)
     network = Network(nn.Identity(), method.head())
     scores = method.scores(network, x, {"prototypes": torch.zeros(CLASSES, DIM), "known": torch.zeros(4).bool()}, {})
-    assert torch.equal(scores, network.head(x))
+    assert torch.equal(scores.argmax(1), network.head(x).argmax(1))
 
 
 def test_among_its_own_classes_a_client_never_predicts_a_class_it_lacks(tiny):

@@ -8,6 +8,10 @@ from cafedcl.models import MODELS, Network, auto_model, build_encoder, feature_d
 SMALL = ("cnn4", "cnn8", "mlp")
 
 
+def before_relu(encoder, x):
+    return Network(encoder, nn.Identity()).levels(x)[0][-1]
+
+
 def parameters(module):
     return sum(p.numel() for p in module.parameters())
 
@@ -55,7 +59,7 @@ def test_a_resnet_block_adds_its_shortcut_and_leaves_the_relu_to_the_next():
             conv, norm = block.shortcut
             h = a.group_norm(a.conv2d(h, conv.weight, stride=2), 2, norm.weight, norm.bias)
         h = h + inner
-    torch.testing.assert_close(encoder(x, pre_relu=True), h.mean((2, 3)))
+    torch.testing.assert_close(before_relu(encoder, x), h.mean((2, 3)))
 
 
 @pytest.mark.parametrize("name", [*SMALL, "resnet18"])
@@ -64,7 +68,7 @@ def test_features_before_the_relu_have_negatives_and_after_it_none(name):
     encoder = build_encoder(name, (1, 16, 16), 0.1 if name == "resnet18" else 1.0)
     x = torch.randn(6, 1, 16, 16)
     last = encoder.stages(x)[-1]
-    before, after = encoder(x, pre_relu=True), encoder(x)
+    before, after = before_relu(encoder, x), encoder(x)
     assert (before < 0).any()
     assert (after >= 0).all()
     space = tuple(range(2, last.dim()))
@@ -111,8 +115,8 @@ def test_your_own_model_is_found_by_import_path(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     encoder = build_encoder("own_encoder_for_test:make", (1, 4, 4), 2.0)
     assert feature_dim(encoder, (1, 4, 4)) == 20
-    with pytest.raises(CafedclError, match="before its last ReLU"):
-        Network(encoder, nn.Identity()).pre_relu(torch.zeros(1, 1, 4, 4))
+    with pytest.raises(CafedclError, match="does not show its stages"):
+        Network(encoder, nn.Identity()).levels(torch.zeros(1, 1, 4, 4))
 
 
 def test_an_unknown_model_suggests_the_nearest():
@@ -152,4 +156,4 @@ def test_a_network_is_the_head_on_the_encoder():
     assert network.part("classify") is head["classify"]
     x = torch.randn(2, 1, 4, 4)
     assert torch.equal(Network(encoder, head["classify"])(x), head["classify"](encoder(x)))
-    assert torch.equal(network.pre_relu(x), encoder(x, pre_relu=True))
+    assert torch.equal(network.levels(x)[0][-1], before_relu(encoder, x))

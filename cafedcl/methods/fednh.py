@@ -1,0 +1,76 @@
+"""FedNH (Dai et al., AAAI 2023): prototypes on a hypersphere as the classifier, smoothed on the server."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.aggregation import merge_prototypes
+from cafedcl.contract import Batch, Field, Up, Visit
+from cafedcl.contrast import class_means, cross_entropy, orthonormal, unit
+from cafedcl.method import Method
+from cafedcl.models.base import Network
+from cafedcl.options import option
+from cafedcl.pack import Tensors
+
+
+@dataclass(frozen=True)
+class FedNHOptions:
+    """The values of the authors' code; it starts s at 20 for ResNet and at 1 for its small CNN."""
+
+    smoothing: float = option(0.9, "share ρ of the old prototype kept at every update", low=0.0, high=1.0)
+    scale: float = option(20.0, "initial value of the trainable scale s of the logits", above=0.0)
+
+
+class Scale(nn.Module):
+    """The trainable scale of the logits."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([value]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return s·x."""
+        return self.scale * x
+
+
+class FedNH(Method):
+    """CE of s·z̃·W, W the broadcast unit prototypes (orthonormal at first) and s trainable; W is not trained.
+
+    Clients send unit class means; the server takes their count-weighted mean, normalises it, and moves W to the
+    normalised ρW + (1−ρ)·mean. Models are averaged uniformly, as in the authors' code.
+    """
+
+    name, year, Options = "fednh", 2023, FedNHOptions
+    paper = "Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes"
+    travels, predicts = "model, prototypes, counts", "nearest prototype (cosine)"
+
+    def head(self) -> nn.Module:
+        return Scale(self.options.scale)
+
+    def start(self, model: Network) -> Tensors:
+        known = torch.ones(self.classes, dtype=torch.bool)
+        return {"anchors/prototypes": orthonormal(self.classes, self.dim), "anchors/known": known}
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        logits = self.scores(model, batch.x, visit.anchors, {})
+        return {"ce": cross_entropy(logits, batch.y, batch.weight)}
+
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        z, y = visit.embed("train", "trained")
+        means, held = unit(class_means(unit(z), y, self.classes)[0]), visit.client.holds
+        return {"classes": held, "prototypes": means[held], "counts": visit.client.counts[held]}, {}
+
+    def fields(self, model: Network) -> dict[str, Field]:
+        return {"prototypes": Field((self.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
+
+    def weigh(self, ups: list[Up]) -> Tensor:
+        return torch.full((len(ups),), 1 / len(ups), dtype=torch.float64)
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        rho, old = self.options.smoothing, state["anchors/prototypes"]
+        mean = unit(merge_prototypes(state, ups, "counts")["anchors/prototypes"])
+        return {"anchors/prototypes": unit(rho * old + (1 - rho) * mean)}
+
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        return model.head(unit(self.embed(model, x)) @ anchors["prototypes"].T)  # type: ignore[no-any-return]

@@ -1,0 +1,67 @@
+"""FedProc (Mu et al., 2023): prototypical contrastive learning on a unit projection."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.aggregation import merge_prototypes, no_prototypes
+from cafedcl.contract import Batch, Field, Up, Visit
+from cafedcl.contrast import class_means, cross_entropy, unit
+from cafedcl.method import Method
+from cafedcl.methods.moon import projection_head
+from cafedcl.models.base import Network
+from cafedcl.options import option
+from cafedcl.pack import Tensors
+
+
+@dataclass(frozen=True)
+class FedProcOptions:
+    """The authors' code has no temperature; with τ = 1 the contrastive term cannot go below log(1 + (C−1)/e)."""
+
+    dim: int = option(256, "width of the projection", low=1)
+    tau: float = option(1.0, "temperature of the contrastive term (the code has none)", above=0.0)
+
+
+class FedProc(Method):
+    """a·CE + (1−a)·GPC with a = t/T, and CE alone in round 0; GPC is the cross-entropy of z·ĉ over global centres ĉ.
+
+    As in the authors' code z is normalised before the classifier, centres are count-weighted means of unit z under the
+    trained local models, and a class nobody reported keeps its centre (zero at the start). Their server weights models
+    by enumeration index, wrong under partial participation; ours by the participants' samples.
+    """
+
+    name, year, Options = "fedproc", 2023, FedProcOptions
+    paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data"
+    travels = "model, prototypes, counts"
+
+    def head(self) -> nn.Module:
+        return projection_head(self.dim, self.options.dim, self.classes)
+
+    def start(self, model: Network) -> Tensors:
+        return no_prototypes(self.classes, self.options.dim)
+
+    def embed(self, model: Network, x: Tensor) -> Tensor:
+        return unit(model.part("project")(super().embed(model, x)))
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        z = self.embed(model, batch.x)
+        share = torch.where(visit.round > 0, visit.progress, torch.ones_like(visit.progress))
+        centres = unit(visit.anchors["prototypes"])
+        gpc = cross_entropy(z @ centres.T / self.options.tau, batch.y, batch.weight)
+        ce = cross_entropy(model.part("classify")(z), batch.y, batch.weight)
+        return {"ce": share * ce, "gpc": (1 - share) * gpc}
+
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        means, _ = class_means(*visit.embed("train", "trained"), self.classes)
+        held = visit.client.holds
+        return {"classes": held, "prototypes": means[held], "counts": visit.client.counts[held]}, {}
+
+    def fields(self, model: Network) -> dict[str, Field]:
+        return {"prototypes": Field((self.options.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return merge_prototypes(state, ups, "counts")
+
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        return model.part("classify")(self.embed(model, x))  # type: ignore[no-any-return]

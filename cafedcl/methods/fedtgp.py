@@ -1,0 +1,100 @@
+"""FedTGP (Zhang et al., AAAI 2024): the server learns well-separated prototypes that clients follow."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cafedcl.aggregation import merge_prototypes, no_prototypes
+from cafedcl.contract import Up
+from cafedcl.methods.fedproto import FedProto
+from cafedcl.models.base import Network
+from cafedcl.options import option
+from cafedcl.pack import Tensors, prefixed, under
+
+FAR = 1e9
+"""The gap of a class that nobody uploaded, before the others' least gap takes its place."""
+
+
+@dataclass(frozen=True)
+class FedTGPOptions:
+    """The values of the authors' code (its λ = 10 is of the MSE; the paper's 0.1 is of a Euclidean distance)."""
+
+    lam: float = option(10.0, "weight λ of the client's prototype distance (MSE)", low=0.0)
+    prototypes: str = option(
+        "literal", "exact means (code and paper), or as weights move", choices=("literal", "moving")
+    )
+    tau: float = option(100.0, "largest margin τ", above=0.0)
+    margin: str = option("code", "largest nearest-neighbour gap, or the largest gap", choices=("code", "literal"))
+    epochs: int = option(100, "server epochs S", low=1)
+    lr: float = option(0.01, "server learning rate, its own: the client's may be larger", above=0.0)
+    batch: int = option(10, "server batch size", low=1)
+
+
+class FedTGP(FedProto):
+    """Clients as in FedProto, towards P̂; the server trains P̂ = Linear∘ReLU∘Linear(table) by margin-enhanced contrast.
+
+    Its loss is the cross-entropy of −(‖P_k^c − P̂_c'‖ + δ·1[c' = c]) over all uploaded prototypes, with all C classes as
+    negatives (Eqs. 6 to 8 of the paper). The network persists, its SGD is new in every round, and it is never sent.
+    """
+
+    name, year, Options = "fedtgp", 2024, FedTGPOptions  # type: ignore[assignment]
+    paper = "Zhang et al., FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning"
+
+    def start(self, model: Network) -> Tensors:
+        network = self.server()
+        weights = {name: value.detach().clone() for name, value in network.state_dict().items()}
+        table = torch.randn(self.classes, self.dim)
+        return {**no_prototypes(self.classes, self.dim), **prefixed("server/net/", weights), "server/table": table}
+
+    def server(self) -> nn.Module:
+        """Return the server's network; what it learned is in the state."""
+        return nn.Sequential(nn.Linear(self.dim, self.dim), nn.ReLU(), nn.Linear(self.dim, self.dim))
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        points = torch.cat([up.tensors["prototypes"] for up in ups])
+        labels = torch.cat([up.tensors["classes"] for up in ups])
+        means = merge_prototypes({**state, **no_prototypes(self.classes, self.dim)}, ups)
+        delta = adaptive_margin(means["anchors/prototypes"], means["anchors/known"], self.options)
+        network = self.server().to(points.device)
+        weights = {n: v.clone().requires_grad_() for n, v in under("server/", state).items()}
+        sgd = torch.optim.SGD(weights.values(), self.options.lr)
+        for _ in range(self.options.epochs):
+            for rows in torch.randperm(len(points)).split(self.options.batch):
+                made = functional_call(network, under("net/", weights), (weights["table"],))
+                loss = F.cross_entropy(margin_logits(points[rows], labels[rows], made, delta), labels[rows])
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+        learned = {name: value.detach() for name, value in weights.items()}
+        made = functional_call(network, under("net/", learned), (learned["table"],))
+        known = torch.ones_like(state["anchors/known"])
+        return {**prefixed("server/", learned), "anchors/prototypes": made.detach(), "anchors/known": known}
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return ‖a_i − b_j‖ with a finite gradient everywhere."""
+    return (a[:, None] - b[None]).square().sum(-1).clamp_min(1e-12).sqrt()
+
+
+def margin_logits(points: Tensor, labels: Tensor, made: Tensor, delta: Tensor) -> Tensor:
+    """Return −(‖P − P̂_c'‖ + δ·1[c' = c])."""
+    return -(distances(points, made) + delta * F.one_hot(labels, len(made)))
+
+
+def adaptive_margin(means: Tensor, known: Tensor, options: FedTGPOptions) -> Tensor:
+    """Return δ, at most τ: the largest nearest-neighbour gap between mean prototypes (code), or the largest gap.
+
+    A class nobody uploaded has no gap; with a single class there is none at all, and δ = τ.
+    """
+    pairs = (known[:, None] & known) & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
+    gaps = distances(means, means)
+    if options.margin == "literal":
+        gap = gaps.masked_fill(~pairs, 0.0).max()
+    else:
+        nearest = gaps.masked_fill(~pairs, FAR).amin(1)
+        gap = torch.where(known, nearest, nearest.min()).max()
+    gap = torch.where(pairs.any(), gap, torch.full_like(gap, FAR))
+    return gap.clamp(max=options.tau)

@@ -1,0 +1,82 @@
+"""MP-FedCL (Qiao et al., IoT-J 2024): several prototypes per class and client, in one global pool."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cafedcl.contract import Batch, Field, Up, Visit
+from cafedcl.contrast import cross_entropy, unit, weighted_average
+from cafedcl.method import Method
+from cafedcl.models.base import Network
+from cafedcl.options import option
+from cafedcl.pack import Tensors
+
+
+@dataclass(frozen=True)
+class MPFedCLOptions:
+    """k is 2 to 5 in the paper's abstract; τ is SupCon's."""
+
+    k: int = option(3, "prototypes per class and client", low=1)
+    tau: float = option(0.07, "temperature τ", above=0.0)
+    lam: float = option(1.0, "weight λ of the contrastive term", low=0.0)
+    inference: str = option("head", "by the classifier, or the nearest prototype of the pool", choices=("head", "pool"))
+
+
+class MPFedCL(Method):
+    """CE + λ·mean_i −1/|Q_y| Σ_{q∈Q_y} log softmax_q(ẑ_i·q̂/τ) over the global pool Q of clients' k-means centroids.
+
+    The paper's text was not at hand and no code was found: this is a reconstruction from its abstract. Centroids are of
+    the trained model's features; a class without an upload keeps its old ones; a class without any is left out.
+    """
+
+    name, year, Options = "mp-fedcl", 2024, MPFedCLOptions
+    paper = "Qiao et al., MP-FedCL: Multiprototype Federated Contrastive Learning for Edge Intelligence"
+    travels, predicts = "model, k prototypes per class", "classifier head, or nearest of the pool"
+
+    def start(self, model: Network) -> Tensors:
+        return {"anchors/pool": torch.zeros(0, self.dim), "anchors/labels": torch.zeros(0, dtype=torch.int64)}
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        h, pool, labels = self.embed(model, batch.x), visit.anchors["pool"], visit.anchors["labels"]
+        terms = {"ce": cross_entropy(model.head(h), batch.y, batch.weight)}
+        if len(pool):
+            mine = (batch.y[:, None] == labels).to(h.dtype)
+            log_p = (unit(h) @ unit(pool).T / self.options.tau).log_softmax(1)
+            contrast = -(log_p * mine).sum(1) / mine.sum(1).clamp_min(1)
+            terms["pool"] = self.options.lam * weighted_average(contrast, batch.weight * mine.amax(1))
+        return terms
+
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        z, y = visit.embed("train", "trained")
+        centroids = [k_means(z[y == c], self.options.k) for c in visit.client.holds]
+        sizes = torch.tensor([len(rows) for rows in centroids], device=y.device)
+        return {"classes": visit.client.holds.repeat_interleave(sizes), "prototypes": torch.cat(centroids)}, {}
+
+    def fields(self, model: Network) -> dict[str, Field]:
+        return {"prototypes": Field((self.dim,), repeated=True)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        ups = sorted(ups, key=lambda up: up.client)
+        labels = torch.cat([up.tensors["classes"] for up in ups])
+        old = ~torch.isin(state["anchors/labels"], labels)
+        pool = torch.cat([state["anchors/pool"][old], *(up.tensors["prototypes"] for up in ups)])
+        return {"anchors/pool": pool, "anchors/labels": torch.cat([state["anchors/labels"][old], labels])}
+
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        if self.options.inference == "head" or not len(anchors["pool"]):
+            return super().scores(model, x, anchors, memory)
+        similar = unit(self.embed(model, x)) @ unit(anchors["pool"]).T
+        index = anchors["labels"].expand(len(x), -1)
+        return similar.new_full((len(x), self.classes), -2.0).scatter_reduce(1, index, similar, "amax")
+
+
+def k_means(points: Tensor, k: int) -> Tensor:
+    """Return min(k, n) centroids by k-means++ with ten starts and a fixed seed, on one thread so that bits repeat."""
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    distinct = len(points.unique(dim=0))
+    with threadpool_limits(1):
+        model = KMeans(min(k, distinct), n_init=10, random_state=0).fit(points.cpu().numpy())
+    return torch.from_numpy(model.cluster_centers_).to(points)

@@ -1,0 +1,56 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates against client drift."""
+
+import torch
+from torch import Tensor
+
+from cafedcl.contract import Batch, Field, Up, Visit
+from cafedcl.methods.fedavg import FedAvg
+from cafedcl.models.base import Network
+from cafedcl.pack import Tensors, under
+
+
+class Scaffold(FedAvg):
+    """Every step's gradient is corrected by c − c_k, here as the gradient of the linear term ⟨θ, c − c_k⟩.
+
+    Option II of the paper: c_k⁺ = c_k − c + (θ^t − θ_k)/Σ lr, and c ← c + (1/N) Σ (c_k⁺ − c_k). Models are averaged
+    uniformly with server learning rate 1. Weight decay and clipping act on the corrected gradient. Use no momentum.
+    """
+
+    name, year = "scaffold", 2020
+    paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
+    travels = "model, control variates"
+
+    def start(self, model: Network) -> Tensors:
+        return {f"anchors/control/{name}": torch.zeros_like(p) for name, p in model.named_parameters()}
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        c, own = under("control/", visit.anchors), under("control/", visit.memory)
+        drift = [(p * (c[n] - own[n] if own else c[n])).sum() for n, p in model.named_parameters()]
+        terms = super().loss(model, batch, visit)
+        return {**terms, "control": torch.stack(drift).sum()}
+
+    def variates(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        """Return c_k⁺, and its change since the last visit."""
+        c, own = under("control/", visit.anchors), under("control/", visit.memory)
+        old = own or {name: torch.zeros_like(value) for name, value in c.items()}
+        moved = {n: (visit.received[n] - p.detach()) / visit.rates for n, p in model.named_parameters()}
+        new = {name: old[name] - c[name] + moved[name] for name in c}
+        return new, {name: new[name] - old[name] for name in c}
+
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        _, change = self.variates(model, visit)
+        return {f"control/{name}": value for name, value in change.items()}, {}
+
+    def fields(self, model: Network) -> dict[str, Field]:
+        return {f"control/{name}": Field(tuple(p.shape), per_class=False) for name, p in model.named_parameters()}
+
+    def remember(self, model: Network, visit: Visit) -> Tensors:
+        new, _ = self.variates(model, visit)
+        return {f"control/{name}": value for name, value in new.items()}
+
+    def weigh(self, ups: list[Up]) -> Tensor:
+        return torch.full((len(ups),), 1 / len(ups), dtype=torch.float64)
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        sums = {n: sum(up.tensors[f"control/{n}"] for up in ups) for n in under("anchors/control/", state)}
+        return {f"anchors/control/{n}": state[f"anchors/control/{n}"] + s / self.clients for n, s in sums.items()}
