@@ -225,7 +225,7 @@ def show(
         return
     screen = console()
     if len(folders) > 1:
-        screen.print(comparison(named))
+        screen.print(comparison(named, screen.width))
     else:
         rounds = int(tables[0]["federation"]["rounds"])
         screen.print(overview(*named[0], rounds, folders[0].environment()))
@@ -361,6 +361,6 @@ def demo(
         with watching(False, False) as watchers, resumable(path):
             finished.append(api.start(config, path, watchers, ["cafedcl", "demo"]))
         screen.print()
-    screen.print(comparison([(run.config.method.name, run.records) for run in finished]))
+    screen.print(comparison([(run.config.method.name, run.records) for run in finished], screen.width))
     for run in finished:
         screen.print(f"written: {run.path}  (cafedcl show {run.path})", soft_wrap=True)

@@ -113,10 +113,11 @@ def last_scored(lines: Sequence[Line], path: str) -> Line | None:
     return next((line for line in reversed(lines) if value_of(line, path) is not None), None)
 
 
+NARROW = 96
+"""Below this width a comparison leaves out what can be spared."""
 COLUMNS = (
     ("global\naccuracy", "server.accuracy", True),
     ("balanced\naccuracy", "server.balanced", True),
-    ("client\nmean", "server.client_mean", True),
     ("client\nstd", "server.client_std", False),
     ("worst\ntenth", "server.client_worst", True),
     ("own\nmean", "own.client_mean", True),
@@ -124,28 +125,26 @@ COLUMNS = (
 )
 
 
-def comparison(runs: Sequence[tuple[str, list[Line]]]) -> RenderableType:
+def comparison(runs: Sequence[tuple[str, list[Line]]], width: int) -> RenderableType:
     """Return runs side by side at their last scored round, the best of each column in bold."""
+    narrow = width < NARROW
+    columns = [column for column in COLUMNS if not (narrow and "balanced" in column[0])]
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("\nmethod")
-    for title, _, _ in COLUMNS:
+    table.add_column("\nmethod", no_wrap=True)
+    for title, _, _ in columns:
         table.add_column(title, justify="right")
-    table.add_column("sent per\nround", justify="right")
+    table.add_column("sent per\nround", justify="right", no_wrap=True)
     table.add_column("seconds\na round", justify="right")
-    table.add_column("accuracy\nover rounds")
-    last = [{path: _last(lines, path) for _, path, _ in COLUMNS} for _, lines in runs]
-    best = {path: _best([row[path] for row in last], highest) for _, path, highest in COLUMNS}
+    if not narrow:
+        table.add_column("accuracy\nover rounds")
+    last = [{path: _last(lines, path) for _, path, _ in columns} for _, lines in runs]
+    best = {path: _best([row[path] for row in last], highest) for _, path, highest in columns}
     for (name, lines), row in zip(runs, last, strict=True):
-        cells = [
-            Text(
-                percent(row[path]), style="bold green" if len(runs) > 1 and row[path] == best[path] is not None else ""
-            )
-            for _, path, _ in COLUMNS
-        ]
+        cells = [Text(percent(row[path]), style=_style(row[path], best[path], len(runs))) for _, path, _ in columns]
         sent = sum(line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines) / max(len(lines), 1)
         spent = sum(sum(line["seconds"].values()) for line in lines) / max(len(lines), 1)
-        curve = Text(sparkline(series(lines, headline(lines)), 16), style=colour(name), no_wrap=True)
-        table.add_row(Text(name, style=colour(name)), *cells, amount(sent), f"{spent:.2f}", curve)
+        curve = [] if narrow else [Text(sparkline(series(lines, headline(lines)), 16), colour(name), no_wrap=True)]
+        table.add_row(Text(name, style=colour(name)), *cells, amount(sent), f"{spent:.2f}", *curve)
     rounds = sorted({len(lines) for _, lines in runs})
     note = Text(
         f"after {' / '.join(map(str, rounds))} rounds, in %. global: the server's model on the complete test set. "
@@ -153,6 +152,10 @@ def comparison(runs: Sequence[tuple[str, list[Line]]]) -> RenderableType:
         style="dim",
     )
     return Group(table, note)
+
+
+def _style(value: float | None, best: float | None, runs: int) -> str:
+    return "bold green" if runs > 1 and value is not None and value == best else ""
 
 
 def _last(lines: Sequence[Line], path: str) -> float | None:

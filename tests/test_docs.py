@@ -9,13 +9,19 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
 
+from cafedcl.config import resolve
+from cafedcl.contract import Up
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods._readings import PRESETS, CAFedCLOptions
+from cafedcl.pack import floats
+from cafedcl.setup import build
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
 CAFEDCL = (HOME / "docs" / "cafedcl.md").read_text(encoding="utf-8")
+METHODS = (HOME / "docs" / "methods.md").read_text(encoding="utf-8")
 EXTENDING = (HOME / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
@@ -47,8 +53,10 @@ def test_the_method_in_the_guide_works(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_method_and_preset_is_on_the_front_page() -> None:
     for name in method_names():
         assert f"`{name}`" in README, name
+        assert f"`{name}`" in METHODS, name
     for preset in PRESETS:
         assert f":{preset}`" in README, preset
+        assert f"`cafedcl:{preset}`" in METHODS, preset
 
 
 def test_every_reading_is_explained() -> None:
@@ -106,3 +114,34 @@ def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
     done = subprocess.run(check, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert "cafedcl" in done.stdout
+
+
+SENT = {
+    "FedAvg, FedProx, FedLC, FedRCL": ["fedavg", "fedprox", "fedlc", "fedrcl"],
+    "SCAFFOLD": ["scaffold"],
+    "MOON": ["moon"],
+    "FedProc": ["fedproc"],
+    "MP-FedCL, k = 2, K = 20": ["mp-fedcl"],
+    "FedNH": ["fednh"],
+    "FedProto, FedTGP": ["fedproto", "fedtgp"],
+    "CAFedCL": ["cafedcl"],
+}
+
+
+@pytest.mark.parametrize("row", SENT)
+def test_the_table_of_what_is_sent_is_true(row: str) -> None:
+    """With replies of the form that the server insists on, from 20 clients that hold all ten classes."""
+    up, down = re.search(rf"\| {re.escape(row)} \| ([\d,]+) \| ([\d,]+) \|", METHODS).groups()
+    for name in SENT[row]:
+        options = {"k": 2} if name == "mp-fedcl" else {}
+        config = resolve({"method": {"name": name, **options}, "model": {"name": "resnet18"}})
+        method, network, state = build(config, (3, 32, 32), 10)
+        personal = re.compile(method.personal)
+        shared = {f"model/{n}": w for n, w in network.state_dict().items() if not personal.fullmatch(n)}
+        classes = torch.arange(10).repeat_interleave(options.get("k", 1))
+        fields = method.fields(network)
+        reply = {n: torch.zeros(*([len(classes)] if f.per_class else []), *f.shape) for n, f in fields.items()}
+        assert floats({**shared, **reply}) == int(up.replace(",", "")), name
+        if name == "mp-fedcl":
+            state |= method.update(state, [Up(k, 1, {"classes": classes, **reply}) for k in range(20)])
+        assert floats(method.broadcast({**shared, **state})) == int(down.replace(",", "")), name
