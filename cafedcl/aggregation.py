@@ -19,6 +19,11 @@ def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
     return torch.where(total > 0, weights / total, torch.full_like(weights, 1 / len(weights)))
 
 
+def uniform(clients: int) -> Tensor:
+    """Return the coefficients of a plain mean."""
+    return torch.full((clients,), 1 / clients, dtype=torch.float64)
+
+
 def weighted_mean(models: Sequence[Tensors], coefficients: Tensor) -> Tensors:
     """Return Σ_k a_k θ_k (Eq. 12 with a_k = Conf_k/ΣConf, FedAvg with a_k = n_k/Σn), summed in float64.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cafedcl.aggregation import merge_prototypes
+from cafedcl.aggregation import merge_prototypes, uniform
 from cafedcl.contract import Batch, Field, Up, Visit
 from cafedcl.contrast import class_means, cross_entropy, orthonormal, unit
 from cafedcl.method import Method
@@ -65,7 +65,7 @@ class FedNH(Method):
         return {"prototypes": Field((self.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        return torch.full((len(ups),), 1 / len(ups), dtype=torch.float64)
+        return uniform(len(ups))
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         rho, old = self.options.smoothing, state["anchors/prototypes"]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cafedcl.aggregation import uniform
 from cafedcl.contract import Batch, Up, Visit
 from cafedcl.contrast import cross_entropy, unit, weighted_average
 from cafedcl.method import Method
@@ -44,7 +45,7 @@ class FedRCL(Method):
         return {"ce": ce, "scl": scl, "pen": self.options.beta * pen}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        return torch.full((len(ups),), 1 / len(ups), dtype=torch.float64)
+        return uniform(len(ups))
 
 
 def relaxed(level: Tensor, y: Tensor, weight: Tensor, options: FedRCLOptions) -> tuple[Tensor, Tensor]:

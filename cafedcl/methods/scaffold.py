@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from cafedcl.aggregation import uniform
 from cafedcl.contract import Batch, Field, Up, Visit
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
@@ -49,7 +50,7 @@ class Scaffold(FedAvg):
         return {f"control/{name}": value for name, value in new.items()}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        return torch.full((len(ups),), 1 / len(ups), dtype=torch.float64)
+        return uniform(len(ups))
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         sums = {n: sum(up.tensors[f"control/{n}"] for up in ups) for n in under("anchors/control/", state)}

@@ -1,5 +1,8 @@
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,3 +118,44 @@ def test_short_work_stays_in_this_process_and_long_work_does_not(setup: Setup, m
 def test_one_client_needs_no_workers() -> None:
     tables = {"method": {"name": "central"}, "model": {"name": "mlp"}}
     assert isinstance(choose_engine(prepare(resolve(tables))), Eager)
+
+
+def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
+    small = ["--set", "model.name=mlp", "--set", "train.epochs=1", "--set", "engine.workers=2", "--rounds", "100000"]
+    command = [sys.executable, "-m", "cafedcl", "run", "--clients", "6", *small, "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def children() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if "cafedcl.engine.worker" in (entry / "cmdline").read_text() and parent_of(entry) in (
+                        process.pid,
+                        1,
+                    ):
+                        found.append(int(entry.name))
+        return found
+
+    before = set(children())
+    until = time.monotonic() + 60
+    while len(mine := set(children()) - before) < 2 or not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert time.monotonic() < until, "the workers never started"
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}/cmdline").exists() and not is_zombie(pid) for pid in mine):
+        assert time.monotonic() < until, "the workers outlived their run"
+        time.sleep(0.05)
+
+
+def parent_of(entry: Path) -> int:
+    return int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
