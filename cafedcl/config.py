@@ -25,7 +25,13 @@ class RunOptions:
 class DataOptions:
     """Where the images come from."""
 
-    name: str = option("digits", "data set; `cafedcl datasets` lists them")
+    name: str = option("digits", "data set, a path to your own data, or package.module:function")
+    dir: str = option("", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder")
+    download: bool = option(True, "fetch a data set that is not there from its official address")
+    size: int = option(
+        0, "height and width that your own images are resized to; 0: the most common size", low=0, high=4096
+    )
+    strict: bool = option(False, "refuse your own data if any image is corrupt, instead of skipping it")
 
 
 @dataclass(frozen=True)

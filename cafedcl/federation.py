@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -146,16 +146,15 @@ class Federation:
         jobs = [Job(client, down, self.memories.get(client, {}), own) for client in clients]
         replies: list[Reply] = []
         failures: list[Failure] = []
-        for result in self.engine.train(jobs):
-            if isinstance(result, Reply):
-                problem = self.inspector.problem(result)
-                result = Failure(result.up.client, problem) if problem else result
-            if isinstance(result, Reply):
-                replies.append(result)
-                self.tell("client_done", result.up.client, None)
-            else:
-                failures.append(result)
-                self.tell("client_done", result.client, result)
+        with closing(self.engine.train(jobs)) as results:
+            for result in results:
+                problem = self.inspector.problem(result) if isinstance(result, Reply) else result.reason
+                client = result.up.client if isinstance(result, Reply) else result.client
+                if isinstance(result, Reply) and not problem:
+                    replies.append(result)
+                else:
+                    failures.append(Failure(client, problem or ""))
+                self.tell("client_done", client, failures[-1] if problem else None)
         return sorted(replies, key=lambda r: r.up.client), sorted(failures, key=lambda f: f.client)
 
     def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:

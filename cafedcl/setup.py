@@ -49,7 +49,7 @@ def choose_device(name: str) -> torch.device:
 
 def load(config: Config) -> Dataset:
     """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
-    data = load_dataset(config.data.name)
+    data = load_dataset(config.data)
     if config.evaluate.protocol == "pfllib":
         merged = torch.cat([data.train_x, data.test_x]), torch.cat([data.train_y, data.test_y])
         return Dataset.of(*merged, data.test_x[:0], data.test_y[:0], data.names)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from cafedcl.config import Config, resolve
+from cafedcl.config import Config, DataOptions, resolve
 from cafedcl.contract import Client, Visit
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.engine.eager import Eager
@@ -39,7 +39,7 @@ def tiny_config(method: str, settings: Mapping[str, Any]) -> Config:
 
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
-    return load_dataset("digits")
+    return load_dataset(DataOptions())
 
 
 @pytest.fixture(scope="session")

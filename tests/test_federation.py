@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 
 from cafedcl.config import Config, resolve
 from cafedcl.contract import Batch, Failure, Job, Reply, Visit
+from cafedcl.engine.base import Results
 from cafedcl.engine.eager import Eager
 from cafedcl.federation import Federation, Record, Watcher
 from cafedcl.methods.fedavg import FedAvg
@@ -70,7 +71,7 @@ def test_worker_processes_give_the_same_bits_as_serial(method: str) -> None:
 class Shuffled(Eager):
     """Works off the jobs in reverse order."""
 
-    def train(self, jobs: Iterable[Job]) -> Iterator[Reply | Failure]:
+    def train(self, jobs: Iterable[Job]) -> Results:
         yield from super().train(list(jobs)[::-1])
 
 
@@ -84,7 +85,7 @@ def test_the_order_of_clients_changes_nothing() -> None:
 class Listening(Eager):
     """Keeps the replies it gives."""
 
-    def train(self, jobs: Iterable[Job]) -> Iterator[Reply | Failure]:
+    def train(self, jobs: Iterable[Job]) -> Results:
         self.replies = {result.up.client: result for result in super().train(jobs) if isinstance(result, Reply)}
         yield from self.replies.values()
 

@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 
+from cafedcl.config import DataOptions
 from cafedcl.data.dataset import Dataset
 from cafedcl.errors import CafedclError, nearest
 from cafedcl.plugins import import_path
@@ -30,9 +31,9 @@ def find_dataset(name: str) -> Callable[[], Dataset]:
     return module.load  # type: ignore[no-any-return]
 
 
-def load_dataset(name: str) -> Dataset:
-    """Load a data set by name."""
-    data = find_dataset(name)()
+def load_dataset(options: DataOptions) -> Dataset:
+    """Load the data set that the options name."""
+    data = find_dataset(options.name)()
     if not isinstance(data, Dataset):
-        raise CafedclError(f"data set '{name}': it must return a cafedcl Dataset, not {type(data).__name__}")
+        raise CafedclError(f"data set '{options.name}': it must return a cafedcl Dataset, not {type(data).__name__}")
     return data

@@ -1,13 +1,14 @@
 """A data set: uint8 images that stay on the device, and their labels."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cafedcl.pack import Tensors
 
-_FIELDS = ("train_x", "train_y", "test_x", "test_y")
+_FIELDS = ("train_x", "train_y", "test_x", "test_y", "mean", "std", "owners")
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,21 @@ class Dataset:
     names: tuple[str, ...]
     mean: Tensor
     std: Tensor
+    owners: Tensor
+    """The natural client of every training image, as int64; empty where there are none."""
+    owner_names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, names: tuple[str, ...]) -> "Dataset":
+    def of(
+        cls,
+        train_x: Tensor,
+        train_y: Tensor,
+        test_x: Tensor,
+        test_y: Tensor,
+        names: tuple[str, ...],
+        owners: Tensor | None = None,
+        owner_names: tuple[str, ...] = (),
+    ) -> "Dataset":
         """Make a data set and measure its mean and standard deviation."""
         pixels = train_x.numel() // train_x.shape[1]
         levels = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in train_x.unbind(1)])
@@ -35,8 +48,16 @@ class Dataset:
         mean = (levels * values).sum(1) / pixels
         std = ((levels * values**2).sum(1) / pixels - mean**2).clamp_min(0).sqrt()
         std = torch.where(std > 0, std, torch.ones_like(std))
-        shape = (1, -1, 1, 1)
-        return cls(train_x, train_y, test_x, test_y, names, mean.float().view(shape), std.float().view(shape))
+        scale = {"mean": mean.float().view(1, -1, 1, 1), "std": std.float().view(1, -1, 1, 1)}
+        nobody = torch.zeros(0, dtype=torch.int64)
+        clients = nobody if owners is None else owners
+        return cls(train_x, train_y, test_x, test_y, names, owners=clients, owner_names=owner_names, **scale)
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors, names: tuple[str, ...]) -> "Dataset":
+        """Return what :meth:`tensors` gave, in another process."""
+        parts: dict[str, Any] = {name: tensors[name] for name in _FIELDS}
+        return cls(names=names, **parts)
 
     @property
     def classes(self) -> int:
@@ -55,9 +76,9 @@ class Dataset:
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the data set on a device."""
-        moved = {name: getattr(self, name).to(device) for name in (*_FIELDS, "mean", "std")}
+        moved = {name: getattr(self, name).to(device) for name in _FIELDS}
         return replace(self, **moved)
 
     def tensors(self) -> Tensors:
         """Return all tensors by name, to be shared with worker processes."""
-        return {name: getattr(self, name) for name in (*_FIELDS, "mean", "std")}
+        return {name: getattr(self, name) for name in _FIELDS}

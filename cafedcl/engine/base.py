@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,12 +17,14 @@ from cafedcl.method import Method
 from cafedcl.models.base import Network
 from cafedcl.pack import Tensors
 
+Results = Generator[Reply | Failure, None, None]
+
 
 class Engine(Protocol):
     """Runs client jobs; results come in any order."""
 
-    def train(self, jobs: Iterable[Job]) -> Iterator[Reply | Failure]:
-        """Run the jobs of one round."""
+    def train(self, jobs: Iterable[Job]) -> Results:
+        """Run the jobs of one round; closing the results gives up on those that are not done."""
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model (``model/…`` and ``anchors/…``) on the test images."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
-from cafedcl.engine.base import Bench
+from cafedcl.engine.base import Bench, Results
 from cafedcl.engine.sgd import SGD, flatten
 from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under
 from cafedcl.rng import stream, torch_stream
@@ -23,7 +23,7 @@ class Eager:
         self.network = bench.network
         self.weights = flatten(bench.network)
 
-    def train(self, jobs: Iterable[Job]) -> Iterator[Reply | Failure]:
+    def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs one after another."""
         for job in jobs:
             yield self.attempt(job)

@@ -18,7 +18,7 @@ DOWN, JOB = b"d", b"j"
 def serve(pipe: Connection, shared: int) -> None:
     """Work off jobs; ``shared`` is the descriptor of the file that holds the data, mapped and never copied."""
     tensors, header = map_file(f"/dev/fd/{shared}")
-    data = Dataset(names=tuple(header["names"]), **tensors)
+    data = Dataset.from_tensors(tensors, tuple(header["names"]))
     _, start = unpack(pipe.recv_bytes())
     engine = Eager(prepare(resolve(start["config"]), data).bench)
     pipe.send_bytes(READY)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply
-from cafedcl.engine.base import Bench
+from cafedcl.engine.base import Bench, Results
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.wire import pack_down, pack_job, unpack_result
 from cafedcl.engine.worker import DOWN, JOB, READY
@@ -80,19 +80,28 @@ class Workers:
         self.deaths: dict[tuple[int, int], int] = {}
         self.shared: IO[bytes] | None = None
 
-    def train(self, jobs: Iterable[Job]) -> Iterator[Reply | Failure]:
+    def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round wherever there is room."""
         waiting = deque(jobs)
-        while waiting or self._busy():
-            self._hire(len(waiting))
-            for worker in self.crew:
-                if waiting and worker.ready and worker.job is None:
-                    self._submit(worker, waiting.popleft())
-            if waiting and not self._busy():
-                yield self._here(waiting.popleft())
-                self._listen(waiting, 0)
-            else:
-                yield from self._listen(waiting, None)
+        try:
+            while waiting or self._busy():
+                self._hire(len(waiting))
+                for worker in self.crew:
+                    if waiting and worker.ready and worker.job is None:
+                        self._submit(worker, waiting.popleft())
+                if waiting and not self._busy():
+                    yield self._here(waiting.popleft())
+                    self._listen(waiting, 0)
+                else:
+                    yield from self._listen(waiting, None)
+        finally:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End the workers whose jobs nobody waits for any more; the next round starts new ones."""
+        for worker in [worker for worker in self.crew if worker.job]:
+            worker.stop()
+            self.crew.remove(worker)
 
     def _busy(self) -> bool:
         return any(worker.job for worker in self.crew)
@@ -106,13 +115,14 @@ class Workers:
         return result
 
     def _hire(self, waiting: int) -> None:
-        """Start the processes once, if it pays."""
-        if self.crew or waiting < 2 or self.number == 1:
+        """Start the processes that are missing, if it pays; one that could not even start is not tried again."""
+        missing = (self.number or cores()) - len(self.crew)
+        if missing < 1 or waiting < 2 or self.number == 1:
             return
         if self.number == 0 and (cores() < 2 or self.fastest * self.jobs_left < PAYS_OFF):
             return
-        self.shared = share(self.bench)
-        self.crew = [Worker(self.config, self.shared) for _ in range(self.number or cores())]
+        self.shared = self.shared or share(self.bench)
+        self.crew += [Worker(self.config, self.shared) for _ in range(missing)]
 
     def _submit(self, worker: Worker, job: Job) -> None:
         try:
@@ -147,8 +157,7 @@ class Workers:
         worker.pipe.close()
         self.crew.remove(worker)
         if worker.job is None:
-            if not worker.ready and not self.crew:
-                self.number = 1
+            self.number = max(len(self.crew), 1)
             return []
         self.crew.append(Worker(self.config, self.shared))
         key = (worker.job.client, worker.job.down.round)

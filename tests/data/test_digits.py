@@ -3,6 +3,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from cafedcl.config import DataOptions
 from cafedcl.data import Dataset, dataset_names, load_dataset
 from cafedcl.errors import CafedclError
 
@@ -25,7 +26,7 @@ def test_a_fifth_of_every_class_is_kept_for_testing(digits):
 
 
 def test_the_test_set_is_the_same_every_time(digits):
-    again = load_dataset("digits")
+    again = load_dataset(DataOptions(name="digits"))
     assert torch.equal(again.test_x, digits.test_x)
     assert torch.equal(again.test_y, digits.test_y)
 
@@ -58,7 +59,7 @@ def test_every_channel_has_its_own_mean_and_a_constant_one_is_not_divided_by_zer
 def test_an_unknown_data_set_suggests_the_nearest():
     assert "digits" in dataset_names()
     with pytest.raises(CafedclError, match=r"'digit': there is no such data set; did you mean 'digits'\?"):
-        load_dataset("digit")
+        load_dataset(DataOptions(name="digit"))
 
 
 def test_your_own_data_set_is_found_by_import_path_and_must_be_one(tmp_path, monkeypatch):
@@ -66,6 +67,6 @@ def test_your_own_data_set_is_found_by_import_path_and_must_be_one(tmp_path, mon
         "from cafedcl.data.digits import load\n\n\ndef broken():\n    return 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_dataset("own_data_for_test:load").classes == 10
+    assert load_dataset(DataOptions(name="own_data_for_test:load")).classes == 10
     with pytest.raises(CafedclError, match="must return a cafedcl Dataset, not int"):
-        load_dataset("own_data_for_test:broken")
+        load_dataset(DataOptions(name="own_data_for_test:broken"))

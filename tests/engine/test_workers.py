@@ -99,6 +99,20 @@ def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(setup: S
         engine.close()
 
 
+def test_results_of_a_round_that_was_given_up_never_reach_the_next(setup: Setup) -> None:
+    engine = Workers(setup.bench, setup.config, 2, 100)
+    try:
+        ready(engine, setup)
+        results = engine.train(jobs(setup))
+        next(results)
+        results.close()
+        assert not any(worker.job for worker in engine.crew)
+        later = list(engine.train(jobs(setup)))
+        assert sorted(r.up.client for r in later if isinstance(r, Reply)) == list(range(6))
+    finally:
+        engine.close()
+
+
 def test_short_work_stays_in_this_process_and_long_work_does_not(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
     short = Workers(setup.bench, setup.config, 0, jobs=6)
