@@ -34,12 +34,25 @@ class DataOptions:
     strict: bool = option(False, "refuse your own data if any image is corrupt, instead of skipping it")
 
 
+SPLITS: dict[str, str | None] = {
+    "dirichlet": "alpha",
+    "pathological": "classes",
+    "quantity": "alpha",
+    "iid": None,
+    "natural": None,
+    "file": "file",
+}
+"""The splits, and the option that stands behind the colon in ``--split dirichlet:0.1``."""
+
+
 @dataclass(frozen=True)
 class SplitOptions:
     """How the training images are dealt to clients."""
 
-    kind: str = option("dirichlet", "how labels are skewed", choices=("dirichlet", "pathological", "iid"))
-    alpha: float = option(0.1, "dirichlet: concentration, smaller is more skewed", above=0.0)
+    kind: str = option(
+        "auto", "how images are dealt; auto: natural where the data have clients", choices=("auto", *SPLITS)
+    )
+    alpha: float = option(0.1, "dirichlet, quantity: concentration, smaller is more skewed", above=0.0)
     form: str = option(
         "client",
         "dirichlet: proportions drawn per client with equal sizes, or per class with unequal sizes",
@@ -47,6 +60,8 @@ class SplitOptions:
     )
     classes: int = option(2, "pathological: classes per client", low=1)
     ir: float = option(1.0, "imbalance ratio of the global long tail, applied before the split", low=1.0)
+    tail: str = option("exponential", "shape of the long tail", choices=("exponential", "step"))
+    file: str = option("", "file: a split written by `cafedcl split --export`")
     validation: float = option(
         0.1, "part of each client's images held out for confidence, stratified", low=0.0, high=0.9
     )
@@ -270,17 +285,16 @@ def _section(tables: dict[str, Any], name: str) -> dict[str, Any]:
 def parse_split(text: str) -> dict[str, Any]:
     """Return the split section that ``dirichlet:0.1`` or ``pathological:2,ir=10`` stands for."""
     kind, _, rest = text.partition(":")
-    kinds = {"dirichlet": "alpha", "pathological": "classes", "iid": None}
-    if kind not in kinds:
-        raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(kinds))}")
-    main = kinds[kind]
+    if kind not in SPLITS:
+        raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(SPLITS))}")
+    main = SPLITS[kind]
     table: dict[str, Any] = {"kind": kind}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if equals:
             table[key.strip()] = _value(value.strip())
         elif main and main not in table:
-            table[main] = _value(part.strip())
+            table[main] = part.strip() if main == "file" else _value(part.strip())
         else:
             raise CafedclError(f"--split {text}: '{part}' is not key=value; an example is pathological:2,ir=10")
     return table

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from cafedcl.config import Config
 from cafedcl.data import Dataset, load_dataset
-from cafedcl.data.splits import Shards, pool, split
+from cafedcl.data.shards import Shards, pool
+from cafedcl.data.splits import split
 from cafedcl.engine.base import Bench
 from cafedcl.errors import CafedclError
 from cafedcl.method import Method
@@ -51,6 +52,10 @@ def load(config: Config) -> Dataset:
     """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
     data = load_dataset(config.data)
     if config.evaluate.protocol == "pfllib":
+        if len(data.owners):
+            raise CafedclError(
+                "evaluate.protocol = pfllib: this data set has clients of its own; use the complete protocol"
+            )
         merged = torch.cat([data.train_x, data.test_x]), torch.cat([data.train_y, data.test_y])
         return Dataset.of(*merged, data.test_x[:0], data.test_y[:0], data.names)
     return data
@@ -64,6 +69,21 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     if engine.onednn == "auto":
         engine = replace(engine, onednn="off" if platform.machine().lower() in ("aarch64", "arm64") else "on")
     return replace(config, model=model, engine=replace(engine, name="eager", device=str(device)))
+
+
+def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
+    """Deal the images; a split with clients of its own (natural, or from a file) decides how many there are."""
+    kind, clients = config.split.kind, config.federation.clients
+    if kind == "auto":
+        kind = "natural" if len(data.owners) else "dirichlet"
+    if kind == "natural":
+        if not len(data.owners):
+            raise CafedclError(f"split.kind = natural: the data set '{config.data.name}' has no clients of its own")
+        clients = int(data.owners.max()) + 1
+    options = replace(config.split, kind=kind)
+    test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
+    shards = split(data.train_y, data.owners, data.classes, clients, options, config.run.seed, test_share)
+    return replace(config, split=options, federation=replace(config.federation, clients=len(shards))), shards
 
 
 def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, Tensors]:
@@ -82,10 +102,7 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
     """Build everything a config stands for. ``data`` is given where it is already at hand, as in a worker process."""
     data = load(config) if data is None else data
     device = choose_device(config.engine.device)
-    config = settle(config, data, device)
-    clients, seed = config.federation.clients, config.run.seed
-    test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
-    shards = split(data.train_y, data.classes, clients, config.split, seed, test_share)
+    config, shards = settle_split(settle(config, data, device), data)
     check_schedule(config)
     method, network, state = build(config, data.shape, data.classes)
     network.to(device)
@@ -96,10 +113,10 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
         data=data.to(device),
         shards=_to(pool(shards) if method.pooled else shards, device),
         train=config.train,
-        seed=seed,
+        seed=config.run.seed,
         rounds=config.federation.rounds,
         chunk=config.evaluate.batch,
-        typical=max(1, round(float(shards.counts.sum()) / clients)),
+        typical=max(1, round(float(shards.counts.sum()) / len(shards))),
         threads=config.engine.threads,
         onednn=config.engine.onednn == "on",
     )

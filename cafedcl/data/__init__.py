@@ -11,7 +11,7 @@ from cafedcl.plugins import import_path
 
 __all__ = ["Dataset", "dataset_names", "find_dataset", "load_dataset"]
 
-_NOT_DATASETS = {"dataset", "splits"}
+_NOT_DATASETS = {"dataset", "shards", "splits"}
 
 
 def dataset_names() -> list[str]:

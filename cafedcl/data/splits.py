@@ -1,65 +1,62 @@
-"""How training images are dealt to clients: long tail, then skew, then each client's validation part."""
+"""How training images are dealt to clients: the long tail first, then the skew, then each client's validation part."""
 
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from cafedcl.config import SplitOptions
+from cafedcl.data.shards import Ints, Shards, gather, hold_out, load_shards
 from cafedcl.errors import CafedclError
 from cafedcl.rng import stream
-
-Ints = npt.NDArray[np.int64]
 
 MIN_SIZE = 10
 MAX_TRIES = 1000
 
 
-@dataclass(frozen=True)
-class Shards:
-    """Each client's images as indices into the training set. ``test`` is empty under the complete protocol."""
+def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
+    """Return how many images of each class a long tail keeps.
 
-    train: tuple[Tensor, ...]
-    validation: tuple[Tensor, ...]
-    test: tuple[Tensor, ...]
-    counts: Tensor
-    """Training images per client and class n_{k,c}, without the validation part."""
-
-    def __len__(self) -> int:
-        return len(self.train)
+    ``exponential``: n_c = ⌊n_max · IR^(−c/(C−1))⌋; ``step``: the first half keeps all, the rest ⌊n_max/IR⌋.
+    """
+    place = np.arange(classes) / max(classes - 1, 1)
+    falls = place if shape == "exponential" else (np.arange(classes) >= (classes + 1) // 2).astype(float)
+    return np.floor(most * ir**-falls + 1e-9).astype(np.int64)
 
 
-def long_tail(labels: Ints, classes: int, ir: float, rng: np.random.Generator) -> Ints:
-    """Return the images kept by the exponential profile n_c = ⌊n_max · IR^(−c/(C−1))⌋."""
-    counts = np.bincount(labels, minlength=classes)
-    keep = np.floor(counts.max() * ir ** (-np.arange(classes) / max(classes - 1, 1)) + 1e-9).astype(np.int64)
+def long_tail(labels: Ints, classes: int, ir: float, shape: str, rng: np.random.Generator) -> Ints:
+    """Return the images that a long tail keeps of the global training set."""
+    keep = tail_profile(int(np.bincount(labels, minlength=classes).max()), classes, ir, shape)
     members = [rng.permutation(np.flatnonzero(labels == c))[: keep[c]] for c in range(classes)]
     return np.sort(np.concatenate(members))
 
 
-def dirichlet_per_client(
-    labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
-) -> list[Ints]:
+def dirichlet_per_client(labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator) -> Ints:
     """Draw q ~ Dir(α) for each client and give it N/K unassigned images, drawn without replacement with weight q_y.
 
-    This is FedRCL's split: clients have equal sizes, and late ones drift from their draw as classes run out.
-    The draw without replacement is by exponential keys (Efraimidis and Spirakis): the smallest E/q_y win.
+    This is FedRCL's split: clients have equal sizes, and late ones drift from their draw as classes run out. Drawing
+    without replacement is an exponential race: the j-th image of a class with r left arrives after a gap of rate
+    q_c·(r − j), and the first N/K arrivals over all classes win.
     """
-    left = np.arange(len(labels))
-    shards = []
+    deck = np.lexsort((rng.random(len(labels)), labels))
+    left = np.bincount(labels, minlength=classes)
+    top = left.cumsum()
+    weights = np.maximum(rng.dirichlet(np.full(classes, alpha), clients), 1e-30)
+    owner = np.full(len(labels), -1)
     for client in range(clients):
         size = len(labels) // clients + (client < len(labels) % clients)
-        weight = np.maximum(rng.dirichlet(np.full(classes, alpha)), 1e-300)[labels[left]]
-        keys = np.log(rng.standard_exponential(len(left))) - np.log(weight)
-        chosen = np.argpartition(keys, size - 1)[:size] if size < len(left) else np.arange(len(left))
-        shards.append(np.sort(left[chosen]))
-        left = np.delete(left, chosen)
-    return shards
+        behind = left - np.arange(size)[:, None]
+        gaps = rng.standard_exponential((size, classes)) / (weights[client] * np.maximum(behind, 1))
+        arrivals = np.where(behind > 0, gaps.cumsum(0), np.inf).ravel()
+        first = np.argpartition(arrivals, size - 1)[:size]
+        numbers = np.bincount(first % classes, minlength=classes)
+        owner[deck[np.repeat(top - numbers.cumsum(), numbers) + np.arange(size)]] = client
+        left -= numbers
+        top -= numbers
+    return owner
 
 
-def dirichlet_per_class(labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator) -> list[Ints]:
+def dirichlet_per_class(labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator) -> Ints:
     """For each class draw p ~ Dir(α) over clients, none to those already full; redraw until all have 10 images."""
     if len(labels) < clients * MIN_SIZE:
         raise CafedclError(
@@ -67,28 +64,28 @@ def dirichlet_per_class(labels: Ints, clients: int, classes: int, alpha: float, 
             "use fewer clients or form = 'client'"
         )
     for _ in range(MAX_TRIES):
-        parts: list[list[Ints]] = [[] for _ in range(clients)]
+        owner = np.full(len(labels), -1)
         sizes = np.zeros(clients, dtype=np.int64)
         for c in range(classes):
-            share = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
-            if share.sum() <= 0:
-                share = (sizes < len(labels) / clients).astype(float)
             members = rng.permutation(np.flatnonzero(labels == c))
             if not len(members):
                 continue
+            room = sizes < len(labels) / clients
+            share = rng.dirichlet(np.full(clients, alpha)) * room
+            share = share if share.sum() > 0 else room.astype(float)
             cuts = np.floor(np.cumsum(share / share.sum())[:-1] * len(members)).astype(np.int64)
-            for client, piece in enumerate(np.split(members, cuts)):
-                parts[client].append(piece)
-                sizes[client] += len(piece)
+            numbers = np.diff(np.r_[0, cuts, len(members)])
+            owner[members] = np.repeat(np.arange(clients), numbers)
+            sizes += numbers
         if sizes.min() >= MIN_SIZE:
-            return [np.sort(np.concatenate(part)) for part in parts]
+            return owner
     raise CafedclError(
         f"split: no draw of {MAX_TRIES} gave every one of {clients} clients {MIN_SIZE} images at alpha = {alpha:g}; "
         "use a larger alpha, fewer clients or form = 'client'"
     )
 
 
-def pathological(labels: Ints, clients: int, classes: int, held: int, rng: np.random.Generator) -> list[Ints]:
+def pathological(labels: Ints, clients: int, classes: int, held: int, rng: np.random.Generator) -> Ints:
     """Give every client exactly ``held`` classes, every class to somebody, and each class in equal parts."""
     if held > classes:
         raise CafedclError(f"split.classes = {held}: there are only {classes} classes")
@@ -97,69 +94,90 @@ def pathological(labels: Ints, clients: int, classes: int, held: int, rng: np.ra
             f"split: {clients} clients × {held} classes cannot cover {classes} classes; "
             f"use at least {-(-classes // clients)} classes per client"
         )
+    load = np.zeros(classes)
     holders: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
-        order = rng.permutation(classes)
-        for c in sorted(order, key=lambda c: len(holders[c]))[:held]:
+        chosen = np.argsort(load + rng.random(classes))[:held]
+        load[chosen] += 1
+        for c in chosen:
             holders[c].append(client)
-    parts: list[list[Ints]] = [[] for _ in range(clients)]
+    owner = np.full(len(labels), -1)
     for c, owners in enumerate(holders):
         members = rng.permutation(np.flatnonzero(labels == c))
         if len(members) < len(owners):
             raise CafedclError(
                 f"split: class {c} has {len(members)} images for {len(owners)} clients; "
-                "use fewer clients or a smaller ir"
+                "use fewer clients, fewer classes per client or a smaller ir"
             )
-        for owner, piece in zip(owners, np.array_split(members, len(owners)), strict=True):
-            parts[owner].append(piece)
-    return [np.sort(np.concatenate(part)) for part in parts]
+        owner[members] = _equal(len(members), np.array(owners))
+    return owner
 
 
-def hold_out(labels: Ints, shard: Ints, share: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Part a shard, stratified: ``share`` of every class, at least one where there are two, never the last."""
-    held = []
-    if share > 0:
-        for c in np.unique(labels[shard]):
-            members = rng.permutation(shard[labels[shard] == c])
-            take = 0 if len(members) < 2 else min(max(1, round(share * len(members))), len(members) - 1)
-            held.append(members[:take])
-    out = np.sort(np.concatenate(held)) if held else shard[:0]
-    return np.setdiff1d(shard, out, assume_unique=True), out
+def quantity(labels: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Ints:
+    """Give clients sizes in proportions drawn from Dir(α), at least one image each, whatever its label."""
+    numbers = 1 + rng.multinomial(len(labels) - clients, rng.dirichlet(np.full(clients, alpha)))
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[rng.permutation(len(labels))] = np.repeat(np.arange(clients), numbers)
+    return owner
 
 
-def split(labels: Tensor, classes: int, clients: int, options: SplitOptions, seed: int, test_share: float) -> Shards:
-    """Deal images to clients; ``test_share`` of each client's are kept for testing (complete protocol: 0)."""
-    y: Ints = labels.cpu().numpy()
+def iid(labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """Give every client the same number of images, whatever their labels."""
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[rng.permutation(len(labels))] = _equal(len(labels), np.arange(clients))
+    return owner
+
+
+def _equal(images: int, owners: Ints) -> Ints:
+    """Return an owner for every image, in equal parts; the first ones get what is left over."""
+    numbers = np.full(len(owners), images // len(owners))
+    numbers[: images % len(owners)] += 1
+    return np.repeat(owners, numbers)
+
+
+def deal(labels: Ints, natural: Ints, classes: int, clients: int, options: SplitOptions, seed: int) -> Ints:
+    """Return the client of every image of the (tailed) training set."""
     rng = stream(seed, "split")
-    kept = long_tail(y, classes, options.ir, stream(seed, "long tail")) if options.ir > 1 else np.arange(len(y))
-    if len(kept) < clients:
-        raise CafedclError(f"split: {len(kept)} images are too few for {clients} clients")
+    if len(labels) < clients:
+        raise CafedclError(f"split: {len(labels)} images are too few for {clients} clients")
+    if options.kind == "natural":
+        return natural
     if options.kind == "iid":
-        dealt = [np.sort(part) for part in np.array_split(rng.permutation(len(kept)), clients)]
-    elif options.kind == "pathological":
-        dealt = pathological(y[kept], clients, classes, options.classes, rng)
-    elif options.form == "client":
-        dealt = dirichlet_per_client(y[kept], clients, classes, options.alpha, rng)
-    else:
-        dealt = dirichlet_per_class(y[kept], clients, classes, options.alpha, rng)
-    train: list[Tensor] = []
-    validation: list[Tensor] = []
-    test: list[Tensor] = []
-    for client, part in enumerate(dealt):
-        local = stream(seed, "hold out", client)
-        rest, tested = hold_out(y, kept[part], test_share, local)
-        fit, checked = hold_out(y, rest, options.validation, local)
-        for pile, indices in ((train, fit), (validation, checked), (test, tested)):
-            pile.append(torch.from_numpy(indices))
-    counts = torch.stack([torch.bincount(labels.cpu()[part], minlength=classes) for part in train])
-    return Shards(tuple(train), tuple(validation), tuple(test) if test_share else (), counts)
+        return iid(labels, clients, rng)
+    if options.kind == "quantity":
+        return quantity(labels, clients, options.alpha, rng)
+    if options.kind == "pathological":
+        return pathological(labels, clients, classes, options.classes, rng)
+    form = dirichlet_per_client if options.form == "client" else dirichlet_per_class
+    return form(labels, clients, classes, options.alpha, rng)
 
 
-def pool(shards: Shards) -> Shards:
-    """Return all clients' images as one client, for training in one place."""
-    return Shards(
-        (torch.cat(shards.train),),
-        (torch.cat(shards.validation),),
-        (torch.cat(shards.test),) if shards.test else (),
-        shards.counts.sum(0, keepdim=True),
-    )
+def split(
+    labels: Tensor, natural: Tensor, classes: int, clients: int, options: SplitOptions, seed: int, test_share: float
+) -> Shards:
+    """Deal images to clients; ``test_share`` of each client's are kept for testing (complete protocol: 0).
+
+    ``natural`` is the data's own client of every image, empty where there is none.
+    """
+    if options.kind == "file":
+        return load_shards(Path(options.file), labels)
+    y: Ints = labels.cpu().numpy()
+    kept = np.arange(len(y))
+    if options.ir > 1:
+        kept = long_tail(y, classes, options.ir, options.tail, stream(seed, "long tail"))
+    born: Ints = natural.cpu().numpy()[kept] if len(natural) else np.zeros(0, dtype=np.int64)
+    owner = np.full(len(y), -1)
+    owner[kept] = deal(y[kept], born, classes, clients, options, seed)
+    rest, test = _part(y, owner, test_share, seed, "test part")
+    train, validation = _part(y, rest, options.validation, seed, "validation part")
+    shards = gather(y, classes, clients, (train, validation, test if test_share else None))
+    empty = [client for client, part in enumerate(shards.train) if not len(part)]
+    if empty:
+        raise CafedclError(f"split: client {empty[0]} has no training images; use a smaller ir or another split")
+    return shards
+
+
+def _part(labels: Ints, owner: Ints, share: float, seed: int, purpose: str) -> tuple[Ints, Ints]:
+    """Return the owners of what stays and of what is held out."""
+    held = hold_out(labels, owner, share, stream(seed, purpose))
+    return np.where(held, -1, owner), np.where(held, owner, -1)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from cafedcl.config import TrainOptions
 from cafedcl.contract import Client, Failure, Job, Reply
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.splits import Shards
+from cafedcl.data.shards import Shards
 from cafedcl.method import Method
 from cafedcl.models.base import Network
 from cafedcl.pack import Tensors
@@ -72,8 +73,15 @@ class Bench:
 
     def client(self, index: int) -> Client:
         """Return what a client knows of itself and was told when it enrolled."""
-        counts = self.shards.counts.float().to(self.device)
-        return Client(index, counts[index], counts.amax(0), counts.sum(0))
+        return Client(index, self._counts[index], *self._census)
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        return self.shards.counts.float().to(self.device)
+
+    @cached_property
+    def _census(self) -> tuple[Tensor, Tensor]:
+        return self._counts.amax(0), self._counts.sum(0)
 
     def batch_size(self, samples: int) -> int:
         """Return a client's batch size: fixed, or such that an epoch has the wanted number of iterations."""

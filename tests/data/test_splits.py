@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -5,10 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cafedcl.config import SplitOptions
-from cafedcl.data.splits import dirichlet_per_client, hold_out, long_tail, pathological, pool, split
+from cafedcl.data import splits
+from cafedcl.data.shards import hold_out, load_shards, pool, save_shards
+from cafedcl.data.splits import dirichlet_per_client, long_tail, pathological
 from cafedcl.errors import CafedclError
 
 BALANCED = torch.arange(10).repeat(60)
+NOBODY = torch.zeros(0, dtype=torch.int64)
+
+
+def split(labels, classes, clients, options, seed, test_share):
+    """Split data without clients of their own."""
+    return splits.split(labels, NOBODY, classes, clients, options, seed, test_share)
+
+
+def parts_of(owner, clients):
+    return [np.flatnonzero(owner == client) for client in range(clients)]
 
 
 def labels_of(sizes, seed=0):
@@ -45,7 +59,7 @@ def requests(draw):
     classes, clients = draw(st.integers(1, 8)), draw(st.integers(1, 12))
     sizes = draw(st.lists(st.integers(0, 40), min_size=classes, max_size=classes))
     options = SplitOptions(
-        kind=draw(st.sampled_from(["dirichlet", "pathological", "iid"])),
+        kind=draw(st.sampled_from(["dirichlet", "pathological", "iid", "quantity"])),
         form=draw(st.sampled_from(["client", "class"])),
         alpha=draw(st.sampled_from([1e-3, 0.05, 0.1, 1.0, 100.0])),
         classes=draw(st.integers(1, 9)),
@@ -86,11 +100,11 @@ def test_any_request_deals_every_image_once_or_says_why_not(request):
     elif options.kind == "pathological":
         assert (shards.counts > 0).sum(1).tolist() == [options.classes] * clients
         assert (shards.counts > 0).any(0).all()
-    else:
+    elif options.kind == "dirichlet":
         assert min(sizes) >= 10
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "pathological", "iid"])
+@pytest.mark.parametrize("kind", ["dirichlet", "pathological", "iid", "quantity"])
 @pytest.mark.parametrize("form", ["client", "class"])
 def test_the_seed_alone_makes_the_split(kind, form):
     options = SplitOptions(kind=kind, form=form, ir=3.0)
@@ -110,7 +124,7 @@ def test_the_split_does_not_depend_on_the_share_held_out():
 @pytest.mark.parametrize(("ir", "classes", "n_max"), [(100, 3, 100), (10, 10, 142), (50, 10, 500), (100, 100, 50)])
 def test_the_long_tail_is_exact(ir, classes, n_max):
     labels = labels_of([n_max] * classes).numpy()
-    kept = long_tail(labels, classes, float(ir), np.random.default_rng(0))
+    kept = long_tail(labels, classes, float(ir), "exponential", np.random.default_rng(0))
     assert np.bincount(labels[kept], minlength=classes).tolist() == tail_by_hand(n_max, ir, classes)
     assert len(set(kept.tolist())) == len(kept)
 
@@ -138,7 +152,7 @@ def test_holders_of_a_class_have_equal_parts_of_it(clients, classes, held, seed)
         with pytest.raises(CafedclError, match="classes"):
             pathological(labels, clients, classes, held, np.random.default_rng(seed))
         return
-    parts = pathological(labels, clients, classes, held, np.random.default_rng(seed))
+    parts = parts_of(pathological(labels, clients, classes, held, np.random.default_rng(seed)), clients)
     for c in range(classes):
         shares = [n for n in (int((labels[part] == c).sum()) for part in parts) if n]
         assert sum(shares) == 30
@@ -153,7 +167,8 @@ def test_proportions_of_the_first_client_follow_the_dirichlet():
     labels = np.repeat(np.arange(classes), 1000)
     shares = np.stack(
         [
-            np.bincount(labels[dirichlet_per_client(labels, clients, classes, alpha, rng)[0]], minlength=classes) / 100
+            np.bincount(labels[dirichlet_per_client(labels, clients, classes, alpha, rng) == 0], minlength=classes)
+            / 100
             for rng in map(np.random.default_rng, range(repeats))
         ]
     )
@@ -206,8 +221,10 @@ def test_an_impossible_request_says_what_would_be_possible(sizes, clients, optio
 def test_a_hold_out_is_stratified_takes_one_of_two_and_never_the_last(sizes, share, seed):
     labels = labels_of(sizes, seed).numpy()
     shard = np.flatnonzero(np.random.default_rng(seed).random(len(labels)) < 0.8)
-    rest, out = hold_out(labels, shard, share, np.random.default_rng(seed))
-    assert sorted([*rest, *out]) == shard.tolist()
+    owner = np.full(len(labels), -1)
+    owner[shard] = 3
+    out = np.flatnonzero(hold_out(labels, owner, share, np.random.default_rng(seed))) if len(labels) else shard
+    assert set(out) <= set(shard)
     for c in range(len(sizes)):
         n, taken = int((labels[shard] == c).sum()), int((labels[out] == c).sum())
         if n < 2 or share == 0:
@@ -224,3 +241,70 @@ def test_pooled_shards_are_one_client_with_everything():
     assert sorted(dealt(pooled, 0)) == list(range(600))
     assert pooled.counts.tolist() == [shards.counts.sum(0).tolist()]
     assert pool(split(BALANCED, 10, 4, SplitOptions(), 0, 0.0)).test == ()
+
+
+def test_a_step_tail_keeps_all_of_the_first_half_and_a_share_of_the_rest():
+    labels = labels_of([100] * 5)
+    shards = split(labels, 5, 4, SplitOptions(kind="iid", ir=8.0, tail="step", validation=0.0), 0, 0.0)
+    assert shards.counts.sum(0).tolist() == [100, 100, 100, 12, 12]
+
+
+def test_quantity_skew_is_in_sizes_not_in_labels():
+    options = SplitOptions(kind="quantity", alpha=0.5, validation=0.0)
+    shards = split(torch.arange(10).repeat(2000), 10, 8, options, 0, 0.0)
+    sizes = shards.counts.sum(1)
+    assert sizes.min() >= 1
+    assert sizes.max() > 3 * sizes.min()
+    large = shards.counts[sizes.argmax()] / sizes.max()
+    assert (large - 0.1).abs().max() < 0.03
+
+
+def test_natural_clients_are_used_as_they_are():
+    owners = torch.tensor([0, 1, 1, 2, 2, 2, 2, 0])
+    labels = torch.tensor([0, 0, 1, 1, 0, 1, 0, 1])
+    shards = splits.split(labels, owners, 2, 3, SplitOptions(kind="natural", validation=0.0), 0, 0.0)
+    assert [part.tolist() for part in shards.train] == [[0, 7], [1, 2], [3, 4, 5, 6]]
+
+
+def test_the_same_image_is_held_out_whatever_the_other_clients_do():
+    """The draw belongs to the image: dealing the others differently does not change it."""
+    labels = np.repeat(np.arange(2), 20)
+    together = np.zeros(40, dtype=np.int64)
+    alone = np.where(np.arange(40) % 2 == 0, 0, -1)
+    held = hold_out(labels, alone, 0.3, np.random.default_rng(5))
+    again = hold_out(labels, np.where(alone < 0, 1, 0), 0.3, np.random.default_rng(5))
+    assert (held[alone == 0] == again[alone == 0]).all()
+    assert hold_out(labels, together, 0.3, np.random.default_rng(5)).sum() == 12
+
+
+def test_a_saved_split_is_the_split(tmp_path):
+    shards = split(BALANCED, 10, 7, SplitOptions(), 3, 0.25)
+    save_shards(shards, BALANCED, tmp_path / "split.safetensors")
+    options = SplitOptions(kind="file", file=str(tmp_path / "split.safetensors"))
+    again = split(BALANCED, 10, 99, options, 8, 0.0)
+    assert torch.equal(shards.counts, again.counts)
+    for name in ("train", "validation", "test"):
+        assert all(torch.equal(a, b) for a, b in zip(getattr(shards, name), getattr(again, name), strict=True))
+
+
+def test_a_saved_split_knows_its_data_and_itself(tmp_path):
+    path = tmp_path / "split.safetensors"
+    save_shards(split(BALANCED, 10, 7, SplitOptions(), 3, 0.0), BALANCED, path)
+    with pytest.raises(CafedclError, match=r"made for other data \(600 training images\)"):
+        load_shards(path, BALANCED.flip(0))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(CafedclError, match="not a split written by"):
+        load_shards(path, BALANCED)
+    with pytest.raises(CafedclError, match="No such file"):
+        load_shards(tmp_path / "none", BALANCED)
+    with pytest.raises(CafedclError, match="cannot be written"):
+        save_shards(split(BALANCED, 10, 7, SplitOptions(), 3, 0.0), BALANCED, tmp_path / "none" / "x")
+
+
+def test_a_hundred_thousand_clients_are_split_in_seconds():
+    labels = torch.from_numpy(np.random.default_rng(0).integers(0, 62, 800_000))
+    began = time.process_time()
+    shards = split(labels, 62, 100_000, SplitOptions(), 0, 0.0)
+    assert time.process_time() - began < 10
+    assert len(shards) == 100_000
+    assert int(shards.counts.sum()) + sum(len(part) for part in shards.validation) == 800_000
