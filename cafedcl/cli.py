@@ -29,6 +29,12 @@ app = typer.Typer(
 )
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", help="Folder with data files; else CAFEDCL_DATA or the cache.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")]
 
@@ -93,10 +99,8 @@ def run(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, eager.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable."),
-    ] = None,
+    data_dir: DataDir = None,
+    settings: Settings = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -104,7 +108,9 @@ def run(
     from cafedcl.config import gather
 
     flags: dict[str, Any] = {"split": split, "clients": clients, "rounds": rounds, "seed": seed, "device": device}
-    chosen = gather(config, method=method, data=data, engine=engine, settings=settings or [], **flags)
+    chosen = gather(
+        config, method=method, data=data, data_dir=data_dir, engine=engine, settings=settings or [], **flags
+    )
     train(
         chosen,
         out
@@ -232,6 +238,57 @@ def show(
     if split:
         known, about = folders[0].data()
         screen.print(split_map(known["counts"], about["names"]))
+
+
+@app.command()
+def split(
+    how: Annotated[
+        str | None, typer.Argument(metavar="[SPLIT]", help="dirichlet:0.1, pathological:2,ir=10, iid, …")
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Data set; several are drawn side by side.")] = None,
+    data_dir: DataDir = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
+    settings: Settings = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw it into this file (.png, .svg, .pdf).")] = None,
+    export: Annotated[Path | None, typer.Option(help="Write the indices, for `--split file:PATH`.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Show how a split deals the images, before any training."""
+    import dataclasses
+
+    from cafedcl.config import gather
+    from cafedcl.data.shards import save_shards
+    from cafedcl.data.statistics import draw, statistics
+    from cafedcl.setup import load, settle_split
+    from cafedcl.view import split_map, split_numbers
+
+    sets: list[str | None] = [*data] if data else [None]
+    if export and len(sets) > 1:
+        raise CafedclError("--export: one data set at a time")
+    screen, drawn = console(), []
+    for name in sets:
+        flags: dict[str, Any] = {"clients": clients, "seed": seed, "data_dir": data_dir}
+        config = gather(data=name, split=how, settings=settings or [], **flags)
+        images = load(config)
+        config, shards = settle_split(config, images)
+        numbers = statistics(shards.counts)
+        drawn.append((config.data.name, shards.counts, images.names))
+        if as_json:
+            print(
+                json.dumps({"data": config.data.name, **dataclasses.asdict(numbers), "counts": shards.counts.tolist()})
+            )
+        else:
+            screen.print(f"[bold]{config.data.name}[/], {config.split.kind}: training images per client and class\n")
+            screen.print(split_map(shards.counts, images.names))
+            screen.print(split_numbers(numbers), "")
+        if export:
+            save_shards(shards, images.train_y, export)
+    if figure:
+        draw(drawn, figure)
+    for path in filter(None, (figure, export)):
+        if not as_json:
+            screen.print(f"written: {path}", soft_wrap=True)
 
 
 @app.command()

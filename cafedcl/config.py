@@ -245,6 +245,7 @@ def gather(
     *,
     method: str | None = None,
     data: str | None = None,
+    data_dir: str | None = None,
     split: str | None = None,
     clients: int | None = None,
     rounds: int | None = None,
@@ -258,6 +259,7 @@ def gather(
     flags = {
         "method.name": method,
         "data.name": data,
+        "data.dir": data_dir,
         "federation.clients": clients,
         "federation.rounds": rounds,
         "run.seed": seed,

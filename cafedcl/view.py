@@ -13,6 +13,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cafedcl.data.statistics import Statistics
+
 BARS = "▁▂▃▄▅▆▇█"
 SHADES = ("#1b1b2f", "#2b2d6e", "#3a4fa8", "#3f7fc1", "#46a9c4", "#6cc9a4", "#b5dd6b", "#f2e85c")
 METHOD_COLOUR = {
@@ -82,6 +84,22 @@ def split_map(counts: "Tensor", names: Sequence[str], most: int = 30) -> Rendera
     if len(counts) > most:
         parts.append(Text(f"… and {len(counts) - most} more clients", style="dim"))
     return Group(*parts)
+
+
+def split_numbers(numbers: "Statistics") -> RenderableType:
+    """Return the numbers that matter about a split."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    ratio = "a class is empty" if numbers.imbalance_ratio is None else f"{numbers.imbalance_ratio:.1f}"
+    sizes = f"{numbers.smallest} to {numbers.largest}, {numbers.mean_size:.1f} on average"
+    classes = f"{numbers.fewest_classes} to {numbers.most_classes}, {numbers.mean_classes:.1f} on average"
+    table.add_row("clients", f"{numbers.clients}, with {numbers.images} training images")
+    table.add_row("images per client", sizes)
+    table.add_row("classes per client", classes)
+    table.add_row("largest to smallest class", ratio)
+    table.add_row("label divergence", f"{numbers.divergence:.3f} between two clients (0 the same, 1 disjoint)")
+    return table
 
 
 def value_of(line: Line, path: str) -> float | None:

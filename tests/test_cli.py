@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -274,3 +275,25 @@ def test_the_demo_compares_two_methods_and_names_its_files(call: Call) -> None:
     assert "fedavg" in out
     assert "written: demo/cafedcl" in out
     assert "global" in out
+
+
+def test_a_split_is_shown_drawn_and_exported_before_training(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call(
+        "split", "pathological:3,ir=4", "--clients", 5, "--figure", "f.png", "--export", "s.safetensors"
+    )
+    assert code == 0
+    assert all(word in out for word in ("classes per client", "3 to 3", "label divergence", "written: f.png"))
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = call("split", "pathological:3,ir=4", "--clients", 5, "--json")
+    numbers = json.loads(out)
+    assert numbers["clients"] == 5
+    assert call("run", "--split", "file:s.safetensors", *SMALL, "--out", "run", "-q")[0] == 0
+    code, out, _ = call("show", "run", "--split")
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert stored["federation"]["clients"] == 5, "the file decides how many clients there are"
+    assert [sum(row) for row in numbers["counts"]] == [int(w) for w in re.findall(r"(\d+)\s*$", out, re.MULTILINE)][-5:]
+
+
+def test_a_natural_split_needs_data_with_clients(call: Call) -> None:
+    assert "has no clients of its own" in call("split", "natural")[2]
+    assert "one data set at a time" in call("split", "--data", "digits", "--data", "digits", "--export", "x")[2]
