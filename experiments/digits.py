@@ -22,14 +22,8 @@ from scipy.stats import ttest_rel, wilcoxon
 from cafedcl.environment import environment
 
 METHODS = (
-    "local",
-    "central",
-    "fedavg",
-    "fedproto",
-    "cafedcl",
-    "cafedcl:no-confagg-counts",
-    "cafedcl:no-confagg-uniform",
-    "cafedcl:no-geo",
+    *("local", "central", "fedavg", "fedprox", "moon", "fedproto", "fedrcl", "fedproc", "fedlc", "mp-fedcl", "fedtgp"),
+    *("scaffold", "fednh", "cafedcl"),
 )
 SHOWN = ("server.accuracy", "server.client_std", "own.client_mean", "own.client_std", "own.accuracy")
 RESULT = Path(__file__).parent / "results" / "digits.json"
@@ -48,7 +42,9 @@ def train(method: str, seed: int, arguments: argparse.Namespace) -> dict[str, An
             f"{folder}/run",
             "--quiet",
         ]
-        subprocess.run([*command, "--set", "engine.workers=1"], check=True)
+        for setting in ["engine.workers=1", *arguments.settings]:
+            command += ["--set", setting]
+        subprocess.run(command, check=True)
         last = json.loads(Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     return {"method": method, "seed": seed, "server": last["server"], "own": last["own"]}
 
@@ -82,6 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="as in `cafedcl run --set`")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     methods = arguments.methods.split(",")
@@ -98,6 +95,7 @@ def main() -> None:
     tests = [paired(runs, *claim) for claim in claims if {claim[0], claim[1]} <= set(methods)]
     command = f"python experiments/digits.py --seeds {arguments.seeds} --rounds {arguments.rounds}"
     command += f" --methods {arguments.methods}" if tuple(methods) != METHODS else ""
+    command += "".join(f" --set {setting}" for setting in arguments.settings)
     about = environment(command.split(), arguments.device)
     arguments.out.parent.mkdir(exist_ok=True)
     arguments.out.write_text(json.dumps({"environment": about, "tests": tests, "runs": runs}, indent=1) + "\n")
