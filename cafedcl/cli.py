@@ -375,13 +375,13 @@ def models() -> None:
 
 
 @app.command()
-def datasets() -> None:
+def datasets(data_dir: DataDir = None) -> None:
     """List the data sets."""
-    from cafedcl.data import dataset_names, find_dataset
+    from cafedcl.data import dataset_names, describe
 
-    for name in dataset_names():
-        print(f"{name}  {find_dataset(name).__doc__}")
-    print("your own: --data package.module:function, which returns a cafedcl.data.Dataset")
+    for name in dataset_names(data_dir or ""):
+        print(f"{name}  {describe(name)}")
+    print("your own: --data PATH (folder, .csv, .parquet, .npz, .npy), hf:NAME, or package.module:function")
 
 
 @app.command(name="config")

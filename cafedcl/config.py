@@ -29,7 +29,7 @@ class DataOptions:
     dir: str = option("", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder")
     download: bool = option(True, "fetch a data set that is not there from its official address")
     size: int = option(
-        0, "height and width that your own images are resized to; 0: the most common size", low=0, high=4096
+        0, "pixels that your own images, gtsrb and ham10000 are resized to; 0: most common, 32", low=0, high=4096
     )
     strict: bool = option(False, "refuse your own data if any image is corrupt, instead of skipping it")
 

@@ -12,7 +12,7 @@ import torch
 from cafedcl.check import Inspector
 from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply
-from cafedcl.engine.base import Engine
+from cafedcl.engine.base import Engine, arithmetic
 from cafedcl.engine.choose import choose_engine
 from cafedcl.metrics import Judge, Scores
 from cafedcl.pack import MODEL, Header, Tensors, floats, nbytes, prefixed, under
@@ -104,7 +104,7 @@ class Federation:
         with clock("train"):
             replies, failures = self.train(down, [k for k in sampled if k not in dropped])
         enough = len(replies) >= self.options.min_replies
-        with clock("aggregate"), torch_stream(self.config.run.seed, "server", t):
+        with clock("aggregate"), arithmetic(self.bench), torch_stream(self.config.run.seed, "server", t):
             state = self.method.aggregate(self.state, [reply.up for reply in replies]) if enough else self.state
         with clock("evaluate"):
             server, own, tables = self.evaluate(state, replies if enough else [])

@@ -4,13 +4,14 @@ import numpy as np
 import torch
 
 from cafedcl.data.dataset import Dataset
+from cafedcl.data.source import Form, Source
 from cafedcl.rng import stream
 
 TEST_SHARE = 0.2
 
 
 def load() -> Dataset:
-    """handwritten digits, 8×8 grey, 10 classes, embedded in scikit-learn."""
+    """Return the digits with a fixed fifth of every class held out for testing."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -26,3 +27,12 @@ def load() -> Dataset:
 
 def _by_class(labels: torch.Tensor, order: torch.Tensor) -> list[torch.Tensor]:
     return [order[labels[order] == c] for c in range(int(labels.max()) + 1)]
+
+
+SOURCES = (
+    Source(
+        "digits",
+        "handwritten digits, 8×8 grey, 10 classes, 1,438 + 359, embedded in scikit-learn",
+        (Form((), lambda files, options: load()),),  # noqa: ARG005
+    ),
+)

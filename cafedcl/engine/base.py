@@ -2,10 +2,11 @@
 
 import math
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -98,3 +99,18 @@ class Bench:
             return self.data.test_x, self.data.test_y
         indices = torch.cat(self.shards.test) if client is None else self.shards.test[client]
         return self.data.train_x[indices], self.data.train_y[indices]
+
+
+@contextmanager
+def arithmetic(bench: Bench) -> Iterator[None]:
+    """Run a block with the run's number of threads and library of kernels, and without TF32: they make the bits."""
+    onednn: Any = torch.backends.mkldnn
+    cudnn: Any = torch.backends.cudnn
+    before = torch.get_num_threads(), onednn.enabled, cudnn.allow_tf32
+    torch.set_num_threads(bench.threads)
+    onednn.enabled, cudnn.allow_tf32 = bench.onednn, False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        onednn.enabled, cudnn.allow_tf32 = before[1:]

@@ -1,15 +1,13 @@
 """The reference engine: plain PyTorch, one client after another, on any device."""
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
-from cafedcl.engine.base import Bench, Results
+from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.sgd import SGD, flatten
 from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under
 from cafedcl.rng import stream, torch_stream
@@ -135,8 +133,9 @@ class Eager:
         rows = [bench.method.embed(self.network, bench.data.images(chunk)) for chunk in chunks]
         if weights:
             self.network.load_state_dict(trained)
-        empty = torch.zeros(0, bench.method.dim, device=bench.device)
-        return torch.cat(rows) if rows else empty, bench.data.train_y[shard]
+        if not rows:
+            rows = [bench.method.embed(self.network, bench.data.images(bench.data.train_x[:1]))[:0]]
+        return torch.cat(rows), bench.data.train_y[shard]
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""
@@ -162,17 +161,3 @@ class Eager:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-
-@contextmanager
-def arithmetic(bench: Bench) -> Iterator[None]:
-    """Run a block with the run's number of threads and library of kernels: both are part of what makes the bits."""
-    kernels: Any = torch.backends.mkldnn
-    threads, onednn = torch.get_num_threads(), kernels.enabled
-    torch.set_num_threads(bench.threads)
-    kernels.enabled = bench.onednn
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        kernels.enabled = onednn

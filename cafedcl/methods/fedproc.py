@@ -17,7 +17,7 @@ from cafedcl.pack import Tensors
 
 @dataclass(frozen=True)
 class FedProcOptions:
-    """The authors' code has no temperature; with τ = 1 the contrastive term cannot go below log(1 + (C−1)/e)."""
+    """The authors' code has no temperature; with τ = 1 the contrastive term stays near log(1 + (C−1)/e)."""
 
     dim: int = option(256, "width of the projection", low=1)
     tau: float = option(1.0, "temperature of the contrastive term (the code has none)", above=0.0)

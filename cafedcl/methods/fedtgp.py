@@ -56,7 +56,7 @@ class FedTGP(FedProto):
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         points = torch.cat([up.tensors["prototypes"] for up in ups])
         labels = torch.cat([up.tensors["classes"] for up in ups])
-        means = merge_prototypes({**state, **no_prototypes(self.classes, self.dim)}, ups)
+        means = merge_prototypes({n: torch.zeros_like(v) for n, v in state.items() if n.startswith("anchors/")}, ups)
         delta = adaptive_margin(means["anchors/prototypes"], means["anchors/known"], self.options)
         network = self.server().to(points.device)
         weights = {n: v.clone().requires_grad_() for n, v in under("server/", state).items()}

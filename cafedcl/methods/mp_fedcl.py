@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cafedcl.contract import Batch, Field, Up, Visit
@@ -15,7 +16,7 @@ from cafedcl.pack import Tensors
 
 @dataclass(frozen=True)
 class MPFedCLOptions:
-    """k is 2 to 5 in the paper's abstract; τ is SupCon's."""
+    """k is our choice; τ is SupCon's."""
 
     k: int = option(3, "prototypes per class and client", low=1)
     tau: float = option(0.07, "temperature τ", above=0.0)
@@ -49,7 +50,8 @@ class MPFedCL(Method):
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         z, y = visit.embed("train", "trained")
-        centroids = [k_means(z[y == c], self.options.k) for c in visit.client.holds]
+        with threadpool_limits(1):  # so that bits repeat
+            centroids = [k_means(z[y == c], self.options.k) for c in visit.client.holds]
         sizes = torch.tensor([len(rows) for rows in centroids], device=y.device)
         return {"classes": visit.client.holds.repeat_interleave(sizes), "prototypes": torch.cat(centroids)}, {}
 
@@ -70,13 +72,14 @@ class MPFedCL(Method):
         index = anchors["labels"].expand(len(x), -1)
         return similar.new_full((len(x), self.classes), -2.0).scatter_reduce(1, index, similar, "amax")
 
+    def similarity(self, scores: Tensor) -> Tensor:
+        return scores if self.options.inference == "pool" else super().similarity(scores)
+
 
 def k_means(points: Tensor, k: int) -> Tensor:
-    """Return min(k, n) centroids by k-means++ with ten starts and a fixed seed, on one thread so that bits repeat."""
+    """Return k centroids, fewer for fewer distinct points, by k-means++ with ten starts and a fixed seed."""
     from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits
 
     distinct = len(points.unique(dim=0))
-    with threadpool_limits(1):
-        model = KMeans(min(k, distinct), n_init=10, random_state=0).fit(points.cpu().numpy())
+    model = KMeans(min(k, distinct), n_init=10, random_state=0).fit(points.cpu().numpy())
     return torch.from_numpy(model.cluster_centers_).to(points)

@@ -1,0 +1,138 @@
+"""From arrays to a data set, with everything checked that could be wrong with them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cafedcl.data.dataset import Dataset
+from cafedcl.data.formats import Array, Bytes
+from cafedcl.errors import CafedclError
+from cafedcl.rng import stream
+
+Ints = npt.NDArray[np.int64]
+
+TEST_SHARE = 0.2
+
+
+def checked(
+    where: object,
+    train: tuple[Array, Array],
+    test: tuple[Array, Array],
+    names: Sequence[str],
+    owners: Ints | None = None,
+    owner_names: Sequence[str] = (),
+) -> Dataset:
+    """Return the data set of (images, labels) for training and testing; images are NHW, NHWC or NCHW."""
+    train_x, train_y = nchw(train[0], where), whole_labels(train[1], where)
+    test_x, test_y = nchw(test[0], where), whole_labels(test[1], where)
+    for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
+        if len(x) != len(y):
+            raise CafedclError(f"{where}: {len(x)} {part} images but {len(y)} labels")
+        if not len(x):
+            raise CafedclError(f"{where}: there are no {part} images")
+        wrong = np.flatnonzero((y < 0) | (y >= len(names)))
+        if len(wrong):
+            raise CafedclError(
+                f"{where}: label {y[wrong[0]]} of {part} image {wrong[0]} is out of range; "
+                f"labels of {len(names)} classes are 0 to {len(names) - 1}"
+            )
+    if train_x.shape[1:] != test_x.shape[1:]:
+        shapes = " and ".join("×".join(map(str, x.shape[1:])) for x in (train_x, test_x))
+        raise CafedclError(f"{where}: training and test images differ in shape, {shapes}")
+    empty = np.flatnonzero(np.bincount(train_y, minlength=len(names)) == 0)
+    if len(empty):
+        raise CafedclError(f"{where}: class '{names[empty[0]]}' has no training image; add some or leave the class out")
+    if owners is not None:
+        idle = np.flatnonzero(np.bincount(owners, minlength=len(owner_names)) == 0)
+        if len(idle):
+            raise CafedclError(
+                f"{where}: client '{owner_names[idle[0]]}' has no training image; add some or leave the client out"
+            )
+    return Dataset.of(
+        _tensor(train_x),
+        _tensor(train_y),
+        _tensor(test_x),
+        _tensor(test_y),
+        tuple(names),
+        owners=None if owners is None else _tensor(owners),
+        owner_names=tuple(owner_names),
+    )
+
+
+def _tensor(array: Array) -> Tensor:
+    # Arrays over a file's bytes are read-only, which a tensor must not be.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def nchw(x: Array, where: object) -> Bytes:
+    """Return images as uint8 (N, channels, height, width); a last axis of 1 or 3 holds the channels."""
+    x = as_bytes(x, where)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 4 or x.shape[1] not in (1, 3):
+        shape = "×".join(map(str, x.shape))
+        raise CafedclError(f"{where}: images of shape {shape}; expected are N×height×width, with 1 or 3 channels")
+    if 0 in x.shape[1:]:
+        raise CafedclError(f"{where}: the images have no pixels")
+    return np.ascontiguousarray(x)
+
+
+def as_bytes(x: Array, where: object) -> Bytes:
+    """Return pixels as uint8: whole numbers 0 to 255 as they are, fractions 0 to 1 scaled."""
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype == np.bool_:
+        return x.astype(np.uint8) * np.uint8(255)
+    if x.dtype.kind not in "iuf" or not x.size:
+        raise CafedclError(f"{where}: pixels are of type {x.dtype}; expected are numbers, best uint8")
+    low, high = float(x.min()), float(x.max())
+    if not (low >= 0 and high <= 255):
+        raise CafedclError(f"{where}: pixels run from {low:g} to {high:g}; expected are 0 to 255, or fractions 0 to 1")
+    scale = 255 if x.dtype.kind == "f" and high <= 1 else 1
+    return np.round(x * scale).astype(np.uint8)
+
+
+def whole_labels(y: Array, where: object) -> Ints:
+    """Return labels as int64; a column of them is flattened, and several per image are refused."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise CafedclError(f"{where}: labels of shape {y.shape}; one whole number per image is expected")
+    if y.dtype.kind == "f" and not np.array_equal(y, np.round(y)):
+        raise CafedclError(f"{where}: labels are fractions; one whole number per image is expected")
+    if y.dtype.kind not in "iufb":
+        raise CafedclError(f"{where}: labels are of type {y.dtype}; one whole number per image is expected")
+    return y.astype(np.int64)
+
+
+def choose_test(labels: Ints, owners: Ints | None = None) -> npt.NDArray[np.bool_]:
+    """Choose a fifth of the images for testing, stratified by class, and within clients where there are any.
+
+    It is the same choice every time. Every client and every class keeps an image for training.
+    """
+    rng = stream(0, "test set")
+    held = np.zeros(len(labels), dtype=np.bool_)
+    if owners is None:
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            held[members[: min(max(1, round(TEST_SHARE * len(members))), len(members) - 1)]] = True
+        return held
+    # A client may have few images of a class, so every fifth in the order of (client, class) keeps all shares close.
+    order = rng.permutation(len(labels))
+    order = order[np.lexsort((labels[order], owners[order]))]
+    of_class, of_client = np.bincount(labels), np.bincount(owners)
+    due = 0.0
+    for index in order:
+        due += TEST_SHARE
+        label, owner = labels[index], owners[index]
+        if due >= 1 - 1e-9 and of_class[label] > 1 and of_client[owner] > 1:
+            held[index] = True
+            due -= 1
+            of_class[label] -= 1
+            of_client[owner] -= 1
+    return held
