@@ -88,6 +88,8 @@ class TrainOptions:
     momentum: float = option(0.0, "momentum of SGD", low=0.0, high=1.0)
     weight_decay: float = option(1e-3, "weight decay", low=0.0)
     clip: float = option(10.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+    flip: bool = option(False, "flip training images left to right at random")
+    crop: int = option(0, "pad training images by so many pixels and crop at random; 0: do not", low=0, high=64)
 
 
 @dataclass(frozen=True)
