@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", help="Folder with data files; else CAFEDCL_DATA or the cache.")
 ]
+Strict = Annotated[bool | None, typer.Option("--strict", help="Refuse your own data if any image is corrupt.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable.")
 ]
@@ -100,6 +102,7 @@ def run(
     engine: Annotated[str | None, typer.Option(help="auto, eager.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")] = None,
     data_dir: DataDir = None,
+    strict: Strict = None,
     settings: Settings = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -108,18 +111,10 @@ def run(
     from cafedcl.config import gather
 
     flags: dict[str, Any] = {"split": split, "clients": clients, "rounds": rounds, "seed": seed, "device": device}
-    chosen = gather(
-        config, method=method, data=data, data_dir=data_dir, engine=engine, settings=settings or [], **flags
-    )
-    train(
-        chosen,
-        out
-        or new_folder(
-            f"{chosen.method.name.replace(':', '-')}-{chosen.data.name.replace(':', '-')}-s{chosen.run.seed}"
-        ),
-        quiet,
-        as_json,
-    )
+    flags |= {"data": data, "data_dir": data_dir, "strict": strict}
+    chosen = gather(config, method=method, engine=engine, settings=settings or [], **flags)
+    words = (chosen.method.name, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
+    train(chosen, out or new_folder("-".join(re.sub(r"[^\w.]+", "-", word) for word in words)), quiet, as_json)
 
 
 @app.command()
@@ -247,6 +242,7 @@ def split(
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="Data set; several are drawn side by side.")] = None,
     data_dir: DataDir = None,
+    strict: Strict = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
     settings: Settings = None,
@@ -268,7 +264,7 @@ def split(
         raise CafedclError("--export: one data set at a time")
     screen, drawn = console(), []
     for name in sets:
-        flags: dict[str, Any] = {"clients": clients, "seed": seed, "data_dir": data_dir}
+        flags: dict[str, Any] = {"clients": clients, "seed": seed, "data_dir": data_dir, "strict": strict}
         config = gather(data=name, split=how, settings=settings or [], **flags)
         images = load(config)
         config, shards = settle_split(config, images)

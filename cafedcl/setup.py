@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from cafedcl.config import Config
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.data.shards import Shards, pool
+from cafedcl.data.source import is_path
 from cafedcl.data.splits import split
 from cafedcl.engine.base import Bench
 from cafedcl.errors import CafedclError
@@ -62,13 +64,20 @@ def load(config: Config) -> Dataset:
 
 
 def settle(config: Config, data: Dataset, device: torch.device) -> Config:
-    """Return the config with every `auto` that decides what is computed replaced by what it stands for here."""
-    model, engine = config.model, config.engine
+    """Return the config with every `auto` that decides what is computed, and every path, as it stands for here."""
+    model, engine, source, dealt = config.model, config.engine, config.data, config.split
+    if is_path(source.name) and ":" not in source.name:
+        source = replace(source, name=str(Path(source.name).resolve()))
+    if source.dir:
+        source = replace(source, dir=str(Path(source.dir).expanduser().resolve()))
+    if dealt.file:
+        dealt = replace(dealt, file=str(Path(dealt.file).resolve()))
     if model.name == "auto":
         model = replace(model, name=auto_model(data.shape))
     if engine.onednn == "auto":
         engine = replace(engine, onednn="off" if platform.machine().lower() in ("aarch64", "arm64") else "on")
-    return replace(config, model=model, engine=replace(engine, name="eager", device=str(device)))
+    engine = replace(engine, name="eager", device=str(device))
+    return replace(config, model=model, engine=engine, data=source, split=dealt)
 
 
 def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:

@@ -69,3 +69,8 @@ def visit_with() -> Callable[..., Visit]:
         return Visit(client=Client(0, counts, most, total), **{**empty, **times, **parts})
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with what takes longest, so that no worker is left waiting for it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

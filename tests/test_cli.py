@@ -297,3 +297,26 @@ def test_a_split_is_shown_drawn_and_exported_before_training(call: Call, tmp_pat
 def test_a_natural_split_needs_data_with_clients(call: Call) -> None:
     assert "has no clients of its own" in call("split", "natural")[2]
     assert "one data set at a time" in call("split", "--data", "digits", "--data", "digits", "--export", "x")[2]
+
+
+def test_your_own_images_with_clients_of_their_own(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0)
+    for client in ("clinic A", "clinic B", "clinic C"):
+        for label, level in (("dark", 60), ("light", 200)):
+            (tmp_path / "photos" / client / label).mkdir(parents=True)
+            for number in range(8):
+                pixels = (level + draws.integers(-40, 40, (12, 10))).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "photos" / client / label / f"{number}.png")
+    (tmp_path / "photos" / "clinic A" / "dark" / "0.png").write_bytes(b"broken")
+    code, out, err = call("run", "--data", "photos", "--data-dir", "cache", *SMALL, "--rounds", "3")
+    assert code == 0, err
+    assert "0.png" in err, "the corrupt image is named"
+    run = tmp_path / "runs" / "cafedcl-photos-s0"
+    stored = tomllib.loads((run / "config.toml").read_text())
+    assert (stored["split"]["kind"], stored["federation"]["clients"]) == ("natural", 3)
+    assert stored["data"]["name"] == str(tmp_path / "photos"), "a run can be resumed from anywhere"
+    code, out, _ = call("predict", run, "photos/clinic B/light/1.png", "--json")
+    assert json.loads(out)["class"] in ("dark", "light")
+    code, out, err = call("run", "--data", "photos", "--data-dir", "cache", "--strict", *SMALL)
+    assert code == 2
+    assert "0.png" in err

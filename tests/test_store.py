@@ -110,6 +110,7 @@ def test_an_interrupt_between_a_round_and_its_line_loses_neither(tmp_path: Path)
     assert (lines, weights) == content(tmp_path / "whole")[:2]
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_one_never_killed(tmp_path: Path) -> None:
     api.start(resolve(kill_and_resume.CONFIG), tmp_path / "whole", ())
     script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "24", "7"]

@@ -301,6 +301,7 @@ def test_a_saved_split_knows_its_data_and_itself(tmp_path):
         save_shards(split(BALANCED, 10, 7, SplitOptions(), 3, 0.0), BALANCED, tmp_path / "none" / "x")
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_clients_are_split_in_seconds():
     labels = torch.from_numpy(np.random.default_rng(0).integers(0, 62, 800_000))
     began = time.process_time()
