@@ -14,10 +14,9 @@ import typer
 
 from cafedcl import __version__
 from cafedcl.errors import CafedclError
+from cafedcl.listing import DataDir, console, datasets, methods, models, show_config
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cafedcl.api import Run
     from cafedcl.federation import Watcher
 
@@ -30,9 +29,6 @@ app = typer.Typer(
 )
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-DataDir = Annotated[
-    str | None, typer.Option("--data-dir", help="Folder with data files; else CAFEDCL_DATA or the cache.")
-]
 Strict = Annotated[bool | None, typer.Option("--strict", help="Refuse your own data if any image is corrupt.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable.")
@@ -62,13 +58,6 @@ def fail(message: str) -> NoReturn:
 def warn(message: str) -> None:
     """Say what is odd in one line, and go on."""
     print(f"warning: {message}", file=sys.stderr)
-
-
-def console() -> "Console":
-    """Return the terminal."""
-    from rich.console import Console
-
-    return Console(highlight=False)
 
 
 def show_version(wanted: bool) -> None:
@@ -314,80 +303,10 @@ def predict(
     console().print(table)
 
 
-@app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="Show one method's options.")] = None) -> None:
-    """List the methods; with a name, everything about one."""
-    import dataclasses
-
-    from rich.table import Table
-
-    from cafedcl.methods import find_method, method_names
-    from cafedcl.options import meaning, to_toml
-
-    screen = console()
-    if name is None:
-        for known in method_names():
-            method, _ = find_method(known)
-            screen.print(f"[bold]{known}[/]  [dim]{method.paper} ({method.year})[/]", soft_wrap=True)
-            screen.print(f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True)
-            options = dataclasses.fields(method.Options)
-            if options:
-                words = [f"{field.name} = {to_toml(field.default)}" for field in options[:7]]
-                more = [f"… {len(options) - 7} more"] if len(options) > 7 else []
-                screen.print(f"    {', '.join(words + more)}", soft_wrap=True, markup=False)
-            if method.presets:
-                screen.print(
-                    f"    presets: {', '.join(f'{known}:{title}' for title in method.presets)}", soft_wrap=True
-                )
-        print("everything about one method: cafedcl methods NAME; your own: --method package.module:Class")
-        return
-    method, preset = find_method(name)
-    screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})\n{method.__doc__}", soft_wrap=True)
-    table = Table("option", "default", "meaning", box=None, header_style="bold")
-    for field in dataclasses.fields(method.Options):
-        table.add_row(field.name, to_toml(preset.get(field.name, field.default)), meaning(field))
-    if table.row_count:
-        screen.print(table)
-    for title, values in method.presets.items():
-        screen.print(f"{method.name}:{title}  " + ", ".join(f"{k} = {to_toml(v)}" for k, v in values.items()))
-
-
-@app.command()
-def models() -> None:
-    """List the encoders."""
-    from rich.table import Table
-
-    from cafedcl.models import MODELS, build_encoder, feature_dim
-
-    table = Table("model", "features", "parameters (3×32×32)", "what it is", box=None, header_style="bold")
-    for name, factory in MODELS.items():
-        encoder = build_encoder(name, (3, 32, 32), 1.0)
-        parameters = sum(p.numel() for p in encoder.parameters())
-        table.add_row(
-            name, str(feature_dim(encoder, (3, 32, 32))), f"{parameters:,}", str(factory.__doc__).splitlines()[0]
-        )
-    console().print(table)
-    print("your own: --set model.name=package.module:factory, called as factory(shape, width)")
-
-
-@app.command()
-def datasets(data_dir: DataDir = None) -> None:
-    """List the data sets."""
-    from cafedcl.data import dataset_names, describe
-
-    for name in dataset_names(data_dir or ""):
-        print(f"{name}  {describe(name)}")
-    print("your own: --data PATH (folder, .csv, .parquet, .npz, .npy), hf:NAME, or package.module:function")
-
-
-@app.command(name="config")
-def show_config(
-    method: Annotated[str, typer.Option(help="Whose options to print.")] = "cafedcl",
-) -> None:
-    """Print every option with its default and meaning, as TOML that can be fed back."""
-    from cafedcl.config import gather
-
-    print(f"# cafedcl run this-file.toml\n\n{gather(method=method).to_toml(explain=True)}", end="")
+app.command()(methods)
+app.command()(models)
+app.command()(datasets)
+app.command(name="config")(show_config)
 
 
 @app.command()
