@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from cafedcl.config import Config
-from cafedcl.data import Dataset, load_dataset
+from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, pool
-from cafedcl.data.source import is_path
 from cafedcl.data.splits import split
 from cafedcl.engine.base import Bench
 from cafedcl.errors import CafedclError
@@ -66,7 +65,7 @@ def load(config: Config) -> Dataset:
 def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     """Return the config with every `auto` that decides what is computed, and every path, as it stands for here."""
     model, engine, source, dealt = config.model, config.engine, config.data, config.split
-    if is_path(source.name) and ":" not in source.name:
+    if is_own(source.name):
         source = replace(source, name=str(Path(source.name).resolve()))
     if source.dir:
         source = replace(source, dir=str(Path(source.dir).expanduser().resolve()))

@@ -320,3 +320,10 @@ def test_your_own_images_with_clients_of_their_own(call: Call, tmp_path: Path, m
     code, out, err = call("run", "--data", "photos", "--data-dir", "cache", "--strict", *SMALL)
     assert code == 2
     assert "0.png" in err
+
+
+def test_a_folder_named_like_a_data_set_does_not_shadow_it(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    code, _, err = call("run", *SMALL, "--out", "run", "-q")
+    assert (code, err) == (0, "")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["data"]["name"] == "digits"

@@ -12,7 +12,7 @@ from cafedcl.data.source import Source, data_folder, is_path
 from cafedcl.errors import CafedclError, nearest
 from cafedcl.plugins import import_path
 
-__all__ = ["Dataset", "data_folder", "dataset_names", "describe", "load_dataset"]
+__all__ = ["Dataset", "data_folder", "dataset_names", "describe", "is_own", "load_dataset"]
 
 SOURCES: dict[str, Source] = {
     source.name: source for module in (cifar, digits, gtsrb, ham10000, idx, medmnist) for source in module.SOURCES
@@ -29,6 +29,11 @@ def describe(name: str) -> str:
     """Return one line about a data set."""
     known = SOURCES.get(ALIASES.get(name, name))
     return known.about if known else "packed, in the data folder"
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is a path to your own data; a known set's name never is."""
+    return name not in SOURCES and name not in ALIASES and not name.startswith("hf:") and is_path(name)
 
 
 def load_dataset(options: DataOptions) -> Dataset:
