@@ -32,7 +32,7 @@ def test_cafedcl_is_fairer_than_fedavg_and_both_beat_training_alone() -> None:
 
 def test_the_committed_measurement_over_twenty_seeds_says_the_same() -> None:
     """A rank test over five pairs needs all five to agree; with twenty it can speak."""
-    result = Path(__file__).parents[1] / "experiments" / "results" / "digits20.json"
+    result = Path(__file__).parents[1] / "experiments" / "results" / "digits.json"
     runs = json.loads(result.read_text(encoding="utf-8"))["runs"]
     fair, unfair = ([r["server"]["client_std"] for r in runs if r["method"] == m] for m in ("cafedcl", "fedavg"))
     assert len(fair) == len(unfair) == 20
