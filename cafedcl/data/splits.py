@@ -12,6 +12,8 @@ from cafedcl.rng import stream
 
 MIN_SIZE = 10
 MAX_TRIES = 1000
+BLOCK = 1_000_000
+"""Random numbers drawn at once for many small clients."""
 
 
 def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
@@ -43,14 +45,21 @@ def dirichlet_per_client(labels: Ints, clients: int, classes: int, alpha: float,
     top = left.cumsum()
     weights = np.maximum(rng.dirichlet(np.full(classes, alpha), clients), 1e-30)
     owner = np.full(len(labels), -1)
-    for client in range(clients):
-        size = len(labels) // clients + (client < len(labels) % clients)
-        behind = left - np.arange(size)[:, None]
-        gaps = rng.standard_exponential((size, classes)) / (weights[client] * np.maximum(behind, 1))
-        arrivals = np.where(behind > 0, gaps.cumsum(0), np.inf).ravel()
-        first = np.argpartition(arrivals, size - 1)[:size]
-        numbers = np.bincount(first % classes, minlength=classes)
-        owner[deck[np.repeat(top - numbers.cumsum(), numbers) + np.arange(size)]] = client
+    sizes = np.bincount(_equal(len(labels), np.arange(clients)), minlength=clients)
+    steps = np.arange(sizes[0])[:, None]
+    at_once = max(1, BLOCK // int(sizes[0] * classes))
+    for client, size in enumerate(sizes.tolist()):
+        if client % at_once == 0:
+            waits = rng.standard_exponential(int(sizes[client : client + at_once].sum()) * classes)
+        gaps, waits = waits[: size * classes].reshape(size, classes), waits[size * classes :]
+        behind = left - steps[:size]
+        if behind[-1].min() > 0:
+            arrivals = (gaps / (weights[client] * behind)).cumsum(0).ravel()
+        else:
+            late = (gaps / (weights[client] * np.maximum(behind, 1))).cumsum(0)
+            arrivals = np.where(behind > 0, late, np.inf).ravel()
+        numbers = np.bincount(np.argpartition(arrivals, size - 1)[:size] % classes, minlength=classes)
+        owner[deck[np.repeat(top - numbers.cumsum(), numbers) + steps[:size, 0]]] = client
         left -= numbers
         top -= numbers
     return owner
