@@ -131,7 +131,9 @@ class EngineOptions:
         0, "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster", low=0, high=4096
     )
     onednn: str = option(
-        "auto", "CPU kernels by oneDNN; auto: off on ARM, where they are slower", choices=("auto", "on", "off")
+        "auto",
+        "CPU kernels by oneDNN; auto: off on ARM and for cnn8, where they are slower",
+        choices=("auto", "on", "off"),
     )
     threads: int = option(1, "intra-op threads per client job; part of what makes the bits", low=1)
 

@@ -74,7 +74,8 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     if model.name == "auto":
         model = replace(model, name=auto_model(data.shape))
     if engine.onednn == "auto":
-        engine = replace(engine, onednn="off" if platform.machine().lower() in ("aarch64", "arm64") else "on")
+        slow = platform.machine().lower() in ("aarch64", "arm64") or model.name == "cnn8"
+        engine = replace(engine, onednn="off" if slow else "on")
     engine = replace(engine, name="eager", device=str(device))
     return replace(config, model=model, engine=engine, data=source, split=dealt)
 
