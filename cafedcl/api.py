@@ -12,10 +12,11 @@ from torch import Tensor
 
 from cafedcl.config import Config, gather
 from cafedcl.errors import CafedclError
-from cafedcl.federation import Federation, Record, Watcher
+from cafedcl.federation import Federation, Record, Watcher, memories_of
+from cafedcl.method import Method
 from cafedcl.models import Network, Shape
 from cafedcl.options import to_toml
-from cafedcl.pack import ANCHORS, MODEL, Tensors, under
+from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, under
 from cafedcl.setup import build
 from cafedcl.store import RunFolder
 
@@ -70,6 +71,9 @@ class Run:
 
     def network(self, client: int | None) -> Network:
         """Return the server's model, or the model a client had after its last visit."""
+        return self._built(client)[1]
+
+    def _built(self, client: int | None) -> tuple[Method, Network]:
         method, network, _ = build(self.config, self.shape, len(self.names))
         weights = under(MODEL, self.state)
         if client is not None:
@@ -80,15 +84,15 @@ class Run:
         if missing:
             raise CafedclError(f"{method.name} has no server model; name a client whose model is to be used")
         network.load_state_dict(weights)
-        return network.eval()
+        return method, network.eval()
 
     @torch.no_grad()
     def predict(self, x: "Tensor | np.ndarray[Any, Any]", client: int | None = None) -> Predictions:
         """Return the classes of images: uint8, or floats in [0, 1]; one or many, channels first or last, or none."""
-        method, _, _ = build(self.config, self.shape, len(self.names))
+        method, network = self._built(client)
         images = (as_images(x, self.shape).float() / 255 - self.mean) / self.std
         memory = {} if client is None else self.memories.get(client, {})
-        scores = method.scores(self.network(client), images, under(ANCHORS, self.state), memory)
+        scores = method.scores(network, images, under(ANCHORS, self.state), memory)
         best, labels = method.similarity(scores).max(1)
         trust = self.state.get("server/confidence")
         names = [self.names[int(label)] for label in labels]
@@ -193,8 +197,8 @@ def _result(federation: Federation, path: Path | None) -> Run:
     return Run(
         config=federation.config,
         records=[record.line() for record in federation.history],
-        state={name: value.cpu() for name, value in federation.state.items()},
-        memories={k: {n: v.cpu() for n, v in memory.items()} for k, memory in federation.memories.items()},
+        state=moved(federation.state, "cpu"),
+        memories={client: moved(memory, "cpu") for client, memory in federation.memories.items()},
         counts=federation.counts,
         names=data.names,
         shape=data.shape,
@@ -212,16 +216,12 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         raise CafedclError(f"{path}: there is no checkpoint yet")
     tensors, header = saved
     known, about = folder.data()
-    memories: dict[int, Tensors] = {}
-    for name, value in under("memory/", tensors).items():
-        client, _, entry = name.partition("/")
-        memories.setdefault(int(client), {})[entry] = value
     channels, height, width = about["shape"]
     return Run(
         config=folder.config(),
         records=folder.metrics()[: header["round"]],
         state=under("state/", tensors),
-        memories=memories,
+        memories=memories_of(tensors),
         counts=known["counts"],
         names=tuple(about["names"]),
         shape=(channels, height, width),

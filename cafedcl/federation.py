@@ -15,7 +15,7 @@ from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine.base import Engine, arithmetic
 from cafedcl.engine.choose import choose_engine
 from cafedcl.metrics import Judge, Scores
-from cafedcl.pack import MODEL, Header, Tensors, floats, nbytes, prefixed, under
+from cafedcl.pack import MODEL, Header, Tensors, floats, moved, nbytes, prefixed, under
 from cafedcl.rng import stream, torch_stream
 from cafedcl.setup import Setup, check_schedule, prepare
 
@@ -67,7 +67,7 @@ class Federation:
         self.engine = engine or choose_engine(setup)
         self.schedule = check_schedule(self.config)
         self.round = 0
-        self.state: Tensors = {**prefixed(MODEL, self.bench.shared()), **_to(setup.state, self.bench.device)}
+        self.state: Tensors = {**prefixed(MODEL, self.bench.shared()), **moved(setup.state, self.bench.device)}
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
@@ -174,7 +174,7 @@ class Federation:
         if tables and self.config.store.notes:
             tables |= prefixed("notes/", self.notes(replies))
             tables |= {name: value for name, value in state.items() if not name.startswith(MODEL)}
-        return server, own, {name: value.cpu() for name, value in tables.items()}
+        return server, own, moved(tables, "cpu")
 
     def notes(self, replies: list[Reply]) -> Tensors:
         """Return what clients told about themselves, (clients, …) with NaN for those that did not reply."""
@@ -218,12 +218,9 @@ class Federation:
     def restore(self, tensors: Tensors, header: Header) -> None:
         """Go back to a snapshot."""
         self.round = int(header["round"])
-        self.state = _to(under("state/", tensors), self.bench.device)
+        self.state = moved(under("state/", tensors), self.bench.device)
         self.own = under("own/", tensors)
-        self.memories = {}
-        for name, value in under("memory/", tensors).items():
-            client, _, entry = name.partition("/")
-            self.memories.setdefault(int(client), {})[entry] = value
+        self.memories = memories_of(tensors)
 
     def close(self) -> None:
         """Let go of worker processes."""
@@ -244,8 +241,13 @@ def mean_losses(replies: list[Reply]) -> dict[str, float]:
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
-def _to(tensors: Tensors, device: torch.device) -> Tensors:
-    return {name: value.to(device) for name, value in tensors.items()}
+def memories_of(snapshot: Tensors) -> dict[int, Tensors]:
+    """Return what each client keeps, from a snapshot's tensors."""
+    memories: dict[int, Tensors] = {}
+    for name, value in under("memory/", snapshot).items():
+        client, _, entry = name.partition("/")
+        memories.setdefault(int(client), {})[entry] = value
+    return memories
 
 
 class Clock:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as _load
 from safetensors.torch import save as _save
@@ -27,6 +28,11 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Return the entries with ``prefix`` put in front of every name."""
     return {prefix + name: value for name, value in tensors.items()}
+
+
+def moved(tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensors:
+    """Return the tensors on a device."""
+    return {name: value.to(device) for name, value in tensors.items()}
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

@@ -10,7 +10,7 @@ from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit,
 from cafedcl.data.augment import augment
 from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.sgd import SGD, flatten
-from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under
+from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, prefixed, under
 from cafedcl.rng import stream, torch_stream
 
 
@@ -159,7 +159,7 @@ class Eager:
         return {"all": torch.cat(free).to(torch.int16).cpu(), "held": torch.cat(restricted).to(torch.int16).cpu()}
 
     def _device(self, tensors: Tensors) -> Tensors:
-        return {name: value.to(self.bench.device) for name, value in tensors.items()}
+        return moved(tensors, self.bench.device)
 
     def close(self) -> None:
         """Nothing to let go of."""
