@@ -20,39 +20,66 @@ def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
 
 
 def uniform(clients: int) -> Tensor:
-    """Return the coefficients of a plain mean."""
-    return torch.full((clients,), 1 / clients, dtype=torch.float64)
+    """Return the weights of a plain mean."""
+    return torch.ones(clients, dtype=torch.float64)
 
 
-def weighted_mean(models: Sequence[Tensors], coefficients: Tensor) -> Tensors:
-    """Return Σ_k a_k θ_k (Eq. 12 with a_k = Conf_k/ΣConf, FedAvg with a_k = n_k/Σn), summed in float64.
+class Average:
+    """Σ_k w_k θ_k / (Σ_k w_k + ε), summed in float64 as the models come in, so that none has to be kept.
 
-    Counters such as a batch norm's number of batches are taken from the client that has seen most.
+    Eq. 12 (eq:enc_conf_agg) with w_k = Conf_k, FedAvg with w_k = n_k. Counters such as a batch norm's number of batches
+    are taken from the client that has seen most.
     """
-    mean: Tensors = {}
-    for name, first in models[0].items():
-        stack = torch.stack([model[name] for model in models])
-        if first.is_floating_point():
-            mean[name] = torch.tensordot(coefficients.to(stack.device), stack.double(), 1).to(first.dtype)
-        else:
-            mean[name] = stack.amax(0)
-    return mean
+
+    def __init__(self, epsilon: float = 0.0) -> None:
+        self.total = epsilon
+        self.sum: Tensor | None = None
+        self.like: Tensors = {}
+        self.counters: Tensors = {}
+
+    def add(self, model: Tensors, weight: float) -> None:
+        """Add a model with its weight."""
+        floating = {name: value for name, value in model.items() if value.is_floating_point()}
+        for name in model.keys() - floating.keys():
+            self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
+        if floating:
+            flat = torch.cat([value.flatten() for value in floating.values()])
+            if self.sum is None:
+                self.sum, self.like = torch.zeros_like(flat, dtype=torch.float64), floating
+            self.sum.add_(flat, alpha=weight)
+        self.total += weight
+
+    def result(self) -> Tensors:
+        """Return the mean; nothing if nobody had any weight."""
+        if self.total <= 0:
+            return {}
+        mean = dict(self.counters)
+        if self.sum is not None:
+            parts = (self.sum / self.total).split([value.numel() for value in self.like.values()])
+            for (name, value), part in zip(self.like.items(), parts, strict=True):
+                mean[name] = part.view(value.shape).to(value.dtype)
+        return mean
+
+
+def held_by(ups: Sequence[Up], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return the row (client) and column (class) of every per-class entry that was sent."""
+    sizes = torch.tensor([len(up.tensors["classes"]) for up in ups])
+    rows = torch.arange(len(ups)).repeat_interleave(sizes)
+    return rows.to(device), torch.cat([up.tensors["classes"] for up in ups]).to(device)
 
 
 def holders(ups: Sequence[Up], classes: int) -> Tensor:
     """Return which client reported which class, as a (clients, classes) mask."""
     mask = torch.zeros(len(ups), classes, dtype=torch.bool)
-    for row, up in zip(mask, ups, strict=True):
-        row[up.tensors["classes"].cpu()] = True
+    mask[held_by(ups)] = True
     return mask
 
 
 def spread(ups: Sequence[Up], name: str, classes: int) -> Tensor:
     """Return the clients' per-class entries as one dense (clients, classes, …) tensor, zero where a class is absent."""
-    rows = [up.tensors[name] for up in ups]
-    dense = rows[0].new_zeros((len(ups), classes, *rows[0].shape[1:]))
-    for row, up, value in zip(dense, ups, rows, strict=True):
-        row[up.tensors["classes"]] = value
+    values = torch.cat([up.tensors[name] for up in ups])
+    dense = values.new_zeros((len(ups), classes, *values.shape[1:]))
+    dense[held_by(ups, values.device)] = values
     return dense
 
 

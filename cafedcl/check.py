@@ -1,10 +1,11 @@
 """What a reply must look like before it is aggregated. Nothing a client sends is trusted."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from cafedcl.contract import Field, Reply, Up
 from cafedcl.pack import MODEL, Tensors
@@ -26,13 +27,14 @@ class Inspector:
         enrolled = int(self.counts[up.client].sum())
         if up.samples != enrolled:
             return f"reports {up.samples} samples, but enrolled with {enrolled}"
+        up = replace(up, tensors={n: v if n.startswith(MODEL) else v.cpu() for n, v in up.tensors.items()})
         problem = self._entries(up)
         if problem:
             return problem
         for where, tensors in (("reply", up.tensors), ("memory", reply.memory)):
-            for name, value in tensors.items():
-                if value.is_floating_point() and not torch.isfinite(value).all():
-                    return f"{where} has NaN or Inf in '{name}'"
+            if not all_finite(tensors.values()):
+                name = next(name for name, value in tensors.items() if not all_finite([value]))
+                return f"{where} has NaN or Inf in '{name}'"
         for name, predicted in reply.predictions.items():
             if predicted.numel() and (predicted.min() < 0 or predicted.max() >= self.counts.shape[1]):
                 return f"its predictions '{name}' name classes that do not exist"
@@ -76,3 +78,9 @@ class Inspector:
                 low, high = float(value.min()), float(value.max())
                 return f"'{name}' lies in [{low:g}, {high:g}], outside [{field.low:g}, {field.high:g}]"
         return None
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """Return whether no number is NaN or infinite, by one look at the largest of all."""
+    floating = [value for value in values if value.is_floating_point() and value.numel()]
+    return not floating or bool(get_total_norm(floating, torch.inf).isfinite())

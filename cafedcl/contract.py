@@ -77,24 +77,17 @@ class Failure:
 class Client:
     """What a client knows of itself, and what it was told once when it enrolled.
 
-    ``counts`` are its training images per class n_{k,c}; ``most`` and ``total`` are the largest and the summed
-    count per class over all clients, which the server tells every client at enrolment.
+    ``counts`` are its training images per class n_{k,c}, n_k in all, and ``holds`` the classes it has, in order;
+    ``most`` and ``total`` are the largest and the summed count per class over all clients, which the server tells every
+    client at enrolment.
     """
 
     index: int
+    samples: int
     counts: Tensor
+    holds: Tensor
     most: Tensor
     total: Tensor
-
-    @property
-    def samples(self) -> int:
-        """n_k."""
-        return int(self.counts.sum())
-
-    @property
-    def holds(self) -> Tensor:
-        """The classes this client has, in order."""
-        return self.counts.nonzero().flatten()
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,25 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from cafedcl.check import Inspector
 from cafedcl.config import Config
-from cafedcl.contract import Down, Failure, Job, Reply
-from cafedcl.engine.base import Engine, arithmetic
+from cafedcl.contract import Down, Failure, Job, Reply, Up
+from cafedcl.engine.base import Engine, Results, arithmetic
 from cafedcl.engine.choose import choose_engine
 from cafedcl.metrics import Judge, Scores
 from cafedcl.pack import MODEL, Header, Tensors, floats, moved, nbytes, prefixed, under
 from cafedcl.rng import stream, torch_stream
 from cafedcl.setup import Setup, check_schedule, prepare
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -101,30 +104,35 @@ class Federation:
         self.tell("round_began", len(sampled))
         down = Down(t, self.method.broadcast(self.state))
 
-        with clock("train"):
-            replies, failures = self.train(down, [k for k in sampled if k not in dropped])
-        enough = len(replies) >= self.options.min_replies
-        with clock("aggregate"), arithmetic(self.bench), torch_stream(self.config.run.seed, "server", t):
-            state = self.method.aggregate(self.state, [reply.up for reply in replies]) if enough else self.state
+        tally = Tally()
+        present = [k for k in sampled if k not in dropped]
+        with (
+            clock("aggregate"),
+            arithmetic(self.bench),
+            torch_stream(self.config.run.seed, "server", t),
+            closing(self.train(down, present)) as results,
+        ):
+            aggregate = self.method.aggregate(self.state, tally.take(clock.over("train", results)))
+        enough = len(tally.replies) >= self.options.min_replies
+        replies, state = (tally.replies, aggregate) if enough else ([], self.state)
         with clock("evaluate"):
-            server, own, tables = self.evaluate(state, replies if enough else [])
+            server, own, tables = self.evaluate(state, replies)
 
         record = Record(
             round=t,
             status="ok" if enough else "skipped",
             participants=sampled,
             dropped=dropped,
-            failed=[asdict(failure) for failure in failures],
-            traffic=self.traffic(down, sampled, replies),
+            failed=[asdict(failure) for failure in tally.failures],
+            traffic=self.traffic(down, sampled, tally),
             lr=self.bench.learning_rate(t, 0),
-            loss=mean_losses(replies),
+            loss=mean_losses(tally.replies),
             server=server,
             own=self.judge.own_scores(own) if self.own_is_due(t) else None,
             seconds=clock.seconds,
             tables=tables,
         )
-        if enough:
-            self.memories |= {reply.up.client: reply.memory for reply in replies}
+        self.memories |= {reply.up.client: reply.memory for reply in replies}
         self.state, self.own, self.round = state, own, t + 1
         self.history.append(replace(record, tables={}))
         self.tell("round_done", record)
@@ -140,22 +148,16 @@ class Federation:
         seed = self.config.run.seed
         return sampled, [k for k in sampled if k in planned or stream(seed, "dropout", k, t).random() < chance]
 
-    def train(self, down: Down, clients: list[int]) -> tuple[list[Reply], list[Failure]]:
-        """Run the clients' jobs and part good replies from failures; both in the order of the clients."""
+    def train(self, down: Down, clients: list[int]) -> Results:
+        """Run the clients' jobs; every reply is checked, and both replies and failures come in the order of clients."""
         own = self.own_is_due(down.round)
         jobs = [Job(client, down, self.memories.get(client, {}), own) for client in clients]
-        replies: list[Reply] = []
-        failures: list[Failure] = []
         with closing(self.engine.train(jobs)) as results:
-            for result in results:
+            for result in in_order(results, clients):
                 problem = self.inspector.problem(result) if isinstance(result, Reply) else result.reason
-                client = result.up.client if isinstance(result, Reply) else result.client
-                if isinstance(result, Reply) and not problem:
-                    replies.append(result)
-                else:
-                    failures.append(Failure(client, problem or ""))
-                self.tell("client_done", client, failures[-1] if problem else None)
-        return sorted(replies, key=lambda r: r.up.client), sorted(failures, key=lambda f: f.client)
+                failure = Failure(client_of(result), problem) if problem else None
+                self.tell("client_done", client_of(result), failure)
+                yield failure or result
 
     def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:
         """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""
@@ -193,17 +195,17 @@ class Federation:
         """Return whether the clients' own models are scored in this round."""
         return not self.method.pooled and self.is_due(t, self.config.evaluate.own_every)
 
-    def traffic(self, down: Down, sampled: list[int], replies: list[Reply]) -> dict[str, int]:
+    def traffic(self, down: Down, sampled: list[int], tally: "Tally") -> dict[str, int]:
         """Return what was really sent: numbers and bytes, down to everyone sampled and up from everyone who replied."""
         times = 0 if self.method.pooled else 1
-        ups = [reply.up.tensors for reply in replies]
-        return {
-            "down_floats": times * len(sampled) * floats(down.tensors),
-            "down_bytes": times * len(sampled) * nbytes(down.tensors),
-            "up_floats": times * sum(floats(up) for up in ups),
-            "up_bytes": times * sum(nbytes(up) for up in ups),
-            "notes_bytes": times * sum(nbytes(reply.up.notes) for reply in replies),
+        sent = {
+            "down_floats": len(sampled) * floats(down.tensors),
+            "down_bytes": len(sampled) * nbytes(down.tensors),
+            "up_floats": tally.floats,
+            "up_bytes": tally.bytes,
+            "notes_bytes": sum(nbytes(reply.up.notes) for reply in tally.replies),
         }
+        return {name: times * number for name, number in sent.items()}
 
     def tell(self, event: str, *details: Any) -> None:
         """Let every watcher see an event."""
@@ -233,6 +235,43 @@ class Federation:
         self.close()
 
 
+@dataclass
+class Tally:
+    """What came back in a round; the replies without what travelled, which the server step has taken in."""
+
+    replies: list[Reply] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    floats: int = 0
+    bytes: int = 0
+
+    def take(self, results: Iterable[Reply | Failure]) -> Iterator[Up]:
+        """Note every result and hand on what travelled."""
+        for result in results:
+            if isinstance(result, Failure):
+                self.failures.append(result)
+                continue
+            self.floats += floats(result.up.tensors)
+            self.bytes += nbytes(result.up.tensors)
+            self.replies.append(replace(result, up=replace(result.up, tensors={})))
+            yield result.up
+
+
+def client_of(result: Reply | Failure) -> int:
+    """Return whose result it is."""
+    return result.up.client if isinstance(result, Reply) else result.client
+
+
+def in_order(results: Iterable[Reply | Failure], clients: Iterable[int]) -> Iterator[Reply | Failure]:
+    """Yield results in the order of the clients, holding back only those that come early; strays come last."""
+    early: dict[int, Reply | Failure] = {}
+    waiting = deque(clients)
+    for result in results:
+        early[client_of(result)] = result
+        while waiting and waiting[0] in early:
+            yield early.pop(waiting.popleft())
+    yield from (early[client] for client in sorted(early))
+
+
 def mean_losses(replies: list[Reply]) -> dict[str, float]:
     """Return every term of the loss, averaged over the clients by their samples; a term a client lacks is 0."""
     samples = sum(reply.up.samples for reply in replies)
@@ -251,14 +290,28 @@ def memories_of(snapshot: Tensors) -> dict[int, Tensors]:
 
 
 class Clock:
-    """Seconds per phase of a round."""
+    """Seconds per phase of a round; a phase inside another one is not counted twice."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.inside = 0.0
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a block."""
-        began = time.perf_counter()
-        yield
-        self.seconds[phase] = time.perf_counter() - began
+        began, outer, self.inside = time.perf_counter(), self.inside, 0.0
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - began
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + took - self.inside
+            self.inside = outer + took
+
+    def over(self, phase: str, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items and time the waiting for them."""
+        while True:
+            with self(phase):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item

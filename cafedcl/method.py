@@ -1,15 +1,16 @@
 """What a method is: a client objective, what goes up, a server step, and how it predicts."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from cafedcl.aggregation import normalise, weighted_mean
+from cafedcl.aggregation import Average
 from cafedcl.contract import Batch, Client, Field, Up, Visit
 from cafedcl.models.base import Network
-from cafedcl.pack import ANCHORS, MODEL, Tensors, under
+from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Method:
     personal: ClassVar[str] = ""
     """A pattern: the weights whose whole name matches stay with their client instead of being averaged."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    separable: bool = True
+    """Whether a client's weight follows from its own reply, so that its model can be counted in and let go at once."""
+    epsilon: float = 0.0
+    """What is added to the sum of the weights that the average is divided by."""
     Options: ClassVar[type] = NoOptions
 
     def __init__(self, options: Any, classes: int, dim: int, clients: int = 1) -> None:
@@ -55,7 +60,7 @@ class Method:
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
         """Return the features that prototypes are made of."""
-        return model.encoder(x)  # type: ignore[no-any-return]
+        return model.features(x)
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         """Return the weighted terms of the client's objective by name; their sum is minimised."""
@@ -74,18 +79,32 @@ class Method:
         return {}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        """Return each client's coefficient in the average of the weights: n_k / Σn."""
-        return normalise(torch.tensor([up.samples for up in ups], dtype=torch.float64))
+        """Return each client's weight in the average of the models, before it is divided by their sum: n_k."""
+        return torch.tensor([up.samples for up in ups], dtype=torch.float64)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         """Return the entries of the server's state that change besides the model."""
         return {}
 
-    def aggregate(self, state: Tensors, ups: list[Up]) -> Tensors:
-        """The server step: a weighted mean of the models, then what the method itself keeps."""
-        models = [under(MODEL, up.tensors) for up in ups]
-        mean = weighted_mean(models, self.weigh(ups))
-        return {**state, **{MODEL + name: value for name, value in mean.items()}, **self.update(state, ups)}
+    def aggregate(self, state: Tensors, ups: Iterable[Up]) -> Tensors:
+        """The server step: a weighted mean of the models as they come in, then what the method itself keeps."""
+        average, waiting, counted = Average(self.epsilon), list[Up](), list[Up]()
+        for up in ups:
+            waiting.append(up)
+            if self.separable:
+                self._count(average, waiting, counted)
+        self._count(average, waiting, counted)
+        if not counted:
+            return state
+        return {**state, **prefixed(MODEL, average.result()), **self.update(state, counted)}
+
+    def _count(self, average: Average, waiting: list[Up], counted: list[Up]) -> None:
+        """Add the waiting replies to the average and let go of their models."""
+        for up, weight in zip(waiting, self.weigh(waiting).tolist() if waiting else (), strict=True):
+            average.add(under(MODEL, up.tensors), weight)
+            rest = {name: value for name, value in up.tensors.items() if not name.startswith(MODEL)}
+            counted.append(replace(up, tensors=rest))
+        waiting.clear()
 
     def broadcast(self, state: Tensors) -> Tensors:
         """Return what the server sends to a client."""

@@ -66,7 +66,9 @@ def visit_with() -> Callable[..., Visit]:
         most, total = parts.pop("most", counts), parts.pop("total", counts)
         empty = {"received": {}, "anchors": {}, "memory": {}, "scratch": {}, "embed": nothing}
         times = {"round": torch.tensor(parts.pop("round", 0), dtype=counts.dtype), "progress": counts.new_zeros(())}
-        return Visit(client=Client(0, counts, most, total), **{**empty, **times, **parts})
+        holds = counts.nonzero().flatten()
+        client = Client(0, int(counts.sum()), counts, holds, most, total)
+        return Visit(client=client, **{**empty, **times, **parts})
 
     return make
 

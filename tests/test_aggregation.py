@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from cafedcl import confidence as conf
 from cafedcl.aggregation import (
+    Average,
     holders,
     mean_prototypes,
     merge_prototypes,
     no_prototypes,
     normalise,
     spread,
-    weighted_mean,
 )
 from cafedcl.contract import Up
 
@@ -41,12 +41,19 @@ def worlds(draw):
 # Eq. 12
 
 
+def weighted_mean(models, weights, epsilon=0.0):
+    average = Average(epsilon)
+    for model, weight in zip(models, weights, strict=True):
+        average.add(model, float(weight))
+    return average.result()
+
+
 def test_models_are_averaged_entry_by_entry():
     rng = np.random.default_rng(0)
     arrays = [{"a": rng.normal(size=(2, 3)), "b": rng.normal(size=4)} for _ in range(3)]
     conf_k = np.array([0.2, 0.9, 0.5])
     models = [{name: torch.from_numpy(value) for name, value in model.items()} for model in arrays]
-    ours = weighted_mean(models, normalise(torch.from_numpy(conf_k)))
+    ours = weighted_mean(models, conf_k)
     for name in ("a", "b"):
         expected = sum(c * model[name] for c, model in zip(conf_k, arrays, strict=True)) / conf_k.sum()
         np.testing.assert_allclose(ours[name], expected, atol=1e-14)
@@ -54,27 +61,40 @@ def test_models_are_averaged_entry_by_entry():
 
 def test_the_mean_keeps_the_type_and_is_summed_in_double_precision():
     models = [{"w": torch.tensor([1e8 + 8])}, {"w": torch.tensor([1.0])}, {"w": torch.tensor([-1e8 - 8])}]
-    mean = weighted_mean(models, torch.full((3,), 1 / 3, dtype=torch.float64))
+    mean = weighted_mean(models, [1, 1, 1])
     assert mean["w"].dtype == torch.float32
     assert float(mean["w"]) == pytest.approx(1 / 3, abs=1e-6)
 
 
 def test_counters_are_taken_from_the_client_that_has_seen_most():
     models = [{"n": torch.tensor(3)}, {"n": torch.tensor(7)}, {"n": torch.tensor(5)}]
-    mean = weighted_mean(models, torch.tensor([0.8, 0.1, 0.1]).double())
+    mean = weighted_mean(models, [0.8, 0.1, 0.1])
     assert mean["n"].dtype == torch.int64
     assert int(mean["n"]) == 7
 
 
 def test_one_client_alone_is_the_mean():
     model = {"w": torch.randn(5, generator=torch.Generator().manual_seed(0))}
-    assert torch.equal(weighted_mean([model], normalise(torch.tensor([0.3]).double()))["w"], model["w"])
+    assert torch.equal(weighted_mean([model], [0.3])["w"], model["w"])
 
 
 def test_the_printed_epsilon_shrinks_the_mean_by_the_sum_over_sum_plus_epsilon():
-    weights, models = torch.tensor([0.2, 0.3]).double(), [{"w": torch.ones(2).double()}] * 2
-    assert weighted_mean(models, normalise(weights, 0.125))["w"].tolist() == pytest.approx([0.5 / 0.625] * 2)
-    assert weighted_mean(models, normalise(weights))["w"].tolist() == pytest.approx([1, 1], abs=1e-15)
+    weights, models = [0.2, 0.3], [{"w": torch.ones(2).double()}] * 2
+    assert weighted_mean(models, weights, 0.125)["w"].tolist() == pytest.approx([0.5 / 0.625] * 2)
+    assert weighted_mean(models, weights)["w"].tolist() == pytest.approx([1, 1], abs=1e-15)
+
+
+def test_a_model_nobody_vouches_for_moves_nothing():
+    assert weighted_mean([{"w": torch.ones(2)}] * 3, [0, 0, 0]) == {}
+
+
+def test_models_can_be_let_go_as_soon_as_they_are_added():
+    average = Average()
+    for value in (1.0, 2.0, 6.0):
+        model = {"w": torch.full((2,), value), "n": torch.tensor(int(value))}
+        average.add(model, 1.0)
+        model["w"].fill_(torch.nan)
+    assert average.result()["w"].tolist() == [3.0, 3.0]
 
 
 def test_where_nobody_has_weight_all_count_alike():
@@ -131,11 +151,11 @@ def test_the_order_of_the_clients_does_not_matter(world, seed):
         for rows in (np.arange(len(held)), order)
     )
     torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
-    weights = torch.from_numpy(trust.sum(1))
+    weights = torch.from_numpy(trust.sum(1) + 0.1)
     models = [{"w": torch.from_numpy(row)} for row in prototypes]
     torch.testing.assert_close(
-        weighted_mean(models, normalise(weights))["w"],
-        weighted_mean([models[k] for k in order], normalise(weights[torch.from_numpy(order)]))["w"],
+        weighted_mean(models, weights)["w"],
+        weighted_mean([models[k] for k in order], weights[torch.from_numpy(order)])["w"],
         atol=1e-12,
         rtol=0,
     )

@@ -74,7 +74,15 @@ class Bench:
 
     def client(self, index: int) -> Client:
         """Return what a client knows of itself and was told when it enrolled."""
-        return Client(index, self._counts[index], *self._census)
+        if index not in self._clients:
+            counts = self.shards.counts[index]
+            holds = counts.nonzero().flatten().to(self.device)
+            self._clients[index] = Client(index, int(counts.sum()), self._counts[index], holds, *self._census)
+        return self._clients[index]
+
+    @cached_property
+    def _clients(self) -> dict[int, Client]:
+        return {}
 
     @cached_property
     def _counts(self) -> Tensor:

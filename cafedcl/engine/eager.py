@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
-from cafedcl.data.augment import augment
+from cafedcl.data.augment import augment, draw
 from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.sgd import SGD, flatten
 from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, prefixed, under
@@ -100,7 +100,8 @@ class Eager:
                 tensor.zero_()
             seen.clear()
             for xs, ys in zip(x[order].split(size), y[order].split(size), strict=True):
-                batch = Batch(augment(xs, options), ys, ones[: len(ys)])
+                drawn = self._device(draw(len(ys), options))
+                batch = Batch(augment(xs, drawn, options), ys, ones[: len(ys)])
                 terms = bench.method.loss(self.network, batch, visit)
                 sum(list(terms.values())[1:], start=next(iter(terms.values()))).backward()
                 sgd.step(rate)

@@ -29,6 +29,7 @@ class CAFedCL(Method):
 
     def __init__(self, options: CAFedCLOptions, classes: int, dim: int, clients: int = 1) -> None:
         super().__init__(options, classes, dim, clients)
+        self.epsilon, self.separable = options.epsilon, options.encoder_weight == "raw"
         if options.init == "simplex" and dim < classes:
             raise CafedclError(f"method.init = simplex: {classes} classes need as many features; the model gives {dim}")
         if options.inference == "head" and options.classifier != "ce":
@@ -113,7 +114,7 @@ class CAFedCL(Method):
         trust = spread(ups, "confidence", self.classes).double().cpu()
         trust = normalise(trust) * held if o.encoder_weight == "alpha" else trust
         over = "present" if o.weights == "uniform" else o.conf_over
-        return normalise(conf.client_confidence(trust, held, over), o.epsilon)
+        return conf.client_confidence(trust, held, over)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         o, old = self.options, state["anchors/prototypes"]

@@ -14,9 +14,6 @@ from cafedcl.models.base import Network
 from cafedcl.options import option
 from cafedcl.pack import Tensors, prefixed, under
 
-SEEN = ("encoder", "head.project")
-"""The way from an image to z."""
-
 
 @dataclass(frozen=True)
 class MoonOptions:
@@ -58,7 +55,7 @@ class Moon(Method):
         terms = {"ce": cross_entropy(model.part("classify")(z), batch.y, batch.weight)}
         previous = under("previous/", visit.memory)
         if previous:
-            others = [model.frozen(weights, batch.x, SEEN) for weights in (visit.received, previous)]
+            others = [model.frozen(weights, batch.x, "project") for weights in (visit.received, previous)]
             cosines = torch.stack([(unit(z) * unit(other)).sum(1) for other in others], 1)
             contrast = -F.log_softmax(cosines / self.options.tau, 1)[:, 0]
             terms["moon"] = self.options.mu * weighted_average(contrast, batch.weight)

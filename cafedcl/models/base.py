@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cafedcl.errors import CafedclError
+from cafedcl.pack import Tensors, under
 
 Shape = tuple[int, int, int]
 
@@ -24,6 +25,11 @@ class Encoder(nn.Module):
         """Return the pre-ReLU output of the stem and of every stage."""
         raise NotImplementedError
 
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
+        stages = self.stages(x)
+        return [pool(stage) for stage in stages], pool(F.relu(stages[-1]))
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features of the last stage, after its ReLU."""
         return pool(F.relu(self.stages(x)[-1]))
@@ -36,6 +42,22 @@ class Factory(Protocol):
         """Build it."""
 
 
+class Runner:
+    """How a network's encoder is run. An engine may put a faster one in its place; this is the plain one."""
+
+    def features(self, encoder: nn.Module, x: Tensor) -> Tensor:
+        """Return the encoder's features."""
+        return encoder(x)  # type: ignore[no-any-return]
+
+    def levels(self, encoder: Encoder, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
+        return encoder.levels(x)
+
+    def frozen(self, encoder: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
+        """Return the features that other weights would give."""
+        return functional_call(encoder, weights, (x,))  # type: ignore[no-any-return]
+
+
 class Network(nn.Module):
     """An encoder and the method's head on it."""
 
@@ -43,10 +65,15 @@ class Network(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.runner = Runner()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's output."""
-        return self.head(self.encoder(x))  # type: ignore[no-any-return]
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the encoder's features."""
+        return self.runner.features(self.encoder, x)
 
     def part(self, name: str) -> nn.Module:
         """Return a named part of a head that has several."""
@@ -56,17 +83,16 @@ class Network(nn.Module):
         """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
         if not isinstance(self.encoder, Encoder):
             raise CafedclError("this model does not show its stages; derive it from cafedcl.models.Encoder")
-        stages = self.encoder.stages(x)
-        return [pool(stage) for stage in stages], pool(F.relu(stages[-1]))
+        return self.runner.levels(self.encoder, x)
 
     @torch.no_grad()
-    def frozen(self, weights: dict[str, Tensor], x: Tensor, parts: tuple[str, ...]) -> Tensor:
-        """Return what other weights would make of ``x``, sent through the named parts in turn, in evaluation mode."""
+    def frozen(self, weights: Tensors, x: Tensor, *parts: str) -> Tensor:
+        """Return what other weights would make of ``x``: the encoder, then the named parts of the head in turn."""
         training = self.training
         self.eval()
+        x = self.runner.frozen(self.encoder, under("encoder.", weights), x)
         for part in parts:
-            own = {name.removeprefix(part + "."): w for name, w in weights.items() if name.startswith(part + ".")}
-            x = functional_call(self.get_submodule(part), own, (x,))
+            x = functional_call(self.part(part), under(f"head.{part}.", weights), (x,))
         self.train(training)
         return x
 

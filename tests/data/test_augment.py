@@ -1,18 +1,18 @@
 import torch
 
 from cafedcl.config import TrainOptions
-from cafedcl.data.augment import augment
+from cafedcl.data.augment import augment, draw
 
 
 def test_without_options_nothing_changes():
     x = torch.randn(4, 3, 8, 8)
-    assert augment(x, TrainOptions()) is x
+    assert augment(x, draw(len(x), TrainOptions()), TrainOptions()) is x
 
 
 def test_about_half_of_the_images_are_flipped_and_none_is_changed_otherwise():
     torch.manual_seed(0)
     x = torch.randn(400, 1, 5, 6)
-    out = augment(x, TrainOptions(flip=True))
+    out = augment(x, draw(len(x), TrainOptions(flip=True)), TrainOptions(flip=True))
     flipped = sum(torch.equal(a, b.flip(2)) for a, b in zip(out, x, strict=True))
     kept = sum(torch.equal(a, b) for a, b in zip(out, x, strict=True))
     assert flipped + kept == 400
@@ -22,7 +22,7 @@ def test_about_half_of_the_images_are_flipped_and_none_is_changed_otherwise():
 def test_a_crop_is_the_image_shifted_by_at_most_the_padding_with_zeros_around():
     torch.manual_seed(0)
     x = torch.rand(200, 2, 5, 6) + 1
-    out = augment(x, TrainOptions(crop=2))
+    out = augment(x, draw(len(x), TrainOptions(crop=2)), TrainOptions(crop=2))
     assert out.shape == x.shape
     seen = set()
     for image, original in zip(out, x, strict=True):

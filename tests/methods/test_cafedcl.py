@@ -477,7 +477,7 @@ def test_every_preset_runs(tiny, preset):
 
 def test_from_counts_alone_the_anchors_are_the_count_weighted_means(tiny):
     federation = tiny(method__w=[1.0, 0.0, 0.0], method__clip=[0.0, 1.0], federation__clients=4, split__classes=4)
-    ups = [reply.up for reply in federation.train(Down(0, federation.method.broadcast(federation.state)), [0, 2, 3])[0]]
+    ups = [reply.up for reply in federation.train(Down(0, federation.method.broadcast(federation.state)), [0, 2, 3])]
     after = federation.method.aggregate(federation.state, ups)
     counts = federation.bench.shards.counts.double().numpy()
     sums, totals = np.zeros((10, federation.method.dim)), np.zeros(10)

@@ -72,7 +72,7 @@ def test_the_scale_is_the_only_weight_of_the_head_and_prototypes_are_not_trained
     federation = tiny("fednh", method__scale=3.0)
     assert {name for name in federation.bench.initial if name.startswith("head")} == {"head.scale"}
     assert federation.bench.initial["head.scale"].tolist() == [3.0]
-    (reply,), _ = federation.train(Down(0, federation.method.broadcast(federation.state)), [0])
+    (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [0])
     assert reply.up.tensors["model/head.scale"].item() != 3.0
 
 
@@ -96,7 +96,7 @@ def test_clients_send_the_direction_of_their_mean_unit_features_and_their_counts
 
 def test_the_features_are_of_the_trained_model(tiny):
     federation = tiny("fednh")
-    (reply,), _ = federation.train(Down(0, federation.method.broadcast(federation.state)), [1])
+    (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [1])
     bench, shard = federation.bench, federation.bench.shards.train[1]
     w = {name: value.double().numpy() for name, value in reply.up.tensors.items()}
     h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()

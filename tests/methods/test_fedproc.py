@@ -167,7 +167,7 @@ def test_centres_are_means_by_counts_and_a_class_nobody_reported_keeps_its_own()
 
 def test_clients_send_the_mean_unit_z_of_their_trained_model_and_their_counts(tiny):
     federation = tiny("fedproc")
-    (reply,), _ = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
+    (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
     w = {name: value.double().numpy() for name, value in reply.up.tensors.items()}
     bench, shard = federation.bench, federation.bench.shards.train[2]
     h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
@@ -187,7 +187,7 @@ def test_centres_over_a_round_are_the_means_over_all_participants_images(tiny):
     sums, totals = np.zeros((10, 256)), np.zeros(10)
     ups = []
     for client in range(4):
-        (reply,), _ = federation.train(down, [client])
+        (reply,) = federation.train(down, [client])
         bench, shard = federation.bench, federation.bench.shards.train[client]
         with torch.no_grad():
             h = bench.network.encoder(bench.data.images(bench.data.train_x[shard]))

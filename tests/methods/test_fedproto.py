@@ -90,7 +90,7 @@ def test_in_a_round_moving_prototypes_are_of_the_last_epoch_as_weights_move(tiny
 
     monkeypatch.setattr(method, "embed", spy)
     monkeypatch.setattr(method, "loss", listen)
-    replies, _ = federation.train(down_of(federation), [1])
+    replies = list(federation.train(down_of(federation), [1]))
     assert len(seen) == len(labels) == 6
     h, y = torch.cat(seen[3:]).double(), torch.cat(labels[3:])
     up = replies[0].up.tensors
@@ -100,7 +100,7 @@ def test_in_a_round_moving_prototypes_are_of_the_last_epoch_as_weights_move(tiny
 
 def test_exact_prototypes_are_of_the_trained_model(tiny):
     federation = tiny("fedproto", method__prototypes="literal")
-    replies, _ = federation.train(down_of(federation), [2])
+    replies = list(federation.train(down_of(federation), [2]))
     bench = federation.bench
     shard = bench.shards.train[2]
     h = bench.network.encoder(bench.data.images(bench.data.train_x[shard])).detach().double()
@@ -150,10 +150,10 @@ def test_among_its_own_classes_a_client_never_predicts_a_class_it_lacks(tiny):
     federation = tiny("fedproto")
     classes = [set(row.nonzero().flatten().tolist()) for row in federation.bench.shards.counts]
     assert len(set.union(*classes)) == 10
-    replies, _ = federation.train(down_of(federation), [0])
+    replies = list(federation.train(down_of(federation), [0]))
     federation.state = federation.method.aggregate(federation.state, [reply.up for reply in replies])
     for client in range(1, 5):
-        (reply,), _ = federation.train(down_of(federation), [client])
+        (reply,) = federation.train(down_of(federation), [client])
         assert set(reply.predictions["held"].tolist()) <= classes[client]
 
 

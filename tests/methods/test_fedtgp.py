@@ -262,7 +262,7 @@ def test_the_first_round_is_cross_entropy_alone_and_the_second_is_not(tiny):
 
 def test_uploads_are_exact_means_of_a_separate_pass_over_the_trained_model(tiny):
     federation = tiny("fedtgp", train__epochs=2)
-    (reply,), _ = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
+    (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
     bench, shard = federation.bench, federation.bench.shards.train[2]
     w = {name: value.double().numpy() for name, value in reply.memory.items()}
     h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()

@@ -201,7 +201,7 @@ def test_a_client_sends_as_many_centroids_per_class_as_it_has_samples_at_most_k(
 
 def test_centroids_are_of_the_trained_models_features(tiny):
     federation = tiny("mp-fedcl", method__k=1)
-    (reply,), _ = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
+    (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
     bench, shard = federation.bench, federation.bench.shards.train[2]
     w = {name: value.double().numpy() for name, value in reply.up.tensors.items()}
     h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
