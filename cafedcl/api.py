@@ -151,11 +151,11 @@ def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher], c
         with Federation(config, watchers) as federation:
             federation.run()
             return _result(federation, None)
-    federation = Federation(config)
+    federation = Federation(config, watchers)
     folder = RunFolder.create(out)
     try:
         folder.begin(federation, list(command))
-        return _go_on(federation, folder, watchers)
+        return _go_on(federation, folder)
     finally:
         folder.unlock()
 
@@ -165,7 +165,7 @@ def resume(path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[s
     folder = RunFolder.open(path)
     folder.lock()
     try:
-        federation = Federation(folder.config())
+        federation = Federation(folder.config(), watchers)
         made_with = folder.environment().get("packages", {}).get("torch")
         if made_with not in (None, version("torch")):
             warn(
@@ -175,15 +175,15 @@ def resume(path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[s
         if saved:
             federation.restore(*saved)
         federation.history = [Record(**line) for line in folder.rewind(federation.round)]
-        return _go_on(federation, folder, watchers)
+        return _go_on(federation, folder)
     finally:
         folder.unlock()
 
 
-def _go_on(federation: Federation, folder: RunFolder, watchers: Sequence[Watcher]) -> Run:
+def _go_on(federation: Federation, folder: RunFolder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
     with federation:
-        federation.watchers = [folder, *watchers]
+        federation.watchers.insert(0, folder)
         try:
             federation.run()
         except KeyboardInterrupt:

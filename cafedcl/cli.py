@@ -15,6 +15,7 @@ import typer
 from cafedcl import __version__
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, console, datasets, methods, models, show_config
+from cafedcl.theory_figure import theory
 
 if TYPE_CHECKING:
     from cafedcl.api import Run
@@ -88,7 +89,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, eager.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, eager, graphs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")] = None,
     data_dir: DataDir = None,
     strict: Strict = None,
@@ -307,6 +308,7 @@ app.command()(methods)
 app.command()(models)
 app.command()(datasets)
 app.command(name="config")(show_config)
+app.command()(theory)
 
 
 @app.command()

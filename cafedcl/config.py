@@ -125,8 +125,23 @@ class EvaluateOptions:
 class EngineOptions:
     """What runs the clients."""
 
-    name: str = option("auto", "engine", choices=("auto", "eager"))
+    name: str = option(
+        "auto",
+        "auto: graphs on a CUDA device where the method and the model allow it, else eager",
+        choices=("auto", "eager", "graphs"),
+    )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    precision: str = option(
+        "auto",
+        "of the encoder; weights and losses are always fp32. auto: bf16 in graphs, fp32 in eager",
+        choices=("auto", "fp32", "tf32", "bf16"),
+    )
+    compile: str = option(
+        "auto",
+        "graphs: compile the encoder; auto: if it has normalisation layers and there is enough work to pay for it",
+        choices=("auto", "on", "off"),
+    )
+    streams: int = option(0, "graphs: clients trained at the same time; 0: by the size of the model", low=0, high=64)
     workers: int = option(
         0, "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster", low=0, high=4096
     )

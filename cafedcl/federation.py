@@ -49,6 +49,9 @@ class Record:
 class Watcher:
     """Sees a federation at work. Every step may be overridden; none has to be."""
 
+    def noticed(self, federation: "Federation", message: str) -> None:
+        """Something is not as it was asked for, and the run goes on; it comes before the first round."""
+
     def round_began(self, federation: "Federation", clients: int) -> None:
         """A round has sampled its clients."""
 
@@ -67,7 +70,7 @@ class Federation:
         self.config, self.bench, self.method = setup.config, setup.bench, setup.bench.method
         self.options = self.config.federation
         self.watchers = list(watchers)
-        self.engine = engine or choose_engine(setup)
+        self.engine = engine or choose_engine(setup, lambda message: self.tell("noticed", message))
         self.schedule = check_schedule(self.config)
         self.round = 0
         self.state: Tensors = {**prefixed(MODEL, self.bench.shared()), **moved(setup.state, self.bench.device)}

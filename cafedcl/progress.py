@@ -13,6 +13,9 @@ from cafedcl.contract import Failure
 from cafedcl.federation import Federation, Record, Watcher
 from cafedcl.view import Line, colour, describe, duration, headline, series, sparkline
 
+REFRESH = 8
+"""Times per second that a terminal is redrawn."""
+
 
 class Pace:
     """How much time is left, from the rounds seen in this process."""
@@ -32,7 +35,8 @@ class LiveProgress(Watcher):
     """Rounds, clients within the round, time left, accuracy and client std as they develop, and who failed."""
 
     def __init__(self, console: Console) -> None:
-        self.live = Live(console=console, refresh_per_second=8)
+        self.live = Live(console=console, refresh_per_second=REFRESH)
+        self.shown = 0.0
         self.pace = Pace()
         self.lines: list[Line] = []
         self.failures: list[str] = []
@@ -49,6 +53,10 @@ class LiveProgress(Watcher):
     def __exit__(self, *_: object) -> None:
         self.live.stop()
 
+    def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
+        """Print the notice above the view."""
+        self.live.console.print(f"note: {message}", style="yellow", markup=False)
+
     def round_began(self, federation: Federation, clients: int) -> None:
         """Show the round's clients."""
         if not self.lines:
@@ -62,7 +70,8 @@ class LiveProgress(Watcher):
         self.rounds.advance(self.clients)
         if failure:
             self.failures.append(f"round {federation.round}: client {client}: {failure.reason}")
-        self._show(federation)
+        if time.perf_counter() - self.shown > 1 / REFRESH:
+            self._show(federation)
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Move on by a round."""
@@ -73,6 +82,7 @@ class LiveProgress(Watcher):
         self._show(federation)
 
     def _show(self, federation: Federation) -> None:
+        self.shown = time.perf_counter()
         name = federation.config.method.name
         parts: list[RenderableType] = [Text(name, style=colour(name)), self.rounds]
         path = headline(self.lines)
@@ -97,6 +107,10 @@ class PlainProgress(Watcher):
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self.pace = Pace()
+
+    def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
+        """Write the notice."""
+        print(f"note: {message}", file=self.out, flush=True)
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Write the round's line."""

@@ -76,7 +76,15 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     if engine.onednn == "auto":
         slow = platform.machine().lower() in ("aarch64", "arm64") or model.name == "cnn8"
         engine = replace(engine, onednn="off" if slow else "on")
-    engine = replace(engine, name="eager", device=str(device))
+    if engine.name == "auto":
+        engine = replace(engine, name="graphs" if device.type == "cuda" else "eager")
+    if engine.name == "graphs" and device.type != "cuda":
+        raise CafedclError(f"engine.name = graphs: it needs a CUDA device, not '{device}'; use eager")
+    if engine.precision == "auto":
+        engine = replace(engine, precision="bf16" if engine.name == "graphs" else "fp32")
+    if engine.name == "eager" and engine.precision != "fp32":
+        raise CafedclError(f"engine.precision = {engine.precision}: the eager engine is the reference, in fp32")
+    engine = replace(engine, device=str(device))
     return replace(config, model=model, engine=engine, data=source, split=dealt)
 
 

@@ -101,6 +101,12 @@ class Bench:
         """Return the learning rate of one local epoch."""
         return self.train.lr * self.train.lr_decay ** (round + (epoch if self.train.lr_decay_in_round else 0))
 
+    def rates(self, client: int, round: int) -> float:
+        """Return the sum of the learning rates over all steps of a visit."""
+        samples = len(self.shards.train[client])
+        steps = -(-samples // self.batch_size(samples))
+        return steps * sum(self.learning_rate(round, epoch) for epoch in range(self.train.epochs))
+
     def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:
         """Return the uint8 test images and labels: the complete set, or under `pfllib` the clients' own (None: all)."""
         if not self.shards.test:

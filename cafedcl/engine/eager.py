@@ -54,7 +54,7 @@ class Eager:
             memory=self._device({k: v for k, v in job.memory.items() if not k.startswith(MODEL)}),
             scratch=method.scratch(client),
             embed=self._embedder(job.client, received),
-            rates=self._rates(job),
+            rates=bench.rates(job.client, job.down.round),
         )
         with torch_stream(bench.seed, "client", job.client, job.down.round):
             losses = self._epochs(job, visit)
@@ -107,12 +107,6 @@ class Eager:
                 sgd.step(rate)
                 seen.append((len(ys), {name: term.detach() for name, term in terms.items()}))
         return {name: sum(n * float(terms[name]) for n, terms in seen) / len(shard) for name in seen[0][1]}
-
-    def _rates(self, job: Job) -> float:
-        """Return the sum of the learning rates over all steps."""
-        samples = len(self.bench.shards.train[job.client])
-        steps = -(-samples // self.bench.batch_size(samples))
-        return steps * sum(self.bench.learning_rate(job.down.round, e) for e in range(self.bench.train.epochs))
 
     def _embedder(self, client: int, received: Tensors) -> Embed:
         cache: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}

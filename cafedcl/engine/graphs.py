@@ -1,0 +1,188 @@
+"""The fast engine: steps captured once as CUDA graphs and replayed for every client, on several streams at once."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.config import EngineOptions
+from cafedcl.contract import Down, Failure, Job, Reply
+from cafedcl.engine.base import Bench, Results
+from cafedcl.engine.lane import Launcher
+from cafedcl.engine.program import Program
+from cafedcl.engine.schedule import choose_widths
+from cafedcl.engine.slot import Begun, Slot, Supply
+from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, nbytes, under
+
+WIDTHS, COMPILED_WIDTHS = 8, 3
+"""Into how many widths batches are padded at most; compiling takes seconds for each."""
+READY_SHARE = 0.1
+"""Images are kept normalised on the device if they take no more of its memory than this."""
+MEMORY_SHARE = 0.3
+"""Clients' memories stay on the device as long as they take no more of it than this; then they go to the host."""
+LARGE = 5_000_000
+"""From so many weights a network fills the device with fewer streams."""
+LAUNCHERS = 2
+"""Threads that queue replays."""
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Graphs:
+    """Queues whole visits on several lanes and hands out replies as they are done.
+
+    Nothing in a visit waits for the device. It computes what the eager engine computes, in the precision asked for.
+    """
+
+    def __init__(self, bench: Bench, options: EngineOptions, *, compiled: bool) -> None:
+        self.bench, self.precision = bench, options.precision
+        with self.arithmetic():
+            self.supply = make_supply(bench, DTYPES[options.precision], compiled=compiled)
+        few = sum(value.numel() for value in bench.initial.values()) >= LARGE
+        self.number = min(options.streams or (4 if few else 8), len(bench.shards))
+        self.slots: list[Slot] = []
+        self.budget = MEMORY_SHARE * total_memory(bench.device)
+        self.ledger: dict[int, int] = {}
+        self.used = 0
+        self.launcher = Launcher(LAUNCHERS) if bench.device.type == "cuda" else None
+
+    def trial(self, down: Down) -> None:
+        """Capture a first step; raises whatever stands in the way of it."""
+        generator = torch.cuda.get_rng_state(self.bench.device) if self.bench.device.type == "cuda" else None
+        with self.arithmetic():
+            slot, job = self._slot(0), Job(0, down, {}, False)
+            with slot.lane.on():
+                slot.receive(self._sent(down), job)
+                slot.prepare(slot.plan(job), self.supply.width(0))
+        if generator is not None and not torch.equal(generator, torch.cuda.get_rng_state(self.bench.device)):
+            raise ValueError("the model or the method draws random numbers in a step")
+
+    def train(self, jobs: Iterable[Job]) -> Results:
+        """Run the jobs of one round.
+
+        On every lane one visit is begun while the one before it runs, and replies are waited for as late as possible:
+        the device always has work queued.
+        """
+        waiting, turn = deque(jobs), 0
+        begun: deque[tuple[Slot, Begun]] = deque()
+        queued: deque[Callable[[], Reply]] = deque()
+        sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
+        try:
+            while waiting or begun or queued:
+                job = begun[0][1].job if begun else None
+                try:
+                    with self.arithmetic():
+                        if waiting and len(begun) < self.number and len(begun) + len(queued) < 2 * self.number:
+                            job = waiting.popleft()
+                            slot = self._slot(turn % self.number)
+                            slot.lane.follow()
+                            begun.append((slot, slot.begin(job, sent)))
+                            turn += 1
+                            continue
+                        if begun:
+                            slot, visit = begun.popleft()
+                            queued.append(slot.finish(visit, self._room(visit.job.client)))
+                            continue
+                except Exception as error:
+                    assert job is not None
+                    yield Failure(job.client, f"{type(error).__name__}: {error}")
+                    continue
+                reply = queued.popleft()()
+                self._note(reply)
+                yield reply
+        finally:
+            for _, visit in begun:
+                visit.launched()
+            if self.bench.device.type == "cuda":
+                torch.cuda.synchronize(self.bench.device)
+
+    def _note(self, reply: Reply) -> None:
+        """Keep account of what clients keep on the device."""
+        here = {name: v for name, v in reply.memory.items() if v.device.type == self.bench.device.type}
+        size, client = nbytes(here), reply.up.client
+        self.used += size - self.ledger.get(client, 0)
+        self.ledger[client] = size
+
+    def _room(self, client: int) -> float:
+        """Return how many bytes a client may keep on the device."""
+        return self.budget - self.used + self.ledger.get(client, 0)
+
+    def _slot(self, index: int) -> Slot:
+        while len(self.slots) <= index:
+            self.slots.append(Slot(self.supply, self.launcher))
+        return self.slots[index]
+
+    @torch.no_grad()
+    def _sent(self, down: Down) -> Tensor:
+        return self._slot(0).layout.lay({**self.bench.initial, **under(MODEL, moved(down.tensors, self.bench.device))})
+
+    def predict(self, tensors: Tensors) -> Tensor:
+        """Return the predictions of the server's model on the test images."""
+        down = Down(0, {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))})
+        sent, slot, job = self._sent(down), self._slot(0), Job(0, down, {}, False)
+        slot.lane.follow()
+        with self.arithmetic(), slot.lane.on():
+            slot.receive(sent, job)
+            plan = slot.plan(job)
+            called = slot.predict(plan, self.supply.test_rows(None), {}, torch.ones_like(plan.held))
+            return called["all"].cpu()
+
+    def close(self) -> None:
+        """Let go of threads, captures and memory."""
+        if self.launcher:
+            self.launcher.shutdown()
+        self.slots.clear()
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Run a block in the engine's precision, with the convolutions that measure fastest."""
+        cudnn: Any = torch.backends.cudnn
+        matmul: Any = torch.backends.cuda.matmul
+        before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
+        cudnn.allow_tf32 = matmul.allow_tf32 = self.precision == "tf32"
+        cudnn.benchmark = True
+        try:
+            yield
+        finally:
+            cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+
+
+def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
+    """Lay out the images and choose the widths of a run."""
+    rows = tuple(part.cpu().numpy() for part in bench.shards.train)
+    sizes = [bench.batch_size(len(part)) for part in rows]
+    steps = bench.train.epochs * max(-(-len(part) // size) for part, size in zip(rows, sizes, strict=True))
+    typical = sorted(len(a) + len(b) for a, b in zip(bench.shards.train, bench.shards.validation, strict=True))
+    look = min(bench.chunk, 2 ** math.ceil(math.log2(typical[len(typical) // 2])))
+    supply = Supply(
+        bench=bench,
+        program=Program(bench.network, bench.method, bench.train, dtype, compiled=compiled),
+        channels_last=compiled,
+        train_x=bench.data.train_x,
+        test_x=bench.data.train_x if bench.shards.test else bench.data.test_x,
+        train_rows=rows,
+        widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
+        steps=steps,
+        look=look,
+    )
+    ready = supply.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(bench.device)
+    train_x = supply.lay_out(supply.train_x, ready=ready)
+    test_x = train_x if bench.shards.test else supply.lay_out(supply.test_x, ready=ready)
+    return replace(supply, train_x=train_x, test_x=test_x)
+
+
+def total_memory(device: torch.device) -> float:
+    """Return the bytes of memory of a device; without bound on a host."""
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else math.inf
+
+
+def obstacle(network: nn.Module) -> str | None:
+    """Return why a network cannot be trained on padded batches, or None."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"'{name}' is a batch normalisation, which would see the padding"
+    return None

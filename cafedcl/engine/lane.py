@@ -1,0 +1,112 @@
+"""A lane of a device: a stream that work is queued on, and captures that are replayed there.
+
+On a device without streams a lane is plain execution in order, so that whatever is built on lanes runs, and is tested,
+everywhere.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from cafedcl.pack import Tensors
+
+Launcher = ThreadPoolExecutor
+"""Threads that queue replays: a launch does not need the interpreter, so others can run meanwhile."""
+WARM_UP = 2
+"""Runs before a capture: libraries choose their kernels and allocate their workspaces in them."""
+
+
+class Mark:
+    """A point in a lane's work."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self.event = None if stream is None else torch.cuda.Event(enable_timing=True)
+        if self.event:
+            self.event.record(stream)
+        self.passed = time.perf_counter()
+
+    def wait(self) -> None:
+        """Wait until the work before it is done."""
+        if self.event:
+            self.event.synchronize()
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Return the seconds between two points that have been waited for."""
+        if self.event and earlier.event:
+            return float(earlier.event.elapsed_time(self.event)) / 1000
+        return self.passed - earlier.passed
+
+
+class Lane:
+    """Work in order; other lanes run beside it."""
+
+    def __init__(self, device: torch.device, launcher: Launcher | None = None) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.launcher = launcher if self.stream else None
+        self.pool: Any = None
+
+    def on(self) -> AbstractContextManager[object]:
+        """Queue what the block does on this lane."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def follow(self) -> None:
+        """Let what is queued from now on wait for all that the caller has queued so far."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+
+    def capture(self, work: Callable[[], None], before: Callable[[], object] | None = None) -> Callable[[], None]:
+        """Return a call that repeats the work on the tensors it was captured with.
+
+        The work is run a few times first, each time after ``before``, so it changes those tensors already. All captures
+        of a lane share one pool of memory: they never overlap, and leave nothing in it that is read later.
+        """
+        for _ in range(WARM_UP if self.stream else 1):
+            if before:
+                before()
+            work()
+        if self.stream is None:
+            return work
+        self.stream.synchronize()
+        with self.on():
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        self.pool = graph.pool()
+        return graph.replay
+
+    def launch(self, replays: Callable[[], None]) -> Callable[[], None]:
+        """Queue replays while the caller goes on, and return the call that waits until they are queued."""
+        if self.launcher is None:
+            replays()
+            return lambda: None
+
+        def queue() -> None:
+            with self.on():
+                replays()
+
+        return self.launcher.submit(queue).result
+
+    def mark(self) -> "Mark":
+        """Mark the end of all that has been queued so far."""
+        return Mark(self.stream)
+
+    def hand_over(self, tensors: Tensors) -> Tensors:
+        """Return tensors made on this lane, safe to be used and let go by the caller's own queue."""
+        if self.stream is not None:
+            queue = torch.cuda.current_stream(self.stream.device)
+            for value in tensors.values():
+                if value.is_cuda:
+                    value.record_stream(queue)
+        return tensors
+
+
+def to_host(tensors: Tensors) -> Tensors:
+    """Return tensors on the host; on a stream, they are there once the lane's mark has been waited for."""
+    return {name: value.to("cpu", non_blocking=True) for name, value in tensors.items()}

@@ -1,0 +1,62 @@
+"""All trainable weights of a network in one flat tensor: one copy receives a model, one call updates it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.pack import Tensors
+
+
+class Entry(NamedTuple):
+    """One weight: its module and key, its shape, and whether its channels lie last in memory."""
+
+    module: nn.Module
+    key: str
+    shape: torch.Size
+    last: bool
+
+
+class Layout:
+    """Where each weight of a network lies in a flat tensor.
+
+    The network itself holds ``leaves``: views of ``flat``, each of which a gradient can be asked for.
+    """
+
+    def __init__(self, network: nn.Module, channels_last: bool) -> None:
+        self.entries: dict[str, Entry] = {}
+        for prefix, module in network.named_modules():
+            for key, parameter in module.named_parameters(recurse=False):
+                if parameter.requires_grad:
+                    name = f"{prefix}.{key}" if prefix else key
+                    last = channels_last and parameter.dim() == 4
+                    self.entries[name] = Entry(module, key, parameter.shape, last)
+        self.sizes = [entry.shape.numel() for entry in self.entries.values()]
+        state = network.state_dict()
+        self.rest = {name: value for name, value in state.items() if name not in self.entries}
+        self.flat = self.lay(state)
+        self.leaves = {name: view.requires_grad_() for name, view in self.views(self.flat).items()}
+        for name, entry in self.entries.items():
+            entry.module._parameters[entry.key] = self.leaves[name]  # type: ignore[assignment]
+
+    def views(self, flat: Tensor) -> Tensors:
+        """Return the weights that lie in a flat tensor, by name."""
+        return {
+            name: _shaped(part, entry)
+            for (name, entry), part in zip(self.entries.items(), flat.split(self.sizes), strict=True)
+        }
+
+    def lay(self, weights: Tensors) -> Tensor:
+        """Return weights as a flat tensor."""
+        first = weights[next(iter(self.entries))]
+        flat = first.new_empty(sum(self.sizes))
+        for name, view in self.views(flat).items():
+            view.copy_(weights[name].detach())
+        return flat
+
+
+def _shaped(part: Tensor, entry: Entry) -> Tensor:
+    if not entry.last:
+        return part.view(entry.shape)
+    out, channels, height, width = entry.shape
+    return part.view(out, height, width, channels).permute(0, 3, 1, 2)

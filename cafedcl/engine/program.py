@@ -1,0 +1,180 @@
+"""A training step as two functions of tensors, which can be compiled: the objective, and the update of the weights.
+
+The encoder runs in a lower precision if asked; the weights themselves, the head and the losses are in float32.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cafedcl.config import TrainOptions
+from cafedcl.contract import Batch, Visit
+from cafedcl.data.augment import augment
+from cafedcl.method import Method
+from cafedcl.models.base import Encoder, Network, Runner
+from cafedcl.pack import Tensors, prefixed, under
+
+ENCODER = "encoder."
+Images = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Gives images as the encoder sees them, and their labels."""
+RECOMPILE_LIMIT = 256
+"""How many shapes, methods and models may be compiled in one process."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Body(Runner):
+    """Runs a stand-in for the encoder that holds its weights in another precision; features come back in float32."""
+
+    def __init__(self, body: nn.Module, dtype: torch.dtype) -> None:
+        self.body, self.dtype = body, dtype
+
+    def features(self, _encoder: nn.Module, x: Tensor) -> Tensor:
+        """Return the encoder's features."""
+        return self.body(x).float()  # type: ignore[no-any-return]
+
+    def levels(self, _encoder: Encoder, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return all levels and the encoder's features."""
+        assert isinstance(self.body, Encoder)
+        levels, features = self.body.levels(x)
+        return [level.float() for level in levels], features.float()
+
+    def frozen(self, _encoder: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
+        """Return the features that other weights would give."""
+        return functional_call(self.body, self.cast(weights), (x,)).float()  # type: ignore[no-any-return]
+
+    def cast(self, weights: Tensors) -> Tensors:
+        """Return weights in the body's precision."""
+        return {name: w.to(self.dtype) if w.is_floating_point() else w for name, w in weights.items()}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The weights of a call: the network's own in float32, and its encoder's once more in the body's precision.
+
+    The two are parted so that a loss may look at the weights themselves, and no step has to cast them.
+    """
+
+    network: Tensors
+    body: Tensors
+
+
+class Bound(Runner):
+    """Runs an encoder with the weights of one lane."""
+
+    def __init__(self, body: Body, weights: Tensors) -> None:
+        self.body, self.weights = body, weights
+
+    def features(self, encoder: nn.Module, x: Tensor) -> Tensor:
+        """Return the encoder's features."""
+        return self.body.frozen(encoder, self.weights, x)
+
+    def frozen(self, encoder: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
+        """Return the features that other weights would give."""
+        return self.body.frozen(encoder, weights, x)
+
+
+class Play(nn.Module):
+    """A network whose weights are given at every call. Its encoder's part is played by a body in another precision."""
+
+    def __init__(self, network: Network, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(network)
+        self.body = copy.deepcopy(network.encoder)
+        self.runner = Body(self.body, dtype)
+        self.network.runner = self.runner
+
+    def forward(self, act: Callable[[Network], Any]) -> Any:
+        """Let somebody act on the network with the weights of this call."""
+        return act(self.network)
+
+
+class Program:
+    """What is done at a step and in a pass over images, for one method, model and precision; all lanes share it."""
+
+    def __init__(
+        self, network: Network, method: Method, options: TrainOptions, dtype: torch.dtype, *, compiled: bool
+    ) -> None:
+        self.method, self.options, self.dtype, self.compiled = method, options, dtype, compiled
+        if compiled:
+            settings: Any = torch._dynamo.config
+            settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
+        self.play = Play(network, dtype)
+        self.objective = self._made(self._objective)
+        self.update = self._made(self._update)
+        self.embed = self._made(self._embed)
+        self.predict = self._made(self._predict)
+
+    def _made(self, function: F) -> F:
+        return cast(F, torch.compile(function, dynamic=False)) if self.compiled else function
+
+    def _act(self, weights: Given, act: Callable[[Network], Any]) -> Any:
+        given = {**prefixed("network.", weights.network), **prefixed("body.", weights.body)}
+        return functional_call(self.play, given, (act,))
+
+    def names(self, weights: Given, images: Images, tables: Tensors, at: Tensor, visit: Visit) -> tuple[str, ...]:
+        """Return the names of the terms of the loss."""
+        return tuple(self._loss(weights, images, tables, at, visit))
+
+    def _objective(
+        self, weights: Given, images: Images, tables: Tensors, at: Tensor, visit: Visit
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of the batch that is next, and its terms: gather, augment, forward."""
+        terms = torch.stack(list(self._loss(weights, images, tables, at, visit).values()))
+        return terms.sum(), terms.detach()
+
+    def _loss(self, weights: Given, images: Images, tables: Tensors, at: Tensor, visit: Visit) -> Tensors:
+        now = {name: table.index_select(0, at)[0] for name, table in tables.items()}
+        x, y = images(now["rows"])
+        batch = Batch(augment(x, under("draw/", now), self.options), y, now["weight"])
+        for tensor in visit.scratch.values():
+            tensor.masked_fill_(now["first"], 0)
+        return self._act(weights, lambda network: self.method.loss(network, batch, visit))  # type: ignore[no-any-return]
+
+    def _update(
+        self,
+        weights: list[Tensor],
+        halves: list[Tensor],
+        gradients: list[Tensor],
+        velocity: list[Tensor],
+        tables: Tensors,
+        at: Tensor,
+        terms: Tensor,
+        log: Tensor,
+    ) -> None:
+        """Clip the gradient's norm, decay, move the weights; log the terms and go on to the next step.
+
+        ``halves`` are the first of the weights in the body's precision.
+        """
+        options, rate = self.options, tables["rate"].index_select(0, at)[0]
+        moves: Any = [gradient.float() for gradient in gradients]
+        if options.clip:
+            norm = sum(n.square() for n in torch._foreach_norm(moves)).sqrt()  # type: ignore[union-attr]
+            moves = torch._foreach_mul(moves, (options.clip / (norm + 1e-6)).clamp(max=1.0))
+        if options.weight_decay:
+            moves = torch._foreach_add(moves, weights, alpha=options.weight_decay)
+        if options.momentum:
+            torch._foreach_mul_(velocity, options.momentum)
+            torch._foreach_add_(velocity, moves)
+            moves = velocity
+        torch._foreach_sub_(weights, torch._foreach_mul(moves, rate))
+        if halves:
+            torch._foreach_copy_(halves, weights[: len(halves)])
+        log.index_copy_(0, at, terms[None])
+        at.add_(1)
+
+    def _embed(self, weights: Given, images: Images, rows: Tensor) -> Tensor:
+        """Return the embeddings of images."""
+        return self._act(weights, lambda network: self.method.embed(network, images(rows)[0]))  # type: ignore[no-any-return]
+
+    def _predict(
+        self, weights: Given, images: Images, rows: Tensor, anchors: Tensors, memory: Tensors, held: Tensor
+    ) -> Tensor:
+        """Return the predicted class of images among all classes, and among those held."""
+        scores = self._act(weights, lambda network: self.method.scores(network, images(rows)[0], anchors, memory))
+        among = scores.masked_fill(~held, -torch.inf)
+        return torch.stack([scores.argmax(1), among.argmax(1)], 1).to(torch.int16)

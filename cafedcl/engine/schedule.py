@@ -1,0 +1,121 @@
+"""What a client's training sees, step by step: drawn on the host, padded to a width that captures exist for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cafedcl.data.augment import draw
+from cafedcl.engine.base import Bench
+from cafedcl.pack import Tensors
+from cafedcl.rng import stream, torch_stream
+
+FIXED = 16.0
+"""What a step costs besides its images, in images."""
+WASTE = 1.1
+"""How much more than without padding the steps of all clients may cost, if there are widths left to avoid it."""
+POINTS = 128
+"""How many different batch sizes are told apart when widths are chosen."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of one visit. Padding repeats an image with weight 0."""
+
+    tables: Tensors
+    """Per step: ``rows`` into the training set, their ``weight``, the learning ``rate``, whether it is the ``first`` of
+    its epoch, and what augmentation draws."""
+    sizes: npt.NDArray[np.float64]
+    """Per step of the last epoch: its real images."""
+    marks: dict[str, object]
+    """Tables of the same name and mark have the same content; those without one have their own."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return len(self.tables["rows"])
+
+    def losses(self, names: Sequence[str], log: Tensor) -> dict[str, float]:
+        """Return the mean of every term over the last epoch from what was logged at every step."""
+        last = log[self.steps - len(self.sizes) : self.steps].double().numpy()
+        means = self.sizes @ last / self.sizes.sum()
+        return dict(zip(names, means.tolist(), strict=True))
+
+
+def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round: int, width: int) -> Schedule:
+    """Draw a client's batches as the reference engine does, and pad them to a width."""
+    options, images = bench.train, len(shard)
+    size = bench.batch_size(images)
+    sizes, weight, first = _pattern(images, size, width, options.epochs)
+    steps, full = len(sizes), images // size
+    draws = stream(bench.seed, "batches", client, round)
+    rows = np.full((options.epochs, steps, width), shard[0])
+    for epoch in rows:
+        order = shard[draws.permutation(images)]
+        epoch[:full, :size] = order[: full * size].reshape(full, size)
+        if full < steps:
+            epoch[full, : images - full * size] = order[full * size :]
+    rates = [bench.learning_rate(round, epoch) for epoch in range(options.epochs)]
+    tables = {
+        "rows": torch.from_numpy(rows.reshape(-1, width)),
+        "weight": weight,
+        "rate": torch.tensor(rates).repeat_interleave(steps),
+        "first": first,
+    }
+    if options.flip or options.crop:
+        with torch_stream(bench.seed, "client", client, round):
+            drawn = [draw(int(n), options) for _ in rates for n in sizes]
+        tables |= {f"draw/{name}": _padded([each[name] for each in drawn], width) for name in drawn[0]}
+    marks: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
+    return Schedule(tables, sizes, marks)
+
+
+@lru_cache(maxsize=1024)
+def _pattern(images: int, size: int, width: int, epochs: int) -> tuple[npt.NDArray[np.float64], Tensor, Tensor]:
+    """Return the real images of every step of an epoch, and the tables that follow from them."""
+    steps = -(-images // size)
+    sizes = np.minimum(size, images - size * np.arange(steps))
+    weight = (np.arange(width) < sizes[:, None]).astype(np.float32)
+    first = np.arange(steps) == 0
+    return (
+        sizes.astype(np.float64),
+        torch.from_numpy(np.tile(weight, (epochs, 1))),
+        torch.from_numpy(np.tile(first, epochs)),
+    )
+
+
+def _padded(draws: Sequence[Tensor], width: int) -> Tensor:
+    table = draws[0].new_zeros((len(draws), width, *draws[0].shape[1:]))
+    for row, values in zip(table, draws, strict=True):
+        row[: len(values)] = values
+    return table
+
+
+def choose_widths(sizes: Sequence[int], most: int) -> list[int]:
+    """Return the fewest widths, at most ``most``, to pad clients' batch sizes to at little waste, in rising order."""
+    asked = np.sort(np.asarray(sizes))
+    points = np.unique(asked[np.unique(np.linspace(0, len(asked) - 1, POINTS).round().astype(int))])
+    number = np.histogram(asked, np.r_[-1, points] + 0.5)[0].astype(float)
+    below = np.r_[0.0, np.cumsum(number)]
+    enough = WASTE * float((number * (points + FIXED)).sum())
+    best = np.where(np.arange(len(points) + 1) == 0, 0.0, np.inf)
+    cuts: list[npt.NDArray[np.int64]] = []
+    for _ in range(most):
+        costs = best[None, :] + (below[1:, None] - below[None, :]) * (points[:, None] + FIXED)
+        costs[np.arange(len(points))[:, None] < np.arange(len(points) + 1)[None, :]] = np.inf
+        cuts.append(costs.argmin(1))
+        best = np.r_[np.inf, costs.min(1)]
+        if best[-1] <= enough:
+            break
+    widths: list[int] = []
+    end = len(points)
+    for cut in reversed(cuts):
+        widths.insert(0, int(points[end - 1]))
+        end = int(cut[end - 1])
+        if end == 0:
+            break
+    return widths

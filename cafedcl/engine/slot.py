@@ -1,0 +1,415 @@
+"""One lane's place of work: static tensors, the steps captured on them, and a client's whole visit queued there."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cafedcl.contract import Client, Embed, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.engine.base import Bench
+from cafedcl.engine.lane import Lane, Launcher, Mark, to_host
+from cafedcl.engine.layout import Layout
+from cafedcl.engine.program import ENCODER, Bound, Given, Program
+from cafedcl.engine.schedule import Schedule, make_schedule
+from cafedcl.errors import CafedclError
+from cafedcl.pack import ANCHORS, MODEL, Tensors, nbytes, prefixed, under
+
+CHAIN = 8
+"""Steps in the longer of the two captures of a training step: fewer, larger launches."""
+PLANS = 4
+"""Captures are kept for so many different sets of anchors and memories."""
+
+
+class Known(NamedTuple):
+    """What a loss may know of a client: tensors, which can be exchanged under a capture. Numbers cannot."""
+
+    counts: Tensor
+    most: Tensor
+    total: Tensor
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What all lanes of a device share."""
+
+    bench: Bench
+    program: Program
+    channels_last: bool
+    train_x: Tensor
+    """All training images as the encoder sees them; uint8 where there are too many to keep them so."""
+    test_x: Tensor
+    train_rows: tuple[npt.NDArray[np.int64], ...]
+    """Every client's training images, on the host."""
+    widths: list[int]
+    steps: int
+    """The most steps of any client's visit."""
+    look: int
+    """Images per forward pass over a client's own data."""
+
+    def width(self, client: int) -> int:
+        """Return the width a client's batches are padded to."""
+        size = self.bench.batch_size(len(self.train_rows[client]))
+        return next(width for width in self.widths if width >= size)
+
+    def test_rows(self, client: int | None) -> Tensor:
+        """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib` the client's own."""
+        parts = self.bench.shards.test
+        if not parts:
+            return torch.arange(len(self.test_x), device=self.test_x.device)
+        return torch.cat(parts) if client is None else parts[client]
+
+    def training(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return training images as the encoder sees them, and their labels."""
+        return self._images(self.train_x, rows), self.bench.data.train_y.index_select(0, rows)
+
+    def testing(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return test images as the encoder sees them; nobody asks for labels."""
+        return self._images(self.test_x, rows), rows
+
+    def _images(self, source: Tensor, rows: Tensor) -> Tensor:
+        x = source.index_select(0, rows)
+        if self.channels_last:
+            x = x.permute(0, 3, 1, 2)
+        return x if x.is_floating_point() else self.bench.data.images(x).to(self.program.dtype)
+
+    def lay_out(self, x: Tensor, *, ready: bool) -> Tensor:
+        """Return uint8 images (N, C, H, W) the way they are read, normalised once and for all if asked."""
+        if ready:
+            parts = x.split(4096) if len(x) else [x]
+            x = torch.cat([self.bench.data.images(part).to(self.program.dtype) for part in parts])
+        return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x
+
+
+class Plan:
+    """Static anchors and memory of one shape, and what was captured on them."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+        self.kept: Tensors = {}
+        self.names: tuple[str, ...] = ()
+        self.log = torch.zeros(0)
+        self.held = torch.ones_like(visit.client.counts, dtype=torch.bool)
+        self.captures: dict[tuple[str, int, int], Callable[[], None]] = {}
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A visit whose training is being queued; ``launched`` waits until it is."""
+
+    job: Job
+    plan: Plan
+    schedule: Schedule
+    mark: Mark
+    launched: Callable[[], None]
+
+
+class Slot:
+    """A copy of the network on one lane. Every visit is copied into the same tensors and replayed there."""
+
+    def __init__(self, supply: Supply, launcher: Launcher | None) -> None:
+        self.supply, self.bench = supply, supply.bench
+        self.lane = Lane(self.bench.device, launcher)
+        self.network = copy.deepcopy(self.bench.network).eval()
+        self.layout = Layout(self.network, supply.channels_last)
+        self.flat, self.leaves = self.layout.flat, self.layout.leaves
+        self.moving = [leaf.detach() for leaf in self.leaves.values()]
+        self.velocity = [torch.zeros_like(leaf) for leaf in self.moving] if self.bench.train.momentum else []
+        dtype, network = supply.program.dtype, {**self.leaves, **self.layout.rest}
+        self.half = self.flat if dtype == self.flat.dtype else self.flat.to(dtype)
+        self.halves = {} if self.half is self.flat else under(ENCODER, self.layout.views(self.half))
+        self.moving_halves = [half.detach() for half in self.halves.values()]
+        for half in self.halves.values():
+            half.requires_grad_()
+        self.weights = Given(network, self.halves or under(ENCODER, network))
+        self.network.runner = Bound(supply.program.play.runner, self.weights.body)
+        self.received, device = torch.empty_like(self.flat), self.bench.device
+        self.one = torch.ones((), device=device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.feeds: dict[int, Tensors] = {}
+        self.fed: dict[tuple[int, str], object] = {}
+        self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
+        self.seen: Tensor | None = None
+        self.look: Callable[[], None] | None = None
+        self.asked = torch.zeros(self.bench.chunk, dtype=torch.int64, device=device)
+        self.called = torch.zeros(self.bench.chunk, 2, dtype=torch.int16, device=device)
+        self.plans: dict[object, Plan] = {}
+
+    # receiving
+
+    def plan(self, job: Job) -> Plan:
+        """Return the plan for the shapes of a job's anchors and memory, with their values copied in."""
+        anchors = under(ANCHORS, job.down.tensors)
+        memory = {name: value for name, value in job.memory.items() if not name.startswith(MODEL)}
+        shape = (_shapes(anchors), _shapes(memory))
+        plan = self.plans.pop(shape, None) or Plan(self._static_visit(job.client, anchors, memory))
+        self.plans[shape] = plan
+        while len(self.plans) > PLANS:
+            del self.plans[next(iter(self.plans))]
+        visit, client = plan.visit, self.bench.client(job.client)
+        _copy(visit.anchors, anchors)
+        _copy(visit.memory, memory)
+        visit.client.counts.copy_(client.counts)
+        visit.round.fill_(job.down.round)
+        visit.progress.fill_(job.down.round / self.bench.rounds)
+        return plan
+
+    def _static_visit(self, index: int, anchors: Tensors, memory: Tensors) -> Visit:
+        device, client = self.bench.device, self.bench.client(index)
+        known = Known(client.counts.clone(), client.most, client.total)
+        return Visit(
+            client=cast(Client, known),
+            round=torch.zeros((), device=device),
+            progress=torch.zeros((), device=device),
+            received=self.layout.views(self.received),
+            anchors={name: value.to(device, copy=True) for name, value in anchors.items()},
+            memory={name: value.to(device, copy=True) for name, value in memory.items()},
+            scratch=self.bench.method.scratch(client),
+            embed=_nothing,
+            rates=float("nan"),
+        )
+
+    @torch.no_grad()
+    def receive(self, sent: Tensor, job: Job) -> None:
+        """Take in the server's weights, and the client's own over them."""
+        self.received.copy_(sent)
+        own = under(MODEL, job.memory)
+        if own:
+            views = self.layout.views(self.received)
+            _copy({name: views[name] for name in own if name in views}, own)
+        _copy(self.layout.rest, {**under(MODEL, job.down.tensors), **own})
+        self.load(self.received)
+
+    def load(self, flat: Tensor) -> None:
+        """Make these the current weights."""
+        self.flat.copy_(flat)
+        if self.half is not self.flat:
+            self.half.copy_(flat)
+
+    # training
+
+    def step(self, plan: Plan, width: int) -> None:
+        """One optimizer step: gather, forward, loss, backward, clip, update. This is what is captured."""
+        program, feed, at = self.supply.program, self.feed(width), self.cursor
+        asked = [*self.leaves.values(), *self.halves.values()]
+        with torch.enable_grad():
+            loss, terms = program.objective(self.weights, self.supply.training, feed, at, plan.visit)
+            found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
+        gradients = self.combined(found[: len(self.leaves)], found[len(self.leaves) :])
+        program.update(self.moving, self.moving_halves, gradients, self.velocity, feed, at, terms, plan.log)
+
+    def combined(self, own: Sequence[Tensor | None], half: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return each weight's gradient: through the weight itself, through its half, or both."""
+        gradients = []
+        for weight, one, other in zip_longest(self.moving, own, half):
+            parts = [part for part in (one, other) if part is not None] or [torch.zeros_like(weight)]
+            gradients.append(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        return gradients
+
+    def feed(self, width: int) -> Tensors:
+        """Return the static tables of a schedule of this width."""
+        if width not in self.feeds:
+            client = next(k for k in range(len(self.bench.shards)) if self.supply.width(k) == width)
+            sample = make_schedule(self.bench, self.supply.train_rows[client], client, 0, width)
+            self.feeds[width] = {
+                name: torch.zeros((self.supply.steps, *table.shape[1:]), dtype=table.dtype, device=self.bench.device)
+                for name, table in sample.tables.items()
+            }
+        return self.feeds[width]
+
+    def fill(self, schedule: Schedule, width: int) -> None:
+        """Go to the start of a schedule: copy it into the static tables, but for what is there already."""
+        self.cursor.zero_()
+        for velocity in self.velocity:
+            velocity.zero_()
+        feed = self.feed(width)
+        for name, table in schedule.tables.items():
+            if schedule.marks.get(name) is None or self.fed.get((width, name)) != schedule.marks[name]:
+                self.fed[width, name] = schedule.marks.get(name)
+                feed[name][: len(table)].copy_(_pinned(table, self.bench.device), non_blocking=True)
+
+    def prepare(self, plan: Plan, width: int) -> None:
+        """Capture the steps of a width, if they are not yet. It moves the weights."""
+        if not plan.names:
+            self.cursor.zero_()
+            feed = self.feed(width)
+            plan.names = self.supply.program.names(self.weights, self.supply.training, feed, self.cursor, plan.visit)
+            plan.log = self.flat.new_zeros(self.supply.steps, len(plan.names))
+        for number in (1, CHAIN):
+            if ("step", width, number) in plan.captures or number > self.supply.steps:
+                continue
+
+            def steps(number: int = number) -> None:
+                for _ in range(number):
+                    self.step(plan, width)
+
+            self.supply.program.play.train()
+            plan.captures["step", width, number] = self.lane.capture(steps, self.cursor.zero_)
+
+    def train(self, plan: Plan, steps: int, width: int) -> None:
+        """Queue so many steps of local training."""
+        chains, rest = divmod(steps, CHAIN)
+        for number, times in ((CHAIN, chains), (1, rest)):
+            for _ in range(times):
+                plan.captures["step", width, number]()
+
+    # looking at data
+
+    @torch.no_grad()
+    def embed(self, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the current weights."""
+
+        program = self.supply.program
+        program.play.eval()
+
+        def look() -> None:
+            z = program.embed(self.weights, self.supply.training, self.looking)
+            if self.seen is None:
+                self.seen = torch.empty_like(z)
+            self.seen.copy_(z)
+
+        self.look = self.look or self.lane.capture(look)
+        chunks = []
+        for part in rows.split(len(self.looking)):
+            self.looking[: len(part)].copy_(part)
+            self.look()
+            assert self.seen is not None
+            chunks.append(self.seen[: len(part)].clone())
+        return torch.cat(chunks)
+
+    def embedder(self, client: int) -> Embed:
+        """Return the function that gives a method its client's embeddings; both parts are embedded together."""
+        own, held_out = self.bench.shards.train[client], self.bench.shards.validation[client]
+        cache: dict[Weights, Tensor] = {}
+
+        @torch.no_grad()
+        def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
+            if weights not in cache:
+                trained = self.flat.clone() if weights == "received" else None
+                if trained is not None:
+                    self.load(self.received)
+                cache[weights] = self.embed(torch.cat([own, held_out]))
+                if trained is not None:
+                    self.load(trained)
+            z, y = cache[weights], self.bench.data.train_y
+            return (z[: len(own)], y[own]) if part == "train" else (z[len(own) :], y[held_out])
+
+        return embed
+
+    @torch.no_grad()
+    def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor) -> Tensors:
+        """Return the predicted classes of test images, among all classes and among those held."""
+        if _shapes(kept) != _shapes(plan.kept):
+            plan.kept = {name: value.clone() for name, value in kept.items()}
+            plan.captures.pop(SCORE, None)
+        _copy(plan.kept, kept)
+        plan.held.copy_(held)
+
+        program, anchors = self.supply.program, plan.visit.anchors
+        program.play.eval()
+
+        def score() -> None:
+            called = program.predict(self.weights, self.supply.testing, self.asked, anchors, plan.kept, plan.held)
+            self.called.copy_(called)
+
+        if SCORE not in plan.captures:
+            plan.captures[SCORE] = self.lane.capture(score)
+        chunks = []
+        for part in rows.split(len(self.asked)):
+            self.asked[: len(part)].copy_(part)
+            plan.captures[SCORE]()
+            chunks.append(self.called[: len(part)].clone())
+        called = torch.cat(chunks)
+        return {"all": called[:, 0].contiguous(), "held": called[:, 1].contiguous()}
+
+    # a client's visit
+
+    def begin(self, job: Job, sent: Tensor) -> Begun:
+        """Queue the first part of a client's visit: receiving and training."""
+        with self.lane.on():
+            mark, width = self.lane.mark(), self.supply.width(job.client)
+            plan = self.plan(job)
+            self.prepare(plan, width)
+            self.receive(sent, job)
+            rows = self.supply.train_rows[job.client]
+            schedule = make_schedule(self.bench, rows, job.client, job.down.round, width)
+            self.fill(schedule, width)
+            return Begun(job, plan, schedule, mark, self.lane.launch(lambda: self.train(plan, schedule.steps, width)))
+
+    def finish(self, begun: Begun, room: float) -> Callable[[], Reply]:
+        """Queue the rest of a visit, and return the call that waits for its reply.
+
+        ``room`` is how many bytes of its memory may stay on the device.
+        """
+        job, plan, bench, method = begun.job, begun.plan, self.bench, self.bench.method
+        client = bench.client(job.client)
+        begun.launched()
+        with self.lane.on():
+            rates = bench.rates(job.client, job.down.round)
+            visit = replace(plan.visit, client=client, embed=self.embedder(job.client), rates=rates)
+            with torch.no_grad():
+                summary, notes = method.summarize(self.network, visit)
+                kept = method.remember(self.network, visit)
+            trained = {**self.layout.views(self.flat.clone()), **self.layout.rest}
+            shared = {name: value for name, value in trained.items() if not bench.is_personal(name)}
+            own = {name: value for name, value in trained.items() if bench.is_personal(name)}
+            sends = self.fresh({**prefixed(MODEL, shared), **summary})
+            memory = self.fresh({**prefixed(MODEL, own), **kept})
+            predictions: Tensors = {}
+            if job.evaluate:
+                predictions = to_host(self.predict(plan, self.supply.test_rows(job.client), kept, client.counts > 0))
+            memory = memory if nbytes(memory) <= room else to_host(memory)
+            told = to_host({**self.fresh(notes), LOG: plan.log[: begun.schedule.steps].clone()})
+            done = self.lane.mark()
+
+        def reply() -> Reply:
+            done.wait()
+            up = Up(
+                client=job.client,
+                samples=client.samples,
+                tensors=self.lane.hand_over(sends),
+                notes={name: value for name, value in told.items() if name != LOG},
+                losses=begun.schedule.losses(plan.names, told[LOG]),
+                seconds=done.seconds_since(begun.mark),
+            )
+            return Reply(up, self.lane.hand_over(memory), predictions)
+
+        return reply
+
+    def fresh(self, tensors: Tensors) -> Tensors:
+        """Return tensors none of which the next visit overwrites."""
+        static = {value.untyped_storage().data_ptr() for value in self._static()}
+        return {n: v.clone() if v.untyped_storage().data_ptr() in static else v for n, v in tensors.items()}
+
+    def _static(self) -> Iterator[Tensor]:
+        yield from (self.flat, self.received, *self.layout.rest.values())
+        for plan in self.plans.values():
+            for part in (plan.visit.anchors, plan.visit.memory, plan.visit.scratch):
+                yield from part.values()
+            yield plan.visit.client.counts
+
+
+SCORE = ("score", 0, 0)
+LOG = "log of the losses"
+
+
+def _shapes(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    return tuple((name, value.shape, value.dtype) for name, value in tensors.items())
+
+
+def _copy(static: Tensors, values: Tensors) -> None:
+    for name, tensor in static.items():
+        tensor.copy_(values[name], non_blocking=True)
+
+
+def _pinned(table: Tensor, device: torch.device) -> Tensor:
+    return table.pin_memory() if device.type == "cuda" else table
+
+
+def _nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
+    raise CafedclError("a loss embeds nothing; its batch is what it sees")
