@@ -43,9 +43,9 @@ class Average:
         for name in model.keys() - floating.keys():
             self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
         if floating:
-            flat = torch.cat([value.flatten() for value in floating.values()])
-            if self.sum is None:
-                self.sum, self.like = torch.zeros_like(flat, dtype=torch.float64), floating
+            self.like = self.like or floating
+            flat = torch.cat([floating[name].flatten() for name in self.like])
+            self.sum = torch.zeros_like(flat, dtype=torch.float64) if self.sum is None else self.sum
             self.sum.add_(flat, alpha=weight)
         self.total += weight
 

@@ -46,8 +46,8 @@ class Task:
 
 RGB = (3, 32, 32)
 TASKS = {
-    "resnet-250": Task("resnet18", RGB, 20, 2500, 250, 2, "ResNet-18-GN, batch 250, 20 clients"),
-    "resnet-50": Task("resnet18", RGB, 20, 500, 50, 2, "ResNet-18-GN, batch 50, 20 clients"),
+    "resnet-250": Task("resnet18", RGB, 20, 2500, 250, 5, "ResNet-18-GN, batch 250, 20 clients"),
+    "resnet-50": Task("resnet18", RGB, 20, 500, 50, 5, "ResNet-18-GN, batch 50, 20 clients"),
     "cnn-50": Task("cnn4", RGB, 20, 250, 50, 5, "4-layer CNN, batch 50, 20 clients"),
     "cnn-10": Task("cnn4", RGB, 100, 50, 10, 5, "4-layer CNN, batch 10, 100 clients"),
     "digits": Task("cnn8", (1, 8, 8), 20, 80, 8, 5, "small CNN on 8×8 images, batch 8, 20 clients"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from cafedcl import __version__
+from cafedcl.bench_command import bench
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, console, datasets, methods, models, show_config
 from cafedcl.theory_figure import theory
@@ -308,6 +309,7 @@ app.command()(methods)
 app.command()(models)
 app.command()(datasets)
 app.command(name="config")(show_config)
+app.command()(bench)
 app.command()(theory)
 
 

@@ -73,7 +73,8 @@ class Federation:
         self.engine = engine or choose_engine(setup, lambda message: self.tell("noticed", message))
         self.schedule = check_schedule(self.config)
         self.round = 0
-        self.state: Tensors = {**prefixed(MODEL, self.bench.shared()), **moved(setup.state, self.bench.device)}
+        self.home = torch.device("cpu") if self.bench.by_class else self.bench.device
+        self.state: Tensors = {**prefixed(MODEL, self.bench.shared()), **moved(setup.state, self.home)}
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
@@ -156,11 +157,18 @@ class Federation:
         own = self.own_is_due(down.round)
         jobs = [Job(client, down, self.memories.get(client, {}), own) for client in clients]
         with closing(self.engine.train(jobs)) as results:
-            for result in in_order(results, clients):
+            for result in in_order(map(self.received, results), clients):
                 problem = self.inspector.problem(result) if isinstance(result, Reply) else result.reason
                 failure = Failure(client_of(result), problem) if problem else None
                 self.tell("client_done", client_of(result), failure)
                 yield failure or result
+
+    def received(self, result: Reply | Failure) -> Reply | Failure:
+        """Return a result with its per-class entries, which are small, on the host, where the server works on them."""
+        if isinstance(result, Failure):
+            return result
+        small = {name: value.cpu() for name, value in result.up.tensors.items() if name in self.bench.by_class}
+        return replace(result, up=replace(result.up, tensors={**result.up.tensors, **small}))
 
     def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:
         """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""
@@ -223,7 +231,9 @@ class Federation:
     def restore(self, tensors: Tensors, header: Header) -> None:
         """Go back to a snapshot."""
         self.round = int(header["round"])
-        self.state = moved(under("state/", tensors), self.bench.device)
+        state = under("state/", tensors)
+        model = {name: value for name, value in state.items() if name.startswith(MODEL)}
+        self.state = {**moved(state, self.home), **moved(model, self.bench.device)}
         self.own = under("own/", tensors)
         self.memories = memories_of(tensors)
 

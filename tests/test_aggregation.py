@@ -84,6 +84,14 @@ def test_the_printed_epsilon_shrinks_the_mean_by_the_sum_over_sum_plus_epsilon()
     assert weighted_mean(models, weights)["w"].tolist() == pytest.approx([1, 1], abs=1e-15)
 
 
+def test_models_are_averaged_by_name_in_whatever_order_their_entries_come():
+    one = {"a": torch.full((2, 2), 1.0), "b": torch.full((3,), 10.0), "n": torch.tensor(1)}
+    other = dict(reversed([(name, 3 * value) for name, value in one.items()]))
+    mean = weighted_mean([one, other], [1, 1])
+    assert mean["a"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    assert mean["b"].tolist() == [20.0, 20.0, 20.0]
+
+
 def test_a_model_nobody_vouches_for_moves_nothing():
     assert weighted_mean([{"w": torch.ones(2)}] * 3, [0, 0, 0]) == {}
 

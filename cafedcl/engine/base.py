@@ -59,6 +59,13 @@ class Bench:
         """Where the data lie and the clients train."""
         return self.data.train_x.device
 
+    @cached_property
+    def by_class(self) -> frozenset[str]:
+        """What clients send per class: small, and worked on by the server on the host."""
+        fields = self.method.fields(self.network)
+        names = {name for name, field in fields.items() if field.per_class}
+        return frozenset({"classes", *names} if names else ())
+
     def shared(self) -> Tensors:
         """Return the initial weights that are averaged; the others stay with their clients."""
         return {name: value for name, value in self.initial.items() if not self.is_personal(name)}

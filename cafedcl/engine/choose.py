@@ -12,33 +12,31 @@ from cafedcl.engine.workers import Workers
 from cafedcl.pack import MODEL, moved, prefixed
 from cafedcl.setup import Setup
 
-COMPILED = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
+SLOW = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
 """Layers that plain kernels are slow at."""
-PAYS_OFF = 2_000_000
-"""Training images of a run from which compiling (about half a minute) is faster."""
+COMPILE_TIME, STEP_GAIN, IMAGE_GAIN = 40.0, 5e-5, 2e-5
+"""Seconds that compiling takes, and that it saves per step, and per image in a network with slow layers."""
 
 
 def choose_engine(setup: Setup, notice: Callable[[str], None]) -> Engine:
     """Return the engine for a config; ``notice`` is told in one line if it is not the one that was asked for."""
     config, bench = setup.config, setup.bench
     participants = max(1, round(config.federation.participation * len(bench.shards)))
-    visits = participants * config.federation.rounds
     if config.engine.name == "graphs":
-        return _graphs(setup, visits, notice)
+        return _graphs(setup, participants, notice)
     if bench.device.type != "cpu" or len(bench.shards) < 2:
         return Eager(bench)
-    return Workers(bench, config, config.engine.workers, visits)
+    return Workers(bench, config, config.engine.workers, participants * config.federation.rounds)
 
 
-def _graphs(setup: Setup, visits: int, notice: Callable[[str], None]) -> Engine:
+def _graphs(setup: Setup, participants: int, notice: Callable[[str], None]) -> Engine:
     bench, options = setup.bench, setup.config.engine
     reason = obstacle(bench.network)
     state = {**prefixed(MODEL, bench.shared()), **moved(setup.state, bench.device)}
-    attempts = (
-        [True, False] if options.compile == "on" or (options.compile == "auto" and pays_off(bench, visits)) else [False]
-    )
-    for compiled in attempts if reason is None else ():
-        engine = Graphs(bench, options, compiled=compiled)
+    steps = participants * setup.config.federation.rounds * steps_of(bench)
+    wanted = pays_off(bench, steps) if options.compile == "auto" else options.compile == "on"
+    for compiled in ([True, False] if wanted else [False]) if reason is None else ():
+        engine = Graphs(bench, options, participants, compiled=compiled)
         try:
             engine.trial(Down(0, bench.method.broadcast(state)))
         except Exception as error:
@@ -51,7 +49,13 @@ def _graphs(setup: Setup, visits: int, notice: Callable[[str], None]) -> Engine:
     return Eager(bench)
 
 
-def pays_off(bench: Bench, visits: int) -> bool:
-    """Return whether a run has the layers and the length that compiling is worth its time for."""
-    images = visits * bench.train.epochs * bench.typical
-    return images >= PAYS_OFF and any(isinstance(module, COMPILED) for module in bench.network.modules())
+def steps_of(bench: Bench) -> int:
+    """Return the optimizer steps of an average client's visit."""
+    return bench.train.epochs * -(-bench.typical // bench.batch_size(bench.typical))
+
+
+def pays_off(bench: Bench, steps: int) -> bool:
+    """Return whether so many steps gain more by compiling than it takes."""
+    images = steps * bench.batch_size(bench.typical)
+    slow = any(isinstance(module, SLOW) for module in bench.network.modules())
+    return steps * STEP_GAIN + images * IMAGE_GAIN * slow > COMPILE_TIME

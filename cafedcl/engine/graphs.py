@@ -38,12 +38,13 @@ class Graphs:
     Nothing in a visit waits for the device. It computes what the eager engine computes, in the precision asked for.
     """
 
-    def __init__(self, bench: Bench, options: EngineOptions, *, compiled: bool) -> None:
+    def __init__(self, bench: Bench, options: EngineOptions, participants: int, *, compiled: bool) -> None:
         self.bench, self.precision = bench, options.precision
         with self.arithmetic():
             self.supply = make_supply(bench, DTYPES[options.precision], compiled=compiled)
-        few = sum(value.numel() for value in bench.initial.values()) >= LARGE
-        self.number = min(options.streams or (4 if few else 8), len(bench.shards))
+        large = sum(value.numel() for value in bench.initial.values()) >= LARGE
+        most = options.streams or (4 if large else 12)
+        self.number = math.ceil(participants / math.ceil(participants / most))
         self.slots: list[Slot] = []
         self.budget = MEMORY_SHARE * total_memory(bench.device)
         self.ledger: dict[int, int] = {}

@@ -151,19 +151,20 @@ class Program:
         ``halves`` are the first of the weights in the body's precision.
         """
         options, rate = self.options, tables["rate"].index_select(0, at)[0]
-        moves: Any = [gradient.float() for gradient in gradients]
+        factor: Any = 1.0
         if options.clip:
-            norm = sum(n.square() for n in torch._foreach_norm(moves)).sqrt()  # type: ignore[union-attr]
-            moves = torch._foreach_mul(moves, (options.clip / (norm + 1e-6)).clamp(max=1.0))
+            norm = sum(n.square() for n in torch._foreach_norm(gradients, 2, torch.float32)).sqrt()  # type: ignore[union-attr]
+            factor = (options.clip / (norm + 1e-6)).clamp(max=1.0)
+        moves: Any = torch._foreach_mul([gradient.float() for gradient in gradients], factor)
         if options.weight_decay:
             moves = torch._foreach_add(moves, weights, alpha=options.weight_decay)
         if options.momentum:
-            torch._foreach_mul_(velocity, options.momentum)
-            torch._foreach_add_(velocity, moves)
-            moves = velocity
-        torch._foreach_sub_(weights, torch._foreach_mul(moves, rate))
+            moves = torch._foreach_add(torch._foreach_mul(velocity, options.momentum), moves)
+            torch._foreach_copy_(velocity, moves)
+        moved = torch._foreach_sub(weights, torch._foreach_mul(moves, rate))
+        torch._foreach_copy_(weights, moved)
         if halves:
-            torch._foreach_copy_(halves, weights[: len(halves)])
+            torch._foreach_copy_(halves, moved[: len(halves)])
         log.index_copy_(0, at, terms[None])
         at.add_(1)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cafedcl.contract import Client, Embed, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.contract import Client, Down, Embed, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.engine.base import Bench
 from cafedcl.engine.lane import Lane, Launcher, Mark, to_host
 from cafedcl.engine.layout import Layout
@@ -91,6 +91,7 @@ class Plan:
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
+        self.down: Down | None = None
         self.kept: Tensors = {}
         self.names: tuple[str, ...] = ()
         self.log = torch.zeros(0)
@@ -152,7 +153,9 @@ class Slot:
         while len(self.plans) > PLANS:
             del self.plans[next(iter(self.plans))]
         visit, client = plan.visit, self.bench.client(job.client)
-        _copy(visit.anchors, anchors)
+        if plan.down is not job.down:
+            _copy(visit.anchors, anchors)
+            plan.down = job.down
         _copy(visit.memory, memory)
         visit.client.counts.copy_(client.counts)
         visit.round.fill_(job.down.round)
@@ -358,7 +361,8 @@ class Slot:
             trained = {**self.layout.views(self.flat.clone()), **self.layout.rest}
             shared = {name: value for name, value in trained.items() if not bench.is_personal(name)}
             own = {name: value for name, value in trained.items() if bench.is_personal(name)}
-            sends = self.fresh({**prefixed(MODEL, shared), **summary})
+            by_class = {name: value for name, value in summary.items() if name in bench.by_class}
+            sends = {**self.fresh({**prefixed(MODEL, shared), **summary}), **to_host(by_class)}
             memory = self.fresh({**prefixed(MODEL, own), **kept})
             predictions: Tensors = {}
             if job.evaluate:

@@ -8,15 +8,20 @@ from cafedcl.models.base import Encoder, Shape
 
 
 class CNN4(Encoder):
-    """Two 5×5 convolutions, each with 2×2 max-pooling, and one fully connected layer; the head is the fourth layer."""
+    """Two 5×5 convolutions without padding, each with 2×2 max-pooling, and one fully connected layer of 512.
+
+    The method's head is the fourth layer. It is the CNN of PFLlib and most federated-learning papers: 1,600 numbers go
+    into the fully connected layer for images of 32×32, 1,024 for 28×28.
+    """
 
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
         channels, self.dim = (_wide(32, width), _wide(64, width)), _wide(512, width)
-        self.conv1 = nn.Conv2d(shape[0], channels[0], 5, padding=2)
-        self.conv2 = nn.Conv2d(channels[0], channels[1], 5, padding=2)
-        _at_least(shape, 4)
-        self.full = nn.Linear(channels[1] * (shape[1] // 4) * (shape[2] // 4), self.dim)
+        self.conv1 = nn.Conv2d(shape[0], channels[0], 5)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
+        _at_least(shape, 16)
+        left = [((pixels - 4) // 2 - 4) // 2 for pixels in shape[1:]]
+        self.full = nn.Linear(channels[1] * left[0] * left[1], self.dim)
 
     def stages(self, x: Tensor) -> list[Tensor]:
         """Return the three layers' outputs before their ReLU."""

@@ -4,9 +4,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
+import torch
 
 from cafedcl.config import resolve
 from cafedcl.contract import Down, Failure, Job, Reply
@@ -14,6 +16,7 @@ from cafedcl.engine import workers as workers_module
 from cafedcl.engine.choose import choose_engine
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.workers import Workers
+from cafedcl.federation import Federation
 from cafedcl.setup import Setup, prepare
 
 
@@ -40,6 +43,35 @@ def ready(engine: Workers, setup: Setup) -> None:
     while not (engine.crew and all(worker.ready for worker in engine.crew)):
         assert time.monotonic() < until, "the workers never became ready"
         list(engine.train(jobs(setup)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cafedcl"])
+def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str) -> None:
+    states = []
+    for workers in (1, 3):
+        tables = {
+            "method": {"name": method},
+            "train": {"epochs": 1},
+            "federation": {"clients": 6, "rounds": 3},
+            "engine": {"workers": workers},
+        }
+        with Federation(resolve(tables)) as federation:
+            if workers > 1:
+                assert isinstance(federation.engine, Workers)
+                federation.engine._hire(6)
+                wait_for(federation.engine)
+            federation.run()
+            states.append(federation.state)
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def wait_for(engine: Workers) -> None:
+    """Wait until all processes are ready."""
+    until = time.monotonic() + 60
+    while not all(worker.ready for worker in engine.crew):
+        assert time.monotonic() < until, "the workers never became ready"
+        engine._listen(deque(), 1.0)
 
 
 def test_workers_share_the_data_without_copying_it(setup: Setup) -> None:

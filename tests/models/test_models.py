@@ -97,7 +97,7 @@ def test_width_multiplies_the_features(name, dim, width):
 def test_cnn4_has_the_parameters_of_its_four_layers():
     conv1, conv2 = 3 * 32 * 25 + 32, 32 * 64 * 25 + 64
     with torch.device("meta"):
-        assert parameters(build_encoder("cnn4", (3, 32, 32), 1.0)) == conv1 + conv2 + 64 * 8 * 8 * 512 + 512
+        assert parameters(build_encoder("cnn4", (3, 32, 32), 1.0)) == conv1 + conv2 + 1600 * 512 + 512
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_model_must_give_one_row_of_features_per_image():
 
 
 def test_images_too_small_for_a_model_are_refused_with_their_size():
-    with pytest.raises(CafedclError, match="'cnn4': images of 3×28 are too small for it; the least is 4×4"):
+    with pytest.raises(CafedclError, match="'cnn4': images of 3×28 are too small for it; the least is 16×16"):
         build_encoder("cnn4", (1, 3, 28), 1.0)
 
 

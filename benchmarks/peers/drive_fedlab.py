@@ -1,0 +1,117 @@
+"""FedLab's FedAvg, scaled to several processes: a server, and per core a process that trains its clients in turn.
+
+python benchmarks/peers/drive_fedlab.py a --rounds 4 --out fedlab.json
+"""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+from driver import Outcome, Task, cores, drive, quiet
+from torch import Tensor
+from torch_model import Batches, import_torchvision, judge, network, settle, tensors
+
+RANK, PORT = "FEDLAB_RANK", "FEDLAB_PORT"
+"""Environment variables by which the server tells its client processes who and where they are."""
+
+
+def train(task: Task) -> Outcome | None:
+    """Start the client processes and be their server; in such a process, train clients."""
+    quiet()
+    import_torchvision()
+    settle(1, task.onednn)
+    if RANK in os.environ:
+        return serve_clients(task, int(os.environ[RANK]), os.environ[PORT])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, __file__, *task.arguments]
+    crew = [
+        subprocess.Popen(command, env=os.environ | {RANK: str(rank + 1), PORT: port, "OMP_NUM_THREADS": "1"})
+        for rank in range(cores())
+    ]
+    try:
+        return serve(task, port)
+    finally:
+        for process in crew:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def serve(task: Task, port: str) -> Outcome:
+    """Run the rounds."""
+    from fedlab.contrib.algorithm.fedavg import FedAvgServerHandler
+    from fedlab.core.network import DistNetwork
+    from fedlab.core.server.manager import SynchronousServerManager
+    from fedlab.utils import Aggregators, SerializationTool
+
+    random.seed(0)
+    job, data = task.job, task.data()
+
+    class Handler(FedAvgServerHandler):
+        """FedAvg by the number of images, which comes with every model; notes when a round is over."""
+
+        times: list[float]
+        steps: list[int]
+
+        def global_update(self, buffer: list[list[Tensor]]) -> None:
+            models, sizes, steps = zip(*buffer, strict=True)
+            weights = torch.cat(sizes)
+            SerializationTool.deserialize_model(self._model, Aggregators.fedavg_aggregate(list(models), weights))
+            self.times.append(time.perf_counter())
+            self.steps.append(int(torch.cat(steps).sum()))
+
+    class Manager(SynchronousServerManager):
+        """A manager that notes when the first round begins."""
+
+        def main_loop(self) -> None:
+            self._handler.times, self._handler.steps = [time.perf_counter()], []
+            super().main_loop()
+
+    handler = Handler(network(data), task.rounds, job.cohort / job.clients)
+    Manager(DistNetwork(("127.0.0.1", port), cores() + 1, 0), handler, mode="GLOBAL").run()
+    seconds = [after - before for before, after in pairwise(handler.times)]
+    how = f"a server and {cores()} client processes, 1 PyTorch thread each"
+    return Outcome(seconds, *judge(handler.model, data), handler.steps, how)
+
+
+def serve_clients(task: Task, rank: int, port: str) -> None:
+    """Train this process's share of the clients whenever the server asks for it."""
+    from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer
+    from fedlab.contrib.dataset.basic_dataset import FedDataset
+    from fedlab.core.client.manager import PassiveClientManager
+    from fedlab.core.network import DistNetwork
+
+    job, data = task.job, task.data()
+
+    class Shards(FedDataset):
+        """The clients' data."""
+
+        def get_dataloader(self, id: int, batch_size: int, *_: str) -> Batches:
+            return Batches(*tensors(data, id), batch_size)
+
+    class Trainer(FedAvgSerialClientTrainer):
+        """A trainer that sends the number of images and of steps along with every model."""
+
+        def train(self, model_parameters: Tensor, train_loader: Any) -> list[Tensor]:
+            size = len(train_loader.y)
+            pack = super().train(model_parameters, train_loader)
+            return [*pack, torch.tensor([float(size)]), torch.tensor([float(job.steps(size))])]
+
+    share = job.clients // cores() + (rank <= job.clients % cores())
+    trainer = Trainer(network(data), share)
+    trainer.setup_dataset(Shards())
+    trainer.setup_optim(job.epochs, job.batch, job.lr)
+    PassiveClientManager(DistNetwork(("127.0.0.1", port), cores() + 1, rank), trainer).run()
+
+
+if __name__ == "__main__":
+    drive("fedlab", __doc__, ["fedlab", "torch"], train)

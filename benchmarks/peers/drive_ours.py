@@ -1,0 +1,73 @@
+"""cafedcl through its Python API, with the engine's defaults.
+
+python benchmarks/peers/drive_ours.py a --rounds 4 --out ours.json
+"""
+
+import time
+from typing import Any
+
+import torch
+from driver import Outcome, Task, cores, drive
+from jobs import Data
+from torch_model import judge, network
+
+from cafedcl import Federation, resolve
+from cafedcl.data import Dataset
+from cafedcl.setup import prepare
+
+
+def options(task: Task) -> dict[str, Any]:
+    """Return the job as a config; one round more than is run, so that none of them is the last, which evaluates."""
+    job, rounds = task.job, task.rounds + 1
+    return {
+        "method": {"name": "fedavg"},
+        "split": {"kind": "natural", "validation": 0.0},
+        "model": {"name": "cnn8" if job.shape[1] < 16 else "cnn4"},
+        "train": {
+            "epochs": job.epochs,
+            "batch_size": job.batch,
+            "lr": job.lr,
+            "lr_decay": 1.0,
+            "weight_decay": 0.0,
+            "clip": 0.0,
+        },
+        "federation": {"clients": job.clients, "rounds": rounds, "participation": job.cohort / job.clients},
+        "evaluate": {"every": rounds, "own_every": rounds},
+        "engine": {"device": "cpu"},
+    }
+
+
+def dataset(data: Data) -> Dataset:
+    """Return the job's data with their natural clients."""
+    train, test = (data.train_x, data.train_y), (data.test_x, data.test_y)
+    arrays = [torch.from_numpy(part) for part in (*train, *test)]
+    names = tuple(str(label) for label in range(10))
+    return Dataset.of(*arrays, names, torch.from_numpy(data.owners))
+
+
+def plain_name(name: str) -> str:
+    """Return a weight's name without the parts of the federation's state and of the network it is in."""
+    return name.removeprefix("model/").removeprefix("encoder.")
+
+
+def train(task: Task) -> Outcome:
+    """Run the rounds."""
+    data = task.data()
+    seconds, steps = [], []
+    with Federation(prepare(resolve(options(task)), dataset(data))) as federation:
+        federation.state = {name: torch.from_numpy(data.weights[plain_name(name)]) for name in federation.state}
+        sizes = [len(shard) for shard in federation.bench.shards.train]
+        for _ in range(task.rounds):
+            began = time.perf_counter()
+            record = federation.step()
+            seconds.append(time.perf_counter() - began)
+            failed = {failure["client"] for failure in record.failed}
+            steps.append(sum(task.job.steps(sizes[k]) for k in record.participants if k not in failed))
+        final = {plain_name(name): value for name, value in federation.state.items()}
+    model = network(data)
+    model.load_state_dict(final)
+    return Outcome(seconds, *judge(model, data), steps, f"the engine's defaults on {cores()} cores")
+
+
+if __name__ == "__main__":
+    drive("ours", __doc__, ["cafedcl", "torch"], train)

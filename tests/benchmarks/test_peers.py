@@ -1,0 +1,189 @@
+"""The comparison with other simulators: its data, the two drivers that need no other package, and its arithmetic."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "peers"
+
+
+@pytest.fixture(scope="module")
+def peers() -> Any:
+    """Return a function that imports a module of the folder, which is no package."""
+    sys.path.insert(0, str(FOLDER))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def jobs(peers: Any) -> Any:
+    return peers("jobs")
+
+
+@pytest.fixture(scope="module")
+def run(peers: Any) -> Any:
+    return peers("run")
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "digits"])
+def test_data_are_the_same_every_time(jobs: Any, name: str, tmp_path: Path) -> None:
+    job = jobs.find_job(name, "tiny")
+    first, second = jobs.make(job), jobs.make(job)
+    jobs.save(first, tmp_path / "data.npz")
+    parts = [name for name in vars(first) if name != "weights"]
+    for other in (second, jobs.load(tmp_path / "data.npz")):
+        assert all(np.array_equal(getattr(first, name), getattr(other, name)) for name in parts)
+        assert all(np.array_equal(value, other.weights[name]) for name, value in first.weights.items())
+    assert first.train_x.shape == (80, *job.shape)
+    assert first.train_x.dtype == np.uint8
+    assert first.train_y.dtype == first.owners.dtype == np.int64
+    assert len(first.test_y) == (359 if name == "digits" else 1000)
+    assert first.sizes == [20] * 4
+
+
+def test_jobs_have_the_sizes_they_are_said_to_have(jobs: Any) -> None:
+    sizes = {name: (job.clients, job.cohort, job.steps(job.images // job.clients)) for name, job in jobs.JOBS.items()}
+    assert sizes == {"a": (20, 20, 25), "b": (100, 100, 25), "c": (1000, 50, 5), "digits": (20, 20, 45)}
+
+
+def test_digits_are_dealt_in_equal_and_skewed_parts(jobs: Any) -> None:
+    data = jobs.make(jobs.JOBS["digits"])
+    assert sorted(data.sizes) == [71] * 2 + [72] * 18
+    counts = np.zeros((20, 10))
+    np.add.at(counts, (data.owners, data.train_y), 1)
+    assert np.median(counts.max(1) / counts.sum(1)) > 0.4
+
+
+def test_images_are_normalised(jobs: Any) -> None:
+    data = jobs.make(jobs.find_job("a", "tiny"))
+    seen = data.images(data.train_x)
+    assert seen.dtype == np.float32
+    assert np.allclose(seen.mean((0, 2, 3)), 0, atol=1e-3)
+    assert np.allclose(seen.std((0, 2, 3)), 1, atol=1e-3)
+
+
+def test_network_has_the_layers_of_ours(jobs: Any, peers: Any) -> None:
+    from cafedcl.models.small import CNN4, CNN8
+
+    for name, encoder in (("a", CNN4), ("digits", CNN8)):
+        job = jobs.find_job(name, "tiny")
+        own = encoder(job.shape, 1.0).state_dict()
+        model = peers("torch_model").network(jobs.make(job))
+        shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+        assert {key: shapes[key] for key in own} == {key: tuple(value.shape) for key, value in own.items()}
+
+
+def test_ours_and_the_plain_loop_do_the_same_work(jobs: Any, tmp_path: Path) -> None:
+    path, results = tmp_path / "digits.npz", {}
+    jobs.save(jobs.make(jobs.find_job("digits", "tiny")), path)
+    for system in ("ours", "plain"):
+        out = tmp_path / f"{system}.json"
+        command = [sys.executable, FOLDER / f"drive_{system}.py", "digits", "--scale", "tiny", "--rounds", "2"]
+        done = subprocess.run([*command, "--data", path, "--out", out], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        results[system] = json.loads(out.read_text())
+    ours, plain = results["ours"], results["plain"]
+    assert ours["steps"] == plain["steps"] == [60, 60]
+    assert len(ours["seconds"]) == len(plain["seconds"]) == 2
+    assert ours["loss"] == pytest.approx(plain["loss"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "error: there is no job 'nonsense'; the jobs are a, b, c, digits"),
+        (["a", "--rounds", "1"], "error: --rounds 1: the first round is a warm-up, so at least 2 are needed"),
+        (["a", "--data", "nowhere.npz"], "nowhere.npz: no such file"),
+    ],
+)
+def test_bad_arguments_get_one_line(
+    peers: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["drive_none.py", *arguments, "--out", "none.json"])
+    with pytest.raises(SystemExit) as ended:
+        peers("driver").drive("none", "", [], lambda task: task.data() and None)
+    assert said in ended.value.code
+    assert "\n" not in ended.value.code
+
+
+def result(system: str, job: str, seconds: list[float], wall: float, **parts: Any) -> dict[str, Any]:
+    rest = {"accuracy": 0.9, "loss": 0.5, "steps": [10] * len(seconds), "cores": "2"}
+    return {"system": system, "job": job, "seconds": seconds, "wall": wall, **rest, **parts}
+
+
+def test_ratios(run: Any) -> None:
+    runs = [
+        result("ours", "a", [9.0, 2.0, 2.0, 5.0], 20.0),
+        result("plain", "a", [9.0, 6.0, 6.0], 30.0),
+        result("flower", "a", [9.0, 4.0, 4.0], 50.0),
+        {"system": "pfl", "job": "a", "failed": "no such module"},
+        result("ours", "digits", [1.0, 0.5], 4.0),
+        result("plain", "digits", [1.0, 0.25], 1.0),
+        result("ours", "a", [9.0, 2.0, 2.0], 20.0),
+        result("plain", "a", [9.0, 8.0, 8.0], 40.0),
+    ]
+    compared = run.compare(runs)
+    rows = compared["jobs"]["a"]
+    assert [rows[system]["round"] for system in ("ours", "plain", "flower")] == [2.0, 7.0, 4.0]
+    assert [rows[system]["ratio"] for system in ("ours", "plain", "flower")] == [1.0, 3.5, 2.0]
+    assert rows["plain"]["wall_ratio"] == 1.75
+    assert rows["pfl"] == {"failed": "no such module"}
+    assert compared["fastest_peer"]["a"]["fastest"] == "flower"
+    assert compared["fastest_peer"]["a"]["fastest_wall"] == "plain"
+    assert compared["fastest_peer"]["digits"]["ratio"] == 0.5
+    assert compared["geometric_mean"]["ratio"] == pytest.approx(1.0)
+    assert compared["geometric_mean"]["wall_ratio"] == pytest.approx((1.75 * 0.25) ** 0.5)
+    assert compared["warnings"] == []
+
+
+def test_other_work_is_warned_about(run: Any) -> None:
+    runs = [result(system, "a", [1.0, 1.0], 2.0) for system in ("ours", "plain", "pfl", "fluke")]
+    runs += [result("flower", "a", [1.0, 1.0], 2.0, accuracy=0.5), result("fedjax", "a", [1.0, 1.0], 2.0, steps=[9, 9])]
+    warnings = run.compare(runs)["warnings"]
+    assert len(warnings) == 2
+    assert "flower ends with accuracy 0.500" in warnings[0]
+    assert "fedjax did 9 steps per round" in warnings[1]
+
+
+def test_every_system_gets_its_fastest_setting(run: Any) -> None:
+    timed = [(1, True, 30.0), (1, False, 20.0), (2, True, 15.0), (2, False, 18.0)]
+    settings = [{"threads": t, "onednn": o, "milliseconds": ms} for t, o, ms in timed]
+    assert run.fastest(settings, "plain", "fastest") == settings[2]
+    assert run.fastest(settings, "flower", "fastest") == settings[1]
+    assert run.fastest(settings, "flower", "on") == settings[0]
+    assert run.fastest([settings[1], {**settings[3], "milliseconds": 19.0}], "plain", "fastest") == settings[1]
+
+
+def test_everything_is_there_for_every_system(run: Any) -> None:
+    for system in run.SYSTEMS:
+        assert (FOLDER / f"drive_{system}.py").exists()
+        assert system in run.HERE_TOO or (FOLDER / "requirements" / f"{system}.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--jobs", "a,z"], "--jobs 'a,z': one or more of a, b, c, digits is expected"),
+        (["--peers", "tff"], "--peers 'tff': one or more of ours, plain,"),
+        (["--rounds", "1"], "--rounds 1: the first round is a warm-up"),
+    ],
+)
+def test_runner_refuses_what_it_does_not_know(
+    run: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert said in ended.value.code
+    assert "\n" not in ended.value.code
