@@ -60,7 +60,7 @@ def bench(
         other = {**tables, "engine": {**tables["engine"], "name": against, "precision": "auto"}}
         settled(other)
         engines.append(other)
-    screen = console()
+    screen, about = console(), environment(["cafedcl", *sys.argv[1:]], str(here))
     found: list[Measurement] = []
     ceilings: dict[str, float] = {}
     for name in names:
@@ -72,18 +72,13 @@ def bench(
                 if not as_json:
                     screen.print(f"measuring {name}, {method} …", style="dim")
                 found.append(measure(name, method, each, rounds, ceilings[precision]))
-    about = environment(["cafedcl", *sys.argv[1:]], str(here))
-    result = {
-        "ceiling_tflops": {name: value / 1e12 for name, value in ceilings.items()},
-        "measurements": [asdict(each) for each in found],
-        "environment": about,
-    }
-    if out:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise CafedclError(f"{out}: cannot be written: {error.strerror}") from None
+                result = {
+                    "ceiling_tflops": {kind: rate / 1e12 for kind, rate in ceilings.items()},
+                    "measurements": [asdict(measurement) for measurement in found],
+                    "environment": about,
+                }
+                if out:
+                    save(out, result)
     if as_json:
         print(json.dumps(result))
         return
@@ -91,6 +86,15 @@ def bench(
     screen.print("ceiling: " + ", ".join(f"{v / 1e12:.2f} TFLOP/s in {n}" for n, v in ceilings.items()), style="dim")
     if out:
         screen.print(f"written: {out}", soft_wrap=True)
+
+
+def save(path: Path, result: dict[str, Any]) -> None:
+    """Write what has been measured so far."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CafedclError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def table(found: "list[Measurement]", compared: bool) -> "Table":

@@ -21,6 +21,7 @@ class Eager:
         self.bench = bench
         self.network = bench.network
         self.weights = flatten(bench.network)
+        self.tensors = {name: value.detach() for name, value in bench.network.state_dict().items()}
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs one after another."""
@@ -43,7 +44,7 @@ class Eager:
             **self._device(under(MODEL, job.down.tensors)),
             **self._device(under(MODEL, job.memory)),
         }
-        self.network.load_state_dict(received)
+        self.load(received)
         client = bench.client(job.client)
         visit = Visit(
             client=client,
@@ -62,7 +63,7 @@ class Eager:
         with torch.no_grad():
             summary, notes = method.summarize(self.network, visit)
             kept = method.remember(self.network, visit)
-        trained = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
+        trained = {name: value.clone() for name, value in self.tensors.items()}
         shared = {name: value for name, value in trained.items() if not bench.is_personal(name)}
         own = {name: value for name, value in trained.items() if bench.is_personal(name)}
         predictions: Tensors = {}
@@ -81,6 +82,11 @@ class Eager:
             memory={**prefixed(MODEL, own), **kept},
             predictions=predictions,
         )
+
+    def load(self, weights: Tensors) -> None:
+        """Make these the network's weights and buffers."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(weights[name])
 
     def _epochs(self, job: Job, visit: Visit) -> dict[str, float]:
         """The local training loop; returns the mean of every term of the loss over the last epoch."""
@@ -123,13 +129,13 @@ class Eager:
         """Return the embeddings and labels of a part of the client's data, in evaluation mode."""
         bench = self.bench
         shard = (bench.shards.train if part == "train" else bench.shards.validation)[client]
-        trained = {name: value.clone() for name, value in self.network.state_dict().items()} if weights else {}
+        trained = {name: value.clone() for name, value in self.tensors.items()} if weights else {}
         if weights:
-            self.network.load_state_dict(weights)
+            self.load(weights)
         chunks = bench.data.train_x[shard].split(bench.chunk) if len(shard) else ()
         rows = [bench.method.embed(self.network, bench.data.images(chunk)) for chunk in chunks]
         if weights:
-            self.network.load_state_dict(trained)
+            self.load(trained)
         if not rows:
             rows = [bench.method.embed(self.network, bench.data.images(bench.data.train_x[:1]))[:0]]
         return torch.cat(rows), bench.data.train_y[shard]
@@ -137,7 +143,7 @@ class Eager:
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""
         with arithmetic(self.bench):
-            self.network.load_state_dict(self._device(under(MODEL, tensors)))
+            self.load(under(MODEL, tensors))
             x, _ = self.bench.test_set(None)
             everything = torch.ones(self.bench.method.classes, dtype=torch.bool, device=self.bench.device)
             return self._predict(x, self._device(under(ANCHORS, tensors)), {}, everything)["all"]

@@ -163,7 +163,7 @@ def test_short_work_stays_in_this_process_and_long_work_does_not(setup: Setup, m
 
 def test_one_client_needs_no_workers() -> None:
     tables = {"method": {"name": "central"}, "model": {"name": "mlp"}}
-    assert isinstance(choose_engine(prepare(resolve(tables))), Eager)
+    assert isinstance(choose_engine(prepare(resolve(tables)), pytest.fail), Eager)
 
 
 def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_features_before_the_relu_have_negatives_and_after_it_none(name):
 
 
 @pytest.mark.parametrize("name", [*SMALL, "resnet18"])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12)])
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 17, 20)])
 def test_every_model_gives_its_features_for_any_image_and_batch(name, shape):
     encoder = build_encoder(name, shape, 0.1)
     assert feature_dim(encoder, shape) == encoder.dim
@@ -90,8 +90,13 @@ def test_every_model_gives_its_features_for_any_image_and_batch(name, shape):
 @pytest.mark.parametrize("width", [0.5, 2.0])
 def test_width_multiplies_the_features(name, dim, width):
     with torch.device("meta"):
-        assert build_encoder(name, (1, 8, 8), width).dim == dim * width
-        assert build_encoder(name, (1, 8, 8), 1e-6).dim >= 1
+        assert build_encoder(name, (1, 16, 16), width).dim == dim * width
+        assert build_encoder(name, (1, 16, 16), 1e-6).dim >= 1
+
+
+@pytest.mark.parametrize("name", ["cnn8", "mlp", "resnet18"])
+def test_models_for_small_images_take_them(name):
+    assert build_encoder(name, (1, 8, 8), 0.1)(torch.zeros(2, 1, 8, 8)).shape[0] == 2
 
 
 def test_cnn4_has_the_parameters_of_its_four_layers():
