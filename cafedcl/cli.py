@@ -16,6 +16,7 @@ from cafedcl import __version__
 from cafedcl.bench_command import bench
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, console, datasets, methods, models, show_config
+from cafedcl.report.commands import figures, report, table
 from cafedcl.theory_figure import theory
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def resume(path: RunPath, quiet: Quiet = False, as_json: Json = False) -> None:
         return
     with watching(quiet, as_json) as watchers, resumable(path):
         finished = api.resume(path, watchers, warn)
-    report(finished, quiet or as_json)
+    conclude(finished, quiet or as_json)
 
 
 def train(config: Any, out: Path, quiet: bool, as_json: bool) -> "Run":
@@ -130,11 +131,11 @@ def train(config: Any, out: Path, quiet: bool, as_json: bool) -> "Run":
 
     with watching(quiet, as_json) as watchers, resumable(out):
         finished = api.start(config, out, watchers, ["cafedcl", *sys.argv[1:]])
-    report(finished, quiet or as_json)
+    conclude(finished, quiet or as_json)
     return finished
 
 
-def report(finished: "Run", silent: bool) -> None:
+def conclude(finished: "Run", silent: bool) -> None:
     """End a run with its scores and the files it wrote."""
     if silent:
         return
@@ -309,6 +310,9 @@ app.command()(methods)
 app.command()(models)
 app.command()(datasets)
 app.command(name="config")(show_config)
+app.command()(table)
+app.command()(report)
+app.command()(figures)
 app.command()(bench)
 app.command()(theory)
 
@@ -318,7 +322,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for both runs; by default a new one under runs/.")] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 15,
 ) -> None:
-    """Train FedAvg and CAFedCL on handwritten digits, 20 clients, Dirichlet 0.1, and compare them."""
+    """Train FedAvg and CAFedCL on handwritten digits, 20 clients, Dirichlet 0.1, compare them and write a report."""
     from cafedcl.config import gather
     from cafedcl.setup import prepare
     from cafedcl.view import comparison, split_map
@@ -340,3 +344,4 @@ def demo(
     screen.print(comparison([(run.config.method.name, run.records) for run in finished], screen.width))
     for run in finished:
         screen.print(f"written: {run.path}  (cafedcl show {run.path})", soft_wrap=True)
+    report([folder], folder / "report.html")

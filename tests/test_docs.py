@@ -104,8 +104,8 @@ def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("cafedcl/")}
         archive.extractall(tmp_path / "installed")
-    expected = {str(file.relative_to(HOME)) for file in (HOME / "cafedcl").rglob("*.py")} | {"cafedcl/py.typed"}
-    assert packed == expected
+    files = [*(HOME / "cafedcl").rglob("*.py"), *(HOME / "cafedcl" / "report" / "static").iterdir()]
+    assert packed == {str(file.relative_to(HOME)) for file in files} | {"cafedcl/py.typed"}
     code = "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
     code += (
         "from cafedcl.methods import find_method, method_names; print([find_method(n)[0].name for n in method_names()])"

@@ -1,0 +1,1 @@
+"""Tables, the report and the figures: everything here reads run folders and nothing else."""

@@ -1,0 +1,265 @@
+"""The data behind every panel: plain numbers and arrays, from which the page and the figures are drawn alike."""
+
+import base64
+from collections.abc import Callable, Sequence
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from cafedcl.report import scenes
+from cafedcl.report.details import data_map, details, shown_clients
+from cafedcl.report.frames import Film, read_film, spaced
+from cafedcl.report.palette import look
+from cafedcl.report.runs import SCORES, Entry, Group, Line, Run, Summary
+from cafedcl.report.table import MEASURES, Column, column, common_protocol
+from cafedcl.store import RunFolder
+
+POINTS = 400
+"""Rounds of a curve, at most."""
+PICTURES = 12
+"""Contact sheets of a run, at most, and how many bytes they may have together."""
+PICTURE_BYTES = 3_000_000
+PNG = b"\x89PNG\r\n\x1a\n"
+SHOTS = ("many", "medium", "few")
+
+
+def collect(summary: Summary) -> dict[str, Any]:
+    """Return the data of all panels of all settings."""
+    problems: list[str] = []
+    groups = [collect_group(group, problems) for group in summary.groups]
+    return {"groups": groups, "runs": [describe(run) for run in summary.runs], "problems": problems}
+
+
+def collect_group(group: Group, problems: list[str]) -> dict[str, Any]:
+    """Return the data of one setting's panels; one seed per method is looked at in detail."""
+    films = [read_film(entry.runs[0]) for entry in group.main]
+    for film in films:
+        problems += film.problems
+    first = next((film for film in films if film.data is not None), None)
+    setting = group.setting
+    found: dict[str, Any] = {
+        "title": setting.title,
+        "data": setting.data,
+        "split": setting.split,
+        "clients": setting.clients,
+        "protocol": common_protocol([group]),
+        "entries": [about(entry) for entry in group.main],
+        "notes": [f"methods differ in {name}: {' / '.join(values)}" for name, values in group.differing().items()],
+        "ranking": {protocol: ranking(group, protocol) for protocol in SCORES if measured(group, protocol)},
+        "curves": [curves(entry) for entry in group.main],
+        "details": [details(film) for film in films],
+        "cost": [cost(entry) for entry in group.main],
+        "shots": {protocol: shots(group, protocol) for protocol in SCORES if measured(group, protocol)},
+        "ablation": ablation(group),
+        "sensitivity": sensitivity(group),
+        "samples": samples(group),
+    }
+    if first is not None and first.data is not None:
+        classes = first.data.counts.shape[1]
+        shown = shown_clients(len(first.data.counts))
+        found["map"] = data_map(first)
+        found["confidence"] = gathered(films, lambda film: scenes.confidence(film, shown))
+        found["prototypes"] = gathered(films, lambda film: scenes.prototypes(film, classes))
+        found["loop"] = gathered(films, lambda film: scenes.loop(film, classes))
+    return found
+
+
+def gathered(films: Sequence[Film], make: Callable[[Film], dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """Return what the films give, with the number of the entry."""
+    return [{"entry": i, **scene} for i, film in enumerate(films) if (scene := make(film)) is not None]
+
+
+def measured(group: Group, protocol: str) -> bool:
+    """Return whether any method has scores under a protocol."""
+    return any(entry.scores(protocol, "accuracy") for entry in group.main)
+
+
+def about(entry: Entry) -> dict[str, Any]:
+    """Return who an entry is and how it is drawn."""
+    style = look(entry.label)
+    return {
+        "label": entry.label,
+        "base": entry.base,
+        "colour": style.colour,
+        "symbol": style.symbol,
+        "dash": style.dash,
+        "seeds": [run.seed for run in entry.runs],
+        "partial": entry.partial,
+        "rounds": max(len(run.lines) for run in entry.runs),
+    }
+
+
+def ranking(group: Group, protocol: str) -> dict[str, Any]:
+    """Return the last scored round of every entry: per seed, mean, std and rank."""
+    found: Column = column(Group(group.setting, group.main), protocol, "last")
+    rows: list[dict[str, Any] | None] = []
+    for entry in group.main:
+        cells = found.cells[entry.label]
+        row: dict[str, Any] = {
+            measure: {"values": cell.values, "mean": cell.mean, "std": cell.std, "rank": cell.rank}
+            for measure, cell in cells.items()
+        }
+        best = [100 * value for value in entry.scores(protocol, "accuracy", "best").values()]
+        row["best"] = mean(best) if best else None
+        rows.append(row if cells["accuracy"].values else None)
+    return {"rows": rows, "comparison": found.comparison.text if found.comparison else None}
+
+
+def curves(entry: Entry) -> dict[str, Any]:
+    """Return the scores over rounds, with bytes sent and seconds spent so far: mean and std over seeds."""
+    rounds = spaced(list(range(max(len(run.lines) for run in entry.runs))), POINTS)
+    found: dict[str, Any] = {"rounds": rounds}
+    for name, amount in (("bytes", sent), ("seconds", spent)):
+        sums = [np.cumsum([amount(line) for line in run.lines]) for run in entry.runs]
+        found[name] = [mean(float(s[t]) for s in sums if t < len(s)) for t in rounds]
+    for protocol in SCORES:
+        found[protocol] = (
+            {m: bands(entry, rounds, protocol, m) for m in MEASURES} if any_scored(entry, protocol) else None
+        )
+    return found
+
+
+def any_scored(entry: Entry, protocol: str) -> bool:
+    """Return whether an entry has any score under a protocol."""
+    return any(run.scored(protocol) for run in entry.runs)
+
+
+def bands(entry: Entry, rounds: Sequence[int], protocol: str, measure: str) -> dict[str, list[float | None]]:
+    """Return mean and sample standard deviation over seeds of a score in %, at every round."""
+    means: list[float | None] = []
+    stds: list[float | None] = []
+    for t in rounds:
+        lines = [(run, run.lines[t]) for run in entry.runs if t < len(run.lines)]
+        scores = [run.value(line, protocol, measure) for run, line in lines]
+        known = [100 * value for value in scores if value is not None]
+        means.append(float(np.mean(known)) if known else None)
+        stds.append(float(np.std(known, ddof=1)) if len(known) > 1 else None)
+    return {"mean": means, "std": stds}
+
+
+def sent(line: Line) -> float:
+    """Return the bytes sent in a round, up and down."""
+    traffic = line.get("traffic") or {}
+    return float(traffic.get("up_bytes", 0)) + float(traffic.get("down_bytes", 0))
+
+
+def spent(line: Line) -> float:
+    """Return the seconds that a round took."""
+    return float(sum((line.get("seconds") or {}).values()))
+
+
+def shots(group: Group, protocol: str) -> dict[str, list[dict[str, float | None]]]:
+    """Return the recall of many-, medium- and few-shot classes, where a group of classes exists."""
+    found: dict[str, list[dict[str, float | None]]] = {}
+    for shot in SHOTS:
+        cells = [[100 * value for value in entry.scores(protocol, shot).values()] for entry in group.main]
+        if any(cells):
+            found[shot] = [{"mean": average(values), "std": deviation(values)} for values in cells]
+    return found
+
+
+def average(values: Sequence[float]) -> float | None:
+    """Return the mean, or None of nothing."""
+    return mean(values) if values else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Return the sample standard deviation, from two values on."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def ablation(group: Group) -> list[dict[str, Any]]:
+    """Return the families of which several presets or variants ran, as the numbers of their entries."""
+    families: dict[str, list[int]] = {}
+    for i, entry in enumerate(group.main):
+        families.setdefault(entry.base, []).append(i)
+    return [{"base": base, "entries": members} for base, members in families.items() if len(members) > 1]
+
+
+def sensitivity(group: Group) -> list[dict[str, Any]]:
+    """Return the curves of options that were swept: the main variant, and those that differ in that option alone.
+
+    Where all points share some seeds, only those count.
+    """
+    sweeps: dict[tuple[str, str], list[tuple[float, Entry]]] = {}
+    for entry in group.entries:
+        if entry.swept is not None:
+            option, value = entry.swept
+            sweeps.setdefault((entry.method, option), []).append((value, entry))
+    found = []
+    for (method, option), points in sweeps.items():
+        main = next(entry for entry in group.main if entry.method == method and not entry.changed)
+        centre = main.runs[0].settings.get(option)
+        if isinstance(centre, int | float):
+            points.append((float(centre), main))
+        points.sort(key=lambda point: point[0])
+        sweep: dict[str, Any] = {"method": method, "option": option, "values": [value for value, _ in points]}
+        sweep |= {"colour": look(method).colour, "centre": centre}
+        for protocol in SCORES:
+            if all(entry.scores(protocol, "accuracy") for _, entry in points):
+                sweep[protocol] = {m: shared([e.scores(protocol, m) for _, e in points]) for m in ("accuracy", "std")}
+        found.append(sweep)
+    return found
+
+
+def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
+    """Return scores in %, of the seeds that all have, or of all if there is none."""
+    common = set.intersection(*(set(one) for one in scores))
+    return [[100 * value for seed, value in one.items() if seed in common or not common] for one in scores]
+
+
+def samples(group: Group) -> list[dict[str, Any]]:
+    """Return the generator's contact sheets as PNG files in text, for those runs that have them."""
+    found: list[dict[str, Any]] = []
+    for i, entry in enumerate(group.main):
+        room = PICTURE_BYTES
+        for file in spaced(sorted((entry.runs[0].path / "samples").glob("*.png")), PICTURES):
+            data = file.read_bytes()
+            if data.startswith(PNG) and len(data) <= room:
+                room -= len(data)
+                found.append({"entry": i, "name": file.stem, "png": base64.b64encode(data).decode()})
+    return found
+
+
+def cost(entry: Entry) -> dict[str, Any]:
+    """Return what a round costs: seconds per phase, bytes, who failed; means over rounds and seeds."""
+    lines = [line for run in entry.runs for line in run.lines]
+    phases: dict[str, float] = {}
+    for line in lines:
+        for phase, seconds in (line.get("seconds") or {}).items():
+            phases[phase] = phases.get(phase, 0.0) + float(seconds) / len(lines)
+    traffic = [line.get("traffic") or {} for line in lines]
+    up, down = (mean(float(t.get(f"{way}_bytes", 0)) for t in traffic) for way in ("up", "down"))
+    return {
+        "phases": phases,
+        "up": up,
+        "down": down,
+        "bytes": sum(sent(line) for line in lines) / len(entry.runs),
+        "seconds": sum(spent(line) for line in lines) / len(entry.runs),
+        "failed": sum(len(line.get("failed") or ()) for line in lines),
+        "dropped": sum(len(line.get("dropped") or ()) for line in lines),
+        "skipped": sum(line.get("status") == "skipped" for line in lines),
+    }
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Return what is needed to find a run, to judge it and to repeat it."""
+    read: Any = RunFolder(run.path).environment()
+    about: dict[str, Any] = read if isinstance(read, dict) else {}
+    command, packages = about.get("command"), about.get("packages")
+    again = ["cafedcl", "run", str(run.path / "config.toml")]
+    return {
+        "path": str(run.path),
+        "method": run.method,
+        "seed": run.seed if run.settings else None,
+        "title": run.setting.title if "data.name" in run.settings else "",
+        "state": run.state,
+        "problem": run.problem,
+        "rounds": len(run.lines),
+        "command": [str(word) for word in command] if isinstance(command, list) and command else again,
+        "packages": {str(k): str(v) for k, v in packages.items()} if isinstance(packages, dict) else {},
+        **{
+            key: str(about[key]) for key in ("started", "python", "platform", "device_name", "commit") if about.get(key)
+        },
+    }

@@ -1,0 +1,117 @@
+"""The evaluation tables of one run: at most so many evenly spaced rounds, and only the entries that a panel shows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from cafedcl.errors import CafedclError
+from cafedcl.report.runs import Run
+from cafedcl.store import RunFolder
+
+Array = NDArray[Any]
+
+MOST = 40
+"""Rounds whose tables are read."""
+WANTED = (
+    "server/c",
+    "own/all/",
+    "notes/",
+    "anchors/prototypes",
+    "anchors/known",
+    "anchors/pool",
+    "anchors/labels",
+    "loop/",
+)
+"""How the names of the entries begin that are read; a model's state beside them can be large."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The tables of one evaluated round."""
+
+    round: int
+    tables: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run folder knows of its data: training images per client and class, and the names of the classes."""
+
+    counts: Array
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Film:
+    """A run's frames in the order of rounds, and what could not be read."""
+
+    run: Run
+    frames: list[Frame]
+    data: Data | None
+    problems: list[str]
+
+    def having(self, name: str) -> list[Frame]:
+        """Return the frames with an entry that is not all missing."""
+        return [frame for frame in self.frames if name in frame.tables and present(frame.tables[name])]
+
+    def latest(self, name: str) -> Array | None:
+        """Return an entry as of the last round that has it."""
+        found = self.having(name)
+        return found[-1].tables[name] if found else None
+
+
+def present(values: Array) -> bool:
+    """Return whether there is any number in an array."""
+    return bool(values.size) and not (values.dtype.kind == "f" and bool(np.isnan(values).all()))
+
+
+def spaced(items: list[Any], most: int) -> list[Any]:
+    """Return at most so many items, evenly spaced, with the first and the last."""
+    if len(items) <= most:
+        return items
+    if most == 1:
+        return items[-1:]
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def read_film(run: Run, most: int = MOST) -> Film:
+    """Read a run's tables; a file that is damaged is named and left out."""
+    problems: list[str] = []
+    files = [file for file in sorted((run.path / "evaluations").glob("*.safetensors")) if file.stem.isdigit()]
+    files = [file for file in files if int(file.stem) < len(run.lines)]
+    frames = []
+    for file in spaced(files, most):
+        try:
+            frames.append(Frame(int(file.stem), read_tables(file, WANTED)))
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
+            problems.append(f"{file}: damaged, left out ({error})")
+    return Film(run, frames, read_data(run, problems), problems)
+
+
+def read_tables(file: Path, wanted: Iterable[str]) -> dict[str, Array]:
+    """Return the wanted entries of a packed file."""
+    starts = tuple(wanted)
+    with safe_open(str(file), framework="numpy") as packed:
+        return {name: packed.get_tensor(name) for name in packed.keys() if name.startswith(starts)}  # noqa: SIM118
+
+
+def read_data(run: Run, problems: list[str]) -> Data | None:
+    """Return what is known of the data; None, and a line about it, if the file is damaged."""
+    try:
+        tensors, header = RunFolder(run.path).data()
+        counts = tensors["counts"].numpy().astype(np.int64)
+        names = [str(name) for name in header["names"]]
+        if counts.ndim != 2 or counts.shape[1] != len(names) or not counts.size:
+            raise ValueError(f"{counts.shape} images for {len(names)} classes")  # noqa: TRY301
+    except CafedclError as error:
+        problems.append(str(error))
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"{run.path}/data.safetensors: damaged, left out ({error})")
+        return None
+    return Data(counts, names)

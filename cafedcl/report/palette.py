@@ -1,0 +1,58 @@
+"""One look per method, the same in tables, charts and figures, and one that colour-blind readers can tell apart.
+
+The colours start from Okabe and Ito's and Tol's sets, moved to a lightness that can be read on white and on black.
+Where many methods meet, shape and dash tell apart what colour alone cannot.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn: colour, marker and line."""
+
+    colour: str
+    symbol: str
+    dash: str
+
+
+SYMBOLS = ("circle", "rect", "triangle", "diamond", "plus", "down")
+"""Names of markers as charts know them; ``MARKERS`` has them for figures."""
+MARKERS = {"circle": "o", "rect": "s", "triangle": "^", "diamond": "D", "plus": "P", "down": "v"}
+DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
+
+LOOKS = {
+    "cafedcl": Look("#D55E00", "circle", "solid"),
+    "fedavg": Look("#0A7ABF", "rect", "solid"),
+    "fedproto": Look("#009E73", "triangle", "solid"),
+    "fedtgp": Look("#CC79A7", "diamond", "solid"),
+    "moon": Look("#8F72D8", "plus", "solid"),
+    "fedprox": Look("#45A5DD", "rect", "dashed"),
+    "fedlc": Look("#C79200", "down", "solid"),
+    "fedrcl": Look("#B8477A", "diamond", "dashed"),
+    "fedproc": Look("#A5673F", "triangle", "dashed"),
+    "mp-fedcl": Look("#2B9A94", "down", "dashed"),
+    "scaffold": Look("#6E7FD0", "plus", "dashed"),
+    "fedbn": Look("#8B8B2B", "rect", "dotted"),
+    "fednh": Look("#5FA84A", "circle", "dotted"),
+    "local": Look("#8A8F98", "down", "dotted"),
+    "central": Look("#66758A", "diamond", "dotted"),
+    "cafedcl:literal": Look("#C44569", "rect", "dashed"),
+    "cafedcl:no-geo": Look("#EFA24A", "triangle", "dashed"),
+    "cafedcl:no-confagg-uniform": Look("#B39A25", "diamond", "dashed"),
+    "cafedcl:no-confagg-counts": Look("#A0582A", "down", "dashed"),
+    "cafedcl:inverse-variance": Look("#E58A7B", "plus", "dotted"),
+    "cafedcl:fixed-anchors": Look("#9C6B62", "rect", "dotted"),
+}
+SPARE = ("#7A6FB0", "#3C8D8A", "#B07AA1", "#9A8F3C", "#C0695B", "#5B8DB8", "#77A35B", "#A36F9B", "#B98A4E", "#6F8F9F")
+"""Colours of what is not in ``LOOKS``."""
+
+
+def look(name: str) -> Look:
+    """Return how a method is drawn. An unknown name gets a look that depends on nothing but the name."""
+    if name in LOOKS:
+        return LOOKS[name]
+    digest = blake2b(name.encode(), digest_size=4).digest()
+    dash = ("dashed", "dotted")[digest[2] % 2]
+    return Look(SPARE[digest[0] % len(SPARE)], SYMBOLS[digest[1] % len(SYMBOLS)], dash)

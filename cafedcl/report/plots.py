@@ -1,0 +1,239 @@
+"""Figures that compare methods, and what all figures share."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cafedcl.report.palette import DASHES, MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Group = dict[str, Any]
+COLUMN, WIDE = 3.4, 7.0
+"""Inches: the width of a column, and of a page."""
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e9ee",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.4,
+    "svg.hashsalt": "cafedcl",
+    "pdf.fonttype": 42,
+}
+AXES = {"rounds": "round", "bytes": "megabytes sent", "seconds": "seconds"}
+WHISKER = {"linewidth": 0.8, "capsize": 1.5}
+
+
+def slug(text: str) -> str:
+    """Return a text that can be part of a file's name."""
+    return re.sub(r"[^\w.=-]+", "-", text).strip("-")
+
+
+def sheet(columns: int = 1, rows: int = 1, width: float = WIDE, height: float = 2.6) -> tuple[Figure, list["Axes"]]:
+    """Return an empty figure and its axes."""
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, [ax for row in axes for ax in row]
+
+
+def looks(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return a method's colour and marker."""
+    return {"color": entry["colour"], "marker": MARKERS[entry["symbol"]]}
+
+
+def numbers(values: Sequence[float | None]) -> Any:
+    """Return an array with NaN for what is missing."""
+    return np.array([np.nan if value is None else value for value in values], float)
+
+
+def name_axis(ax: "Axes", which: str, names: Sequence[str]) -> None:
+    """Write names along an axis where there is room for them."""
+    if len(names) <= 50:
+        axis = ax.yaxis if which == "y" else ax.xaxis
+        axis.set_ticks(range(len(names)), [name[:14] for name in names])
+        if which == "x" and max(len(name) for name in names) > 3:
+            ax.tick_params(axis="x", labelrotation=90)
+
+
+def ranking(group: Group, protocol: str) -> Figure:
+    """Draw accuracy against the spread between clients: a mark per seed, a larger one for the mean."""
+    figure, (ax,) = sheet(width=4.6, height=3.2)
+    for entry, row in zip(group["entries"], group["ranking"][protocol]["rows"], strict=True):
+        if row is not None and row["std"]["mean"] is not None:
+            ax.scatter(row["std"]["values"], row["accuracy"]["values"], s=14, alpha=0.4, linewidths=0, **looks(entry))
+            ax.scatter([row["std"]["mean"]], [row["accuracy"]["mean"]], s=52, label=entry["label"], **looks(entry))
+    ax.set(xlabel="standard deviation between clients, points", ylabel="accuracy, %")
+    figure.legend(loc="outside right center")
+    return figure
+
+
+def curves(group: Group, protocol: str, axis: str) -> Figure:
+    """Draw accuracy and spread over rounds, bytes or seconds; the band is one standard deviation over seeds."""
+    figure, axes = sheet(2)
+    for entry, curve in zip(group["entries"], group["curves"], strict=True):
+        xs = numbers(curve[axis]) / (1e6 if axis == "bytes" else 1)
+        if curve[protocol] is None or (axis != "rounds" and not xs[-1] > 0):
+            continue
+        for ax, measure in zip(axes, ("accuracy", "std"), strict=True):
+            mean, std = numbers(curve[protocol][measure]["mean"]), numbers(curve[protocol][measure]["std"])
+            known = ~np.isnan(mean)
+            style = {"color": entry["colour"], "linestyle": DASHES[entry["dash"]]}
+            ax.plot(xs[known], mean[known], label=entry["label"], **style)
+            ax.fill_between(xs, mean - std, mean + std, color=entry["colour"], alpha=0.13, linewidth=0)
+    for ax, title in zip(axes, ("accuracy, %", "std between clients, points"), strict=True):
+        ax.set(xlabel=AXES[axis], ylabel=title)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "rounds"))
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    return figure
+
+
+def clients(group: Group, protocol: str) -> Figure:
+    """Draw the accuracy of every client, a row per method; the line is the mean."""
+    rows = [
+        (e, d["clients"][protocol])
+        for e, d in zip(group["entries"], group["details"], strict=True)
+        if protocol in d["clients"]
+    ]
+    figure, (ax,) = sheet(width=4.6, height=0.6 + 0.36 * len(rows))
+    for place, (entry, scores) in enumerate(rows):
+        values = 100 * scores[~np.isnan(scores)]
+        spots = place + 0.56 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
+        ax.scatter(values, spots, s=11, alpha=0.6, linewidths=0, **looks(entry))
+        ax.vlines(values.mean(), place - 0.34, place + 0.34, color="black", linewidth=1.2)
+    ax.set(xlabel="accuracy of a client, %", ylim=(len(rows) - 0.5, -0.5))
+    ax.set_yticks(range(len(rows)), [entry["label"] for entry, _ in rows])
+    return figure
+
+
+def shots(group: Group, protocol: str) -> Figure:
+    """Draw the recall of many-, medium- and few-shot classes."""
+    found = group["shots"][protocol]
+    used = [i for i in range(len(group["entries"])) if any(cells[i]["mean"] is not None for cells in found.values())]
+    figure, (ax,) = sheet(width=4.6)
+    width = 0.8 / max(1, len(used))
+    for at, i in enumerate(used):
+        places = np.arange(len(found)) + (at - (len(used) - 1) / 2) * width
+        entry, cells = group["entries"][i], [cells[i] for cells in found.values()]
+        means, stds = numbers([cell["mean"] for cell in cells]), numbers([cell["std"] for cell in cells])
+        ax.bar(
+            places,
+            means,
+            0.9 * width,
+            yerr=np.nan_to_num(stds),
+            color=entry["colour"],
+            label=entry["label"],
+            error_kw=WHISKER,
+        )
+    ax.set_xticks(range(len(found)), list(found))
+    ax.set(ylabel="recall, %", ylim=(0, 100))
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def recall(group: Group, protocol: str) -> Figure:
+    """Draw the recall of every class against its number of training images."""
+    figure, (ax,) = sheet(width=4.6, height=2.8)
+    for entry, one in zip(group["entries"], group["details"], strict=True):
+        if protocol in one["recall"]:
+            ax.scatter(
+                group["map"]["totals"],
+                100 * one["recall"][protocol],
+                s=16,
+                alpha=0.75,
+                label=entry["label"],
+                **looks(entry),
+            )
+    ax.set(xlabel="training images of the class", ylabel="recall, %", ylim=(-3, 103))
+    figure.legend(loc="outside right center")
+    return figure
+
+
+def ablation(group: Group, family: dict[str, Any], protocol: str) -> Figure:
+    """Draw the variants of one method as bars of accuracy and of spread between clients."""
+    rows = group["ranking"][protocol]["rows"]
+    used = [i for i in family["entries"] if rows[i] is not None]
+    figure, axes = sheet(2, height=0.7 + 0.3 * len(used))
+    for ax, measure, title in zip(
+        axes, ("accuracy", "std"), ("accuracy, %", "std between clients, points"), strict=True
+    ):
+        for place, i in enumerate(used):
+            cell = rows[i][measure]
+            ax.barh(place, cell["mean"], 0.62, xerr=cell["std"], color=group["entries"][i]["colour"], error_kw=WHISKER)
+            ax.annotate(
+                f"{cell['mean']:.2f}",
+                (cell["mean"] + (cell["std"] or 0), place),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        ax.set(xlabel=title, ylim=(len(used) - 0.5, -0.5))
+        ax.margins(x=0.18)
+        ax.set_yticks(range(len(used)), [group["entries"][i]["label"] if ax is axes[0] else "" for i in used])
+    return figure
+
+
+def sensitivity(sweep: dict[str, Any], protocol: str) -> Figure:
+    """Draw accuracy and spread over the values of one option."""
+    figure, axes = sheet(2, width=WIDE, height=2.2)
+    for ax, measure, title in zip(
+        axes, ("accuracy", "std"), ("accuracy, %", "std between clients, points"), strict=True
+    ):
+        cells = sweep[protocol][measure]
+        stds = [np.std(values, ddof=1) if len(values) > 1 else 0.0 for values in cells]
+        ax.errorbar(
+            range(len(cells)),
+            [np.mean(v) for v in cells],
+            stds,
+            color=sweep["colour"],
+            marker="o",
+            markersize=4,
+            capsize=2,
+        )
+        ax.set_xticks(range(len(cells)), [f"{value:g}" for value in sweep["values"]])
+        ax.set(xlabel=sweep["option"].removeprefix("method."), ylabel=title)
+    return figure
+
+
+def cost(group: Group) -> Figure:
+    """Draw seconds per round by phase, and bytes per round."""
+    entries = group["entries"]
+    figure, (time, sent) = sheet(2, height=0.9 + 0.24 * len(entries))
+    phases = list(dict.fromkeys(phase for one in group["cost"] for phase in one["phases"]))
+    shades = dict(zip(phases, ("#0A7ABF", "#D55E00", "#8A8F98", "#009E73", "#CC79A7"), strict=False))
+    stack(
+        time,
+        [
+            (phase, shades.get(phase, "#888888"), [one["phases"].get(phase, 0.0) for one in group["cost"]])
+            for phase in phases
+        ],
+    )
+    ways = (("up", "#0A7ABF"), ("down", "#8A8F98"))
+    stack(sent, [(way, colour, [one[way] / 1e6 for one in group["cost"]]) for way, colour in ways])
+    time.set(xlabel="seconds per round")
+    sent.set(xlabel="megabytes per round")
+    time.set_yticks(range(len(entries)), [entry["label"] for entry in entries])
+    sent.set_yticks(range(len(entries)), [""] * len(entries))
+    return figure
+
+
+def stack(ax: "Axes", parts: Sequence[tuple[str, str, list[float]]]) -> None:
+    """Draw stacked bars, a row per method."""
+    left = np.zeros(len(parts[0][2]) if parts else 0)
+    for name, colour, values in parts:
+        ax.barh(range(len(values)), values, 0.62, left=left, color=colour, label=name)
+        left = left + np.array(values)
+    ax.invert_yaxis()
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)

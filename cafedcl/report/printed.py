@@ -1,0 +1,201 @@
+"""A table as text: for a terminal, for a page, for a paper, for a spreadsheet."""
+
+import csv
+import io
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from cafedcl.report.palette import look
+from cafedcl.report.table import MEASURES, TITLES, Board, Cell, Column
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "α": r"$\alpha$", "–": "--",
+}  # fmt: skip
+
+
+def escape_latex(text: str) -> str:
+    """Return a text with everything escaped that LaTeX would take for a command."""
+    return "".join(SPECIAL.get(letter, letter) for letter in text)
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text that stays inside its cell and is not taken for markup."""
+    for letter in "\\|*_`<":
+        text = text.replace(letter, "\\" + letter)
+    return text
+
+
+def paper_cell(column: Column, method: str, measure: str) -> str:
+    """Return the paper's own figure for a cell."""
+    figures = column.place.figures.get(method)
+    if figures is None or measure == "worst":
+        return "–"
+    return f"{figures[0 if measure == 'accuracy' else 1]:.2f}"
+
+
+def cell_of(column: Column, label: str, measure: str) -> Cell:
+    """Return a cell, an empty one where a method did not run in a setting."""
+    return column.cells.get(label, {}).get(measure, Cell(()))
+
+
+def fields(column: Column, paper: bool) -> list[tuple[str, str]]:
+    """Return what a setting shows: our measures, and the paper's where it has any and they are asked for."""
+    shown = [("ours", measure) for measure in MEASURES]
+    return shown + ([("paper", "accuracy"), ("paper", "std")] if paper and column.place.figures else [])
+
+
+def title_of(source: str, measure: str) -> str:
+    """Return the heading of one column."""
+    return TITLES[measure] if source == "ours" else f"paper {TITLES[measure]}"
+
+
+def as_markdown(board: Board, paper: bool = False) -> str:
+    """Return the table for a page on the web; best in bold, second underlined."""
+    heads, rules = ["method"], ["---"]
+    for column in board.columns:
+        for source, measure in fields(column, paper):
+            name = escape_markdown(f"{column.place.title} ({column.place.heading})")
+            heads.append(f"{name}<br>{title_of(source, measure)}")
+            rules.append("---:")
+    lines = [heads, rules]
+    marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
+    for row in board.rows:
+        cells = [escape_markdown(row.label)]
+        for column in board.columns:
+            for source, measure in fields(column, paper):
+                cell = cell_of(column, row.label, measure)
+                ours = marks[cell.rank].format(cell.text)
+                cells.append(ours if source == "ours" else paper_cell(column, row.label, measure))
+        lines.append(cells)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "\n".join(f"- {escape_markdown(note)}" for note in board.notes)
+    return f"{table}\n\n{board.caption}\n" + (f"\n{notes}\n" if notes else "")
+
+
+def as_latex(board: Board, paper: bool = False) -> str:
+    """Return the paper's Tables 1 and 2 with our numbers: a block per heading, a rule per setting."""
+    parts = ["% \\usepackage{booktabs,multirow,graphicx}"]
+    for number, columns in groupby(board.columns, key=lambda column: column.place.table):
+        parts.append(latex_table(board, list(columns), number, paper))
+    parts += [f"% {note}" for note in board.notes]
+    return "\n".join(parts) + "\n"
+
+
+def latex_table(board: Board, columns: Sequence[Column], number: int, paper: bool) -> str:
+    """Return one table* of the settings that belong together."""
+    spans = [len(fields(column, paper)) for column in columns]
+    first, top, top_rules, at = [""], [""], [], 2
+    for heading, block in groupby(zip(columns, spans, strict=True), key=lambda pair: pair[0].place.heading):
+        width = sum(span for _, span in block)
+        top.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(heading)}}}")
+        top_rules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
+        at += width
+    names, rules, at = [r"Method"], [], 2
+    for column, span in zip(columns, spans, strict=True):
+        names.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(column.place.title)}}}")
+        rules.append(rf"\cmidrule(lr){{{at}-{at + span - 1}}}")
+        at += span
+        first += [escape_latex(title_of(*field)) for field in fields(column, paper)]
+    lines = [" & ".join(top) + r" \\", "".join(top_rules), " & ".join(names) + r" \\", "".join(rules)]
+    lines += [" & ".join(first) + r" \\", r"\midrule"]
+    rows = [row for row in board.rows if any(row.label in column.cells for column in columns)]
+    for index, row in enumerate(rows):
+        if row.base == "cafedcl" and index and rows[index - 1].base != "cafedcl":
+            lines.append(r"\midrule")
+        cells = [escape_latex(row.label)]
+        for column in columns:
+            for source, measure in fields(column, paper):
+                ours = latex_cell(cell_of(column, row.label, measure))
+                cells.append(ours if source == "ours" else escape_latex(paper_cell(column, row.label, measure)))
+        lines.append(" & ".join(cells) + r" \\")
+    layout = "l|" + "|".join("c" * span for span in spans)
+    label = {1: "tab:settings", 2: "tab:robustness"}.get(number, "tab:others")
+    head = [
+        r"\begin{table*}[t]",
+        r"\centering",
+        rf"\caption{{{escape_latex(board.caption)}}}",
+        rf"\label{{{label}}}",
+        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{{layout}}}",
+        r"\toprule",
+    ]
+    return "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}"])
+
+
+def latex_cell(cell: Cell) -> str:
+    """Return a number with its mark."""
+    text = escape_latex(cell.text)
+    return {0: text, 1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}[cell.rank]
+
+
+def as_csv(board: Board, paper: bool = False) -> str:
+    """Return a row per method and setting, numbers in % with all their digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    ours = [f"{measure}_{what}" for measure in MEASURES for what in ("mean", "std", "rank")]
+    theirs = ["paper_accuracy", "paper_std"] if paper else []
+    writer.writerow(["data", "split", "clients", "method", "protocol", "round", "seeds", *ours, *theirs])
+    for column in board.columns:
+        setting = column.group.setting
+        for entry in column.group.entries:
+            cells = column.cells[entry.label]
+            numbers = [value for m in MEASURES for value in (cells[m].mean, cells[m].std, cells[m].rank or None)]
+            figures = list(column.place.figures.get(entry.label, (None, None))) if paper else []
+            head = [setting.data, setting.split, setting.clients, entry.label, board.protocol, board.which]
+            values = [*head, len(cells["accuracy"].values), *numbers, *figures]
+            writer.writerow(["" if value is None else value for value in values])
+    return out.getvalue()
+
+
+def as_rich(board: Board, paper: bool = False, width: int = 120) -> "RenderableType":
+    """Return the table for a terminal, as many settings side by side as there is room for."""
+    from rich.console import Group
+    from rich.text import Text
+
+    label = max((len(row.label) for row in board.rows), default=6) + 2
+    blocks: list[list[Column]] = []
+    room = 0
+    for column in board.columns:
+        needed = sum(15 if source == "ours" else 9 for source, _ in fields(column, paper))
+        if not blocks or needed > room:
+            blocks.append([])
+            room = width - label
+        blocks[-1].append(column)
+        room -= needed
+    parts: list[RenderableType] = [rich_block(board, block, paper) for block in blocks]
+    parts.append(Text(board.caption, style="dim"))
+    parts += [Text(note, style="yellow" if note.startswith(("damaged", "failed")) else "dim") for note in board.notes]
+    return Group(*parts)
+
+
+def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "RenderableType":
+    """Return some settings side by side: best bold, second underlined."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    headings = " | ".join(dict.fromkeys(column.place.heading for column in columns))
+    table = Table(box=SIMPLE_HEAD, title=headings, title_justify="left", header_style="bold", pad_edge=False)
+    table.add_column("\nmethod", no_wrap=True)
+    for column in columns:
+        for index, (source, measure) in enumerate(fields(column, paper)):
+            above = column.place.title if index == 0 else ("paper" if source == "paper" else "")
+            table.add_column(f"{above}\n{TITLES[measure]}", justify="right")
+    styles = {0: "", 1: "bold", 2: "underline"}
+    for row in board.rows:
+        if not any(row.label in column.cells for column in columns):
+            continue
+        cells = [Text(row.label, style=look(row.label).colour)]
+        for column in columns:
+            for source, measure in fields(column, paper):
+                cell = cell_of(column, row.label, measure)
+                theirs = Text(paper_cell(column, row.label, measure), style="dim")
+                cells.append(Text(cell.text, style=styles[cell.rank]) if source == "ours" else theirs)
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,143 @@
+"""What moves over rounds: confidence, prototypes, and the bias loop. One run each, from its evaluation tables."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cafedcl.report.frames import Array, Film, Frame, spaced
+
+CELLS = 120_000
+"""Numbers per part of the confidence over all rounds: with many clients and classes, fewer rounds are shown."""
+PARTS = {"trust": "confidence", "data": "confidence_data", "val": "confidence_val", "gen": "confidence_gen"}
+"""The parts of the confidence and the notes they come from."""
+LOOP = ("drift", "feedback", "heterogeneity", "variance")
+
+
+def confidence(film: Film, shown: Array) -> dict[str, Any] | None:
+    """Return confidence per round, client and class: the trust, its parts, and the weights it gives.
+
+    ``shown`` are the clients to keep; the weights are trust/Σ trust over all clients that replied and hold the class.
+    """
+    frames = film.having("notes/confidence")
+    if film.data is None or not frames:
+        return None
+    shape = film.data.counts.shape
+    frames = [frame for frame in frames if frame.tables["notes/confidence"].shape == shape]
+    if not frames:
+        return None
+    frames = spaced(frames, max(1, CELLS // (len(shown) * shape[1])))
+    held = film.data.counts > 0
+    masked = film.run.settings.get("method.absent", "mask") == "mask"
+    parts: dict[str, list[Array]] = {}
+    for frame in frames:
+        for part, note in PARTS.items():
+            values = frame.tables.get(f"notes/{note}")
+            if values is not None and values.shape == shape:
+                known = np.where(held, values, np.nan) if masked else values
+                parts.setdefault(part, []).append(known[shown])
+                if part == "trust":
+                    parts.setdefault("alpha", []).append(shares(known)[shown])
+    whole = {part: np.stack(stack) for part, stack in parts.items() if len(stack) == len(frames)}
+    return {"rounds": [frame.round for frame in frames], "parts": whole}
+
+
+def shares(trust: Array) -> Array:
+    """Return trust/Σ trust over clients, per class; NaN where a client has no say."""
+    total = np.nansum(trust, axis=0)
+    return np.where(np.isnan(trust), np.nan, trust / np.where(total > 0, total, np.nan))
+
+
+def prototypes(film: Film, classes: int) -> dict[str, Any] | None:
+    """Return the global prototypes in one plane for all rounds, and how far apart they are.
+
+    All are brought to length 1 first: directions are what is compared, and the ideal distance √(2C/(C−1)) is that of
+    a regular simplex on the unit sphere.
+    """
+    frames = [(frame.round, found) for frame in film.frames if (found := prototypes_of(frame, classes)) is not None]
+    dims = {found.shape[1] for _, found in frames}
+    if not frames or len(dims) != 1 or classes < 2:
+        return None
+    points = np.stack([found for _, found in frames])
+    known = ~np.isnan(points).any(2)
+    if known.sum() < 3:
+        return None
+    plane, explained = project(points, known)
+    gaps = np.stack([spread(found) for found in points])
+    return {
+        "rounds": [number for number, _ in frames],
+        "xy": plane,
+        "explained": explained,
+        "distance": {"low": gaps[:, 0], "mean": gaps[:, 1], "high": gaps[:, 2]},
+        "nearest": [nearest_pair(found) for found in points],
+        "ideal": math.sqrt(2 * classes / (classes - 1)),
+    }
+
+
+def prototypes_of(frame: Frame, classes: int) -> Array | None:
+    """Return one unit prototype per class, NaN for a class without one; several per class are averaged."""
+    tables = frame.tables
+    if "anchors/prototypes" in tables:
+        table = tables["anchors/prototypes"].astype(np.float64)
+        if table.ndim != 2 or len(table) != classes:
+            return None
+        known = tables.get("anchors/known", np.ones(classes, bool)).astype(bool)
+        table = np.where(known[:, None], table, np.nan)
+    elif "anchors/pool" in tables and "anchors/labels" in tables:
+        pool, labels = tables["anchors/pool"].astype(np.float64), tables["anchors/labels"]
+        sums = np.zeros((classes, pool.shape[1]))
+        np.add.at(sums, labels, pool)
+        table = np.where(np.isin(np.arange(classes), labels)[:, None], sums, np.nan)
+    else:
+        return None
+    length = np.linalg.norm(table, axis=1, keepdims=True)
+    return np.asarray(table / np.where(length > 0, length, np.nan))
+
+
+def project(points: Array, known: Array) -> tuple[Array, list[float]]:
+    """Return (rounds, classes, 2) by principal components of all rounds together, and their shares of the variance."""
+    flat = points[known]
+    centre = flat.mean(0)
+    _, scale, axes = np.linalg.svd(flat - centre, full_matrices=False)
+    plane = axes[:2]
+    plane = plane * np.where(plane[np.arange(len(plane)), np.abs(plane).argmax(1)] < 0, -1, 1)[:, None]
+    out = np.full((*points.shape[:2], 2), np.nan)
+    out[known] = 0.0
+    out[known, : len(plane)] = (flat - centre) @ plane.T
+    total = float((scale**2).sum()) or 1.0
+    return out, [float(s**2 / total) for s in scale[:2]]
+
+
+def distances(found: Array) -> Array:
+    """Return all pairwise distances between unit prototypes; NaN where one is missing."""
+    cosine = np.clip(found @ found.T, -1, 1)
+    return np.asarray(np.sqrt(2 - 2 * cosine))
+
+
+def spread(found: Array) -> Array:
+    """Return the smallest, mean and largest distance between two classes."""
+    gaps = distances(found)[np.triu_indices(len(found), 1)]
+    gaps = gaps[~np.isnan(gaps)]
+    return np.array([gaps.min(), gaps.mean(), gaps.max()] if len(gaps) else [np.nan] * 3)
+
+
+def nearest_pair(found: Array) -> list[int] | None:
+    """Return the two classes that are closest to each other."""
+    gaps = distances(found)
+    gaps[np.tril_indices(len(gaps))] = np.nan
+    if np.isnan(gaps).all():
+        return None
+    return [int(i) for i in np.unravel_index(np.nanargmin(gaps), gaps.shape)]
+
+
+def loop(film: Film, classes: int) -> dict[str, Any] | None:
+    """Return the drift of every global prototype and what it is made of, where a run has recorded it."""
+    frames = [f for f in film.having("loop/drift") if f.tables["loop/drift"].shape == (classes,)]
+    if not frames:
+        return None
+    parts: dict[str, Any] = {"rounds": [frame.round for frame in frames], "parts": {}}
+    for name in LOOP:
+        stack = [frame.tables.get(f"loop/{name}") for frame in frames]
+        if all(values is not None and values.shape == (classes,) for values in stack):
+            parts["parts"][name] = np.stack([values for values in stack if values is not None]).astype(np.float64)
+    return parts

@@ -1,0 +1,152 @@
+"use strict";
+// The classes.
+
+/** Classes: many, medium and few; recall by size; who is taken for whom. */
+function classesSection(add) {
+  const { details: d, shots, map } = group();
+  const recalls = d.some((one) => Object.keys(one.recall).length) && map;
+  const confused = entries()
+    .map((_, i) => i)
+    .filter((i) => d[i].confusion);
+  const groups = Object.values(shots).some((found) => Object.keys(found).length > 1);
+  if (!recalls && !confused.length && !groups) return null;
+  const { card, grid } = add("classes", "Classes", "Whether rare classes are recognised as well as frequent ones.");
+  if (groups) {
+    const place = card(
+      recalls ? "w5" : "",
+      "Many-, medium- and few-shot classes",
+      "Mean recall of classes by their number of training images.",
+    );
+    grid.append(place);
+    chart(place, shotsOption, { tall: 340, label: "recall of many-, medium- and few-shot classes" });
+  }
+  if (recalls) {
+    const place = card(
+      groups ? "w7" : "w6",
+      "Recall by class size",
+      "A mark is a class; the further left, the fewer images of it there are.",
+    );
+    grid.append(place);
+    chart(place, recallOption, { tall: 340, label: "recall of every class against its number of training images" });
+  }
+  if (confused.length && map) {
+    let chosen = Math.max(
+      0,
+      confused.findIndex((i) => entries()[i].label === "cafedcl"),
+    );
+    const place = card(
+      groups ? "" : "w6",
+      "Who is taken for whom",
+      "Of the test images of a class (row), the share given to each class (column), in %. The server’s model.",
+    );
+    grid.append(place);
+    const size = map.names.length;
+    const { draw: again } = chart(
+      place,
+      () => {
+        const table = d[confused[chosen]].confusion;
+        const value = (r, c) => table.at(r, c);
+        const sums = map.names.map((_, r) => map.names.reduce((sum, __, c) => sum + value(r, c), 0));
+        const most = sums.map((sum, r) => (sum ? Math.max(...map.names.map((_, c) => value(r, c))) / sum : 0));
+        return heat({
+          xs: map.names,
+          ys: map.names,
+          low: 0,
+          high: Math.ceil(100 * Math.max(0.1, ...most)),
+          digits: 0,
+          xname: "predicted",
+          yname: "",
+          value: (x, y) => (sums[y] && value(y, x) ? (100 * value(y, x)) / sums[y] : NaN),
+          text: (x, y, v) =>
+            tip(`class ${map.names[y]} taken for ${map.names[x]}`, [
+              ["share", `${fixed(v, 1)} %`],
+              ["images", whole(value(y, x))],
+            ]),
+        });
+      },
+      { tall: Math.min(760, Math.max(340, 120 + 22 * size)), small: 360, label: "confusion matrix" },
+    );
+    if (confused.length > 1)
+      place.querySelector("header").append(
+        picker(
+          confused.map((i) => entries()[i].label),
+          chosen,
+          (i) => {
+            chosen = i;
+            again();
+          },
+          "method",
+        ),
+      );
+  }
+  return null;
+}
+
+/** Return grouped bars of the three kinds of classes. */
+function shotsOption() {
+  const found = group().shots[state.protocol] || {};
+  const kinds = Object.keys(found);
+  const used = entries()
+    .map((_, i) => i)
+    .filter((i) => shown(i) && kinds.some((kind) => known(found[kind][i].mean)));
+  if (!used.length || kinds.length < 2) return null;
+  return {
+    grid: { left: 36, right: 8, top: 34, bottom: 30 },
+    tooltip: tooltip({
+      trigger: "axis",
+      axisPointer: { type: "none" },
+      formatter: (points) =>
+        tip(
+          `${points[0].name} shot`,
+          points.map((point) => [point.seriesName, `${fixed(point.value, 1)} %`, point.color]),
+        ),
+    }),
+    xAxis: names(kinds, { axisLabel: { color: css("--ink") } }),
+    yAxis: axis({ ...upright("recall, %"), min: 0, max: 100 }),
+    series: used.map((i) => ({
+      type: "bar",
+      name: entries()[i].label,
+      barMaxWidth: 22,
+      barGap: "12%",
+      itemStyle: { color: entries()[i].colour, borderRadius: [3, 3, 0, 0] },
+      data: kinds.map((kind) => found[kind][i].mean),
+    })),
+  };
+}
+
+/** Return every class's recall against its size. */
+function recallOption() {
+  const { details: d, map } = group();
+  const { totals } = map;
+  const used = entries()
+    .map((_, i) => i)
+    .filter((i) => shown(i) && d[i].recall[state.protocol]);
+  if (!used.length) return null;
+  const spread = Math.max(...totals) > 5 * Math.max(1, Math.min(...totals));
+  return {
+    grid: { left: 40, right: 18, top: 34, bottom: 44 },
+    tooltip: tooltip({
+      formatter: ({ seriesName, data }) =>
+        tip(`class ${map.names[data[2]]}, ${whole(data[0])} images`, [[seriesName, `${fixed(data[1], 1)} %`]]),
+    }),
+    xAxis: spread
+      ? axis({ type: "log", name: "training images of the class, log scale" })
+      : axis({ name: "training images of the class", scale: true, boundaryGap: ["6%", "6%"] }),
+    yAxis: axis({
+      ...upright(state.protocol === "own" ? "recall, mean over clients’ own models, %" : "recall, %"),
+      min: 0,
+      max: 100,
+    }),
+    series: used.map((i) => ({
+      type: "scatter",
+      name: entries()[i].label,
+      symbol: marker(entries()[i].symbol),
+      symbolSize: totals.length > 40 ? 7 : 10,
+      itemStyle: { color: entries()[i].colour, opacity: 0.75 },
+      emphasis: { focus: "series" },
+      data: d[i].recall[state.protocol]
+        .map((v, c) => [totals[c], 100 * v, c])
+        .filter(([n, , c]) => n > 0 && known(d[i].recall[state.protocol][c])),
+    })),
+  };
+}

@@ -1,0 +1,231 @@
+"use strict";
+// Methods against each other: headline and ranking.
+
+const PROTOCOLS = { server: "the server’s model", own: "each client’s own model" };
+const ACCURACY = { server: "accuracy on the test set", own: "mean accuracy of the clients" };
+
+/** The numbers on top. */
+function headline(main) {
+  const g = group();
+  const seeds = Math.max(...g.entries.map((entry) => entry.seeds.length));
+  const most = Math.max(...g.entries.map((entry) => entry.rounds));
+  const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+  const words = [
+    g.split,
+    count(g.clients, "client"),
+    count(most, "round"),
+    count(g.entries.length, "method"),
+    count(seeds, "seed"),
+  ];
+  const tiles = el("div", { class: "tiles" });
+  const lead = el("p", {});
+  main.append(el("div", { class: "hero" }, el("h1", {}, g.data), el("p", {}, words.join(" · ")), tiles, lead));
+  if (g.notes.length)
+    main.append(el("div", { class: "alert" }, `Not a like-for-like comparison: ${g.notes.join("; ")}.`));
+  return () => {
+    const rows = ranking()
+      .rows.map((row, i) => ({ row, entry: g.entries[i], cost: g.cost[i] }))
+      .filter(
+        ({ row, entry }) =>
+          row && !state.hidden.has(entry.label) && (!entry.partial || g.entries.every((one) => one.partial)),
+      );
+    const several = rows.length > 1;
+    const top = (key, sign) =>
+      rows.filter(({ row }) => known(row[key].mean)).sort((a, b) => sign * (a.row[key].mean - b.row[key].mean))[0];
+    const tile = (what, unit, best, key) =>
+      best &&
+      el(
+        "div",
+        { class: "tile" },
+        el("div", { class: "what" }, what),
+        el(
+          "div",
+          { class: "big" },
+          fixed(best.row[key].mean, 1),
+          unit,
+          known(best.row[key].std) ? el("small", {}, `± ${fixed(best.row[key].std, 1)}`) : "",
+        ),
+        who(best.entry, "div"),
+      );
+    const lean = rows.filter(({ cost }) => cost.bytes > 0).sort((a, b) => a.cost.bytes - b.cost.bytes)[0];
+    tiles.replaceChildren(
+      ...[
+        tile(several ? "most accurate" : "accuracy", " %", top("accuracy", -1), "accuracy"),
+        tile(several ? "fairest: lowest std between clients" : "std between clients", " pts", top("std", 1), "std"),
+        tile(
+          several ? "best for the worst tenth of clients" : "worst tenth of the clients",
+          " %",
+          top("worst", -1),
+          "worst",
+        ),
+        lean &&
+          el(
+            "div",
+            { class: "tile" },
+            el("div", { class: "what" }, several ? "sends least" : "sent in all"),
+            el("div", { class: "big" }, amount(lean.cost.bytes), several ? el("small", {}, "in all") : ""),
+            who(lean.entry, "div"),
+          ),
+      ].filter(Boolean),
+    );
+    const text = ranking().comparison;
+    lead.textContent = `Scores are those of ${PROTOCOLS[state.protocol]} in the last scored round.${text ? ` ${text}.` : ""}`;
+  };
+}
+
+/** Accuracy against fairness, and the table. */
+function rankingSection(add) {
+  if (entries().length < 2) return null;
+  const { card, grid } = add(
+    "ranking",
+    "Accuracy and fairness",
+    "Up is more accurate, left is fairer: the best place is the upper left corner. Small marks are seeds, large ones their mean.",
+  );
+  const left = card("w6", "Accuracy against spread between clients");
+  chart(
+    left,
+    () => {
+      const rows = ranking().rows;
+      const used = rows.map((row, i) => ({ row, i })).filter(({ row, i }) => row && shown(i) && known(row.std.mean));
+      if (!used.length) return null;
+      const box = { left: 44, right: 20, top: 34, bottom: 44 };
+      const [xs, ys] = [
+        range(
+          used.flatMap(({ row }) => row.std.values),
+          { low: 0 },
+        ),
+        range(
+          used.flatMap(({ row }) => row.accuracy.values),
+          { low: 0, high: 100 },
+        ),
+      ];
+      const [wide, high] = [left.clientWidth - 104, (phone() ? 340 : 400) - 78];
+      const spots = labelSpots(
+        used.map(({ row, i }) => ({
+          i,
+          label: entries()[i].label,
+          x: (wide * (row.std.mean - xs.min)) / (xs.max - xs.min),
+          y: (high * (ys.max - row.accuracy.mean)) / (ys.max - ys.min),
+        })),
+        wide,
+      );
+      const series = used.flatMap(({ row, i }) => {
+        const { label, colour, symbol } = entries()[i];
+        const seeds = row.accuracy.values.map((v, s) => [row.std.values[s], v]);
+        return [
+          {
+            type: "scatter",
+            name: label,
+            symbol: marker(symbol),
+            symbolSize: 7,
+            data: seeds.length > 1 ? seeds : [],
+            itemStyle: { color: colour, opacity: 0.4 },
+            tooltip: { show: false },
+            silent: true,
+          },
+          {
+            type: "scatter",
+            name: label,
+            symbol: marker(symbol),
+            symbolSize: 15,
+            data: [[row.std.mean, row.accuracy.mean]],
+            z: 4,
+            itemStyle: { color: colour, borderColor: css("--card"), borderWidth: 1.5 },
+            label: {
+              show: spots[i] !== null,
+              formatter: label,
+              position: spots[i],
+              color: css("--ink"),
+              fontSize: 12,
+              distance: 6,
+            },
+          },
+        ];
+      });
+      return {
+        grid: box,
+        tooltip: tooltip({
+          formatter: ({ seriesName }) => {
+            const i = entries().findIndex((entry) => entry.label === seriesName);
+            const pm = (cell) => `${fixed(cell.mean)}${known(cell.std) ? ` ± ${fixed(cell.std)}` : ""}`;
+            return tip(seriesName, [
+              ["accuracy", pm(rows[i].accuracy)],
+              ["std between clients", pm(rows[i].std)],
+              ["worst tenth", pm(rows[i].worst)],
+              ["best round’s accuracy", fixed(rows[i].best)],
+            ]);
+          },
+        }),
+        xAxis: axis({ name: "standard deviation between clients, points", ...xs }),
+        yAxis: axis({ ...upright(`${ACCURACY[state.protocol]}, %`), ...ys }),
+        series,
+      };
+    },
+    { tall: 400, small: 340, label: "accuracy against standard deviation between clients" },
+  );
+  const right = card("w6", "The table", "Best in bold, second underlined; mean ± std over seeds, in %.");
+  right.dataset.keep = "1";
+  const scroll = el("div", { class: "scroll" });
+  right.append(scroll);
+  grid.append(left, right);
+  return () => {
+    const order = entries()
+      .map((_, i) => i)
+      .filter((i) => ranking().rows[i])
+      .sort((a, b) => ranking().rows[b].accuracy.mean - ranking().rows[a].accuracy.mean);
+    const cell = ({ mean, std, rank }) =>
+      el(
+        "td",
+        {},
+        el("span", { class: ["", "first", "second"][rank] }, fixed(mean)),
+        known(std) ? el("span", { class: "pm" }, ` ±${fixed(std, 1)}`) : "",
+      );
+    const head = el(
+      "tr",
+      {},
+      ["method", "accuracy ↑", "client std ↓", "worst tenth ↑"].map((text) => el("th", {}, text)),
+    );
+    const body = order.map((i) => {
+      const row = ranking().rows[i];
+      return el(
+        "tr",
+        { class: shown(i) ? null : "off" },
+        el("td", {}, who(entries()[i]), entries()[i].partial ? " *" : ""),
+        cell(row.accuracy),
+        cell(row.std),
+        cell(row.worst),
+      );
+    });
+    const lacking = entries()
+      .filter((_, i) => !ranking().rows[i])
+      .map((entry) => entry.label);
+    const notes = [
+      entries().some((entry) => entry.partial) ? "* not finished, as far as it got." : "",
+      lacking.length ? `Without such scores: ${lacking.join(", ")}.` : "",
+    ]
+      .join(" ")
+      .trim();
+    scroll.replaceChildren(el("table", {}, head, ...body), el("p", { class: "note", style: "margin-top:8px" }, notes));
+  };
+}
+
+/** Return on which side of its mark every name finds room; null where it finds none. */
+function labelSpots(points, wide) {
+  const taken = points.map(({ x, y }) => [x - 8, y - 8, x + 8, y + 8]);
+  const spots = {};
+  for (const { i, label, x, y } of points) {
+    const long = 7 * label.length;
+    const boxes = {
+      right: [x + 10, y - 8, x + 12 + long, y + 8],
+      left: [x - 12 - long, y - 8, x - 10, y + 8],
+      top: [x - long / 2, y - 26, x + long / 2, y - 10],
+      bottom: [x - long / 2, y + 10, x + long / 2, y + 26],
+    };
+    const free = Object.entries(boxes).find(
+      ([, [a, b, c, d]]) => a > -20 && c < wide + 16 && taken.every(([e, f, g, h]) => c < e || a > g || d < f || b > h),
+    );
+    spots[i] = free ? free[0] : null;
+    if (free) taken.push(free[1]);
+  }
+  return spots;
+}

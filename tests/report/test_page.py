@@ -1,0 +1,190 @@
+import base64
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cafedcl.errors import CafedclError
+from cafedcl.report import commands
+from cafedcl.report.figures import write_figures
+from cafedcl.report.page import block, pack, plain, static, write_report
+from cafedcl.report.palette import LOOKS, MARKERS, look
+from cafedcl.report.runs import read_runs
+
+Maker = Callable[..., Path]
+
+
+def data_of(page: Path) -> dict[str, object]:
+    text = page.read_text(encoding="utf-8")
+    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)  # type: ignore[no-any-return]
+
+
+def test_the_data_are_one_valid_block(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", extras=("server", "confidence", "prototypes"))
+    write_report(read_runs([tmp_path]), tmp_path / "out" / "report.html")
+    data = data_of(tmp_path / "out" / "report.html")
+    (group,) = data["groups"]  # type: ignore[misc]
+    assert group["title"] == "digits, dirichlet:0.1, 6 clients"
+    assert group["ranking"]["server"]["rows"][0]["accuracy"]["mean"] == 90
+    assert group["loop"] == []
+
+
+def test_nothing_can_break_out_of_the_block() -> None:
+    text = block({"name": "</script><script>alert(1)</script>", "value": float("nan")})
+    assert "<" not in text
+    assert json.loads(text) == {"name": "</script><script>alert(1)</script>", "value": None}
+
+
+def test_the_page_asks_nobody_for_anything(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    write_report(read_runs([tmp_path]), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8").replace(static("echarts.min.js"), "")
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:)[\w/.:]+""", text.split("<script>")[0])
+    assert "default-src 'none'" in text
+    assert not re.findall(r"\b(?:fetch|XMLHttpRequest|import)\s*\(", text)
+    assert "@" not in re.sub(r"@(?:media|page)\b|\[\\w@", "", text.split('id="report-data"')[0])
+
+
+def test_numbers_are_rounded_and_tables_packed() -> None:
+    assert plain({"a": 1 / 3, "b": 12345678.9, "c": np.float32(2), "d": (np.nan, None, True)}) == {
+        "a": 0.33333,
+        "b": 12346000,
+        "c": 2,
+        "d": [None, None, True],
+    }
+    assert plain(np.array([1.5, np.nan])) == [1.5, None]
+
+
+def test_packed_tables_come_back() -> None:
+    values = np.array([[0.0, 0.5], [np.nan, -2.0]])
+    packed = pack(values)
+    steps = np.frombuffer(base64.b64decode(packed["b64"]), "<u2").reshape(packed["shape"])
+    back = np.where(steps == 65535, np.nan, packed["low"] + packed["step"] * steps)
+    np.testing.assert_allclose(back, values, atol=2.5 / 65534)
+    counts = pack(np.array([[3, 0], [65000, 7]]))
+    assert np.frombuffer(base64.b64decode(counts["b64"]), "<u2").tolist() == [3, 0, 65000, 7]
+    assert (counts["low"], counts["step"]) == (0.0, 1.0)
+    assert pack(np.full((2, 2), np.nan))["step"] == 1.0
+
+
+def test_the_colours_stay_what_they_are() -> None:
+    assert look("cafedcl").colour == "#D55E00"
+    assert look("fedavg").colour == "#0A7ABF"
+    assert look("my.module:Method") == look("my.module:Method")
+    assert look("my.module:Method").colour == "#A36F9B", "a look depends on the name alone, today and tomorrow"
+    assert len({(one.colour, one.symbol) for one in LOOKS.values()}) == len(LOOKS)
+    assert len({one.colour for one in LOOKS.values()}) == len(LOOKS)
+    assert {one.symbol for one in LOOKS.values()} <= MARKERS.keys()
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_every_colour_can_be_seen_on_both_themes(name: str) -> None:
+    """WCAG contrast against the cards of both themes."""
+    level = luminance(look(name).colour)
+    for card in ("#ffffff", "#161b22"):
+        low, high = sorted((level, luminance(card)))
+        assert (high + 0.05) / (low + 0.05) > 2.0, card
+
+
+def test_the_page_draws_with_the_symbols_of_the_palette() -> None:
+    own = {"circle", "rect", "triangle", "diamond"}
+    for symbol in MARKERS.keys() - own:
+        assert f'{symbol}: "path://' in static("charts.js")
+
+
+def test_nothing_to_report_is_one_clear_line(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", done=0)
+    summary = read_runs([tmp_path])
+    with pytest.raises(CafedclError, match="nothing to report yet: no run has a scored round"):
+        write_report(summary, tmp_path / "report.html")
+    with pytest.raises(CafedclError, match="nothing to draw yet"):
+        write_figures(summary, tmp_path / "figures")
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_line(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CafedclError, match="cannot be written"):
+        commands.report([run], tmp_path / "file" / "report.html")
+    with pytest.raises(CafedclError, match="cannot be written"):
+        commands.figures([run], tmp_path / "file")
+    with pytest.raises(CafedclError, match="--format gif"):
+        commands.figures([run], tmp_path / "figures", "gif")
+
+
+def test_the_command_names_what_was_set_aside(
+    make_run: Maker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", "moon", done=0)
+    commands.report([tmp_path], tmp_path / "report.html")
+    out = capsys.readouterr().out
+    assert "no round of 3 is done" in out
+    assert "written:" in out
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
+
+
+def test_every_figure_is_written(make_run: Maker, tmp_path: Path) -> None:
+    everything = ("server", "confidence", "prototypes", "loop")
+    make_run(tmp_path / "runs" / "a", "cafedcl", extras=everything, method__lam_geo=1.0)
+    make_run(tmp_path / "runs" / "b", "cafedcl:no-geo")
+    make_run(tmp_path / "runs" / "c", "cafedcl", 1, extras=everything, method__lam_geo=1.0)
+    make_run(tmp_path / "runs" / "d", "cafedcl", method__lam_geo=3.0)
+    make_run(tmp_path / "runs" / "e", "fedproto", extras=("prototypes",))
+    commands.figures([tmp_path / "runs"], tmp_path / "out", "svg")
+    curves = {f"curves-{protocol}-{axis}" for protocol in ("server", "own") for axis in ("rounds", "bytes", "seconds")}
+    both = {"ranking", "clients", "shots", "recall", "ablation-cafedcl", "sensitivity-cafedcl-method.lam_geo"}
+    wanted = {f"{name}-{protocol}" for name in both for protocol in ("server", "own")} | curves
+    wanted |= {"data", "distances", "cost", "confusion-cafedcl-no-geo", "prototypes-fedproto"}
+    wanted |= {f"{name}-cafedcl" for name in ("confusion", "confidence", "prototypes", "loop")}
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == wanted
+    assert all(path.read_bytes().startswith(b"<?xml") for path in (tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(("form", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figures_in_other_formats(make_run: Maker, tmp_path: Path, form: str, start: bytes) -> None:
+    run = make_run(tmp_path / "a", extras=())
+    written = write_figures(read_runs([run]), tmp_path / "out", form)
+    assert {path.name for path in written} >= {f"data.{form}", f"clients-own.{form}", f"cost.{form}"}
+    assert not [path for path in written if "server" in path.name]
+    assert all(path.read_bytes().startswith(start) for path in written)
+
+
+def build(make_run: Maker, folder: Path, methods: int, seeds: int, rounds: int, clients: int) -> tuple[float, int]:
+    for m in range(methods):
+        extras = ("server", "confidence", "prototypes") if m < 3 else ("server",)
+        first = make_run(folder / f"{m}-0", f"method{m}", 0, rounds=rounds, clients=clients, classes=10, extras=extras)
+        for seed in range(1, seeds):
+            other = folder / f"{m}-{seed}"
+            other.mkdir()
+            for name in ("data.safetensors", "metrics.jsonl", "environment.json"):
+                (other / name).write_bytes((first / name).read_bytes())
+            config = (first / "config.toml").read_text().replace("seed = 0", f"seed = {seed}")
+            (other / "config.toml").write_text(config)
+    began = time.process_time()
+    write_report(read_runs([folder]), folder / "report.html")
+    return time.process_time() - began, (folder / "report.html").stat().st_size
+
+
+def test_a_report_is_quick_and_small(make_run: Maker, tmp_path: Path) -> None:
+    seconds, size = build(make_run, tmp_path, methods=3, seeds=2, rounds=50, clients=50)
+    assert seconds < 5
+    assert size < 4_000_000
+
+
+@pytest.mark.slow
+def test_a_large_report_is_still_quick_and_small(make_run: Maker, tmp_path: Path) -> None:
+    seconds, size = build(make_run, tmp_path, methods=10, seeds=5, rounds=200, clients=100)
+    assert seconds < 20
+    assert size < 15_000_000

@@ -1,0 +1,157 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cafedcl.errors import CafedclError
+from cafedcl.report.runs import read_run, read_runs
+
+Maker = Callable[..., Path]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_row(make_run: Maker, tmp_path: Path) -> None:
+    for seed in (2, 0, 1):
+        make_run(tmp_path / "deep" / "er" / f"a{seed}", "fedavg", seed, 0.8 + 0.05 * seed)
+    make_run(tmp_path / "b", "cafedcl", 0)
+    make_run(tmp_path / "c", "fedavg", 0, data__name="cifar10")
+    summary = read_runs([tmp_path])
+    assert [group.setting.title for group in summary.groups] == [
+        "cifar10, dirichlet:0.1, 6 clients",
+        "digits, dirichlet:0.1, 6 clients",
+    ]
+    fedavg, cafedcl = summary.groups[1].entries
+    assert (fedavg.label, cafedcl.label) == ("fedavg", "cafedcl")
+    assert fedavg.scores("server", "accuracy") == pytest.approx({0: 0.8, 1: 0.85, 2: 0.9})
+    assert list(fedavg.scores("server", "accuracy")) == [0, 1, 2]
+    assert summary.set_aside == ()
+
+
+def test_a_folder_given_twice_is_read_once(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "circle").symlink_to(tmp_path)
+    assert len(read_runs([run, tmp_path, str(run)]).runs) == 1
+    assert len(read_runs([tmp_path / "link"]).runs) == 1
+
+
+def test_what_a_split_is_called(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", split__kind="pathological", split__classes=2, split__ir=10.0)
+    make_run(tmp_path / "b", split__kind="iid")
+    make_run(tmp_path / "c", split__form="class")
+    assert {group.setting.split for group in read_runs([tmp_path]).groups} == {
+        "pathological:2,ir=10",
+        "iid",
+        "dirichlet:0.1,form=class",
+    }
+
+
+def test_the_centre_of_a_sweep_keeps_the_plain_name(make_run: Maker, tmp_path: Path) -> None:
+    for value in (0.0, 10.0, 1.0, 3.0):
+        make_run(tmp_path / f"geo{value}", "cafedcl", method__lam_geo=value, method__tau=0.1)
+    make_run(tmp_path / "tau", "cafedcl", method__lam_geo=1.0, method__tau=0.5)
+    make_run(tmp_path / "word", "cafedcl", method__lam_geo=1.0, method__tau=0.1, method__geo="cross")
+    (group,) = read_runs([tmp_path]).groups
+    labels = {entry.label: entry.swept for entry in group.entries}
+    assert list(labels)[:1] == ["cafedcl"]
+    assert [label for label in labels if "lam" in label] == [f"cafedcl (lam_geo={v})" for v in (0.0, 3.0, 10.0)]
+    assert labels == {
+        "cafedcl": None,
+        "cafedcl (lam_geo=0.0)": ("method.lam_geo", 0.0),
+        "cafedcl (lam_geo=3.0)": ("method.lam_geo", 3.0),
+        "cafedcl (lam_geo=10.0)": ("method.lam_geo", 10.0),
+        "cafedcl (tau=0.5)": ("method.tau", 0.5),
+        "cafedcl (geo=cross)": None,
+    }
+    assert {entry.label for entry in group.main} == {"cafedcl", "cafedcl (geo=cross)"}
+
+
+def test_another_engine_is_the_same_experiment(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", seed=0, engine__name="eager")
+    make_run(tmp_path / "b", seed=1, engine__name="graphs")
+    (entry,) = read_runs([tmp_path]).groups[0].entries
+    assert len(entry.runs) == 2
+
+
+def test_an_unfair_comparison_is_named(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", train__lr=0.1)
+    make_run(tmp_path / "b", "cafedcl", train__lr=0.5)
+    assert read_runs([tmp_path]).groups[0].differing() == {"train.lr": ["0.1", "0.5"]}
+    make_run(tmp_path / "c", "fedavg", 1, train__lr=0.1)
+    assert read_runs([tmp_path]).groups[0].differing()["seeds"] == ["0", "0, 1"]
+
+
+def test_the_same_experiment_twice_counts_once(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", done=2)
+    make_run(tmp_path / "b")
+    summary = read_runs([tmp_path])
+    (entry,) = summary.groups[0].entries
+    assert [run.path.name for run in entry.runs] == ["b"]
+    assert [(run.path.name, run.state) for run in summary.set_aside] == [("a", "repeated")]
+
+
+def test_an_unfinished_run_stands_in_only_where_no_other_does(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", 0)
+    make_run(tmp_path / "b", "fedavg", 1, done=2)
+    make_run(tmp_path / "c", "moon", 0, done=1)
+    make_run(tmp_path / "d", "fedprox", 0, done=0)
+    summary = read_runs([tmp_path])
+    found = {entry.label: (len(entry.runs), entry.partial) for entry in summary.groups[0].entries}
+    assert found == {"fedavg": (1, False), "moon": (1, True)}
+    assert {run.path.name: run.problem for run in summary.set_aside} == {
+        "b": "2 of 3 rounds are done",
+        "c": "1 of 3 rounds are done",
+        "d": "no round of 3 is done",
+    }
+
+
+def test_a_run_whose_rounds_were_all_skipped_has_failed(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    for found in lines:
+        found |= {"status": "skipped", "failed": [{"client": 3, "reason": "NaN in\nits model"}]}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(found) + "\n" for found in lines))
+    read = read_run(run)
+    assert (read.state, read.problem) == ("failed", "all 3 rounds were skipped; client 3: NaN in its model")
+
+
+def test_scores_that_are_not_numbers_are_a_failed_run(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", accuracy=float("nan"))
+    assert read_run(run).state == "failed"
+
+
+DAMAGE = {
+    "config is no TOML": ("config.toml", b"[[["),
+    "config is no text": ("config.toml", b"\xff\xfe"),
+    "config is of something else": ("config.toml", b"[tool]\nname = 1\n"),
+    "config has words for numbers": ("config.toml", b'[method]\nname="x"\n[federation]\nclients="a"\nrounds=3\n'),
+    "metrics are noise": ("metrics.jsonl", bytes(range(256)) + b"\n" * 9),
+    "metrics are numbers": ("metrics.jsonl", b"1\n2\n"),
+    "metrics have parts of another kind": ("metrics.jsonl", b'{"round": 0, "traffic": [1], "seconds": 3}\n'),
+    "metrics start late": ("metrics.jsonl", b'{"round": 7}\n'),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_run_is_listed_and_breaks_nothing(make_run: Maker, tmp_path: Path, what: str) -> None:
+    make_run(tmp_path / "good")
+    name, content = DAMAGE[what]
+    (make_run(tmp_path / "bad", "moon") / name).write_bytes(content)
+    summary = read_runs([tmp_path])
+    assert [entry.label for entry in summary.groups[0].entries] == ["fedavg"]
+    assert [(run.path.name, run.state) for run in summary.set_aside] == [("bad", "damaged")]
+    assert summary.set_aside[0].problem
+
+
+def test_a_line_cut_off_by_a_crash_is_no_damage(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", done=2)
+    with (run / "metrics.jsonl").open("a") as lines:
+        lines.write('{"round": 2, "sta')
+    assert read_run(run).state == "unfinished"
+
+
+def test_no_run_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(CafedclError, match=r"holds no run folder .* `cafedcl run`"):
+        read_runs([tmp_path])
+    with pytest.raises(CafedclError, match="there is no such folder"):
+        read_runs([tmp_path / "nowhere"])

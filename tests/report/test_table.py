@@ -1,0 +1,239 @@
+import csv
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cafedcl.errors import CafedclError
+from cafedcl.report import commands
+from cafedcl.report.paper import FIRST, SECOND, place
+from cafedcl.report.printed import as_csv, as_latex, as_markdown, as_rich, escape_latex
+from cafedcl.report.runs import Setting, read_runs
+from cafedcl.report.table import Board, board, p_values, ranks
+
+Maker = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folder(make_run: Maker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods × three seeds in the paper's first setting, and one run in another."""
+    home = tmp_path_factory.mktemp("runs")
+    levels = {"fedavg": (0.80, 0.85, 0.90), "moon": (0.88, 0.88, 0.89), "cafedcl": (0.81, 0.87, 0.93)}
+    for method, values in levels.items():
+        for seed, value in enumerate(values):
+            made = {"data__name": "cifar10", "federation__clients": 20}
+            make_run(home / f"{method}{seed}", method, seed, value, std=0.1 - 0.1 * value, **made)
+    make_run(home / "iid", "fed_odd&co", split__kind="iid", data__name="my_data")
+    return home
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Board:
+    return board(read_runs([folder]))
+
+
+def test_mean_and_sample_std_over_seeds(made: Board) -> None:
+    cells = made.columns[0].cells
+    assert cells["fedavg"]["accuracy"].text == "85.00 ± 5.00"
+    assert cells["moon"]["accuracy"].text == "88.33 ± 0.58"
+    assert cells["cafedcl"]["accuracy"].text == "87.00 ± 6.00"
+    assert cells["cafedcl"]["std"].text == "1.30 ± 0.60"
+    assert cells["cafedcl"]["worst"].text == "70.00 ± 0.00"
+
+
+def test_best_and_second(made: Board) -> None:
+    cells = made.columns[0].cells
+    assert {name: row["accuracy"].rank for name, row in cells.items()} == {"fedavg": 0, "moon": 1, "cafedcl": 2}
+    assert {name: row["std"].rank for name, row in cells.items()} == {"fedavg": 0, "moon": 1, "cafedcl": 2}
+    assert made.columns[1].cells["fed_odd&co"]["accuracy"].rank == 0, "nobody to compare with"
+
+
+def test_what_is_printed_alike_ranks_alike() -> None:
+    assert ranks([90.001, 90.002, None, 80.0, 70.0], higher=True) == [1, 1, 0, 2, 0]
+    assert ranks([3.0, 1.0, 2.0], higher=False) == [0, 1, 2]
+    assert ranks([1.0, None], higher=True) == [0, 0]
+
+
+def test_significance_of_the_best_against_its_rival(make_run: Maker, tmp_path: Path) -> None:
+    for seed, gain in enumerate((0.01, 0.02, 0.03)):
+        make_run(tmp_path / f"a{seed}", "fedavg", seed, 0.8)
+        make_run(tmp_path / f"b{seed}", "cafedcl", seed, 0.8 + gain)
+        make_run(tmp_path / f"c{seed}", "cafedcl:no-geo", seed, 0.8 + gain - 0.001)
+    test = board(read_runs([tmp_path])).columns[0].comparison
+    assert test is not None
+    assert (test.best, test.rival, test.seeds) == ("cafedcl", "fedavg", 3)
+    assert test.difference == pytest.approx(2.0)
+    assert test.t == pytest.approx(1 - 12**0.5 / 14**0.5), "Student's t with two degrees of freedom, in closed form"
+    assert test.wilcoxon == pytest.approx(0.25), "one of the 2³ signs, on both sides"
+    assert "paired t-test p = 0.074, Wilcoxon signed-rank test p = 0.25 (two-sided, 3 shared seeds)" in test.text
+
+
+def test_significance_needs_two_shared_seeds(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", 0, 0.8)
+    make_run(tmp_path / "b", "cafedcl", 1, 0.9)
+    test = board(read_runs([tmp_path])).columns[0].comparison
+    assert test is not None
+    assert (test.t, test.wilcoxon) == (None, None)
+    assert test.text == "cafedcl against fedavg: +10.00 points; significance needs two shared seeds"
+
+
+def test_differences_without_spread() -> None:
+    assert p_values([0.0, 0.0]) == (None, None, "")
+    t, wilcoxon, _ = p_values([1.0, 1.0, 1.0])
+    assert t is None
+    assert wilcoxon == pytest.approx(0.25)
+
+
+def test_without_scipy_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    assert p_values([1.0, 2.0]) == (None, None, "significance needs scipy (pip install scipy)")
+
+
+def test_best_round(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", accuracy=0.9)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([lines[0], lines[1].replace("0.6", "0.95", 1), lines[2]]) + "\n")
+    summary = read_runs([tmp_path])
+    assert board(summary, "server", "last").columns[0].cells["fedavg"]["accuracy"].text == "90.00"
+    assert board(summary, "server", "best").columns[0].cells["fedavg"]["accuracy"].text == "95.00"
+
+
+def test_the_protocol_is_one_that_all_methods_have(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg")
+    make_run(tmp_path / "b", "fedproto", extras=())
+    summary = read_runs([tmp_path])
+    assert board(summary).protocol == "own"
+    lacking = board(summary, "server")
+    assert lacking.columns[0].cells["fedproto"]["accuracy"].text == "–"
+    assert any("fedproto; see --protocol own" in note for note in lacking.notes)
+
+
+def test_markdown(made: Board) -> None:
+    text = as_markdown(made)
+    moon = next(line for line in text.splitlines() if line.startswith("| moon"))
+    cafedcl = next(line for line in text.splitlines() if line.startswith("| cafedcl"))
+    assert "**88.33 ± 0.58**" in moon
+    assert "<u>87.00 ± 6.00</u>" in cafedcl
+    assert "| fed\\_odd&co |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_latex_has_the_layout_of_the_paper(made: Board) -> None:
+    text = as_latex(made, paper=True)
+    assert r"\multicolumn{5}{c}{Practical heterogeneous ($\alpha$ = 0.1, K = 20)}" in text
+    assert r"\multicolumn{5}{c}{CIFAR-10}" in text
+    assert (
+        r"moon & \textbf{88.33 $\pm$ 0.58} & \textbf{1.17 $\pm$ 0.06} & \textbf{70.00 $\pm$ 0.00} & 82.06 & 11.19 \\"
+        in text
+    )
+    assert r"cafedcl & \underline{87.00 $\pm$ 6.00}" in text
+    assert r"fed\_odd\&co & 90.00" in text
+    assert r"my\_data" in text
+    assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == 2
+    for line in text.splitlines():
+        if line.endswith(r"\\") and "multicolumn" not in line and "moon" in line:
+            assert line.count("&") == 5
+
+
+def test_latex_escapes() -> None:
+    assert escape_latex(r"a_b 5% #1 {x} \y ~^ & $") == (
+        r"a\_b 5\% \#1 \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{} \& \$"
+    )
+
+
+def test_csv_has_all_digits(made: Board) -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(made, paper=True))))
+    (row,) = [row for row in rows if row["method"] == "fedavg"]
+    assert (row["data"], row["split"], row["clients"], row["seeds"]) == ("cifar10", "dirichlet:0.1", "20", "3")
+    assert float(row["accuracy_mean"]) == pytest.approx(85)
+    assert float(row["accuracy_std"]) == pytest.approx(5)
+    assert (row["paper_accuracy"], row["paper_std"]) == ("60.32", "12.03")
+    assert [row["accuracy_rank"] for row in rows if row["data"] == "cifar10"] == ["", "1", "2"]
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_rich_fits_the_terminal(made: Board, width: int) -> None:
+    screen = Console(width=width, record=True, file=io.StringIO())
+    screen.print(as_rich(made, True, width))
+    text = screen.export_text()
+    assert "88.33 ±" in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_what_is_not_finished_cannot_be_best(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", accuracy=0.8)
+    make_run(tmp_path / "b", "fedprox", accuracy=0.7)
+    make_run(tmp_path / "c", "moon", accuracy=0.9, done=1)
+    (column,) = board(read_runs([tmp_path])).columns
+    assert {name: row["accuracy"].rank for name, row in column.cells.items()} == {"fedavg": 1, "fedprox": 2, "moon": 0}
+    assert column.comparison is not None
+    assert (column.comparison.best, column.comparison.rival) == ("fedavg", "fedprox")
+
+
+def test_damaged_runs_are_notes_of_the_table(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "good")
+    (make_run(tmp_path / "bad") / "config.toml").write_text("[[[")
+    make_run(tmp_path / "half", "moon", 3, done=1)
+    notes = board(read_runs([tmp_path])).notes
+    assert any(note.startswith("damaged: ") and "not valid TOML" in note for note in notes)
+    assert any(note.startswith("unfinished: ") for note in notes)
+    assert any("not finished, as far as it got: moon" in note for note in notes)
+
+
+PAPER = {
+    ("cifar10", "dirichlet", "0.1", 1.0, 20): (1, "CIFAR-10", 91.15, 4.87),
+    ("emnist-balanced", "pathological", "2", 10.0, 20): (1, "EMNIST-BALANCED", 97.00, 2.25),
+    ("cifar100", "pathological", "20", 10.0, 20): (1, "CIFAR-100", 54.57, 2.82),
+    ("cifar10", "dirichlet", "0.05", 1.0, 20): (2, "CIFAR-10, α = 0.05", 70.22, 5.17),
+    ("cifar10", "pathological", "2", 100.0, 20): (2, "CIFAR-10, IR = 100", 46.53, 6.47),
+    ("cifar100", "pathological", "50", 10.0, 20): (2, "CIFAR-100, C/Client = 50", 39.22, 2.48),
+    ("cifar10", "dirichlet", "0.1", 1.0, 100): (2, "CIFAR-10, 100 clients", 83.60, 6.39),
+}
+
+
+@pytest.mark.parametrize("setting", PAPER)
+def test_every_setting_of_the_paper_finds_its_place(setting: tuple[str, str, str, float, int]) -> None:
+    table, title, accuracy, std = PAPER[setting]
+    found = place(Setting(*setting))
+    assert (found.table, found.title) == (table, title)
+    assert found.figures["cafedcl"] == (accuracy, std)
+
+
+def test_other_settings_have_no_figures() -> None:
+    for setting in (
+        Setting("digits", "dirichlet", "0.1", 1.0, 20),
+        Setting("cifar10", "dirichlet", "0.05", 1.0, 50),
+        Setting("cifar10", "iid", "", 1.0, 20),
+        Setting("cifar10", "pathological", "2", 10.0, 50),
+    ):
+        assert not place(setting).figures
+
+
+def test_the_figures_of_the_paper_are_whole() -> None:
+    """CAFedCL is in bold everywhere in the paper: highest accuracy, lowest std."""
+    assert len(FIRST) == 6
+    assert len(SECOND) == 8
+    for figures in (*FIRST.values(), *SECOND.values()):
+        assert len(figures) == 10
+        assert max(figures, key=lambda name: figures[name][0]) == "cafedcl"
+        assert min(figures, key=lambda name: figures[name][1]) == "cafedcl"
+    assert FIRST["dirichlet", "cifar100"]["fedtgp"] == (51.30, 8.59)
+    assert SECOND["clients", "50"]["mp-fedcl"] == (82.25, 10.20)
+
+
+@pytest.mark.parametrize("form", ["rich", "markdown", "latex", "csv"])
+def test_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    commands.table([folder], form=form, paper=True)
+    assert "88.3" in capsys.readouterr().out
+
+
+def test_the_command_refuses_what_there_is_not(folder: Path) -> None:
+    with pytest.raises(CafedclError, match=r"--format latx.*did you mean 'latex'\?"):
+        commands.table([folder], form="latx")
+    with pytest.raises(CafedclError, match="--protocol"):
+        commands.table([folder], protocol="both")
+    with pytest.raises(CafedclError, match="--round"):
+        commands.table([folder], which="first")
