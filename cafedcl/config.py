@@ -119,6 +119,9 @@ class EvaluateOptions:
         (100, 20), "classes with more training images than the first are many-shot, fewer than the second few", low=1
     )
     batch: int = option(500, "images per evaluation batch", low=1)
+    loop: int = option(
+        64, "images per class that classes' centres are measured on, for the bias loop; 0: do not measure it", low=0
+    )
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,14 @@ def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     return sums / counts.clamp_min(1)[:, None], counts
 
 
+def class_scatter(z: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Return the unbiased variance E‖z − μ_c‖² per class, for any z; NaN where there are fewer than two."""
+    means, counts = class_means(z, y, classes)
+    squares, _ = class_means(z.square().sum(1, keepdim=True), y, classes)
+    spread = counts / (counts - 1) * (squares[:, 0] - means.square().sum(1)).clamp_min(0)
+    return torch.where(counts > 1, spread, torch.full_like(spread, torch.nan))
+
+
 def cosine_logits(z: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Tensor:
     """Return sim(z_i, p_{g,c})/τ; classes without an anchor cannot be chosen (``known`` None: all have one)."""
     logits = z @ (p.T / tau)

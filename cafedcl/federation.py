@@ -15,6 +15,7 @@ from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply, Up
 from cafedcl.engine.base import Engine, Results, arithmetic
 from cafedcl.engine.choose import choose_engine
+from cafedcl.loop import Loop
 from cafedcl.metrics import Judge, Scores
 from cafedcl.pack import MODEL, Header, Tensors, floats, moved, nbytes, prefixed, under
 from cafedcl.rng import stream, torch_stream
@@ -81,6 +82,7 @@ class Federation:
         _, y = self.bench.test_set(None)
         self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots)
         self.own = self.judge.no_own()
+        self.loop = Loop(self.bench, self.config.evaluate.loop)
         self.inspector = Inspector(
             self.bench.shared(), self.method.fields(self.bench.network), self.bench.shards.counts
         )
@@ -108,7 +110,7 @@ class Federation:
         self.tell("round_began", len(sampled))
         down = Down(t, self.method.broadcast(self.state))
 
-        tally = Tally()
+        tally = Tally(self.bench.by_class)
         present = [k for k in sampled if k not in dropped]
         with (
             clock("aggregate"),
@@ -185,7 +187,10 @@ class Federation:
         if self.own_is_due(self.round):
             tables |= prefixed("own/", own)
         if tables and self.config.store.notes:
-            tables |= prefixed("notes/", self.notes(replies))
+            notes = self.notes(replies)
+            tables |= prefixed("notes/", notes) | prefixed(
+                "loop/", self.loop(self.engine, self.state, state, [reply.up for reply in replies], notes)
+            )
             tables |= {name: value for name, value in state.items() if not name.startswith(MODEL)}
         return server, own, moved(tables, "cpu")
 
@@ -250,8 +255,9 @@ class Federation:
 
 @dataclass
 class Tally:
-    """What came back in a round; the replies without what travelled, which the server step has taken in."""
+    """What came back in a round: the replies, without the models, which the server step has taken in."""
 
+    by_class: frozenset[str]
     replies: list[Reply] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     floats: int = 0
@@ -265,7 +271,8 @@ class Tally:
                 continue
             self.floats += floats(result.up.tensors)
             self.bytes += nbytes(result.up.tensors)
-            self.replies.append(replace(result, up=replace(result.up, tensors={})))
+            kept = {name: value for name, value in result.up.tensors.items() if name in self.by_class}
+            self.replies.append(replace(result, up=replace(result.up, tensors=kept)))
             yield result.up
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cafedcl.aggregation import Average
 from cafedcl.contract import Batch, Client, Field, Up, Visit
+from cafedcl.contrast import class_means
 from cafedcl.models.base import Network
 from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under
 
@@ -105,6 +106,14 @@ class Method:
             rest = {name: value for name, value in up.tensors.items() if not name.startswith(MODEL)}
             counted.append(replace(up, tensors=rest))
         waiting.clear()
+
+    def centre(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return what each class's global prototype would be if all images with these embeddings lay in one place."""
+        return class_means(z, y, self.classes)[0]
+
+    def alphas(self, ups: list[Up]) -> Tensor | None:
+        """Return α_{k,c}, with which the server averages clients' prototypes; None if it does anything else."""
+        return None
 
     def broadcast(self, state: Tensors) -> Tensors:
         """Return what the server sends to a client."""

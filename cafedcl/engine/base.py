@@ -31,6 +31,9 @@ class Engine(Protocol):
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model (``model/…`` and ``anchors/…``) on the test images."""
 
+    def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the server's model."""
+
     def close(self) -> None:
         """Let go of processes and memory."""
 

@@ -132,13 +132,26 @@ class Eager:
         trained = {name: value.clone() for name, value in self.tensors.items()} if weights else {}
         if weights:
             self.load(weights)
-        chunks = bench.data.train_x[shard].split(bench.chunk) if len(shard) else ()
-        rows = [bench.method.embed(self.network, bench.data.images(chunk)) for chunk in chunks]
+        z = self._look(shard)
         if weights:
             self.load(trained)
-        if not rows:
-            rows = [bench.method.embed(self.network, bench.data.images(bench.data.train_x[:1]))[:0]]
-        return torch.cat(rows), bench.data.train_y[shard]
+        return z, bench.data.train_y[shard]
+
+    def _look(self, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the current weights."""
+        bench = self.bench
+        if not len(rows):
+            return bench.method.embed(self.network, bench.data.images(bench.data.train_x[:1]))[:0]
+        chunks = bench.data.train_x[rows].split(bench.chunk)
+        return torch.cat([bench.method.embed(self.network, bench.data.images(chunk)) for chunk in chunks])
+
+    @torch.no_grad()
+    def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the server's model."""
+        with arithmetic(self.bench):
+            self.load(under(MODEL, tensors))
+            self.network.eval()
+            return self._look(rows.to(self.bench.device))
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""

@@ -123,14 +123,25 @@ class Graphs:
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""
+        with self._server(tensors) as (slot, job):
+            plan = slot.plan(job)
+            called = slot.predict(plan, self.supply.test_rows(None), {}, torch.ones_like(plan.held))
+            return called["all"].cpu()
+
+    def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the server's model."""
+        with self._server(tensors) as (slot, _):
+            return slot.embed(rows.to(self.bench.device)).cpu()
+
+    @contextmanager
+    def _server(self, tensors: Tensors) -> Iterator[tuple[Slot, Job]]:
+        """Let a lane hold the server's model."""
         down = Down(0, {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))})
         sent, slot, job = self._sent(down), self._slot(0), Job(0, down, {}, False)
         slot.lane.follow()
         with self.arithmetic(), slot.lane.on():
             slot.receive(sent, job)
-            plan = slot.plan(job)
-            called = slot.predict(plan, self.supply.test_rows(None), {}, torch.ones_like(plan.held))
-            return called["all"].cpu()
+            yield slot, job
 
     def close(self) -> None:
         """Let go of threads, captures and memory."""

@@ -172,6 +172,10 @@ class Workers:
         """Return the predictions of the server's model on the test images."""
         return self.local.predict(tensors)
 
+    def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the server's model."""
+        return self.local.embed(tensors, rows)
+
     def close(self) -> None:
         """End the worker processes."""
         for worker in self.crew:

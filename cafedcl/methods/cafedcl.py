@@ -85,8 +85,11 @@ class CAFedCL(Method):
         means, _ = contrast.class_means(z if self.options.prototype == "literal" else unit(z), y, self.classes)
         return unit(means) if self.options.prototype == "unit" else means
 
+    def centre(self, z: Tensor, y: Tensor) -> Tensor:
+        return unit(super().centre(unit(z), y))
+
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
-        o, client, p = self.options, visit.client, self.prototypes(visit)
+        o, client, p, (x, c) = self.options, visit.client, self.prototypes(visit), visit.embed("train", "trained")
         made, quality = visit.signals.get("synthetic"), visit.signals.get("quality")
         n_eff = conf.effective_counts(client.counts, made, o.gamma)
         z, y = visit.embed("validation", o.judged)
@@ -98,6 +101,7 @@ class CAFedCL(Method):
         trust = conf.trust(o.weights, blend, n_eff, p)
         sent = client.holds if o.absent == "mask" else torch.arange(self.classes, device=p.device)
         notes = {"confidence": trust, "confidence_data": data, "confidence_val": val, "uncertainty": u}
+        notes["scatter"] = contrast.class_scatter(unit(x), c, self.classes)
         notes |= {} if quality is None else {"confidence_gen": quality}
         return {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}, notes
 
@@ -116,10 +120,13 @@ class CAFedCL(Method):
         over = "present" if o.weights == "uniform" else o.conf_over
         return conf.client_confidence(trust, held, over)
 
+    def alphas(self, ups: list[Up]) -> Tensor:
+        return normalise(spread(ups, "confidence", self.classes).double(), self.epsilon)
+
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         o, old = self.options, state["anchors/prototypes"]
-        trust = spread(ups, "confidence", self.classes).double()
-        alpha, seen = normalise(trust, o.epsilon), trust.sum(0) > 0
+        trust, alpha = spread(ups, "confidence", self.classes).double(), self.alphas(ups)
+        seen = trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
         if o.anchors == "fixed":
             return {"server/confidence": kept}

@@ -64,6 +64,9 @@ class FedNH(Method):
     def fields(self, model: Network) -> dict[str, Field]:
         return {"prototypes": Field((self.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
 
+    def centre(self, z: Tensor, y: Tensor) -> Tensor:
+        return unit(super().centre(unit(z), y))
+
     def weigh(self, ups: list[Up]) -> Tensor:
         return uniform(len(ups))
 

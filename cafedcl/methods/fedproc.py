@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cafedcl.aggregation import merge_prototypes, no_prototypes
+from cafedcl.aggregation import merge_prototypes, no_prototypes, normalise, spread
 from cafedcl.contract import Batch, Field, Up, Visit
-from cafedcl.contrast import class_means, cross_entropy, unit
+from cafedcl.contrast import class_means, class_scatter, cross_entropy, unit
 from cafedcl.method import Method
 from cafedcl.methods.moon import projection_head
 from cafedcl.models.base import Network
@@ -53,12 +53,16 @@ class FedProc(Method):
         return {"ce": share * ce, "gpc": (1 - share) * gpc}
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
-        means, _ = class_means(*visit.embed("train", "trained"), self.classes)
-        held = visit.client.holds
-        return {"classes": held, "prototypes": means[held], "counts": visit.client.counts[held]}, {}
+        z, y = visit.embed("train", "trained")
+        means, held = class_means(z, y, self.classes)[0], visit.client.holds
+        notes = {"scatter": class_scatter(z, y, self.classes)}
+        return {"classes": held, "prototypes": means[held], "counts": visit.client.counts[held]}, notes
 
     def fields(self, model: Network) -> dict[str, Field]:
         return {"prototypes": Field((self.options.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
+
+    def alphas(self, ups: list[Up]) -> Tensor:
+        return normalise(spread(ups, "counts", self.classes).double())
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         return merge_prototypes(state, ups, "counts")

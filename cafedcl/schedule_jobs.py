@@ -1,0 +1,396 @@
+"""Many runs at a time: every job is a `cafedcl run` or `cafedcl resume` in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from cafedcl.config import resolve
+from cafedcl.errors import CafedclError
+from cafedcl.options import to_toml
+from cafedcl.store import RunFolder
+
+PROGRAM = (sys.executable, "-m", "cafedcl")
+"""What runs a job."""
+POLL = 0.1
+"""Seconds between two looks at the running jobs."""
+GRACE = 60.0
+"""Seconds that a job has to save itself when it is stopped."""
+LOGS = "logs"
+"""The folder, beside the runs, with what each job wrote to its standard error."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is wanted: where it lives below the folder of all runs, and how `cafedcl run` is asked for it."""
+
+    out: Path
+    place: str
+    arguments: tuple[str, ...]
+    rounds: int
+
+    @classmethod
+    def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "Job":
+        """Make the job of a config's tables; a mistake in them is found here, before anything runs."""
+        rounds = resolve(tables).federation.rounds
+        flags = {"method.name": "--method", "data.name": "--data", "run.seed": "--seed", "federation.rounds": "--rounds"}
+        arguments: list[str] = []
+        settings: list[str] = []
+        for section, table in tables.items():
+            for key, value in table.items():
+                name = f"{section}.{key}"
+                if name in flags:
+                    arguments += [flags[name], str(value)]
+                elif name != "engine.device":
+                    settings += ["--set", f"{name}={to_toml(value)}"]
+        return cls(out, place, (*arguments, *settings), rounds)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.out / self.place
+
+    @property
+    def log(self) -> Path:
+        """Where the job's standard error goes."""
+        return self.out / LOGS / f"{self.place}.txt"
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run to go on with."""
+        return (self.folder / "config.toml").is_file()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has all its rounds."""
+        run = RunFolder(self.folder)
+        return self.begun and len(run.metrics()) >= self.rounds and bool(run.checkpoints())
+
+    def command(self, device: str) -> list[str]:
+        """Return the arguments that start the run, or go on with it."""
+        if self.begun:
+            return ["resume", str(self.folder), "--quiet"]
+        return ["run", *self.arguments, "--device", device, "--out", str(self.folder), "--quiet"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: finished, failed, stopped, or skipped because it was finished before."""
+
+    job: Job
+    status: str
+    error: str = ""
+    seconds: float = 0.0
+    last: Line | None = None
+    """The last scored round."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one job at a time: a device by its name in the config, and what the job's environment adds."""
+
+    device: str
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+class Handle(Protocol):
+    """A job that was started."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+
+    def stop(self) -> None:
+        """Ask it to save itself and end."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Launcher(Protocol):
+    """What can start jobs, and how many at a time."""
+
+    slots: Sequence[Slot]
+
+    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
+        """Start a job."""
+
+
+class Local:
+    """Jobs as processes on this machine, out of reach of the terminal's Ctrl-C: they are stopped once, politely."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = slots
+
+    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
+        """Start a process."""
+        return Process(arguments, slot, log)
+
+
+class Process:
+    """A job in a process of this machine."""
+
+    def __init__(self, arguments: list[str], slot: Slot, log: Path) -> None:
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, **slot.variables},
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+        return self.process.poll()
+
+    def stop(self) -> None:
+        """Ask it to save itself and end."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Tail:
+    """The end of a growing metrics.jsonl: how many rounds it has, and the last one with scores."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.offset = self.rounds = 0
+        self.last: Line | None = None
+
+    def read(self) -> None:
+        """Take in what was written since the last look; a file that was rewound is read again."""
+        try:
+            if self.path.stat().st_size < self.offset:
+                self.offset = self.rounds = 0
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        whole = new[: new.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for text in whole.splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            self.rounds += 1
+            if line.get("server") or line.get("own"):
+                self.last = line
+
+
+@dataclass
+class Running:
+    """A job at work."""
+
+    job: Job
+    slot: Slot
+    handle: Handle
+    tail: Tail
+    began: float
+    before: int
+    """Rounds that were there when it started."""
+    stopping: bool = False
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until it is done, by its own pace; None before its first round."""
+        done = self.tail.rounds - self.before
+        return (time.monotonic() - self.began) / done * (self.job.rounds - self.tail.rounds) if done > 0 else None
+
+
+class View:
+    """Sees jobs come and go. Every step may be overridden; none has to be."""
+
+    def started(self, job: Job) -> None:
+        """A job was started."""
+
+    def moved(self, running: Sequence[Running]) -> None:
+        """Some time has passed."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """A job has ended, or needs not be run."""
+
+
+class Pool:
+    """The running jobs, never more than there are slots."""
+
+    def __init__(self, launcher: Launcher, view: View) -> None:
+        self.launcher, self.view = launcher, view
+        self.slots = list(launcher.slots)
+        self.running: list[Running] = []
+
+    @property
+    def free(self) -> bool:
+        """Whether another job can be started."""
+        return bool(self.slots)
+
+    def start(self, job: Job) -> None:
+        """Start a job, or go on with it, in a free slot."""
+        slot = self.slots.pop(0)
+        try:
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            handle = self.launcher.launch(job.command(slot.device), slot, job.log)
+        except OSError as error:
+            self.slots.append(slot)
+            where = error.filename or job.log
+            raise CafedclError(f"{where}: the job cannot be started: {error.strerror or error}") from None
+        tail = Tail(job.folder)
+        tail.read()
+        self.running.append(Running(job, slot, handle, tail, time.monotonic(), tail.rounds))
+        self.view.started(job)
+
+    def wait(self, seconds: float = POLL) -> list[Outcome]:
+        """Let some time pass, and return what has ended."""
+        time.sleep(seconds)
+        outcomes = []
+        for one in list(self.running):
+            status = one.handle.poll()
+            one.tail.read()
+            if status is not None:
+                self.running.remove(one)
+                self.slots.append(one.slot)
+                outcomes.append(self._ended(one, status))
+        for outcome in outcomes:
+            self.view.ended(outcome)
+        self.view.moved(self.running)
+        return outcomes
+
+    def _ended(self, one: Running, status: int) -> Outcome:
+        seconds = time.monotonic() - one.began
+        one.tail.read()
+        if one.job.finished:
+            return Outcome(one.job, "finished", "", seconds, one.tail.last)
+        if one.stopping:
+            return Outcome(one.job, "stopped", "", seconds, one.tail.last)
+        return Outcome(one.job, "failed", last_words(one.job.log, status), seconds, one.tail.last)
+
+    def stop(self, jobs: Iterable[Job] | None = None) -> None:
+        """Ask jobs, or all of them, to save themselves and end."""
+        wanted = None if jobs is None else set(jobs)
+        for one in self.running:
+            if not one.stopping and (wanted is None or one.job in wanted):
+                one.stopping = True
+                one.handle.stop()
+
+    def finish(self, grace: float = GRACE) -> list[Outcome]:
+        """Stop everything and wait for it; what does not end in time, or on a second interrupt, is killed."""
+        outcomes: list[Outcome] = []
+        try:
+            self.stop()
+            until = time.monotonic() + grace
+            while self.running and time.monotonic() < until:
+                outcomes += self.wait()
+        finally:
+            for one in self.running:
+                one.handle.kill()
+            outcomes += self.wait(0) if self.running else []
+        return outcomes
+
+
+def last_words(log: Path, status: int) -> str:
+    """Return the last line that a failed job wrote, without the word «error»."""
+    try:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        lines = []
+    said = next((line for line in reversed(lines) if line), "")
+    if said:
+        return said.removeprefix("error: ")
+    return f"killed by signal {-status}" if status < 0 else f"ended with status {status} before its last round"
+
+
+def run_all(jobs: Iterable[Job], pool: Pool) -> list[Outcome]:
+    """Run what is not finished yet, and return how every job ended, in the order in which they ended."""
+    outcomes: list[Outcome] = []
+    waiting: deque[Job] = deque()
+    for job in jobs:
+        if job.finished:
+            outcomes.append(skipped(job))
+            pool.view.ended(outcomes[-1])
+        else:
+            waiting.append(job)
+    while waiting or pool.running:
+        while waiting and pool.free:
+            pool.start(waiting.popleft())
+        outcomes += pool.wait()
+    return outcomes
+
+
+def skipped(job: Job) -> Outcome:
+    """Return the outcome of a job that was finished before."""
+    tail = Tail(job.folder)
+    tail.read()
+    return Outcome(job, "skipped", last=tail.last)
+
+
+@contextmanager
+def polite(pool: Pool) -> Iterator[None]:
+    """Run a block in which Ctrl-C and SIGTERM stop all jobs politely; then KeyboardInterrupt goes on."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        try:
+            pool.finish()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_slots(devices: Sequence[str], jobs: int | None, threads: int) -> list[Slot]:
+    """Return the slots of this machine: ``jobs`` per device, by default one per core or GPU.
+
+    A GPU is given to a job as the only one that it sees, so that a run can go on with another one.
+    """
+    if jobs is not None and jobs < 1:
+        raise CafedclError(f"--jobs {jobs}: it must be at least 1")
+    number = jobs or (max(1, cores() // threads) if devices == ["cpu"] else 1)
+    return [slot_of(device) for _ in range(number) for device in devices]
+
+
+def slot_of(device: str) -> Slot:
+    """Return the slot of a device by its name."""
+    import torch
+
+    kind, colon, index = device.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdecimal())):
+        raise CafedclError(f"--devices {device}: there is no such device; cpu, cuda:0, cuda:1, … or mps is expected")
+    if kind != "cuda":
+        return Slot(kind)
+    there = torch.cuda.device_count()
+    number = int(index or 0)
+    if number >= there:
+        raise CafedclError(f"--devices {device}: this machine has {there} CUDA devices; choose another or cpu")
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return Slot("cuda", {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)})
+
+
+def default_devices() -> list[str]:
+    """Return all GPUs, or the processor where there is none."""
+    import torch
+
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
