@@ -16,6 +16,8 @@ from cafedcl.contract import Down, Failure, Job, Visit
 from cafedcl.data.dataset import Dataset
 from cafedcl.engine.base import Bench, Engine
 from cafedcl.engine.choose import choose_engine
+from cafedcl.engine.eager import Eager
+from cafedcl.engine.workers import Workers
 from cafedcl.errors import CafedclError, nearest
 from cafedcl.federation import Federation
 from cafedcl.method import Method
@@ -62,14 +64,17 @@ class Measurement:
     method: str
     engine: str
     step_ms: float
-    """Training alone, per client and optimizer step: gather, forward, loss, backward, clipping, update."""
+    """Training alone, per client and optimizer step: gather, forward, loss, backward, clipping, update.
+
+    On a CPU it is that of one process, however many there are.
+    """
     samples_per_s: float
     round_s: float
     """A whole round: training, prototypes, confidence, aggregation, and scoring the server's model."""
     own_s: float
     """What scoring every client's own model on the complete test set adds to a round in which that is due."""
     overhead: float
-    """A whole round over its training alone."""
+    """A whole round over its training alone; on a CPU, of one process."""
     ceiling: float
     """Training's arithmetic rate over that of a large matrix product in the same precision."""
     memory_mib: float
@@ -144,9 +149,12 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         scored = [replace(job, evaluate=True) for job in jobs]
         engine_name = type(federation.engine).__name__.lower()
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
-        plain = median_of(lambda: drain(federation.engine, jobs), 1, device)
-    only = replace(setup, bench=replace(setup.bench, method=TrainingOnly(setup.bench.method)))  # type: ignore[arg-type]
-    engine = choose_engine(only, lambda _message: None)
+        visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
+        beside = isinstance(federation.engine, Workers) and bool(federation.engine.crew)
+        serial = median_of(lambda: drain(Eager(setup.bench), jobs), 1, device) if beside else visits
+    alone = replace(setup.config, engine=replace(setup.config.engine, workers=1))
+    bare: Any = TrainingOnly(setup.bench.method)
+    engine = choose_engine(replace(setup, config=alone, bench=replace(setup.bench, method=bare)), lambda _message: None)
     try:
         drain(engine, jobs)
         training = median_of(lambda: drain(engine, jobs), rounds, device)
@@ -160,8 +168,8 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         step_ms=1000 * training / steps,
         samples_per_s=images / training,
         round_s=whole.seconds,
-        own_s=max(own - plain, 0.0),
-        overhead=whole.seconds / training,
+        own_s=max(own - visits, 0.0),
+        overhead=(serial + whole.seconds - visits) / training,
         ceiling=images / training * step_flops(setup.bench) / ceiling,
         memory_mib=peak_memory(device) / 2**20,
         start_s=start,
@@ -238,7 +246,7 @@ def step_flops(bench: Bench) -> float:
     counter = FlopCounterMode(display=False)
     with counter:
         bench.network.features(torch.zeros(1, *shape, device=device)).sum().backward()
-    bench.network.zero_grad()
+    bench.network.zero_grad(set_to_none=False)
     return float(counter.get_total_flops())
 
 

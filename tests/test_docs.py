@@ -11,6 +11,7 @@ from statistics import mean, stdev
 import pytest
 import torch
 
+from cafedcl.bench import TASKS
 from cafedcl.config import resolve
 from cafedcl.contract import Up
 from cafedcl.methods import find_method, method_names
@@ -84,6 +85,18 @@ def test_the_numbers_on_the_page_are_those_of_the_result_file(page: str) -> None
             values = [100 * run["server"][key] for run in runs if run["method"] == method]
             assert len(values) == 20
             assert f"{mean(values):.2f} ± {stdev(values):.2f}" in text, (method, key)
+
+
+def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
+    found = []
+    for name in ("h200-resnet", "h200-cnn"):
+        result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        found += [(TASKS[m["task"]].title, m["method"], m["step_ms"], m["overhead"]) for m in result["measurements"]]
+    assert len(found) == 8
+    text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
+    for title, method, step, ratio in found:
+        digits = 3 if step < 0.1 else 2
+        assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in text, (title, method)
 
 
 def test_links_lead_somewhere() -> None:

@@ -16,7 +16,8 @@ from cafedcl.engine.base import Bench, Results
 from cafedcl.engine.lane import Launcher
 from cafedcl.engine.program import Program
 from cafedcl.engine.schedule import choose_widths
-from cafedcl.engine.slot import Begun, Slot, Supply
+from cafedcl.engine.slot import Begun, Slot
+from cafedcl.engine.supply import Supply
 from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, nbytes, under
 
 WIDTHS, COMPILED_WIDTHS = 8, 3

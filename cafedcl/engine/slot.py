@@ -6,17 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from cafedcl.contract import Client, Down, Embed, Job, Part, Reply, Up, Visit, Weights
-from cafedcl.engine.base import Bench
 from cafedcl.engine.lane import Lane, Launcher, Mark, to_host
 from cafedcl.engine.layout import Layout
-from cafedcl.engine.program import ENCODER, Bound, Given, Program
+from cafedcl.engine.program import ENCODER, Bound, Given
 from cafedcl.engine.schedule import Schedule, make_schedule
+from cafedcl.engine.supply import Supply
 from cafedcl.errors import CafedclError
 from cafedcl.pack import ANCHORS, MODEL, Tensors, nbytes, prefixed, under
 
@@ -32,58 +30,6 @@ class Known(NamedTuple):
     counts: Tensor
     most: Tensor
     total: Tensor
-
-
-@dataclass(frozen=True)
-class Supply:
-    """What all lanes of a device share."""
-
-    bench: Bench
-    program: Program
-    channels_last: bool
-    train_x: Tensor
-    """All training images as the encoder sees them; uint8 where there are too many to keep them so."""
-    test_x: Tensor
-    train_rows: tuple[npt.NDArray[np.int64], ...]
-    """Every client's training images, on the host."""
-    widths: list[int]
-    steps: int
-    """The most steps of any client's visit."""
-    look: int
-    """Images per forward pass over a client's own data."""
-
-    def width(self, client: int) -> int:
-        """Return the width a client's batches are padded to."""
-        size = self.bench.batch_size(len(self.train_rows[client]))
-        return next(width for width in self.widths if width >= size)
-
-    def test_rows(self, client: int | None) -> Tensor:
-        """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib` the client's own."""
-        parts = self.bench.shards.test
-        if not parts:
-            return torch.arange(len(self.test_x), device=self.test_x.device)
-        return torch.cat(parts) if client is None else parts[client]
-
-    def training(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return training images as the encoder sees them, and their labels."""
-        return self._images(self.train_x, rows), self.bench.data.train_y.index_select(0, rows)
-
-    def testing(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return test images as the encoder sees them; nobody asks for labels."""
-        return self._images(self.test_x, rows), rows
-
-    def _images(self, source: Tensor, rows: Tensor) -> Tensor:
-        x = source.index_select(0, rows)
-        if self.channels_last:
-            x = x.permute(0, 3, 1, 2)
-        return x if x.is_floating_point() else self.bench.data.images(x).to(self.program.dtype)
-
-    def lay_out(self, x: Tensor, *, ready: bool) -> Tensor:
-        """Return uint8 images (N, C, H, W) the way they are read, normalised once and for all if asked."""
-        if ready:
-            parts = x.split(4096) if len(x) else [x]
-            x = torch.cat([self.bench.data.images(part).to(self.program.dtype) for part in parts])
-        return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x
 
 
 class Plan:
@@ -127,7 +73,9 @@ class Slot:
         self.moving_halves = [half.detach() for half in self.halves.values()]
         for half in self.halves.values():
             half.requires_grad_()
-        self.weights = Given(network, self.halves or under(ENCODER, network))
+        rest = under(ENCODER, self.layout.rest)
+        self.still = {} if self.half is self.flat else supply.program.play.runner.cast(rest)
+        self.weights = Given(network, {**under(ENCODER, network), **self.still, **self.halves})
         self.network.runner = Bound(supply.program.play.runner, self.weights.body)
         self.received, device = torch.empty_like(self.flat), self.bench.device
         self.one = torch.ones((), device=device)
@@ -185,7 +133,8 @@ class Slot:
         if own:
             views = self.layout.views(self.received)
             _copy({name: views[name] for name in own if name in views}, own)
-        _copy(self.layout.rest, {**under(MODEL, job.down.tensors), **own})
+        _copy(self.layout.rest, {**self.bench.initial, **under(MODEL, job.down.tensors), **own})
+        _copy(self.still, under(ENCODER, self.layout.rest))
         self.load(self.received)
 
     def load(self, flat: Tensor) -> None:
@@ -361,8 +310,8 @@ class Slot:
             trained = {**self.layout.views(self.flat.clone()), **self.layout.rest}
             shared = {name: value for name, value in trained.items() if not bench.is_personal(name)}
             own = {name: value for name, value in trained.items() if bench.is_personal(name)}
-            by_class = {name: value for name, value in summary.items() if name in bench.by_class}
-            sends = {**self.fresh({**prefixed(MODEL, shared), **summary}), **to_host(by_class)}
+            sends = self.fresh({**prefixed(MODEL, shared), **summary})
+            sends |= to_host({name: value for name, value in sends.items() if name in bench.by_class})
             memory = self.fresh({**prefixed(MODEL, own), **kept})
             predictions: Tensors = {}
             if job.evaluate:
@@ -395,7 +344,7 @@ class Slot:
         for plan in self.plans.values():
             for part in (plan.visit.anchors, plan.visit.memory, plan.visit.scratch):
                 yield from part.values()
-            yield plan.visit.client.counts
+            yield from (plan.visit.client.counts, plan.visit.round, plan.visit.progress)
 
 
 SCORE = ("score", 0, 0)

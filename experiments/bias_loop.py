@@ -1,0 +1,221 @@
+"""The prototype bias loop and its breaking: some clients are corrupted in one round, and the drift is followed.
+
+    python experiments/bias_loop.py --seeds 3 --jobs 2
+
+trains CAFedCL on the embedded digits (20 clients, Dirichlet 0.3, one local epoch). In round 6 alone, six of the clients
+are corrupted: they have one image per class left (`few`), call every class by the next one's name (`labels`), or see
+all their images inverted (`biased`). Each run has a twin that is not corrupted; what counts is how much further from
+its class's centre a global prototype is than the twin's, in every round. All of it with four weightings of clients, and
+with feedback (clients train against the averaged prototypes) and without (against the anchors of round 0). Writes
+experiments/results/bias_loop.json and docs/images/bias-loop.svg; `--figure` draws the figure from the file alone.
+"""
+
+import argparse
+import copy
+import json
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cafedcl.config import resolve
+from cafedcl.contract import Job, Reply
+from cafedcl.engine.base import Bench, Results
+from cafedcl.engine.eager import Eager
+from cafedcl.environment import environment
+from cafedcl.federation import Federation, Record, Watcher
+from cafedcl.methods.cafedcl import CAFedCL
+from cafedcl.models.base import Network
+from cafedcl.pack import Tensors
+from cafedcl.setup import prepare
+
+HOME = Path(__file__).parent
+RESULT, FIGURE = HOME / "results" / "bias_loop.json", HOME.parent / "docs" / "images" / "bias-loop.svg"
+WEIGHTS = ("uniform", "counts", "confidence", "inverse-variance")
+KINDS = ("few", "labels", "biased")
+ROUNDS, CORRUPTED_ROUND, CORRUPTED = 16, 6, 6
+FOLLOWED = ("drift", "feedback", "heterogeneity", "variance")
+
+
+class WithoutFeedback(CAFedCL):
+    """CAFedCL whose clients always get the anchors of round 0; the server still averages prototypes, unseen."""
+
+    def start(self, model: Network) -> Tensors:
+        """Return the state with the first anchors once more."""
+        state = super().start(model)
+        return {**state, "server/first": state["anchors/prototypes"].clone()}
+
+    def broadcast(self, state: Tensors) -> Tensors:
+        """Send the first anchors."""
+        return {**super().broadcast(state), "anchors/prototypes": state["server/first"]}
+
+
+def corrupt(bench: Bench, kind: str, clients: list[int]) -> Bench:
+    """Return the bench as corrupted clients see it."""
+    data, shards, classes = bench.data, bench.shards, bench.data.classes
+    network = copy.deepcopy(bench.network)
+    rows = torch.cat([torch.cat([shards.train[k], shards.validation[k]]) for k in clients])
+    if kind == "biased":
+        x = data.train_x.clone()
+        x[rows] = 255 - x[rows]
+        return replace(bench, data=replace(data, train_x=x), network=network)
+    y, train = data.train_y.clone(), list(shards.train)
+    if kind == "labels":
+        y[rows] = (y[rows] + 1) % classes
+    else:
+        for k in clients:
+            train[k] = torch.stack([train[k][y[train[k]] == c][0] for c in y[train[k]].unique()])
+    counts = torch.stack([torch.bincount(y[part], minlength=classes) for part in train])
+    dirty = replace(shards, train=tuple(train), counts=counts)
+    return replace(bench, data=replace(data, train_y=y), shards=dirty, network=network)
+
+
+class SometimesCorrupted(Eager):
+    """The reference engine, but in one round some clients work at a corrupted bench."""
+
+    def __init__(self, bench: Bench, kind: str, clients: list[int]) -> None:
+        super().__init__(bench)
+        self.clients = clients
+        self.dirty = Eager(corrupt(bench, kind, clients)) if clients else None
+
+    def train(self, jobs: Iterable[Job]) -> Results:
+        """Run the jobs one after another."""
+        for job in jobs:
+            if self.dirty and job.client in self.clients and job.down.round == CORRUPTED_ROUND:
+                result = self.dirty.attempt(job)
+                if isinstance(result, Reply):
+                    enrolled = self.bench.client(job.client).samples
+                    result = replace(result, up=replace(result.up, samples=enrolled))
+                yield result
+            else:
+                yield self.attempt(job)
+
+
+class Follow(Watcher):
+    """Notes the loop and the accuracy of every round."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def round_done(self, _federation: Federation, record: Record) -> None:
+        """Note a round."""
+        row = {name: record.tables[f"loop/{name}"].tolist() for name in FOLLOWED}
+        assert record.server is not None
+        assert not record.failed
+        self.rows.append({**row, "accuracy": record.server["accuracy"]})
+
+
+def run(case: tuple[str, bool, str, int]) -> dict[str, Any]:
+    """Train one run."""
+    weights, feedback, kind, seed = case
+    torch.set_num_threads(1)
+    tables = {
+        "method": {"name": "cafedcl", "weights": weights},
+        "run": {"seed": seed},
+        "split": {"kind": "dirichlet", "alpha": 0.3},
+        "train": {"epochs": 1},
+        "federation": {"rounds": ROUNDS},
+        "evaluate": {"own_every": ROUNDS, "loop": 10_000},
+        "engine": {"device": "cpu"},
+    }
+    setup = prepare(resolve(tables))
+    if not feedback:
+        old = setup.bench.method
+        method = WithoutFeedback(old.options, old.classes, old.dim, old.clients)
+        state = {**setup.state, "server/first": setup.state["anchors/prototypes"].clone()}
+        setup = replace(setup, bench=replace(setup.bench, method=method), state=state)
+    chosen = np.random.default_rng(seed).choice(len(setup.bench.shards), CORRUPTED, replace=False)
+    clients = sorted(int(k) for k in chosen) if kind != "none" else []
+    follow = Follow()
+    with Federation(setup, [follow], SometimesCorrupted(setup.bench, kind, clients)) as federation:
+        federation.run()
+    return {"weights": weights, "feedback": feedback, "kind": kind, "seed": seed, "rounds": follow.rows}
+
+
+def excess(runs: list[dict[str, Any]], weights: str, feedback: bool, kind: str) -> np.ndarray:
+    """Return the squared drift beyond the uncorrupted twin's, mean over classes, as (seeds, rounds)."""
+    chosen = [r for r in runs if r["weights"] == weights and r["feedback"] == feedback]
+    seeds = sorted({r["seed"] for r in chosen})
+    drift = {(r["kind"], r["seed"]): np.nanmean([row["drift"] for row in r["rounds"]], axis=1) for r in chosen}
+    return np.stack([drift[kind, seed] - drift["none", seed] for seed in seeds])
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return, per weighting, feedback and kind: the excess when it happens, and what is left of it later."""
+    rows = []
+    for kind, feedback, weights in product(KINDS, (True, False), WEIGHTS):
+        values = excess(runs, weights, feedback, kind)
+        later = values[:, CORRUPTED_ROUND + 1 :]
+        rows.append(
+            {
+                "kind": kind,
+                "feedback": feedback,
+                "weights": weights,
+                "at_once": float(values[:, CORRUPTED_ROUND].mean()),
+                "next_round": float(later[:, 0].mean()),
+                "five_rounds_later": float(later[:, 4].mean()),
+                "largest_before": float(np.abs(values[:, :CORRUPTED_ROUND]).max()),
+            }
+        )
+    return rows
+
+
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """Draw the excess drift over rounds: a column per kind of corruption, a row with and one without feedback."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {"svg.hashsalt": "cafedcl", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    )
+    colours = dict(zip(WEIGHTS, ("#999999", "#0072B2", "#D55E00", "#009E73"), strict=True))
+    titles = {"few": "one image per class left", "labels": "labels shifted", "biased": "images inverted"}
+    figure, axes = plt.subplots(2, 3, figsize=(9, 4.8), sharex=True, sharey="col", constrained_layout=True)
+    for (row, feedback), (column, kind) in product(enumerate((True, False)), enumerate(KINDS)):
+        ax = axes[row][column]
+        ax.axvline(CORRUPTED_ROUND, color="#dddddd", linewidth=6, zorder=0)
+        ax.axhline(0, color="#bbbbbb", linewidth=0.8)
+        for weights in WEIGHTS:
+            values = excess(runs, weights, feedback, kind)
+            mean, error = values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
+            ax.plot(mean, color=colours[weights], label=weights, linewidth=1.6)
+            ax.fill_between(
+                range(len(mean)), mean - error, mean + error, color=colours[weights], alpha=0.15, linewidth=0
+            )
+        ax.set_xlim(CORRUPTED_ROUND - 3, ROUNDS - 1)
+        if row == 0:
+            ax.set_title(titles[kind], fontsize=10)
+        if column == 0:
+            ax.set_ylabel(("with feedback" if feedback else "without feedback") + "\nexcess squared drift")
+        if row == 1:
+            ax.set_xlabel("round")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Run everything, write the result and draw it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--figure", action="store_true", help="only draw the figure from the result")
+    arguments = parser.parse_args()
+    if not arguments.figure:
+        cases = list(product(WEIGHTS, (True, False), ("none", *KINDS), range(arguments.seeds)))
+        with ProcessPoolExecutor(arguments.jobs) as pool:
+            runs = list(pool.map(run, cases))
+        command = ["python", "experiments/bias_loop.py", "--seeds", str(arguments.seeds)]
+        result = {"summary": summary(runs), "environment": environment(command, "cpu"), "runs": runs}
+        RESULT.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    draw(json.loads(RESULT.read_text(encoding="utf-8"))["runs"], FIGURE)
+
+
+if __name__ == "__main__":
+    main()

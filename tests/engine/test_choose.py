@@ -1,0 +1,256 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cafedcl.config import resolve
+from cafedcl.contract import Down, Job, Reply
+from cafedcl.data import Dataset
+from cafedcl.engine import choose as choose_module
+from cafedcl.engine.choose import choose_engine, pays_off, steps_of
+from cafedcl.engine.eager import Eager
+from cafedcl.engine.graphs import Graphs
+from cafedcl.engine.workers import Workers
+from cafedcl.errors import CafedclError
+from cafedcl.setup import Setup, prepare
+
+Make = Callable[..., Setup]
+
+
+@pytest.fixture
+def make(digits: Dataset) -> Make:
+    """Five clients on a CPU, of whom three take part in each of two rounds."""
+
+    def setup(method: str = "fedavg", **engine: Any) -> Setup:
+        tables = {
+            "method": {"name": method},
+            "model": {"name": "mlp", "width": 0.25},
+            "train": {"epochs": 3, "iterations": 4},
+            "federation": {"clients": 5, "rounds": 2, "participation": 0.6},
+            "engine": {"device": "cpu", **engine},
+        }
+        return prepare(resolve(tables), digits)
+
+    return setup
+
+
+def asking_for_graphs(setup: Setup, **engine: Any) -> Setup:
+    """The same, as if its device could capture."""
+    options = replace(setup.config.engine, name="graphs", **engine)
+    return replace(setup, config=replace(setup.config, engine=options))
+
+
+def with_layer(setup: Setup, layer: nn.Module) -> Setup:
+    network = setup.bench.network
+    network.head = nn.Sequential(layer, network.head)
+    initial = {name: value.detach().clone() for name, value in network.state_dict().items()}
+    return replace(setup, bench=replace(setup.bench, initial=initial))
+
+
+def jobs(setup: Setup) -> list[Job]:
+    down = Down(0, {f"model/{name}": value for name, value in setup.bench.shared().items()})
+    return [Job(client, down, {}, False) for client in range(len(setup.bench.shards))]
+
+
+# on a CPU
+
+
+def test_several_clients_on_a_cpu_are_given_to_workers(make: Make) -> None:
+    notices: list[str] = []
+    setup = make(workers=1)
+    engine = choose_engine(setup, notices.append)
+    assert isinstance(engine, Workers)
+    assert (engine.number, engine.jobs_left) == (1, 3 * 2)
+    assert notices == []
+    engine.close()
+
+
+def test_one_client_is_trained_by_the_reference_engine(make: Make) -> None:
+    notices: list[str] = []
+    assert isinstance(choose_engine(make("central"), notices.append), Eager)
+    assert notices == []
+
+
+def test_what_auto_stands_for_on_a_cpu(make: Make) -> None:
+    engine = make().config.engine
+    assert (engine.name, engine.precision, engine.device) == ("eager", "fp32", "cpu")
+
+
+def test_graphs_on_a_cpu_is_refused_in_one_line(make: Make) -> None:
+    with pytest.raises(
+        CafedclError, match=r"engine\.name = graphs: it needs a CUDA device, not 'cpu'; use eager"
+    ) as told:
+        make(name="graphs")
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("name", ["eager", "auto"])
+def test_the_reference_engine_is_in_fp32_and_nothing_else(make: Make, name: str, precision: str) -> None:
+    with pytest.raises(CafedclError, match=rf"engine\.precision = {precision}: the eager engine is the reference"):
+        make(name=name, precision=precision)
+
+
+# captures
+
+
+def test_captures_are_tried_and_used_without_a_notice(make: Make) -> None:
+    notices: list[str] = []
+    setup = asking_for_graphs(make(), streams=2)
+    engine = choose_engine(setup, notices.append)
+    assert isinstance(engine, Graphs)
+    assert (engine.number, engine.supply.program.compiled) == (2, False)
+    assert notices == []
+    assert len(engine.slots) == 1, "the trial has captured a step"
+    assert all(isinstance(result, Reply) for result in engine.train(jobs(setup)))
+
+
+def test_a_trial_that_raises_leaves_the_reference_engine_and_one_notice(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Graphs, down: object) -> None:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(Graphs, "trial", fail)
+    notices: list[str] = []
+    setup = asking_for_graphs(make(), compile="off")
+    engine = choose_engine(setup, notices.append)
+    assert isinstance(engine, Eager)
+    assert len(notices) == 1
+    assert "RuntimeError: operation not permitted" in notices[0]
+    assert "one after another in fp32" in notices[0]
+    assert "\n" not in notices[0]
+    assert all(isinstance(result, Reply) for result in engine.train(jobs(setup)))
+
+
+def test_a_trial_that_raises_only_when_compiled_leaves_plain_captures_and_one_notice(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Graphs.trial
+
+    def fail(self: Graphs, down: Any) -> None:
+        if self.supply.program.compiled:
+            raise RuntimeError("no compiler\nwas found")
+        trial(self, down)
+
+    monkeypatch.setattr(Graphs, "trial", fail)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    notices: list[str] = []
+    engine = choose_engine(asking_for_graphs(make(), compile="on"), notices.append)
+    assert isinstance(engine, Graphs)
+    assert not engine.supply.program.compiled
+    assert len(notices) == 1
+    assert "cannot be compiled" in notices[0]
+    assert "RuntimeError: no compiler" in notices[0]
+    assert "\n" not in notices[0]
+
+
+def test_compiled_captures_are_used_if_asked_for_and_possible(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compiling(function: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        compiled.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    notices: list[str] = []
+    setup = asking_for_graphs(make(), compile="on")
+    engine = choose_engine(setup, notices.append)
+    assert isinstance(engine, Graphs)
+    assert engine.supply.program.compiled
+    assert notices == []
+    assert compiled
+    assert all(isinstance(result, Reply) for result in engine.train(jobs(setup)))
+
+
+def test_batch_normalisation_leaves_the_reference_engine_and_one_notice_that_names_it(make: Make) -> None:
+    notices: list[str] = []
+    engine = choose_engine(asking_for_graphs(with_layer(make(), nn.BatchNorm1d(16))), notices.append)
+    assert isinstance(engine, Eager)
+    assert len(notices) == 1
+    assert "'head.0' is a batch normalisation" in notices[0]
+
+
+def test_a_method_that_cannot_be_captured_leaves_the_reference_engine_and_the_reason(make: Make) -> None:
+    setup = make()
+
+    class ReadsANumber(type(setup.bench.method)):
+        def loss(self, model, batch, visit):
+            return {"ce": super().loss(model, batch, visit)["ce"] / visit.client.samples}
+
+    method = ReadsANumber(None, 10, setup.bench.method.dim)
+    notices: list[str] = []
+    engine = choose_engine(asking_for_graphs(replace(setup, bench=replace(setup.bench, method=method))), notices.append)
+    assert isinstance(engine, Eager)
+    assert len(notices) == 1
+    assert "samples" in notices[0]
+
+
+# whether compiling pays
+
+
+@pytest.fixture
+def prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds to compile; half a second saved per step, and a quarter per image where there is normalisation."""
+    for name, value in {"COMPILE_TIME": 10.0, "STEP_GAIN": 0.5, "IMAGE_GAIN": 0.25}.items():
+        monkeypatch.setattr(choose_module, name, value)
+
+
+@pytest.mark.usefixtures("prices")
+def test_compiling_pays_off_from_so_many_steps(make: Make) -> None:
+    bench = make().bench
+    assert not pays_off(bench, 20)
+    assert pays_off(bench, 21)
+
+
+@pytest.mark.usefixtures("prices")
+@pytest.mark.parametrize("layer", [nn.GroupNorm(4, 16), nn.LayerNorm(16)])
+def test_images_count_where_there_are_layers_that_plain_kernels_are_slow_at(make: Make, layer: nn.Module) -> None:
+    """A batch of 6 makes a step worth 0.5 + 6 × 0.25 = 2 seconds."""
+    bench = with_layer(make(), layer).bench
+    bench = replace(bench, train=replace(bench.train, batch_size=6))
+    assert not pays_off(bench, 5)
+    assert pays_off(bench, 6)
+
+
+@pytest.mark.parametrize(
+    ("typical", "iterations", "batch_size", "epochs", "steps"),
+    [(95, 10, 0, 5, 50), (100, 10, 0, 5, 50), (7, 10, 0, 2, 14), (101, 10, 50, 2, 6), (1, 1, 0, 1, 1)],
+)
+def test_steps_of_an_average_visit(
+    make: Make, typical: int, iterations: int, batch_size: int, epochs: int, steps: int
+) -> None:
+    bench = make().bench
+    train = replace(bench.train, iterations=iterations, batch_size=batch_size, epochs=epochs)
+    assert steps_of(replace(bench, typical=typical, train=train)) == steps
+
+
+@pytest.mark.parametrize("worth", [False, True])
+def test_auto_compiles_if_the_steps_of_the_whole_run_are_worth_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, worth: bool
+) -> None:
+    """Three clients in each of two rounds with three epochs of four steps: 72."""
+    asked: list[int] = []
+
+    def asking(bench: object, steps: int) -> bool:
+        asked.append(steps)
+        return worth
+
+    monkeypatch.setattr(choose_module, "pays_off", asking)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    engine = choose_engine(asking_for_graphs(make()), pytest.fail)
+    assert isinstance(engine, Graphs)
+    assert engine.supply.program.compiled == worth
+    assert asked == [72]
+
+
+@pytest.mark.parametrize("choice", ["on", "off"])
+def test_on_and_off_do_not_ask_whether_it_pays(make: Make, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    monkeypatch.setattr(choose_module, "pays_off", lambda *_: pytest.fail("nobody should ask"))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    engine = choose_engine(asking_for_graphs(make(), compile=choice), pytest.fail)
+    assert isinstance(engine, Graphs)
+    assert engine.supply.program.compiled == (choice == "on")

@@ -1,0 +1,359 @@
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cafedcl import bench as bench_module
+from cafedcl import cli
+from cafedcl.bench import (
+    TASKS,
+    Measurement,
+    Task,
+    TrainingOnly,
+    drain,
+    find_task,
+    len_steps,
+    make_config,
+    matrix_ceiling,
+    measure,
+    median_of,
+    random_images,
+    settled,
+    step_flops,
+)
+from cafedcl.bench_command import bench, table
+from cafedcl.contract import Failure, Job
+from cafedcl.engine.base import Bench, Engine
+from cafedcl.errors import CafedclError
+from cafedcl.federation import Federation
+from cafedcl.models import Network
+from cafedcl.setup import prepare
+
+CPU = {"engine": {"device": "cpu", "workers": 1}}
+SMALL = replace(TASKS["digits"], model="mlp", clients=3, images=25, batch=8, epochs=2)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task for 8×8 images with few clients and images, and a ceiling that need not be measured."""
+    monkeypatch.setitem(TASKS, "digits", SMALL)
+    monkeypatch.setattr(bench_module, "TEST", 20)
+    monkeypatch.setattr(bench_module, "matrix_ceiling", lambda device, precision: 2e9)
+
+
+# tasks and their images
+
+
+@pytest.mark.parametrize(("asked", "near"), [("digit", "digits"), ("cnn-5", "cnn-50"), ("resnet-251", "resnet-250")])
+def test_an_unknown_task_suggests_the_nearest(asked: str, near: str) -> None:
+    with pytest.raises(CafedclError, match=rf"--tasks {asked}: there is no such task; did you mean '{near}'\?"):
+        find_task(asked)
+
+
+def test_a_task_like_no_other_is_answered_with_all_there_are() -> None:
+    with pytest.raises(CafedclError) as told:
+        find_task("zzz")
+    assert all(name in str(told.value) for name in TASKS)
+    assert find_task("digits") is TASKS["digits"]
+
+
+def test_random_images_are_always_the_same_and_draw_from_no_shared_generator() -> None:
+    before = torch.get_rng_state()
+    one, other = (random_images(SMALL, 30) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (one.train_x.shape, one.test_x.shape) == ((75, 1, 8, 8), (30, 1, 8, 8))
+    assert (one.train_x.dtype, one.classes) == (torch.uint8, 10)
+    for part in ("train_x", "train_y", "test_x", "test_y"):
+        assert torch.equal(getattr(one, part), getattr(other, part))
+    assert one.train_x.float().std() > 60, "over all 256 values"
+    assert set(one.train_y.tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_tasks_config_is_what_it_says(name: str) -> None:
+    task = TASKS[name]
+    config = make_config(task, "fedprox", 3, {"train": {"lr": 0.5}, "method": {"mu": 0.2}})
+    assert (config.method.name, config.method.options.mu, config.model.name) == ("fedprox", 0.2, task.model)
+    assert (config.train.batch_size, config.train.epochs, config.train.lr) == (task.batch, task.epochs, 0.5)
+    assert config.federation.clients == task.clients
+    assert task.steps == task.epochs * math.ceil(task.images / task.batch)
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "epochs", "steps"), [(16, 8, 2, 4), (17, 8, 2, 6), (1, 8, 5, 5), (250, 50, 5, 25)]
+)
+def test_the_steps_of_a_task_by_hand(images: int, batch: int, epochs: int, steps: int) -> None:
+    assert Task("mlp", (1, 8, 8), 3, images, batch, epochs, "").steps == steps
+
+
+def test_settled_tells_device_and_precision() -> None:
+    setup = settled(CPU)
+    assert (setup.bench.device.type, setup.config.engine.precision) == ("cpu", "fp32")
+
+
+# measuring
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("method", ["fedavg", "cafedcl", "central"])
+def test_numbers_are_positive_and_fit_together(method: str) -> None:
+    found = measure("digits", method, CPU, 2, 1e9)
+    assert (found.task, found.method) == ("digits", method)
+    assert found.engine.endswith(" fp32")
+    numbers = {
+        field.name: getattr(found, field.name) for field in fields(Measurement) if field.type in (float, "float")
+    }
+    assert len(numbers) == 8
+    assert all(math.isfinite(value) and value >= 0 for value in numbers.values()), numbers
+    assert all(value > 0 for name, value in numbers.items() if name != "own_s"), numbers
+
+    setup = prepare(make_config(SMALL, method, 2, CPU), random_images(SMALL, 20))
+    sizes = [len(part) for part in setup.bench.shards.train]
+    assert sum(sizes) <= 75
+    steps = sum(2 * math.ceil(size / 8) for size in sizes)
+    assert [len_steps(setup.bench, client) for client in range(len(sizes))] == [2 * math.ceil(n / 8) for n in sizes]
+    training = 2 * sum(sizes) / found.samples_per_s
+    assert found.step_ms == pytest.approx(1000 * training / steps)
+    assert found.overhead == pytest.approx(found.round_s / training)
+    assert found.ceiling == pytest.approx(found.samples_per_s * step_flops(setup.bench) / 1e9)
+    assert found.start_s > found.round_s / 10
+
+
+def test_training_alone_says_and_keeps_nothing_and_is_otherwise_the_method(tiny: Callable[..., Federation]) -> None:
+    federation = tiny("moon")
+    only = TrainingOnly(federation.method)
+    assert only.summarize(federation.bench.network, None) == ({}, {})
+    assert only.remember(federation.bench.network, None) == {}
+    assert (only.name, only.dim, only.personal) == ("moon", federation.method.dim, federation.method.personal)
+    assert only.loss == federation.method.loss
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_training_alone_is_what_worker_processes_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed last says nothing per class, wherever it runs."""
+    last: list[tuple[Engine, set[str]]] = []
+
+    def spying(engine: Engine, jobs: Iterable[Job]) -> None:
+        until, jobs = time.monotonic() + 60, list(jobs)
+        results = list(engine.train(jobs))
+        while not all(worker.ready for worker in getattr(engine, "crew", ())):
+            assert time.monotonic() < until, "the workers never became ready"
+            results = list(engine.train(jobs))
+        results = list(engine.train(jobs))
+        last.append((engine, {name for reply in results for name in reply.up.tensors}))
+
+    monkeypatch.setattr(bench_module, "drain", spying)
+    measure("digits", "cafedcl", {"engine": {"device": "cpu", "workers": 2}}, 1, 1e9)
+    (first, said), (timed, nothing) = last[0], last[-1]
+    assert first is not timed
+    assert "prototypes" in said
+    assert "prototypes" not in nothing
+
+
+def test_the_median_is_over_as_many_times_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, durations = [0.0], iter([5.0, 1.0, 2.0, 9.0])
+    monkeypatch.setattr(bench_module.time, "perf_counter", lambda: now[0])
+
+    def work() -> None:
+        now[0] += next(durations)
+
+    assert median_of(work, 4, torch.device("cpu")) == statistics.median([5, 1, 2, 9]) == 3.5
+
+
+def test_a_client_that_fails_ends_the_measurement_with_its_reason() -> None:
+    class Broken:
+        def train(self, jobs: Iterable[Job]) -> Any:
+            yield Failure(3, "out of memory")
+
+    with pytest.raises(CafedclError, match="client 3 failed: out of memory"):
+        drain(Broken(), [])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_the_ceiling_is_a_matrix_products_operations_over_its_time(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Ten products of 1024 × 1024 matrices in two seconds."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    monkeypatch.setattr(bench_module, "median_of", lambda work, times, device: 2.0)
+    assert matrix_ceiling(torch.device("cpu"), precision) == pytest.approx(10 * 2 * 1024**3 / 2)
+    assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+# floating-point operations
+
+
+class Convolutions(nn.Module):
+    """3 × 8 × 8 → 4 × 6 × 6 → 5 × 3 × 3 → 7."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.full = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3, 2, 1), nn.Linear(45, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.full(torch.relu(self.two(torch.relu(self.one(x)))).flatten(1))
+
+
+def flops(bench: Bench, shape: tuple[int, int, int], encoder: nn.Module) -> float:
+    data = random_images(Task("", shape, 1, 2, 1, 1, ""), 2)
+    return step_flops(replace(bench, network=Network(encoder, nn.Identity()), data=data))
+
+
+def test_operations_of_linear_layers_by_hand(tiny: Callable[..., Federation]) -> None:
+    """Two per product: forward and for the weights' gradient in each layer, for the input's in all but the first."""
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 3))
+    first, others = 64 * 20, 20 * 6 + 6 * 3
+    assert flops(tiny("fedavg").bench, (1, 8, 8), encoder) == 2 * (2 * first + 3 * others)
+
+
+def test_operations_of_convolutions_by_hand(tiny: Callable[..., Federation]) -> None:
+    first, others = (4 * 6 * 6) * (3 * 3 * 3), (5 * 3 * 3) * (4 * 3 * 3) + 45 * 7
+    assert flops(tiny("fedavg").bench, (3, 8, 8), Convolutions()) == 2 * (2 * first + 3 * others)
+
+
+def test_counting_operations_changes_no_training(tiny: Callable[..., Federation]) -> None:
+    one, other = tiny("fedavg"), tiny("fedavg")
+    step_flops(other.bench)
+    for federation in (one, other):
+        federation.step()
+    assert all(torch.equal(value, other.state[name]) for name, value in one.state.items())
+
+
+# the table
+
+
+def measured(task: str, method: str, engine: str, step_ms: float, **others: float) -> Measurement:
+    numbers = {"samples_per_s": 1234.5, "round_s": 0.25, "own_s": 0.125, "overhead": 1.5, "ceiling": 0.875}
+    return Measurement(
+        task, method, engine, step_ms=step_ms, **{**numbers, "memory_mib": 77.0, "start_s": 3.0, **others}
+    )
+
+
+def rows_of(found: list[Measurement], compared: bool) -> list[dict[str, str]]:
+    shown = table(found, compared)
+    columns = {str(column.header): list(column.cells) for column in shown.columns}
+    return [{head: str(cells[row]) for head, cells in columns.items()} for row in range(len(found))]
+
+
+def test_a_ratio_is_against_the_other_engine_in_the_same_task_with_the_same_method() -> None:
+    found = [
+        measured("digits", "fedavg", "graphs bf16", 0.5),
+        measured("digits", "fedavg", "eager fp32", 2.0),
+        measured("digits", "cafedcl", "graphs bf16", 1.0),
+        measured("digits", "cafedcl", "eager fp32", 7.0),
+        measured("cnn-50", "fedavg", "graphs bf16", 0.25),
+        measured("cnn-50", "fedavg", "eager fp32", 2.5),
+    ]
+    assert [row["faster"] for row in rows_of(found, True)] == ["4.0×", "1.0×", "7.0×", "1.0×", "10.0×", "1.0×"]
+
+
+def test_a_table_of_one_engine_has_no_ratio_and_readable_numbers() -> None:
+    (row,) = rows_of([measured("digits", "fedavg", "eager fp32", 0.5)], False)
+    assert "faster" not in row
+    assert row["task"] == TASKS["digits"].title
+    assert (row["method"], row["engine"], row["ms per step"]) == ("fedavg", "eager fp32", "0.5000")
+    assert (row["round"], row["own models"], row["of ceiling"]) == ("250 ms", "+125 ms", "87.5 %")
+
+
+# the command
+
+
+@pytest.fixture
+def command(small: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The command as a function, on a CPU and with one timed round."""
+    monkeypatch.setenv("COLUMNS", "250")
+
+    def run(**options: Any) -> None:
+        given = {"tasks": "digits", "methods": "fedavg", "device": "cpu", "rounds": 1, "settings": ["engine.workers=1"]}
+        bench(**{**given, **options})
+
+    return run
+
+
+def check(result: dict[str, Any], methods: list[str]) -> None:
+    assert result.keys() == {"ceiling_tflops", "measurements", "environment"}
+    assert result["ceiling_tflops"] == {"fp32": 0.002}
+    assert [each["method"] for each in result["measurements"]] == methods
+    assert all(each["step_ms"] > 0 for each in result["measurements"])
+    assert result["environment"]
+
+
+def test_the_command_prints_a_table_and_writes_its_numbers(
+    command: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new folder" / "numbers.json"
+    command(methods="fedavg,fedprox", out=out)
+    shown = capsys.readouterr().out
+    check(json.loads(out.read_text(encoding="utf-8")), ["fedavg", "fedprox"])
+    assert SMALL.title in shown
+    assert "ms per step" in shown
+    assert str(out) in shown
+
+
+def test_as_json_the_numbers_are_all_that_is_printed(
+    command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(as_json=True)
+    printed = capsys.readouterr()
+    check(json.loads(printed.out), ["fedavg"])
+    assert printed.err == ""
+
+
+def test_against_another_engine_both_are_measured(
+    command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(against="eager", as_json=True)
+    check(json.loads(capsys.readouterr().out), ["fedavg", "fedavg"])
+    command(against="eager")
+    assert "faster" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tasks": "digitz"}, "did you mean 'digits'"),
+        ({"tasks": "digits,"}, "there is no such task"),
+        ({"methods": "fedavg,fedprx"}, "did you mean 'fedprox'"),
+        ({"engine": "eagre"}, "engine"),
+        ({"engine": "graphs"}, "needs a CUDA device"),
+        ({"against": "graphs"}, "needs a CUDA device"),
+        ({"against": "eagre"}, "engine"),
+        ({"device": "nowhere"}, "this machine cannot use it"),
+        ({"settings": ["train.lr"]}, "section.key=value is expected"),
+        ({"settings": ["train.rate=1"]}, "train"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_measured(
+    command: Callable[..., None], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(bench_module, "measure", lambda *_: pytest.fail("nothing should be measured"))
+    with pytest.raises(CafedclError) as told:
+        command(**options)
+    assert reason in str(told.value)
+
+
+def test_a_file_that_cannot_be_written_is_named(command: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CafedclError, match="cannot be written"):
+        command(out=tmp_path / "file" / "numbers.json")
+
+
+def test_on_the_command_line_a_mistake_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cafedcl", "bench", "--device", "cpu", "--tasks", "digitz"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (exit_.value.code, out) == (2, "")
+    assert err == "error: --tasks digitz: there is no such task; did you mean 'digits'?\n"
