@@ -104,7 +104,7 @@ class Follow(Watcher):
 
     def round_done(self, _federation: Federation, record: Record) -> None:
         """Note a round."""
-        row = {name: record.tables[f"loop/{name}"].tolist() for name in FOLLOWED}
+        row = {name: [round(v, 6) for v in record.tables[f"loop/{name}"].tolist()] for name in FOLLOWED}
         assert record.server is not None
         assert not record.failed
         self.rows.append({**row, "accuracy": record.server["accuracy"]})
@@ -190,6 +190,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
                 range(len(mean)), mean - error, mean + error, color=colours[weights], alpha=0.15, linewidth=0
             )
         ax.set_xlim(CORRUPTED_ROUND - 3, ROUNDS - 1)
+        ax.set_xticks(range(CORRUPTED_ROUND - 2, ROUNDS, 2))
         if row == 0:
             ax.set_title(titles[kind], fontsize=10)
         if column == 0:

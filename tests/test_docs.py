@@ -99,6 +99,20 @@ def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
         assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in text, (title, method)
 
 
+def test_the_excess_drifts_on_the_page_are_those_of_the_result_file() -> None:
+    result = json.loads((HOME / "experiments" / "results" / "bias_loop.json").read_text(encoding="utf-8"))
+    text, runs = (HOME / "docs" / "loop.md").read_text(encoding="utf-8"), result["runs"]
+    for row in result["summary"]:
+        mine = [r for r in runs if (r["weights"], r["feedback"]) == (row["weights"], row["feedback"])]
+        drift = {(r["kind"], r["seed"]): [mean(round["drift"]) for round in r["rounds"]] for r in mine}
+        for at, key in ((6, "at_once"), (7, "next_round"), (11, "five_rounds_later")):
+            excess = mean(drift[row["kind"], seed][at] - drift["none", seed][at] for seed in range(3))
+            assert row[key] == pytest.approx(excess, abs=1e-5)
+        numbers = " | ".join(f"{row[key]:.4f}" for key in ("at_once", "next_round", "five_rounds_later"))
+        line = next(x for x in text.splitlines() if x.startswith(f"| `{row['kind']}` | `{row['weights']}` |"))
+        assert line.endswith(f"{numbers} |") if not row["feedback"] else f"` | {numbers} |" in line, line
+
+
 def test_links_lead_somewhere() -> None:
     for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
