@@ -14,6 +14,7 @@ import typer
 
 from cafedcl import __version__
 from cafedcl.bench_command import bench
+from cafedcl.compare_commands import compare, sweep, watch
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, console, datasets, methods, models, show_config
 from cafedcl.report.commands import figures, report, table
@@ -37,6 +38,9 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", metavar="tensorboard|mlflow", help="Also log the rounds there; repeatable.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")]
 
 
@@ -96,6 +100,7 @@ def run(
     data_dir: DataDir = None,
     strict: Strict = None,
     settings: Settings = None,
+    log: Log = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -106,11 +111,16 @@ def run(
     flags |= {"data": data, "data_dir": data_dir, "strict": strict}
     chosen = gather(config, method=method, engine=engine, settings=settings or [], **flags)
     words = (chosen.method.name, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
-    train(chosen, out or new_folder("-".join(re.sub(r"[^\w.]+", "-", word) for word in words)), quiet, as_json)
+    path = out or new_folder("-".join(re.sub(r"[^\w.]+", "-", word) for word in words))
+    from cafedcl import api
+
+    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path):
+        finished = api.start(chosen, path, [*watchers, *logs], ["cafedcl", *sys.argv[1:]])
+    conclude(finished, quiet or as_json)
 
 
 @app.command()
-def resume(path: RunPath, quiet: Quiet = False, as_json: Json = False) -> None:
+def resume(path: RunPath, log: Log = None, quiet: Quiet = False, as_json: Json = False) -> None:
     """Go on with a run that was interrupted; it ends as if it had never stopped."""
     from cafedcl import api
     from cafedcl.store import RunFolder
@@ -120,19 +130,9 @@ def resume(path: RunPath, quiet: Quiet = False, as_json: Json = False) -> None:
         if not quiet:
             print(f"{path}: already finished; `cafedcl show {path}`")
         return
-    with watching(quiet, as_json) as watchers, resumable(path):
-        finished = api.resume(path, watchers, warn)
+    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path):
+        finished = api.resume(path, [*watchers, *logs], warn)
     conclude(finished, quiet or as_json)
-
-
-def train(config: Any, out: Path, quiet: bool, as_json: bool) -> "Run":
-    """Run a config under a progress view."""
-    from cafedcl import api
-
-    with watching(quiet, as_json) as watchers, resumable(out):
-        finished = api.start(config, out, watchers, ["cafedcl", *sys.argv[1:]])
-    conclude(finished, quiet or as_json)
-    return finished
 
 
 def conclude(finished: "Run", silent: bool) -> None:
@@ -150,6 +150,18 @@ def conclude(finished: "Run", silent: bool) -> None:
         f"written to {finished.path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, environment.json",
         soft_wrap=True,
     )
+
+
+@contextmanager
+def logging(names: list[str] | None, path: Path) -> "Iterator[list[Watcher]]":
+    """Give the watchers that log a run elsewhere."""
+    if not names:
+        yield []
+        return
+    from cafedcl.logging_watchers import logging_to
+
+    with logging_to(names, path) as logs:
+        yield logs
 
 
 @contextmanager
@@ -310,8 +322,11 @@ app.command()(methods)
 app.command()(models)
 app.command()(datasets)
 app.command(name="config")(show_config)
+app.command()(compare)
+app.command()(sweep)
 app.command()(table)
 app.command()(report)
+app.command()(watch)
 app.command()(figures)
 app.command()(bench)
 app.command()(theory)

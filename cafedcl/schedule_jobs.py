@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +43,12 @@ class Job:
     def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "Job":
         """Make the job of a config's tables; a mistake in them is found here, before anything runs."""
         rounds = resolve(tables).federation.rounds
-        flags = {"method.name": "--method", "data.name": "--data", "run.seed": "--seed", "federation.rounds": "--rounds"}
+        flags = {
+            "method.name": "--method",
+            "data.name": "--data",
+            "run.seed": "--seed",
+            "federation.rounds": "--rounds",
+        }
         arguments: list[str] = []
         settings: list[str] = []
         for section, table in tables.items():
@@ -91,6 +96,8 @@ class Outcome:
     status: str
     error: str = ""
     seconds: float = 0.0
+    made: int = 0
+    """Rounds that were made by this process."""
     last: Line | None = None
     """The last scored round."""
 
@@ -208,14 +215,25 @@ class Running:
     stopping: bool = False
 
     @property
+    def made(self) -> int:
+        """Rounds made since it started; a resumed run may first go back by some."""
+        return max(0, self.tail.rounds - self.before)
+
+    @property
     def left(self) -> float | None:
         """Seconds until it is done, by its own pace; None before its first round."""
-        done = self.tail.rounds - self.before
-        return (time.monotonic() - self.began) / done * (self.job.rounds - self.tail.rounds) if done > 0 else None
+        spent = time.monotonic() - self.began
+        return spent / self.made * (self.job.rounds - self.tail.rounds) if self.made else None
 
 
 class View:
     """Sees jobs come and go. Every step may be overridden; none has to be."""
+
+    def __enter__(self) -> "View":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def started(self, job: Job) -> None:
         """A job was started."""
@@ -234,6 +252,7 @@ class Pool:
         self.launcher, self.view = launcher, view
         self.slots = list(launcher.slots)
         self.running: list[Running] = []
+        self.interrupted = self.finishing = False
 
     @property
     def free(self) -> bool:
@@ -255,9 +274,9 @@ class Pool:
         self.running.append(Running(job, slot, handle, tail, time.monotonic(), tail.rounds))
         self.view.started(job)
 
-    def wait(self, seconds: float = POLL) -> list[Outcome]:
-        """Let some time pass, and return what has ended."""
-        time.sleep(seconds)
+    def wait(self) -> list[Outcome]:
+        """Let some time pass, and return what has ended; raises KeyboardInterrupt if one has come meanwhile."""
+        time.sleep(POLL)
         outcomes = []
         for one in list(self.running):
             status = one.handle.poll()
@@ -269,16 +288,17 @@ class Pool:
         for outcome in outcomes:
             self.view.ended(outcome)
         self.view.moved(self.running)
+        if self.interrupted and not self.finishing:
+            raise KeyboardInterrupt
         return outcomes
 
     def _ended(self, one: Running, status: int) -> Outcome:
-        seconds = time.monotonic() - one.began
-        one.tail.read()
+        ended = Outcome(one.job, "finished", "", time.monotonic() - one.began, one.made, one.tail.last)
         if one.job.finished:
-            return Outcome(one.job, "finished", "", seconds, one.tail.last)
+            return ended
         if one.stopping:
-            return Outcome(one.job, "stopped", "", seconds, one.tail.last)
-        return Outcome(one.job, "failed", last_words(one.job.log, status), seconds, one.tail.last)
+            return replace(ended, status="stopped")
+        return replace(ended, status="failed", error=last_words(one.job.log, status))
 
     def stop(self, jobs: Iterable[Job] | None = None) -> None:
         """Ask jobs, or all of them, to save themselves and end."""
@@ -291,6 +311,7 @@ class Pool:
     def finish(self, grace: float = GRACE) -> list[Outcome]:
         """Stop everything and wait for it; what does not end in time, or on a second interrupt, is killed."""
         outcomes: list[Outcome] = []
+        self.finishing = True
         try:
             self.stop()
             until = time.monotonic() + grace
@@ -299,7 +320,7 @@ class Pool:
         finally:
             for one in self.running:
                 one.handle.kill()
-            outcomes += self.wait(0) if self.running else []
+            outcomes += self.wait() if self.running else []
         return outcomes
 
 
@@ -341,56 +362,22 @@ def skipped(job: Job) -> Outcome:
 
 @contextmanager
 def polite(pool: Pool) -> Iterator[None]:
-    """Run a block in which Ctrl-C and SIGTERM stop all jobs politely; then KeyboardInterrupt goes on."""
+    """Run a block in which the first Ctrl-C or SIGTERM stops all jobs politely, and a second one kills them.
+
+    The first one is noted, and raised as KeyboardInterrupt where no job is just being started.
+    """
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        if pool.interrupted:
+            raise KeyboardInterrupt
+        pool.interrupted = True
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         try:
             pool.finish()
         finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def local_slots(devices: Sequence[str], jobs: int | None, threads: int) -> list[Slot]:
-    """Return the slots of this machine: ``jobs`` per device, by default one per core or GPU.
-
-    A GPU is given to a job as the only one that it sees, so that a run can go on with another one.
-    """
-    if jobs is not None and jobs < 1:
-        raise CafedclError(f"--jobs {jobs}: it must be at least 1")
-    number = jobs or (max(1, cores() // threads) if devices == ["cpu"] else 1)
-    return [slot_of(device) for _ in range(number) for device in devices]
-
-
-def slot_of(device: str) -> Slot:
-    """Return the slot of a device by its name."""
-    import torch
-
-    kind, colon, index = device.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdecimal())):
-        raise CafedclError(f"--devices {device}: there is no such device; cpu, cuda:0, cuda:1, … or mps is expected")
-    if kind != "cuda":
-        return Slot(kind)
-    there = torch.cuda.device_count()
-    number = int(index or 0)
-    if number >= there:
-        raise CafedclError(f"--devices {device}: this machine has {there} CUDA devices; choose another or cpu")
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return Slot("cuda", {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)})
-
-
-def default_devices() -> list[str]:
-    """Return all GPUs, or the processor where there is none."""
-    import torch
-
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -10,6 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cafedcl.report.palette import look
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,13 +19,6 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 SHADES = ("#1b1b2f", "#2b2d6e", "#3a4fa8", "#3f7fc1", "#46a9c4", "#6cc9a4", "#b5dd6b", "#f2e85c")
-METHOD_COLOUR = {
-    "cafedcl": "bold #e6550d",
-    "fedavg": "#3182bd",
-    "fedproto": "#31a354",
-    "local": "#969696",
-    "central": "#756bb1",
-}
 
 Line = dict[str, Any]
 
@@ -50,8 +45,8 @@ def duration(seconds: float) -> str:
 
 
 def colour(method: str) -> str:
-    """Return the one colour of a method."""
-    return METHOD_COLOUR.get(method.partition(":")[0], "#bcbd22")
+    """Return the one colour of a method, the same as in the report."""
+    return look(method).colour
 
 
 def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: float = 1.0) -> str:

@@ -327,3 +327,14 @@ def test_a_folder_named_like_a_data_set_does_not_shadow_it(call: Call, tmp_path:
     code, _, err = call("run", *SMALL, "--out", "run", "-q")
     assert (code, err) == (0, "")
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["data"]["name"] == "digits"
+
+
+def test_rounds_are_also_logged_where_that_is_asked_for(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("run", "--method", "fedavg", *SMALL, "--out", "logged", "--quiet", "--log", "tensorboard")
+    assert (code, err) == (0, "")
+    assert len(list((tmp_path / "logged" / "tensorboard").iterdir())) == 1
+    code, _, err = call("run", *SMALL, "--out", "elsewhere", "--log", "tensorbord")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "tensorboard" in err
+    assert not (tmp_path / "elsewhere").exists()

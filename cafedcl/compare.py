@@ -1,0 +1,263 @@
+"""Plans of many runs: which runs there are, where they live, and how a plan is kept beside them."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from cafedcl.config import SECTIONS, SPLITS, assign, parse_split, read_file
+from cafedcl.errors import CafedclError
+from cafedcl.options import to_toml
+from cafedcl.schedule_jobs import Job
+from cafedcl.store import RunFolder, explained, write_atomically
+
+Tables = dict[str, dict[str, Any]]
+
+AXES = ("data.name", "run.seed", "engine.device")
+"""Options that a plan sets for every run, besides the method and the split."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods × data sets × splits × seeds, everything else alike."""
+
+    methods: tuple[str, ...]
+    data: tuple[str, ...]
+    splits: tuple[str, ...]
+    """As on the command line; empty: the split that the settings say."""
+    seeds: int
+    first_seed: int
+    settings: dict[str, Any]
+    """Options of all runs, by flat names such as ``train.lr``."""
+    options: dict[str, dict[str, Any]]
+    """Each method's own options."""
+
+    FILE = "compare.toml"
+    COMMAND = "compare"
+
+    @classmethod
+    def make(
+        cls,
+        methods: Sequence[str],
+        data: Sequence[str],
+        splits: Sequence[str],
+        seeds: int,
+        first_seed: int,
+        tables: Mapping[str, Any],
+        settings: Iterable[str],
+    ) -> "Comparison":
+        """Make a plan from a config file's tables and ``section.key=value`` settings.
+
+        Method options of the file go to the methods of the file's own name; those of ``--set`` to every method that
+        has such an option.
+        """
+        check_seeds(seeds, first_seed)
+        base = checked_tables(tables)
+        chosen: Tables = {}
+        for setting in settings:
+            assign(chosen, setting)
+        given = base.pop("method", {})
+        name = str(given.pop("name", "cafedcl"))
+        named = unique(methods or [name], "--methods")
+        options: dict[str, dict[str, Any]] = {method: {} for method in named}
+        for method in named:
+            if method.partition(":")[0] == name.partition(":")[0]:
+                options[method] |= given
+        share_out(chosen.pop("method", {}), options)
+        flat = {**flattened(base), **flattened(chosen)}
+        sets = unique([settled(name) for name in data or [str(flat.get("data.name", "digits"))]], "--data")
+        kept = {key: value for key, value in flat.items() if key not in AXES}
+        return cls(tuple(named), tuple(sets), tuple(split_names(splits)), seeds, first_seed, kept, options)
+
+    def jobs(self, out: Path) -> list[Job]:
+        """Return all runs, one seed of everything before the next seed."""
+        jobs = []
+        for seed in range(self.first_seed, self.first_seed + self.seeds):
+            for data in self.data:
+                for split in self.splits or (None,):
+                    for method in self.methods:
+                        tables = self.tables(method, data, split, seed)
+                        named = split or str(tables.get("split", {}).get("kind", "auto"))
+                        words = (place_of(data), slug(named), slug(method), f"s{seed}")
+                        jobs.append(Job.of(out, "/".join(words), tables))
+        twice = {job.place for job in jobs if sum(other.place == job.place for other in jobs) > 1}
+        if twice:
+            raise CafedclError(f"{out}: two runs would share the folder {min(twice)}; give them in two comparisons")
+        return jobs
+
+    def tables(self, method: str, data: str, split: str | None, seed: int) -> Tables:
+        """Return one run's config."""
+        tables: Tables = {"method": {"name": method, **self.options[method]}, "data": {"name": data}}
+        tables["run"] = {"seed": seed}
+        overlay(tables, self.settings)
+        if split is not None:
+            tables["split"] = {**tables.get("split", {}), **parse_split(split)}
+        return alone(tables)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Comparison":
+        """Return the plan of plain values."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
+        }
+        if values.keys() != {field.name for field in fields(cls)}:
+            raise CafedclError(f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out")
+        return cls(**values)
+
+
+def alone(tables: Tables) -> Tables:
+    """Return the tables of a run that shares its machine with others: one worker."""
+    tables["engine"] = {**tables.get("engine", {}), "workers": 1}
+    return tables
+
+
+def share_out(given: Mapping[str, Any], options: dict[str, dict[str, Any]]) -> None:
+    """Give each method the options among ``given`` that it has; one that nobody has is an error."""
+    from cafedcl.methods import find_method
+
+    known = {method: {field.name for field in fields(find_method(method)[0].Options)} for method in options}
+    for key, value in given.items():
+        takers = [method for method in options if key in known[method]]
+        if not takers:
+            raise CafedclError(f"--set method.{key}: none of {', '.join(options)} has such an option")
+        for method in takers:
+            options[method][key] = value
+
+
+def checked_tables(tables: Mapping[str, Any]) -> Tables:
+    """Return a file's tables; what is not a section of a config is refused."""
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise CafedclError(f"{name}: a section is expected, such as [{name}]")
+        if name not in SECTIONS and name != "method":
+            raise CafedclError(f"[{name}]: there is no such section in a config; see `cafedcl config`")
+    return {name: dict(table) for name, table in tables.items()}
+
+
+def check_seeds(seeds: int, first: int) -> None:
+    """Refuse seeds that cannot be."""
+    if seeds < 1:
+        raise CafedclError(f"--seeds {seeds}: it must be at least 1")
+    if first < 0:
+        raise CafedclError(f"--first-seed {first}: it must be at least 0")
+
+
+def flattened(tables: Tables) -> dict[str, Any]:
+    """Return tables by flat names."""
+    return {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+
+
+def overlay(tables: Tables, flat: Mapping[str, Any]) -> None:
+    """Set options by flat names."""
+    for name, value in flat.items():
+        section, _, key = name.partition(".")
+        tables.setdefault(section, {})[key] = value
+
+
+def words_of(values: Iterable[str]) -> list[str]:
+    """Return what was given with commas between, or by repeating the option."""
+    return [word.strip() for value in values for word in value.split(",") if word.strip()]
+
+
+def unique(words: Sequence[str], option: str) -> list[str]:
+    """Return the words; the same one twice is an error."""
+    for word in words:
+        if list(words).count(word) > 1:
+            raise CafedclError(f"{option}: '{word}' is there twice")
+    return list(words)
+
+
+def split_names(values: Iterable[str]) -> list[str]:
+    """Return the splits of ``dirichlet:0.1,pathological:2,ir=10``: a part that begins with no split's name goes on."""
+    names: list[str] = []
+    for value in values:
+        begun = False
+        for part in value.split(","):
+            if begun and part.partition(":")[0].strip() not in SPLITS:
+                names[-1] += f",{part.strip()}"
+            else:
+                names.append(part.strip())
+                begun = True
+    for name in names:
+        parse_split(name)
+    return unique(names, "--splits")
+
+
+def settled(data: str) -> str:
+    """Return a data set's name so that it means the same in every folder."""
+    from cafedcl.data import is_own
+
+    return str(Path(data).expanduser().resolve()) if is_own(data) else data
+
+
+def place_of(data: str) -> str:
+    """Return the folder name of a data set."""
+    from cafedcl.data import is_own
+
+    return slug(Path(data).stem if is_own(data) else data)
+
+
+def slug(text: str) -> str:
+    """Return a text that can be the name of a folder."""
+    return re.sub(r"[^\w.,=+-]+", "-", text).strip("-.") or "-"
+
+
+@contextmanager
+def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterator[None]:
+    """Hold the folder of a plan: write the plan down, or see that the one that is there is the same."""
+    path = out / file
+    if path.is_file():
+        if stored_plan(out, file, command) != plan:
+            said = differences(read_file(path), plan)
+            raise CafedclError(
+                f"{out}: holds another plan ({said}); go on with it by `cafedcl {command} --resume {out}`, "
+                "or choose another --out"
+            )
+    elif out.exists() and not (out.is_dir() and not any(child.name != "lock" for child in out.iterdir())):
+        raise CafedclError(f"{out}: exists and holds no plan of `cafedcl {command}`; choose another --out")
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(out)
+    folder.lock()
+    try:
+        if not path.is_file():
+            with explained(out):
+                write_atomically(path, plan_toml(plan, command).encode())
+        yield
+    finally:
+        folder.unlock()
+
+
+def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
+    """Return the plan that a folder holds."""
+    if not (out / file).is_file():
+        raise CafedclError(f"{out}: there is no plan to go on with (no {file}); start one with `cafedcl {command}`")
+    return read_file(out / file)
+
+
+def plan_toml(plan: Mapping[str, Any], command: str) -> str:
+    """Return a plan as TOML: plain values first, then its tables."""
+    lines = [f"# written by `cafedcl {command}`; go on with: cafedcl {command} --resume THIS-FOLDER"]
+    lines += [f"{name} = {to_toml(value)}" for name, value in plan.items() if not isinstance(value, Mapping)]
+    for name, value in plan.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{name}]", *(f"{to_toml(key)} = {to_toml(inner)}" for key, inner in value.items())]
+    return "\n".join(lines) + "\n"
+
+
+def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return in which entries two plans differ."""
+    names = [name for name in {**there, **wanted} if there.get(name) != wanted.get(name)]
+    first = names[0]
+    if isinstance(there.get(first), Mapping) and isinstance(wanted.get(first), Mapping):
+        inner = differences(there[first], wanted[first])
+        return f"{first}: {inner}"
+    shown = [to_toml(table[first]) if first in table else "nothing" for table in (there, wanted)]
+    return f"{first} is {shown[0]} there and {shown[1]} here"

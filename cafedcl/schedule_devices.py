@@ -1,0 +1,133 @@
+"""Where jobs run: the cores and GPUs of this machine, or a Ray cluster."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cafedcl.errors import CafedclError
+from cafedcl.optional import optional
+from cafedcl.schedule_jobs import POLL, Handle, Launcher, Local, Slot
+
+
+def choose_launcher(devices: Sequence[str], jobs: int | None, threads: int, ray: str | None) -> Launcher:
+    """Return what starts the jobs; without devices, on every GPU of this machine, or else on its cores."""
+    if jobs is not None and jobs < 1:
+        raise CafedclError(f"--jobs {jobs}: it must be at least 1")
+    if ray is not None:
+        return Ray(ray, devices, jobs, threads)
+    import torch
+
+    here = list(devices) or [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    slots = [slot_of(device) for device in here]
+    usual = max(1, cores() // threads) if here == ["cpu"] else 1
+    return Local(slots * (jobs or usual))
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def slot_of(device: str) -> Slot:
+    """Return the slot of a device by its name.
+
+    A GPU is given to a job as the only one that it sees, so that a run can go on with another one later.
+    """
+    import torch
+
+    kind, colon, index = device.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdecimal())):
+        raise CafedclError(f"--devices {device}: there is no such device; cpu, cuda:0, cuda:1, … or mps is expected")
+    if kind != "cuda":
+        return Slot(kind)
+    there, number = torch.cuda.device_count(), int(index or 0)
+    if number >= there:
+        raise CafedclError(f"--devices {device}: this machine has {there} CUDA devices; choose another one, or cpu")
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return Slot("cuda", {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)})
+
+
+class Ray:
+    """Jobs as tasks of a Ray cluster whose machines share the file system: a core, or a share of a GPU, each."""
+
+    def __init__(self, address: str, devices: Sequence[str], jobs: int | None, threads: int) -> None:
+        self.ray = optional("ray", "ray", "--ray")
+        kinds = {device.partition(":")[0] for device in devices} or {"cpu"}
+        if kinds not in ({"cpu"}, {"cuda"}):
+            raise CafedclError("--devices: with --ray it is cpu or cuda; the cluster knows how many there are")
+        try:
+            self.ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise CafedclError(f"--ray {address}: there is no cluster to be reached: {error}") from None
+        there: dict[str, float] = self.ray.cluster_resources()
+        if kinds == {"cuda"}:
+            each = jobs or 1
+            self.wanted: dict[str, float] = {"num_cpus": 0, "num_gpus": 1 / each}
+            number = int(there.get("GPU", 0)) * each
+        else:
+            self.wanted = {"num_cpus": threads}
+            number = jobs or int(there.get("CPU", 0)) // threads
+        if not number:
+            raise CafedclError(f"--ray {address}: the cluster has no {kinds.pop()} device for a job")
+        self.slots: Sequence[Slot] = [Slot(kinds.pop())] * number
+
+    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:  # noqa: ARG002
+        """Start a task."""
+        task = self.ray.remote(max_retries=0, **self.wanted)(work)
+        return Task(self.ray, task.remote(arguments, str(Path.cwd()), str(log.resolve())), log)
+
+
+class Task:
+    """A job in a task of a Ray cluster."""
+
+    def __init__(self, ray: Any, reference: Any, log: Path) -> None:
+        self.ray, self.reference, self.log = ray, reference, log
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+        ready, _ = self.ray.wait([self.reference], timeout=0)
+        if not ready:
+            return None
+        try:
+            return int(self.ray.get(self.reference))
+        except self.ray.exceptions.RayError as error:
+            with self.log.open("a", encoding="utf-8") as log:
+                log.write(" ".join(str(error).split()) + "\n")
+            return 1
+
+    def stop(self) -> None:
+        """Ask it to save itself and end."""
+        self.ray.cancel(self.reference)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.ray.cancel(self.reference, force=True)
+
+
+def work(arguments: list[str], home: str, log: str) -> int:
+    """Run a job on a machine of the cluster, from the folder in which the command was given."""
+    with Path(log).open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cafedcl", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            cwd=home,
+            start_new_session=True,
+        )
+    # A cluster that was started in the background ignores interrupts, and they are how a task is cancelled.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        # Looked at now and then, because a cancelled task is interrupted between two of its own steps only.
+        while process.poll() is None:
+            time.sleep(POLL)
+    except KeyboardInterrupt:
+        process.terminate()
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    return process.wait()

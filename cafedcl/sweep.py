@@ -1,0 +1,288 @@
+"""Sweeps of a method's options: a grid, or the space that a search moves in; and images held out to choose by."""
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from cafedcl.compare import Tables, alone, check_seeds, checked_tables, flattened, overlay, settled, slug
+from cafedcl.config import assign, parse_split, resolve
+from cafedcl.errors import CafedclError, nearest
+from cafedcl.options import to_toml
+from cafedcl.schedule_jobs import Job
+from cafedcl.store import RunFolder, explained, write_atomically
+from cafedcl.view import last_scored, value_of
+
+SHARED = ("accuracy", "balanced", "client_mean", "client_std", "client_worst", "many", "medium", "few")
+SCORES = tuple(f"server.{key}" for key in SHARED) + tuple(f"own.{key}" for key in (*SHARED, "held_mean", "held_std"))
+HELD_OUT = "held-out.npz"
+
+Point = dict[str, Any]
+"""Values of the swept options, by flat names."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One method, data set and split; some options vary, everything else is alike."""
+
+    settings: dict[str, Any]
+    """Options of all runs, by flat names, the method's included."""
+    seeds: int
+    first_seed: int
+    score: str
+    on: str
+    """validation: images held out of the training set; test: the test set."""
+    hold_out: float
+    grid: dict[str, Any]
+    """Values by option."""
+    ranges: dict[str, Any]
+    """Ranges by option, as on the command line."""
+    choices: dict[str, Any]
+    """Values to choose from by option."""
+    prune: bool
+
+    FILE = "sweep.toml"
+    COMMAND = "sweep"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be swept."""
+        check_seeds(self.seeds, self.first_seed)
+        if self.score not in SCORES:
+            raise CafedclError(f"--score {self.score}: there is no such score; {nearest(self.score, list(SCORES))}")
+        if self.on not in ("validation", "test"):
+            raise CafedclError(f"--on {self.on}: there is no such choice; validation or test is expected")
+        if not 0 < self.hold_out < 1:
+            raise CafedclError(f"--hold-out {self.hold_out:g}: a part between 0 and 1 is expected, such as 0.1")
+        for name, values in {**self.grid, **self.choices}.items():
+            for value in values:
+                resolve(self.tables({name: value}))
+        for name, text in self.ranges.items():
+            self.range(name, text)
+
+    def range(self, name: str, text: str) -> "Range":
+        """Return a range of an option, checked against the option's type and limits."""
+        section, _, key = name.partition(".")
+        now = resolve(self.tables({})).to_plain().get(section, {}).get(key)
+        if now is None:
+            resolve(self.tables({name: 0}))
+        if isinstance(now, bool) or not isinstance(now, int | float):
+            raise CafedclError(f"--range {name}: it is not a number; use --choice {name}=…,…")
+        found = Range.parse(name, text, isinstance(now, int))
+        for bound in (found.low, found.high):
+            resolve(self.tables({name: bound}))
+        return found
+
+    @property
+    def space(self) -> "list[Range]":
+        """The ranges of a search."""
+        return [self.range(name, text) for name, text in self.ranges.items()]
+
+    @property
+    def higher(self) -> bool:
+        """Whether more of the score is better."""
+        return not self.score.endswith("_std")
+
+    def points(self) -> list[Point]:
+        """Return all points of the grid, the first option varying slowest."""
+        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+
+    def tables(self, point: Point, seed: int | None = None) -> Tables:
+        """Return the config of a point."""
+        tables: Tables = {}
+        overlay(tables, {**self.settings, **point, "run.seed": self.first_seed if seed is None else seed})
+        return tables
+
+    def jobs(self, out: Path, place: str, point: Point) -> list[Job]:
+        """Return the runs of a point, one per seed."""
+        jobs = []
+        for seed in range(self.first_seed, self.first_seed + self.seeds):
+            tables = alone(self.tables(point, seed))
+            if self.on == "validation":
+                overlay(tables, {"data.name": str((out / HELD_OUT).resolve()), "data.size": 0})
+            jobs.append(Job.of(out, f"{place}/s{seed}", tables))
+        return jobs
+
+    def place(self, point: Point) -> str:
+        """Return the folder name of a point of the grid."""
+        short = [name.partition(".")[2] for name in point]
+        names = short if len(set(short)) == len(short) else list(point)
+        shown = [value if isinstance(value, str) else to_toml(value) for value in point.values()]
+        return ",".join(f"{name}={slug(text)}" for name, text in zip(names, shown, strict=True))
+
+    def prepare(self, out: Path) -> str:
+        """Hold the images out if that is asked for, and return in words what the scores are measured on."""
+        if self.on == "test":
+            return "the test set"
+        return hold_out(out, self.tables({}), self.hold_out)
+
+    def value(self, jobs: Sequence[Job]) -> float:
+        """Return the score of finished runs: the last round's, averaged over the seeds; NaN if a run diverged."""
+        return mean(self.score_of(job) for job in jobs)
+
+    def score_of(self, job: Job) -> float:
+        """Return a finished run's score; that it has none is a mistake in what was asked for."""
+        value = self.score_at(job, job.rounds)
+        if value is None:
+            raise CafedclError(f"{job.folder}: this run has no {self.score}; choose another --score and another --out")
+        return value
+
+    def score_at(self, job: Job, rounds: int) -> float | None:
+        """Return a run's score as of so many rounds, or None if it was not measured by then."""
+        line = last_scored(RunFolder(job.folder).metrics()[:rounds], self.score)
+        return None if line is None else value_of(line, self.score)
+
+    def best_toml(self, point: Point, value: float, measured_on: str) -> str:
+        """Return the config of the best point as `cafedcl run` takes it, and what it was chosen by."""
+        chosen = ", ".join(f"{name} = {to_toml(inner)}" for name, inner in point.items())
+        head = f"# {chosen}\n# {self.score} = {value:.6f}, mean over {self.seeds} seeds, on {measured_on}\n\n"
+        return head + resolve(self.tables(point)).to_toml()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Sweep":
+        """Return the plan of plain values."""
+        if plain.keys() != {field.name for field in fields(cls)}:
+            raise CafedclError(f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out")
+        return cls(**plain)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high that a search draws from, evenly or by their logarithm."""
+
+    name: str
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+    @classmethod
+    def parse(cls, name: str, text: str, whole: bool) -> "Range":
+        """Read ``0.05..0.5`` or ``0.05..0.5:log``."""
+        asked = f"--range {name}={text}"
+        bounds, colon, scale = text.partition(":")
+        low, dots, high = bounds.partition("..")
+        if not dots or (colon and scale != "log"):
+            raise CafedclError(f"{asked}: low..high or low..high:log is expected, such as {name}=0.05..0.5:log")
+        kind = int if whole else float
+        try:
+            ends = kind(low), kind(high)
+        except ValueError:
+            numbers = "whole numbers" if whole else "numbers"
+            raise CafedclError(f"{asked}: {numbers} are expected on both sides of the dots") from None
+        if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
+            raise CafedclError(f"{asked}: the first number must be smaller than the second")
+        if colon and ends[0] <= 0:
+            raise CafedclError(f"{asked}: with :log, both numbers must be greater than 0")
+        return cls(name, *ends, bool(colon), whole)
+
+
+def sweep_settings(
+    tables: Mapping[str, Any], method: str | None, data: str | None, split: str | None, settings: Iterable[str]
+) -> dict[str, Any]:
+    """Return a sweep's common options by flat names: a file, then flags, then settings, the later ones winning."""
+    base = checked_tables(tables)
+    if method is not None:
+        base.setdefault("method", {})["name"] = method
+    if data is not None:
+        base.setdefault("data", {})["name"] = data
+    if split is not None:
+        base.setdefault("split", {}).update(parse_split(split))
+    for setting in settings:
+        assign(base, setting)
+    flat = flattened(base)
+    flat["data.name"] = settled(str(flat.get("data.name", "digits")))
+    return {name: value for name, value in flat.items() if name not in ("run.seed", "engine.device")}
+
+
+def parse_values(texts: Iterable[str], option: str) -> dict[str, Any]:
+    """Return the values of every ``section.key=value,value,…``."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.strip()
+        if not (equals and values.strip() and all(name.partition("."))):
+            raise CafedclError(f"{option} {text}: section.key=value,value is expected, such as train.lr=0.01,0.1")
+        if name in found:
+            raise CafedclError(f"{option} {name}: it is there twice")
+        found[name] = []
+        for value in separated(values):
+            tables: Tables = {}
+            assign(tables, f"{name}={value}")
+            section, _, key = name.partition(".")
+            if to_toml(tables[section][key]) in map(to_toml, found[name]):
+                raise CafedclError(f"{option} {text}: {value} is there twice")
+            found[name].append(tables[section][key])
+    return found
+
+
+def separated(text: str) -> list[str]:
+    """Return what stands between commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_ranges(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the range of every ``section.key=low..high``."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, bounds = text.partition("=")
+        if not (equals and all(name.strip().partition("."))):
+            raise CafedclError(f"--range {text}: section.key=low..high is expected, such as train.lr=0.01..0.3:log")
+        if name.strip() in found:
+            raise CafedclError(f"--range {name.strip()}: it is there twice")
+        found[name.strip()] = bounds.strip()
+    return found
+
+
+def hold_out(out: Path, tables: Tables, share: float) -> str:
+    """Write the data set of a search: part of every class's training images takes the place of the test set.
+
+    The choice is the same for every seed and every search. Returns in words what the scores are measured on.
+    """
+    from cafedcl.data import load_dataset
+    from cafedcl.rng import stream
+
+    path, config = out / HELD_OUT, resolve(tables)
+    if not path.is_file():
+        data = load_dataset(config.data)
+        natural = config.split.kind == "natural" or (config.split.kind == "auto" and len(data.owners) > 0)
+        if natural or config.split.kind == "file":
+            raise CafedclError(
+                f"split.kind = {config.split.kind}: images cannot be held out of this split; choose another --split, "
+                "or look at the test set with --on test"
+            )
+        labels = data.train_y.numpy()
+        rng, held = stream(0, "held out for tuning"), np.zeros(len(labels), dtype=np.bool_)
+        for label in range(data.classes):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            held[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
+        images, content = data.train_x.numpy(), io.BytesIO()
+        np.savez(
+            content,
+            x_train=images[~held],
+            y_train=labels[~held],
+            x_test=images[held],
+            y_test=labels[held],
+            classes=np.array(data.names),
+        )
+        with explained(out):
+            write_atomically(path, content.getvalue())
+    with np.load(path) as stored:
+        number = len(stored["y_test"])
+    return f"{number} images held out of the training set of {config.data.name}; the test set was not looked at"

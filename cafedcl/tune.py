@@ -1,0 +1,171 @@
+"""The search for the best options: Optuna proposes, the runs of every seed answer."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from cafedcl.errors import CafedclError
+from cafedcl.optional import optional
+from cafedcl.schedule_jobs import Job, Outcome, Pool, skipped
+from cafedcl.sweep import Point, Sweep
+
+if TYPE_CHECKING:
+    import optuna
+
+STUDY = "study.db"
+WARM_UP = 4
+"""Finished trials before any is pruned."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point that was proposed, and its runs."""
+
+    number: int
+    point: Point
+    jobs: tuple[Job, ...]
+
+
+class Search:
+    """A search that can be stopped and gone on with: what was proposed is in a file, what was scored in run folders."""
+
+    def __init__(self, sweep: Sweep, out: Path) -> None:
+        self.optuna = optional("optuna", "optuna", "--tune")
+        self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
+        self.sweep, self.out = sweep, out
+        self.study: optuna.Study = self._open()
+        self.active: dict[int, Trial] = {}
+        self.queue: deque[Job] = deque()
+        self.failures: list[Outcome] = []
+
+    def _open(self) -> "optuna.Study":
+        name, storage = "sweep", f"sqlite:///{(self.out / STUDY).resolve()}"
+        direction = "maximize" if self.sweep.higher else "minimize"
+        study: optuna.Study = self.optuna.create_study(
+            study_name=name, storage=storage, direction=direction, load_if_exists=True
+        )
+        # Another seed after every interruption, or the same points would be drawn again.
+        study.sampler = self.optuna.samplers.TPESampler(seed=self.sweep.first_seed + len(study.trials))
+        return study
+
+    def run(self, trials: int, pool: Pool) -> None:
+        """Go on until there are so many trials; those that were interrupted come first."""
+        self.study.set_user_attr("trials", trials)
+        for frozen in self.study.get_trials(states=(self.optuna.trial.TrialState.RUNNING,)):
+            if frozen.params.keys() == {*self.sweep.ranges, *self.sweep.choices}:
+                self.begin(frozen.number, dict(frozen.params), pool)
+            else:
+                self.tell(frozen.number, "FAIL")
+        while True:
+            while pool.free and (self.queue or self.proposed() < trials):
+                if self.queue:
+                    pool.start(self.queue.popleft())
+                else:
+                    self.ask(pool)
+            if not pool.running and not self.queue:
+                return
+            for outcome in pool.wait():
+                self.take(outcome, pool)
+            if self.sweep.prune:
+                self.prune(pool)
+
+    def proposed(self) -> int:
+        """Return how many points were proposed so far."""
+        waiting = self.optuna.trial.TrialState.WAITING
+        return sum(frozen.state != waiting for frozen in self.study.get_trials(deepcopy=False))
+
+    def ask(self, pool: Pool) -> None:
+        """Propose a point."""
+        trial = self.study.ask()
+        point: Point = {}
+        for one in self.sweep.space:
+            if one.whole:
+                point[one.name] = trial.suggest_int(one.name, int(one.low), int(one.high), log=one.log)
+            else:
+                point[one.name] = trial.suggest_float(one.name, one.low, one.high, log=one.log)
+        for name, values in self.sweep.choices.items():
+            point[name] = trial.suggest_categorical(name, values)
+        self.begin(trial.number, point, pool)
+
+    def begin(self, number: int, point: Point, pool: Pool) -> None:
+        """Queue a trial's runs that are not finished."""
+        trial = self.trial(number, point)
+        self.active[number] = trial
+        for job in trial.jobs:
+            if job.finished:
+                pool.view.ended(skipped(job))
+            else:
+                self.queue.append(job)
+        self.settle(trial)
+
+    def trial(self, number: int, point: Point) -> Trial:
+        """Return a trial and its runs."""
+        return Trial(number, point, tuple(self.sweep.jobs(self.out, f"trial-{number:04d}", point)))
+
+    def take(self, outcome: Outcome, pool: Pool) -> None:
+        """Note how a run ended; a trial with a failed one has failed, and its other runs are stopped."""
+        trial = next((trial for trial in self.active.values() if outcome.job in trial.jobs), None)
+        if outcome.status == "failed":
+            self.failures.append(outcome)
+            if trial is not None:
+                self.drop(trial, "FAIL", pool)
+        elif trial is not None:
+            self.settle(trial)
+
+    def settle(self, trial: Trial) -> None:
+        """Score a trial once all its runs are finished; one that diverged has failed."""
+        if all(job.finished for job in trial.jobs):
+            del self.active[trial.number]
+            value = self.sweep.value(trial.jobs)
+            if math.isfinite(value):
+                self.study.tell(trial.number, value)
+            else:
+                self.tell(trial.number, "FAIL")
+
+    def drop(self, trial: Trial, state: str, pool: Pool) -> None:
+        """Give a trial up."""
+        del self.active[trial.number]
+        self.queue = deque(job for job in self.queue if job not in trial.jobs)
+        pool.stop(trial.jobs)
+        self.tell(trial.number, state)
+
+    def tell(self, number: int, state: str) -> None:
+        """Write down how a trial ended without a score."""
+        self.study.tell(number, state=self.optuna.trial.TrialState[state])
+
+    def prune(self, pool: Pool) -> None:
+        """Give up trials whose first seed, after a third of the rounds, is worse than the median of finished ones."""
+        for trial in list(self.active.values()):
+            first = trial.jobs[0]
+            third = math.ceil(first.rounds / 3)
+            tail = next((one.tail for one in pool.running if one.job == first), None)
+            if tail is None or tail.rounds < third:
+                continue
+            now = self.sweep.score_at(first, third)
+            before = [self.sweep.score_at(other.jobs[0], third) for other in self.finished()]
+            others = [value for value in before if value is not None]
+            if now is None or len(others) < WARM_UP:
+                continue
+            if now < median(others) if self.sweep.higher else now > median(others):
+                self.drop(trial, "PRUNED", pool)
+
+    def finished(self) -> list[Trial]:
+        """Return the trials that have a score."""
+        states = (self.optuna.trial.TrialState.COMPLETE,)
+        return [self.trial(frozen.number, dict(frozen.params)) for frozen in self.study.get_trials(states=states)]
+
+    def best(self) -> tuple[Point, float]:
+        """Return the best point and its score."""
+        if not self.finished():
+            reason = f": {self.failures[-1].error}" if self.failures else ""
+            raise CafedclError(f"{self.out}: no trial has a score yet{reason}")
+        return dict(self.study.best_params), float(self.study.best_value)
+
+    def rows(self) -> list[tuple[int, str, float | None, Point]]:
+        """Return every trial's number, state, score and point, the best first."""
+        sign = -1 if self.sweep.higher else 1
+        rows = [(f.number, f.state.name.lower(), f.value, dict(f.params)) for f in self.study.get_trials()]
+        return sorted(rows, key=lambda row: (row[2] is None, sign * (row[2] or 0.0), row[0]))

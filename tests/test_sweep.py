@@ -1,0 +1,316 @@
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cafedcl import schedule_jobs
+from cafedcl.compare_commands import sweep as command
+from cafedcl.config import gather, read_file, resolve
+from cafedcl.data import load_dataset
+from cafedcl.errors import CafedclError
+from cafedcl.schedule_jobs import Handle, Pool, Slot, View
+from cafedcl.sweep import Range, Sweep, hold_out, parse_ranges, parse_values
+from cafedcl.tune import Search
+
+ROUNDS = 6
+
+
+class Ended:
+    """A job that is over, or one that never ends by itself."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def stop(self) -> None:
+        self.status = 130
+
+    kill = stop
+
+
+class Instant:
+    """Jobs that are done at once: a score that is best at a learning rate of 0.05 and with method.geo = cross."""
+
+    def __init__(self, slots: int = 2) -> None:
+        self.slots = [Slot("cpu")] * slots
+        self.launched: list[str] = []
+        self.broken: set[str] = set()
+        self.endless = False
+
+    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
+        out = Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[1])
+        self.launched.append(f"{out.parent.name}/{out.name}")
+        if self.launched[-1] in self.broken:
+            log.write_text("error: on fire\n")
+            return Ended(2)
+        words = dict(word.split("=", 1) for word in arguments if "=" in word)
+        (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (out / "config.toml").touch()
+        miss = math.log10(float(words.get("train.lr", 0.05)) / 0.05) ** 2 + 0.1 * (words.get("method.geo") == '"batch"')
+        rounds = ROUNDS // 3 if self.endless else ROUNDS
+        lines = [
+            {"round": t, "status": "ok", "server": {"accuracy": 0.9 - miss, "client_std": miss, "few": None}}
+            for t in range(rounds)
+        ]
+        (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if self.endless:
+            return Ended(None)
+        (out / "checkpoints" / "000006.safetensors").touch()
+        return Ended(0)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_jobs, "POLL", 0.001)
+
+
+def made(**changes: Any) -> Sweep:
+    plain: dict[str, Any] = {
+        "settings": {"method.name": "cafedcl", "data.name": "digits", "federation.rounds": ROUNDS},
+        "seeds": 1, "first_seed": 0, "score": "server.accuracy", "on": "test", "hold_out": 0.1, "grid": {},
+        "ranges": {}, "choices": {}, "prune": False,
+    }  # fmt: skip
+    return Sweep.from_plain(plain | changes)
+
+
+TUNED = {"ranges": {"train.lr": "0.001..0.9:log"}, "choices": {"method.geo": ["batch", "cross"]}}
+
+
+def test_a_grid_is_every_combination_in_folders_of_their_own(tmp_path: Path) -> None:
+    grid = parse_values(["method.lam_geo=0,0.1,1", "method.gamma = 0.2, 0.6"], "--grid")
+    plan = made(grid=grid, seeds=2)
+    points = plan.points()
+    assert len(points) == 6
+    assert points[0] == {"method.lam_geo": 0, "method.gamma": 0.2}
+    assert [plan.place(point) for point in points][3] == "lam_geo=0.1,gamma=0.6"
+    job = plan.jobs(tmp_path, plan.place(points[3]), points[3])[1]
+    assert job.folder == tmp_path / "lam_geo=0.1,gamma=0.6" / "s1"
+    assert "method.lam_geo=0.1" in job.arguments
+    assert "engine.workers=1" in job.arguments
+    both = made(grid={"train.momentum": [0.0], "train.lr": [0.1], "evaluate.shots": [[100, 20]]})
+    assert both.place(both.points()[0]) == "momentum=0.0,lr=0.1,shots=100,-20"
+
+
+def test_values_may_be_words_numbers_and_lists() -> None:
+    assert parse_values(["a.b=1,x,true,[1,2]"], "--grid") == {"a.b": [1, "x", True, [1, 2]]}
+
+
+@pytest.mark.parametrize("text", ["lr=1,2", "train.lr", "train.lr=", "train.=3", ".lr=3"])
+def test_values_that_cannot_be_read_are_one_line(text: str) -> None:
+    with pytest.raises(CafedclError, match=r"section\.key=value,value is expected"):
+        parse_values([text], "--grid")
+
+
+@pytest.mark.parametrize("texts", [["train.lr=1,1"], ["train.lr=1", "train.lr=2"]])
+def test_the_same_value_or_option_twice_is_one_line(texts: list[str]) -> None:
+    with pytest.raises(CafedclError, match="there twice"):
+        parse_values(texts, "--grid")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("train.lr", "0.1", r"low\.\.high"),
+        ("train.lr", "0.1..0.5:cube", r"low\.\.high"),
+        ("train.lr", "a..0.5", "numbers are expected"),
+        ("train.lr", "0.5..0.1", "the first number must be smaller"),
+        ("train.lr", "0.1..inf", "the first number must be smaller"),
+        ("train.momentum", "0..0.5:log", "greater than 0"),
+        ("train.lr", "-1..0.5", "it must be greater than 0"),
+        ("train.epochs", "1..2.5", "whole numbers are expected"),
+        ("train.epoch", "1..2", "did you mean 'epochs'"),
+        ("method.geo", "1..2", "use --choice method.geo"),
+        ("store.notes", "0..1", "use --choice store.notes"),
+    ],
+)
+def test_ranges_that_cannot_be_are_one_line(name: str, text: str, said: str) -> None:
+    with pytest.raises(CafedclError, match=said):
+        made(ranges={name: text})
+
+
+def test_ranges_are_read() -> None:
+    assert parse_ranges(["train.lr = 0.1..0.5:log"]) == {"train.lr": "0.1..0.5:log"}
+    plan = made(ranges={"train.lr": "0.1..0.5:log", "train.epochs": "1..5"})
+    assert plan.space == [Range("train.lr", 0.1, 0.5, True, False), Range("train.epochs", 1, 5, False, True)]
+    for texts in (["lr=0..1"], ["train.lr"]):
+        with pytest.raises(CafedclError, match=r"section\.key=low\.\.high"):
+            parse_ranges(texts)
+    with pytest.raises(CafedclError, match="there twice"):
+        parse_ranges(["train.lr=0..1", "train.lr=0..2"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"score": "server.acuracy"}, "did you mean 'server.accuracy'"),
+        ({"on": "train"}, "validation or test"),
+        ({"hold_out": 1.0}, "between 0 and 1"),
+        ({"grid": {"method.lam_geoo": [1]}}, "did you mean 'lam_geo'"),
+        ({"choices": {"method.geo": ["batch", "cros"]}}, "did you mean 'cross'"),
+        ({"seeds": 0}, "--seeds 0"),
+    ],
+)
+def test_a_mistake_in_a_sweep_is_one_line(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CafedclError, match=said):
+        made(**changes)
+
+
+def test_images_are_held_out_of_the_training_set(tmp_path: Path) -> None:
+    tables = {"split": {"kind": "iid"}}
+    said = hold_out(tmp_path, tables, 0.1)
+    before = load_dataset(resolve(tables).data)
+    after = load_dataset(resolve({"data": {"name": str(tmp_path / "held-out.npz")}}).data)
+    assert said == f"{len(after.test_y)} images held out of the training set of digits; the test set was not looked at"
+    assert len(after.train_y) + len(after.test_y) == len(before.train_y)
+    assert abs(len(after.test_y) / len(before.train_y) - 0.1) < 0.01
+    assert set(after.test_y.tolist()) == set(range(10))
+    assert after.names == before.names
+    images = {image.tobytes() for image in before.train_x.numpy()}
+    assert all(image.tobytes() in images for image in np.concatenate([after.train_x.numpy(), after.test_x.numpy()]))
+    written = (tmp_path / "held-out.npz").stat().st_mtime_ns
+    assert hold_out(tmp_path, tables, 0.1) == said
+    assert (tmp_path / "held-out.npz").stat().st_mtime_ns == written
+    with pytest.raises(CafedclError, match="images cannot be held out of this split"):
+        hold_out(tmp_path / "other", {"split": {"kind": "natural"}}, 0.1)
+    job = made(on="validation").jobs(tmp_path, "x", {})[0]
+    assert str(tmp_path / "held-out.npz") in job.arguments
+
+
+def test_the_search_finds_the_optimum_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    plan, launcher = made(**TUNED, seeds=2), Instant()
+    Search(plan, tmp_path).run(12, Pool(launcher, View()))
+    first = list(launcher.launched)
+    assert len(first) == 24
+    search = Search(plan, tmp_path)
+    search.run(30, Pool(launcher, View()))
+    assert len(launcher.launched) == 60, "nothing was done twice"
+    assert not set(first) & set(launcher.launched[24:])
+    rates = {frozen.params["train.lr"] for frozen in search.study.get_trials()}
+    assert len(rates) == 30, "no point was proposed twice"
+    point, value = search.best()
+    assert point["method.geo"] == "cross"
+    assert 0.03 < point["train.lr"] < 0.08
+    assert value > 0.88
+    assert search.rows()[0][2] == value
+
+
+def test_a_score_of_spread_is_made_small(tmp_path: Path) -> None:
+    search = Search(made(**TUNED, score="server.client_std"), tmp_path)
+    search.run(8, Pool(Instant(), View()))
+    assert search.best()[1] == min(row[2] for row in search.rows() if row[2] is not None)
+
+
+def test_an_interrupted_trial_is_gone_on_with(tmp_path: Path) -> None:
+    launcher = Instant(1)
+    launcher.endless = True
+    search, pool = Search(made(**TUNED), tmp_path), Pool(launcher, View())
+    pool.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        search.run(2, pool)
+    pool.finish()
+    launcher.endless = False
+    again = Search(made(**TUNED), tmp_path)
+    again.run(2, Pool(launcher, View()))
+    assert launcher.launched == ["trial-0000/s0", "trial-0000/s0", "trial-0001/s0"]
+    assert [row[1] for row in again.rows()] == ["complete", "complete"]
+
+
+def test_a_failed_trial_is_left_out(tmp_path: Path) -> None:
+    launcher = Instant(1)
+    launcher.broken = {"trial-0001/s0"}
+    search = Search(made(**TUNED, seeds=2), tmp_path)
+    search.run(3, Pool(launcher, View()))
+    assert [(number, state) for number, state, _, _ in search.rows()][-1] == (1, "fail")
+    assert [outcome.error for outcome in search.failures] == ["on fire"]
+    assert "trial-0001/s1" not in launcher.launched, "its other seeds are not run"
+    nothing = Instant(1)
+    nothing.broken = {"trial-0000/s0"}
+    (tmp_path / "lost").mkdir()
+    lost = Search(made(**TUNED), tmp_path / "lost")
+    lost.run(1, Pool(nothing, View()))
+    with pytest.raises(CafedclError, match="no trial has a score yet: on fire"):
+        lost.best()
+
+
+def test_what_is_below_the_median_is_given_up(tmp_path: Path) -> None:
+    plan, launcher = made(ranges=TUNED["ranges"], prune=True), Instant(1)
+    search = Search(plan, tmp_path)
+    search.run(5, Pool(launcher, View()))
+    launcher.endless = True
+    search.study.enqueue_trial({"train.lr": 0.9})
+    search.run(6, Pool(launcher, View()))
+    assert [(number, state) for number, state, _, _ in search.rows()][-1] == (5, "pruned")
+
+
+def test_a_score_that_a_run_does_not_have_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CafedclError, match=r"this run has no server.few; choose another --score"):
+        Search(made(**TUNED, score="server.few"), tmp_path).run(1, Pool(Instant(), View()))
+
+
+def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(CafedclError, match="--tune: optuna is not installed; install it with: pip install optuna"):
+        Search(made(**TUNED), tmp_path)
+
+
+def call(*arguments: object) -> Any:
+    app = typer.Typer()
+    app.command()(command)
+    app.callback()(lambda: None)
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+def test_the_command_searches_says_on_what_and_writes_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, out = Instant(), tmp_path / "out"
+    monkeypatch.setattr("cafedcl.compare_run.choose_launcher", lambda *_: launcher)
+    asked = ["--tune", 4, "--range", "train.lr=0.01..0.3:log", "--rounds", ROUNDS, "--split", "iid", "--out", out]
+    done = call(*asked)
+    assert done.exit_code == 0, done.output
+    assert "server.accuracy is measured on 143 images held out of the training set of digits" in done.stdout
+    assert "the test set was not looked at" in done.stdout
+    assert "best: train.lr=" in done.stdout
+    best = gather(out / "best.toml")
+    assert best.data.name == "digits"
+    assert best.federation.rounds == ROUNDS
+    assert 0.01 < best.train.lr < 0.3
+    assert "143 images held out" in (out / "best.toml").read_text()
+    again = call("--resume", out, "--quiet")
+    assert (again.exit_code, again.output) == (0, "")
+    assert len(launcher.launched) == 4
+    assert "holds another plan (ranges: train.lr is" in str(call(*asked[:3], "train.lr=0.1..0.3", *asked[4:]).exception)
+
+
+def test_the_command_runs_a_grid_and_says_that_it_looks_at_the_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, out = Instant(), tmp_path / "out"
+    launcher.broken = {"lr=0.2/s1"}
+    monkeypatch.setattr("cafedcl.compare_run.choose_launcher", lambda *_: launcher)
+    monkeypatch.setattr("cafedcl.compare_run.show_table", lambda _: print("the table"))
+    done = call("--grid", "train.lr=0.04,0.1,0.2", "--seeds", 2, "--rounds", ROUNDS, "--out", out)
+    assert done.exit_code == 1
+    assert "server.accuracy is measured on the test set" in done.stdout
+    assert "the table" in done.stdout
+    assert f"failed: {out}/lr=0.2/s1: on fire" in done.stderr
+    assert read_file(out / "best.toml")["train"]["lr"] == 0.04
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give --grid"),
+        (["--tune", 3], "--tune: name what to search"),
+        (["--grid", "train.lr=1,2", "--tune", 3], "--grid: it goes without --tune"),
+        (["--range", "train.lr=1..2"], "give --grid"),
+    ],
+)
+def test_a_sweep_is_a_grid_or_a_search(arguments: list[object], said: str) -> None:
+    assert said in str(call(*arguments, "--out", "x").exception)
