@@ -14,7 +14,7 @@ import typer
 
 from cafedcl import __version__
 from cafedcl.bench_command import bench
-from cafedcl.compare_commands import compare, sweep, watch
+from cafedcl.compare.commands import compare, sweep, watch
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, console, datasets, methods, models, show_config
 from cafedcl.report.commands import figures, report, table

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cafedcl.compare import Comparison, Tables, planned, words_of
+from cafedcl.compare.devices import choose_launcher
+from cafedcl.compare.jobs import Outcome, Pool, polite, run_all
+from cafedcl.compare.plan import Comparison, Tables, planned, words_of
+from cafedcl.compare.sweep import Point, Sweep
+from cafedcl.compare.view import choose_view
 from cafedcl.config import resolve
 from cafedcl.errors import CafedclError
 from cafedcl.listing import console
-from cafedcl.schedule_devices import choose_launcher
-from cafedcl.schedule_jobs import Outcome, Pool, polite, run_all
-from cafedcl.schedule_view import choose_view
 from cafedcl.store import explained, write_atomically
-from cafedcl.sweep import Point, Sweep
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cafedcl.tune import Search
+    from cafedcl.compare.tune import Search
 
 BEST = "best.toml"
 SHOWN = 10
@@ -93,7 +93,7 @@ def run_search(
     plan: Sweep, out: Path, trials: int | None, means: Means
 ) -> tuple[list[Outcome], tuple[Point, float] | None]:
     """Search until there are so many trials, or as many as were asked for last time."""
-    from cafedcl.tune import Search
+    from cafedcl.compare.tune import Search
 
     search = Search(plan, out)
     number = trials or int(search.study.user_attrs.get("trials", 0))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from cafedcl.compare.jobs import Job
 from cafedcl.config import SECTIONS, SPLITS, assign, parse_split, read_file
 from cafedcl.errors import CafedclError
 from cafedcl.options import to_toml
-from cafedcl.schedule_jobs import Job
 from cafedcl.store import RunFolder, explained, write_atomically
 
 Tables = dict[str, dict[str, Any]]

@@ -14,14 +14,16 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cafedcl import api, schedule_devices, schedule_jobs
-from cafedcl.compare import Comparison, planned, slug, split_names
-from cafedcl.compare_commands import compare
+from cafedcl import api
+from cafedcl.compare import devices as schedule_devices
+from cafedcl.compare import jobs as schedule_jobs
+from cafedcl.compare.commands import compare
+from cafedcl.compare.devices import choose_launcher, slot_of
+from cafedcl.compare.jobs import Job, Local, Outcome, Pool, Slot, Tail, View, polite, run_all
+from cafedcl.compare.plan import Comparison, planned, slug, split_names
+from cafedcl.compare.view import Count, JsonView, LiveView, PlainView
 from cafedcl.config import read_file
 from cafedcl.errors import CafedclError
-from cafedcl.schedule_devices import choose_launcher, slot_of
-from cafedcl.schedule_jobs import Job, Local, Outcome, Pool, Slot, Tail, View, polite, run_all
-from cafedcl.schedule_view import Count, JsonView, LiveView, PlainView
 from cafedcl.store import RunFolder
 
 STUB = """
@@ -362,7 +364,7 @@ def test_an_interrupted_command_says_how_to_go_on(stub: Notes, tmp_path: Path, m
     def interrupt(*_: object) -> list[Outcome]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cafedcl.compare_run.run_all", interrupt)
+    monkeypatch.setattr("cafedcl.compare.run.run_all", interrupt)
     done = call("--methods", "fedavg", "--out", tmp_path / "out", "--devices", "cpu")
     assert done.exit_code == 130
     assert f"interrupted; saved. Go on with: cafedcl compare --resume {tmp_path}/out" in done.stderr

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cafedcl.compare.jobs import POLL, Handle, Launcher, Local, Slot
 from cafedcl.errors import CafedclError
 from cafedcl.optional import optional
-from cafedcl.schedule_jobs import POLL, Handle, Launcher, Local, Slot
 
 
 def choose_launcher(devices: Sequence[str], jobs: int | None, threads: int, ray: str | None) -> Launcher:

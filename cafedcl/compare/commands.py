@@ -59,8 +59,8 @@ def compare(
 
     The same command again, or --resume OUT, goes on where it stopped.
     """
-    from cafedcl.compare import Comparison, stored_plan, words_of
-    from cafedcl.compare_run import Means, run_comparison
+    from cafedcl.compare.plan import Comparison, stored_plan, words_of
+    from cafedcl.compare.run import Means, run_comparison
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
@@ -138,9 +138,9 @@ def sweep(
 
     A larger --tune makes a search longer.
     """
-    from cafedcl.compare import stored_plan
-    from cafedcl.compare_run import Means, run_sweep
-    from cafedcl.sweep import Sweep, parse_ranges, parse_values, sweep_settings
+    from cafedcl.compare.plan import stored_plan
+    from cafedcl.compare.run import Means, run_sweep
+    from cafedcl.compare.sweep import Sweep, parse_ranges, parse_values, sweep_settings
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
@@ -174,7 +174,7 @@ def watch(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the runs.")] = 2.0,
 ) -> None:
     """Serve the report of runs while they run: the page renews itself as rounds come in. Ctrl-C ends it."""
-    from cafedcl.watch import Reports, serve
+    from cafedcl.report.watch import Reports, serve
 
     with serve(Reports(runs, every), host, port) as server:
         console().print(f"serving {server.address}  (Ctrl-C ends it)", soft_wrap=True)

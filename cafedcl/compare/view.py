@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cafedcl.schedule_jobs import Job, Line, Outcome, Running, View
+from cafedcl.compare.jobs import Job, Line, Outcome, Running, View
 from cafedcl.view import describe, duration, percent, value_of
 
 SHOWN = 20

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.compare import Tables, alone, check_seeds, checked_tables, flattened, overlay, settled, slug
+from cafedcl.compare.jobs import Job
+from cafedcl.compare.plan import Tables, alone, check_seeds, checked_tables, flattened, overlay, settled, slug
 from cafedcl.config import assign, parse_split, resolve
 from cafedcl.errors import CafedclError, nearest
 from cafedcl.options import to_toml
-from cafedcl.schedule_jobs import Job
 from cafedcl.store import RunFolder, explained, write_atomically
 from cafedcl.view import last_scored, value_of
 

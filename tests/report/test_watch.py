@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cafedcl import api
-from cafedcl.compare_commands import watch
+from cafedcl.compare.commands import watch
 from cafedcl.errors import CafedclError
-from cafedcl.watch import Reports, Server, serve
+from cafedcl.report.watch import Reports, Server, serve
 
 SMALL = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1}
 

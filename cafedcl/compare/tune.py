@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from cafedcl.compare.jobs import Job, Outcome, Pool, skipped
+from cafedcl.compare.sweep import Point, Sweep
 from cafedcl.errors import CafedclError
 from cafedcl.optional import optional
-from cafedcl.schedule_jobs import Job, Outcome, Pool, skipped
-from cafedcl.sweep import Point, Sweep
 
 if TYPE_CHECKING:
     import optuna

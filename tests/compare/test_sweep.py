@@ -9,14 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cafedcl import schedule_jobs
-from cafedcl.compare_commands import sweep as command
+from cafedcl.compare import jobs as schedule_jobs
+from cafedcl.compare.commands import sweep as command
+from cafedcl.compare.jobs import Handle, Pool, Slot, View
+from cafedcl.compare.sweep import Range, Sweep, hold_out, parse_ranges, parse_values
+from cafedcl.compare.tune import Search
 from cafedcl.config import gather, read_file, resolve
 from cafedcl.data import load_dataset
 from cafedcl.errors import CafedclError
-from cafedcl.schedule_jobs import Handle, Pool, Slot, View
-from cafedcl.sweep import Range, Sweep, hold_out, parse_ranges, parse_values
-from cafedcl.tune import Search
 
 ROUNDS = 6
 
@@ -270,7 +270,7 @@ def call(*arguments: object) -> Any:
 
 def test_the_command_searches_says_on_what_and_writes_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, out = Instant(), tmp_path / "out"
-    monkeypatch.setattr("cafedcl.compare_run.choose_launcher", lambda *_: launcher)
+    monkeypatch.setattr("cafedcl.compare.run.choose_launcher", lambda *_: launcher)
     asked = ["--tune", 4, "--range", "train.lr=0.01..0.3:log", "--rounds", ROUNDS, "--split", "iid", "--out", out]
     done = call(*asked)
     assert done.exit_code == 0, done.output
@@ -293,8 +293,8 @@ def test_the_command_runs_a_grid_and_says_that_it_looks_at_the_test_set(
 ) -> None:
     launcher, out = Instant(), tmp_path / "out"
     launcher.broken = {"lr=0.2/s1"}
-    monkeypatch.setattr("cafedcl.compare_run.choose_launcher", lambda *_: launcher)
-    monkeypatch.setattr("cafedcl.compare_run.show_table", lambda _: print("the table"))
+    monkeypatch.setattr("cafedcl.compare.run.choose_launcher", lambda *_: launcher)
+    monkeypatch.setattr("cafedcl.compare.run.show_table", lambda _: print("the table"))
     done = call("--grid", "train.lr=0.04,0.1,0.2", "--seeds", 2, "--rounds", ROUNDS, "--out", out)
     assert done.exit_code == 1
     assert "server.accuracy is measured on the test set" in done.stdout
