@@ -6,7 +6,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 import pytest
 import torch
@@ -97,6 +97,17 @@ def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
     for title, method, step, ratio in found:
         digits = 3 if step < 0.1 else 2
         assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in text, (title, method)
+
+
+def test_the_ratios_to_peers_on_the_page_are_those_of_the_result_file() -> None:
+    runs = json.loads((HOME / "benchmarks" / "results" / "peers.json").read_text(encoding="utf-8"))["runs"]
+    text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
+    for job in ("digits", "c"):
+        seconds = {run["system"]: median(run["seconds"][1:]) for run in runs if run["job"] == job}
+        line = next(line for line in text.splitlines() if line.startswith(f"| {job}: "))
+        shown = re.findall(r"\d\.\d\d", line)
+        order = ("ours", "plain", "flower", "pfl", "fluke", "fedlab", "fedjax")
+        assert shown == [f"{seconds[system] / seconds['ours']:.2f}" for system in order]
 
 
 def test_the_excess_drifts_on_the_page_are_those_of_the_result_file() -> None:
