@@ -17,8 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cafedcl.bench import RGB, Task, median_of, peak_memory, random_images
-from cafedcl.config import resolve
+from cafedcl.bench import RGB, Task, make_config, median_of, peak_memory, random_images
 from cafedcl.environment import environment
 from cafedcl.federation import Federation
 from cafedcl.setup import prepare
@@ -36,16 +35,8 @@ CASES = {
 def measure(case: str, rounds: int, device: str) -> dict[str, Any]:
     """Run a case in this process."""
     task = CASES[case]
-    tables = {
-        "method": {"name": "fedavg"},
-        "split": {"kind": "iid", "validation": 0.0},
-        "model": {"name": task.model},
-        "train": {"batch_size": task.batch, "epochs": task.epochs},
-        "federation": {"clients": task.clients, "rounds": 1000},
-        "evaluate": {"every": 1000, "own_every": 1000},
-        "engine": {"device": device},
-    }
-    setup = prepare(resolve(tables), random_images(task, 100))
+    settings = {"split": {"validation": 0.0}, "evaluate": {"every": 1000 * rounds}, "engine": {"device": device}}
+    setup = prepare(make_config(task, "fedavg", rounds, settings), random_images(task, 100))
     with Federation(setup) as federation:
         began = time.perf_counter()
         federation.step()

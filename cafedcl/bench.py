@@ -40,11 +40,6 @@ class Task:
     epochs: int
     title: str
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of one client in one round."""
-        return self.epochs * -(-self.images // self.batch)
-
 
 RGB = (3, 32, 32)
 TASKS = {
@@ -143,7 +138,7 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
     with Federation(setup) as federation:
         whole = timed_rounds(federation, rounds)
         start = whole.began - began
-        steps = sum(len_steps(setup.bench, client) for client in range(len(setup.bench.shards)))
+        steps = sum(setup.bench.steps(len(part)) for part in setup.bench.shards.train)
         down, memories = Down(federation.round, federation.method.broadcast(federation.state)), federation.memories
         jobs = [Job(client, down, memories.get(client, {}), False) for client in range(len(setup.bench.shards))]
         scored = [replace(job, evaluate=True) for job in jobs]
@@ -174,12 +169,6 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         memory_mib=peak_memory(device) / 2**20,
         start_s=start,
     )
-
-
-def len_steps(bench: Bench, client: int) -> int:
-    """Return the optimizer steps of one client in a round."""
-    images = len(bench.shards.train[client])
-    return bench.train.epochs * -(-images // bench.batch_size(images))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cafedcl.errors import CafedclError
-from cafedcl.listing import console
+from cafedcl.listing import Settings, console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,10 +28,7 @@ def bench(
     against: Annotated[str | None, typer.Option(help="Another engine to measure beside it, such as eager.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Rounds that are timed; their median counts.", min=1)] = 3,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable."),
-    ] = None,
+    settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Also write the numbers, with versions and command, as JSON.")
     ] = None,
@@ -47,7 +44,7 @@ def bench(
     for setting in settings or []:
         assign(tables, setting)
     asked = settled(tables)
-    here, precision = asked.bench.device, asked.config.engine.precision
+    here = asked.bench.device
     small = [name for name, task in TASKS.items() if task.model != "resnet18"]
     names = {"all": list(TASKS), "auto": list(TASKS) if here.type == "cuda" else small}.get(tasks, tasks.split(","))
     chosen = method_names() if methods == "all" else methods.split(",")
@@ -55,18 +52,16 @@ def bench(
         find_task(name)
     for name in chosen:
         find_method(name)
-    engines = [tables]
+    engines = [(tables, asked.config.engine.precision)]
     if against:
         other = {**tables, "engine": {**tables["engine"], "name": against, "precision": "auto"}}
-        settled(other)
-        engines.append(other)
+        engines.append((other, settled(other).config.engine.precision))
     screen, about = console(), environment(["cafedcl", *sys.argv[1:]], str(here))
     found: list[Measurement] = []
     ceilings: dict[str, float] = {}
     for name in names:
         for method in chosen:
-            for each in engines:
-                precision = settled(each).config.engine.precision
+            for each, precision in engines:
                 if precision not in ceilings:
                     ceilings[precision] = matrix_ceiling(here, precision)
                 if not as_json:

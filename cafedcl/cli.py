@@ -16,7 +16,7 @@ from cafedcl import __version__
 from cafedcl.bench_command import bench
 from cafedcl.compare.commands import compare, sweep, watch
 from cafedcl.errors import CafedclError
-from cafedcl.listing import DataDir, console, datasets, methods, models, show_config
+from cafedcl.listing import DataDir, Quiet, Settings, console, datasets, methods, models, show_config
 from cafedcl.report.commands import figures, report, table
 from cafedcl.theory_figure import theory
 
@@ -34,10 +34,6 @@ app = typer.Typer(
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Strict = Annotated[bool | None, typer.Option("--strict", help="Refuse your own data if any image is corrupt.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Log = Annotated[
     list[str] | None, typer.Option("--log", metavar="tensorboard|mlflow", help="Also log the rounds there; repeatable.")
 ]

@@ -17,7 +17,7 @@ from cafedcl.engine.base import Engine, Results, arithmetic
 from cafedcl.engine.choose import choose_engine
 from cafedcl.loop import Loop
 from cafedcl.metrics import Judge, Scores
-from cafedcl.pack import MODEL, Header, Tensors, floats, moved, nbytes, prefixed, under
+from cafedcl.pack import MODEL, Header, Tensors, floats, moved, nbytes, prefixed, under, without
 from cafedcl.rng import stream, torch_stream
 from cafedcl.setup import Setup, check_schedule, prepare
 
@@ -74,8 +74,7 @@ class Federation:
         self.engine = engine or choose_engine(setup, lambda message: self.tell("noticed", message))
         self.schedule = check_schedule(self.config)
         self.round = 0
-        self.home = torch.device("cpu") if self.bench.by_class else self.bench.device
-        self.state: Tensors = {**prefixed(MODEL, self.bench.shared()), **moved(setup.state, self.home)}
+        self.state: Tensors = setup.start()
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
@@ -191,7 +190,7 @@ class Federation:
             tables |= prefixed("notes/", notes) | prefixed(
                 "loop/", self.loop(self.engine, self.state, state, [reply.up for reply in replies], notes)
             )
-            tables |= {name: value for name, value in state.items() if not name.startswith(MODEL)}
+            tables |= without(MODEL, state)
         return server, own, moved(tables, "cpu")
 
     def notes(self, replies: list[Reply]) -> Tensors:
@@ -237,8 +236,8 @@ class Federation:
         """Go back to a snapshot."""
         self.round = int(header["round"])
         state = under("state/", tensors)
-        model = {name: value for name, value in state.items() if name.startswith(MODEL)}
-        self.state = {**moved(state, self.home), **moved(model, self.bench.device)}
+        model = prefixed(MODEL, under(MODEL, state))
+        self.state = {**moved(model, self.bench.device), **moved(without(MODEL, state), self.bench.home)}
         self.own = under("own/", tensors)
         self.memories = memories_of(tensors)
 

@@ -11,7 +11,7 @@ from cafedcl.aggregation import Average
 from cafedcl.contract import Batch, Client, Field, Up, Visit
 from cafedcl.contrast import class_means
 from cafedcl.models.base import Network
-from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under
+from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under, without
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ class Method:
         """Add the waiting replies to the average and let go of their models."""
         for up, weight in zip(waiting, self.weigh(waiting).tolist() if waiting else (), strict=True):
             average.add(under(MODEL, up.tensors), weight)
-            rest = {name: value for name, value in up.tensors.items() if not name.startswith(MODEL)}
-            counted.append(replace(up, tensors=rest))
+            counted.append(replace(up, tensors=without(MODEL, up.tensors)))
         waiting.clear()
 
     def centre(self, z: Tensor, y: Tensor) -> Tensor:

@@ -25,6 +25,11 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
 
+def without(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the entries that are not below ``prefix``."""
+    return {name: value for name, value in tensors.items() if not name.startswith(prefix)}
+
+
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Return the entries with ``prefix`` put in front of every name."""
     return {prefix + name: value for name, value in tensors.items()}

@@ -16,7 +16,7 @@ from cafedcl.errors import CafedclError
 from cafedcl.method import Method
 from cafedcl.methods import find_method
 from cafedcl.models import Network, Shape, auto_model, build_encoder, feature_dim
-from cafedcl.pack import Tensors
+from cafedcl.pack import MODEL, Tensors, moved, prefixed
 from cafedcl.rng import torch_stream
 
 PFLLIB_TEST_SHARE = 0.25
@@ -34,6 +34,10 @@ class Setup:
     """Training images per client and class, before any pooling."""
     test_counts: tuple[int, ...]
     """Under `pfllib`, how many test images each client has."""
+
+    def start(self) -> Tensors:
+        """Return the server's whole state before round 0, each part where it is worked on."""
+        return {**prefixed(MODEL, self.bench.shared()), **moved(self.state, self.bench.home)}
 
 
 def choose_device(name: str) -> torch.device:

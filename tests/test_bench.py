@@ -21,7 +21,6 @@ from cafedcl.bench import (
     TrainingOnly,
     drain,
     find_task,
-    len_steps,
     make_config,
     matrix_ceiling,
     measure,
@@ -85,14 +84,16 @@ def test_a_tasks_config_is_what_it_says(name: str) -> None:
     assert (config.method.name, config.method.options.mu, config.model.name) == ("fedprox", 0.2, task.model)
     assert (config.train.batch_size, config.train.epochs, config.train.lr) == (task.batch, task.epochs, 0.5)
     assert config.federation.clients == task.clients
-    assert task.steps == task.epochs * math.ceil(task.images / task.batch)
+    bench = replace(settled(CPU).bench, train=config.train)
+    assert bench.steps(task.images) == task.epochs * math.ceil(task.images / task.batch)
 
 
 @pytest.mark.parametrize(
     ("images", "batch", "epochs", "steps"), [(16, 8, 2, 4), (17, 8, 2, 6), (1, 8, 5, 5), (250, 50, 5, 25)]
 )
 def test_the_steps_of_a_task_by_hand(images: int, batch: int, epochs: int, steps: int) -> None:
-    assert Task("mlp", (1, 8, 8), 3, images, batch, epochs, "").steps == steps
+    task = Task("mlp", (1, 8, 8), 3, 20, batch, epochs, "")
+    assert prepare(make_config(task, "fedavg", 1, CPU), random_images(task, 10)).bench.steps(images) == steps
 
 
 def test_settled_tells_device_and_precision() -> None:
@@ -120,7 +121,7 @@ def test_numbers_are_positive_and_fit_together(method: str) -> None:
     sizes = [len(part) for part in setup.bench.shards.train]
     assert sum(sizes) <= 75
     steps = sum(2 * math.ceil(size / 8) for size in sizes)
-    assert [len_steps(setup.bench, client) for client in range(len(sizes))] == [2 * math.ceil(n / 8) for n in sizes]
+    assert [setup.bench.steps(size) for size in sizes] == [2 * math.ceil(n / 8) for n in sizes]
     training = 2 * sum(sizes) / found.samples_per_s
     assert found.step_ms == pytest.approx(1000 * training / steps)
     assert found.overhead == pytest.approx(found.round_s / training)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cafedcl.errors import CafedclError
-from cafedcl.listing import DataDir, console
+from cafedcl.listing import DataDir, Quiet, Settings, console
 
 Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A config file with what all runs share.")]
 Out = Annotated[Path | None, typer.Option(help="The folder of all runs.")]
@@ -15,9 +15,6 @@ Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds; by default 1.")]
 FirstSeed = Annotated[int | None, typer.Option(help="The first seed; by default 0.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable.")
-]
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time per device; by default one per core, or one per GPU.")]
 Devices = Annotated[
     list[str] | None, typer.Option(help="cpu, or cuda:0,cuda:1, …; by default every GPU, or else the processor.")
@@ -26,7 +23,6 @@ Ray = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Run on a Ray cluster that shares this file system: auto, HOST:PORT, local."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per run, and nothing else.")]
 
 

@@ -62,6 +62,11 @@ class Bench:
         """Where the data lie and the clients train."""
         return self.data.train_x.device
 
+    @property
+    def home(self) -> torch.device:
+        """Where the server keeps its state besides the model: on the host, if that is per class and small."""
+        return torch.device("cpu") if self.by_class else self.device
+
     @cached_property
     def by_class(self) -> frozenset[str]:
         """What clients send per class: small, and worked on by the server on the host."""
@@ -71,7 +76,12 @@ class Bench:
 
     def shared(self) -> Tensors:
         """Return the initial weights that are averaged; the others stay with their clients."""
-        return {name: value for name, value in self.initial.items() if not self.is_personal(name)}
+        return self.parted(self.initial)[0]
+
+    def parted(self, weights: Tensors) -> tuple[Tensors, Tensors]:
+        """Return the weights that are averaged, and those that stay with their client."""
+        own = {name: value for name, value in weights.items() if self.is_personal(name)}
+        return {name: value for name, value in weights.items() if name not in own}, own
 
     def is_personal(self, weight: str) -> bool:
         """Return whether a weight stays with its client."""
@@ -107,14 +117,17 @@ class Bench:
         size = self.typical if self.method.pooled else samples
         return self.train.batch_size or math.ceil(size / self.train.iterations)
 
+    def steps(self, samples: int) -> int:
+        """Return the optimizer steps of a visit to a client with so many images."""
+        return self.train.epochs * -(-samples // self.batch_size(samples))
+
     def learning_rate(self, round: int, epoch: int) -> float:
         """Return the learning rate of one local epoch."""
         return self.train.lr * self.train.lr_decay ** (round + (epoch if self.train.lr_decay_in_round else 0))
 
     def rates(self, client: int, round: int) -> float:
         """Return the sum of the learning rates over all steps of a visit."""
-        samples = len(self.shards.train[client])
-        steps = -(-samples // self.batch_size(samples))
+        steps = self.steps(len(self.shards.train[client])) // self.train.epochs
         return steps * sum(self.learning_rate(round, epoch) for epoch in range(self.train.epochs))
 
     def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:

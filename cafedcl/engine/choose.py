@@ -9,7 +9,6 @@ from cafedcl.engine.base import Bench, Engine
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs, obstacle
 from cafedcl.engine.workers import Workers
-from cafedcl.pack import MODEL, moved, prefixed
 from cafedcl.setup import Setup
 
 SLOW = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
@@ -32,13 +31,12 @@ def choose_engine(setup: Setup, notice: Callable[[str], None]) -> Engine:
 def _graphs(setup: Setup, participants: int, notice: Callable[[str], None]) -> Engine:
     bench, options = setup.bench, setup.config.engine
     reason = obstacle(bench.network)
-    state = {**prefixed(MODEL, bench.shared()), **moved(setup.state, bench.device)}
-    steps = participants * setup.config.federation.rounds * steps_of(bench)
+    steps = participants * setup.config.federation.rounds * bench.steps(bench.typical)
     wanted = pays_off(bench, steps) if options.compile == "auto" else options.compile == "on"
     for compiled in ([True, False] if wanted else [False]) if reason is None else ():
         engine = Graphs(bench, options, participants, compiled=compiled)
         try:
-            engine.trial(Down(0, bench.method.broadcast(state)))
+            engine.trial(Down(0, bench.method.broadcast(setup.start())))
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             if compiled:
@@ -47,11 +45,6 @@ def _graphs(setup: Setup, participants: int, notice: Callable[[str], None]) -> E
         return engine
     notice(f"steps cannot be captured, so clients train one after another in fp32 ({reason})")
     return Eager(bench)
-
-
-def steps_of(bench: Bench) -> int:
-    """Return the optimizer steps of an average client's visit."""
-    return bench.train.epochs * -(-bench.typical // bench.batch_size(bench.typical))
 
 
 def pays_off(bench: Bench, steps: int) -> bool:

@@ -10,7 +10,7 @@ from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit,
 from cafedcl.data.augment import augment, draw
 from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.sgd import SGD, flatten
-from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, prefixed, under
+from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, prefixed, under, without
 from cafedcl.rng import stream, torch_stream
 
 
@@ -52,7 +52,7 @@ class Eager:
             progress=torch.tensor(job.down.round / bench.rounds, device=bench.device),
             received=received,
             anchors=self._device(under(ANCHORS, job.down.tensors)),
-            memory=self._device({k: v for k, v in job.memory.items() if not k.startswith(MODEL)}),
+            memory=self._device(without(MODEL, job.memory)),
             scratch=method.scratch(client),
             embed=self._embedder(job.client, received),
             rates=bench.rates(job.client, job.down.round),
@@ -63,9 +63,7 @@ class Eager:
         with torch.no_grad():
             summary, notes = method.summarize(self.network, visit)
             kept = method.remember(self.network, visit)
-        trained = {name: value.clone() for name, value in self.tensors.items()}
-        shared = {name: value for name, value in trained.items() if not bench.is_personal(name)}
-        own = {name: value for name, value in trained.items() if bench.is_personal(name)}
+        shared, own = bench.parted({name: value.clone() for name, value in self.tensors.items()})
         predictions: Tensors = {}
         if job.evaluate:
             x, _ = bench.test_set(job.client)

@@ -168,7 +168,6 @@ def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
     """Lay out the images and choose the widths of a run."""
     rows = tuple(part.cpu().numpy() for part in bench.shards.train)
     sizes = [bench.batch_size(len(part)) for part in rows]
-    steps = bench.train.epochs * max(-(-len(part) // size) for part, size in zip(rows, sizes, strict=True))
     typical = sorted(len(a) + len(b) for a, b in zip(bench.shards.train, bench.shards.validation, strict=True))
     look = min(bench.chunk, 2 ** math.ceil(math.log2(typical[len(typical) // 2])))
     supply = Supply(
@@ -179,7 +178,7 @@ def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
         test_x=bench.data.train_x if bench.shards.test else bench.data.test_x,
         train_rows=rows,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
-        steps=steps,
+        steps=max(bench.steps(len(part)) for part in rows),
         look=look,
     )
     ready = supply.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(bench.device)

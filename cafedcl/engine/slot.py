@@ -16,7 +16,7 @@ from cafedcl.engine.program import ENCODER, Bound, Given
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.supply import Supply
 from cafedcl.errors import CafedclError
-from cafedcl.pack import ANCHORS, MODEL, Tensors, nbytes, prefixed, under
+from cafedcl.pack import ANCHORS, MODEL, Tensors, nbytes, prefixed, under, without
 
 CHAIN = 8
 """Steps in the longer of the two captures of a training step: fewer, larger launches."""
@@ -94,7 +94,7 @@ class Slot:
     def plan(self, job: Job) -> Plan:
         """Return the plan for the shapes of a job's anchors and memory, with their values copied in."""
         anchors = under(ANCHORS, job.down.tensors)
-        memory = {name: value for name, value in job.memory.items() if not name.startswith(MODEL)}
+        memory = without(MODEL, job.memory)
         shape = (_shapes(anchors), _shapes(memory))
         plan = self.plans.pop(shape, None) or Plan(self._static_visit(job.client, anchors, memory))
         self.plans[shape] = plan
@@ -215,7 +215,6 @@ class Slot:
     @torch.no_grad()
     def embed(self, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the current weights."""
-
         program = self.supply.program
         program.play.eval()
 
@@ -226,13 +225,8 @@ class Slot:
             self.seen.copy_(z)
 
         self.look = self.look or self.lane.capture(look)
-        chunks = []
-        for part in rows.split(len(self.looking)):
-            self.looking[: len(part)].copy_(part)
-            self.look()
-            assert self.seen is not None
-            chunks.append(self.seen[: len(part)].clone())
-        return torch.cat(chunks)
+        assert self.seen is not None
+        return _over(rows, self.looking, self.look, self.seen)
 
     def embedder(self, client: int) -> Embed:
         """Return the function that gives a method its client's embeddings; both parts are embedded together."""
@@ -271,12 +265,7 @@ class Slot:
 
         if SCORE not in plan.captures:
             plan.captures[SCORE] = self.lane.capture(score)
-        chunks = []
-        for part in rows.split(len(self.asked)):
-            self.asked[: len(part)].copy_(part)
-            plan.captures[SCORE]()
-            chunks.append(self.called[: len(part)].clone())
-        called = torch.cat(chunks)
+        called = _over(rows, self.asked, plan.captures[SCORE], self.called)
         return {"all": called[:, 0].contiguous(), "held": called[:, 1].contiguous()}
 
     # a client's visit
@@ -307,9 +296,7 @@ class Slot:
             with torch.no_grad():
                 summary, notes = method.summarize(self.network, visit)
                 kept = method.remember(self.network, visit)
-            trained = {**self.layout.views(self.flat.clone()), **self.layout.rest}
-            shared = {name: value for name, value in trained.items() if not bench.is_personal(name)}
-            own = {name: value for name, value in trained.items() if bench.is_personal(name)}
+            shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.layout.rest})
             sends = self.fresh({**prefixed(MODEL, shared), **summary})
             sends |= to_host({name: value for name, value in sends.items() if name in bench.by_class})
             memory = self.fresh({**prefixed(MODEL, own), **kept})
@@ -358,6 +345,16 @@ def _shapes(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]
 def _copy(static: Tensors, values: Tensors) -> None:
     for name, tensor in static.items():
         tensor.copy_(values[name], non_blocking=True)
+
+
+def _over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tensor) -> Tensor:
+    """Return the answers for all rows: a static tensor is filled with as many as fit, replayed and read, in turn."""
+    answers = []
+    for part in rows.split(len(asked)):
+        asked[: len(part)].copy_(part)
+        replay()
+        answers.append(answer[: len(part)].clone())
+    return torch.cat(answers)
 
 
 def _pinned(table: Tensor, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from cafedcl.config import resolve
 from cafedcl.contract import Down, Job, Reply
 from cafedcl.data import Dataset
 from cafedcl.engine import choose as choose_module
-from cafedcl.engine.choose import choose_engine, pays_off, steps_of
+from cafedcl.engine.choose import choose_engine, pays_off
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs
 from cafedcl.engine.workers import Workers
@@ -225,7 +225,7 @@ def test_steps_of_an_average_visit(
 ) -> None:
     bench = make().bench
     train = replace(bench.train, iterations=iterations, batch_size=batch_size, epochs=epochs)
-    assert steps_of(replace(bench, typical=typical, train=train)) == steps
+    assert replace(bench, typical=typical, train=train).steps(typical) == steps
 
 
 @pytest.mark.parametrize("worth", [False, True])
