@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cafedcl.pack import Tensors
 
-Part = Literal["train", "validation"]
+Part = Literal["train", "validation", "synthetic"]
 Weights = Literal["trained", "received"]
 Embed = Callable[[Part, Weights], tuple[Tensor, Tensor]]
 """Gives the embeddings and labels of a part of the client's data, under the trained or the received weights."""

@@ -166,8 +166,7 @@ class Graphs:
 
 def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
     """Lay out the images and choose the widths of a run."""
-    rows = tuple(part.cpu().numpy() for part in bench.shards.train)
-    sizes = [bench.batch_size(len(part)) for part in rows]
+    sizes = [bench.batch_size(len(rows)) for rows in bench.rows]
     typical = sorted(len(a) + len(b) for a, b in zip(bench.shards.train, bench.shards.validation, strict=True))
     look = min(bench.chunk, 2 ** math.ceil(math.log2(typical[len(typical) // 2])))
     supply = Supply(
@@ -176,9 +175,8 @@ def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
         channels_last=compiled,
         train_x=bench.data.train_x,
         test_x=bench.data.train_x if bench.shards.test else bench.data.test_x,
-        train_rows=rows,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
-        steps=max(bench.steps(len(part)) for part in rows),
+        steps=max(bench.steps(len(rows)) for rows in bench.rows),
         look=look,
     )
     ready = supply.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(bench.device)
