@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cafedcl.augment.sheet import Sheets
 from cafedcl.config import Config, gather
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Record, Watcher, memories_of
@@ -126,6 +127,7 @@ def run(
     method: str = "cafedcl",
     data: str = "digits",
     *,
+    augment: str | None = None,
     split: str | None = None,
     clients: int | None = None,
     rounds: int | None = None,
@@ -142,7 +144,7 @@ def run(
     """
     words = [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
     flags = {"split": split, "clients": clients, "rounds": rounds, "seed": seed, "device": device, "engine": engine}
-    return start(gather(method=method, data=data, settings=words, **flags), out, watchers)  # type: ignore[arg-type]
+    return start(gather(method=method, augment=augment, data=data, settings=words, **flags), out, watchers)  # type: ignore[arg-type]
 
 
 def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher], command: Sequence[str] = ()) -> Run:
@@ -183,7 +185,7 @@ def resume(path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[s
 def _go_on(federation: Federation, folder: RunFolder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
     with federation:
-        federation.watchers.insert(0, folder)
+        federation.watchers[:0] = [folder, Sheets(folder.path / "samples")]
         try:
             federation.run()
         except KeyboardInterrupt:

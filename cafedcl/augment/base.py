@@ -1,6 +1,6 @@
 """What tail augmentation is: from a client's own data, more images of the classes it has few of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -49,7 +49,7 @@ class Own:
     wanted: npt.NDArray[np.int64]
     """How many images each class is to be given, m_{k,c}."""
     memory: Tensors
-    """What was kept from the last visit."""
+    """What the client kept from its last visit, and what it has learned in this one."""
     features: Callable[[], Tensor]
     """Gives the encoder's features of ``x`` under the weights that the client received."""
     round: int
@@ -88,8 +88,6 @@ class Extra:
     """``synthetic`` m_{k,c} as far as they count as new samples, and ``quality`` conf^gen_{k,c}."""
     notes: Tensors = field(default_factory=dict)
     """What people may want to know, per class."""
-    memory: Tensors = field(default_factory=dict)
-    """What the client keeps for its next visit."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -113,9 +111,20 @@ class Augmenter:
         """Return m_{k,c} for clients' counts n_{k,c}: tail classes are filled up to the mean of those a client has."""
         return fill(counts, self.options)
 
+    def learn(self, own: Own) -> Tensors:
+        """Return what the client keeps: what it has, or what it learns from its data alone, at any moment of a round.
+
+        Several clients may learn at the same time, in threads. Nobody waits for anything learned to be sent.
+        """
+        return own.memory
+
     def make(self, own: Own) -> Extra:
         """Return the images that the client trains on besides its own."""
         raise NotImplementedError
+
+    def remarks(self, round: int, notes: Mapping[int, Tensors], names: Sequence[str]) -> list[str]:  # noqa: ARG002
+        """Return what people should be told after a round, from clients' notes by their number and classes' names."""
+        return []
 
 
 class Nothing(Augmenter):

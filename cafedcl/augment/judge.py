@@ -10,8 +10,8 @@ COLLAPSED, MEMORISED = 0.25, 0.25
 NONE, STAND_IN, FINE, COLLAPSE, COPIES = range(5)
 """Verdicts: nothing was wanted; copies of real images stand in; all is well; collapsed; the training data by heart."""
 WORDS = {
-    STAND_IN: "no generator could be trained; real images are drawn again instead",
-    COLLAPSE: "the generator has collapsed; real images are drawn again instead",
+    STAND_IN: "no generator could be trained, so real images are drawn again",
+    COLLAPSE: "the generator has collapsed, so real images are drawn again",
     COPIES: "the generator repeats its training images",
 }
 

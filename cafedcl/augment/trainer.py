@@ -1,6 +1,7 @@
 """Training a client's generator: a step is captured once and replayed for every client, like local training itself."""
 
 from collections.abc import Callable
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ BATCH = 32
 EMA = 0.99
 """How much of the averaged generator a step keeps."""
 BETAS = (0.5, 0.99)
+CAPTURING = Lock()
+"""One capture at a time."""
 
 
 class Trainer:
@@ -57,7 +60,8 @@ class Trainer:
         with self.lane.on():
             self._lay(x, plan(y, self.classes, steps, draws))
             if self.replay is None:
-                self.replay = self.lane.capture(self._step, self.cursor.zero_)
+                with CAPTURING:
+                    self.replay = self.lane.capture(self._step, self.cursor.zero_)
             self._reset()
             for _ in range(steps):
                 self.replay()
@@ -121,10 +125,10 @@ class Trainer:
         self.optimizers[module].step()
 
     @torch.no_grad()
-    def sample(self, weights: Tensors, labels: Tensor, draws: np.random.Generator) -> Tensor:
-        """Return images in [−1, 1] from a generator's weights."""
+    def sample(self, labels: Tensor, draws: np.random.Generator) -> Tensor:
+        """Return images in [−1, 1] from the averaged generator."""
         noise = put(draws.standard_normal((len(labels), NOISE), np.float32), self.device)
-        return functional_call(self.generator, weights, (noise, labels))  # type: ignore[no-any-return]
+        return functional_call(self.generator, self.average, (noise, labels))  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def logits(self, x: Tensor, y: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from cafedcl.data.dataset import Dataset
 from cafedcl.data.shards import Shards
 from cafedcl.method import Method
 from cafedcl.models.base import Network
-from cafedcl.pack import AUGMENT, Tensors, under
+from cafedcl.pack import AUGMENT, Tensors, prefixed, under
 from cafedcl.rng import stream
 
 Results = Generator[Reply | Failure, None, None]
@@ -132,13 +132,22 @@ class Bench:
         extra = (np.arange(end, end + int(number)) for number in self.wanted.sum(1))
         return tuple(np.r_[own.cpu().numpy(), more] for own, more in zip(self.shards.train, extra, strict=True))
 
+    def learned(self, job: Job) -> Job:
+        """Return the job of a client that has learned what its tail augmentation needs."""
+        if not self.wanted[job.client].any():
+            return job
+        memory = self.augmenter.learn(self._own(job, "learn", lambda: torch.zeros(0)))
+        return replace(job, memory={**job.memory, **prefixed(AUGMENT, memory)})
+
     def extra(self, job: Job, features: Callable[[], Tensor]) -> Extra:
         """Return the synthetic images of a client; ``features`` gives the encoder's features of its own images."""
-        rows, data = self.shards.train[job.client], self.data
         if not self.wanted[job.client].any():
-            return Extra(data.train_x[:0], data.train_y[:0])
-        held = self.shards.validation[job.client]
-        own = Own(
+            return Extra(self.data.train_x[:0], self.data.train_y[:0])
+        return self.augmenter.make(self._own(job, "augment", features))
+
+    def _own(self, job: Job, purpose: str, features: Callable[[], Tensor]) -> Own:
+        rows, held, data = self.shards.train[job.client], self.shards.validation[job.client], self.data
+        return Own(
             x=data.train_x[rows],
             y=data.train_y[rows],
             known=self._labels[self.rows[job.client][: len(rows)]],
@@ -148,9 +157,8 @@ class Bench:
             memory=under(AUGMENT, job.memory),
             features=features,
             round=job.down.round,
-            draws=stream(self.seed, "augment", job.client, job.down.round),
+            draws=stream(self.seed, purpose, job.client, job.down.round),
         )
-        return self.augmenter.make(own)
 
     @cached_property
     def _labels(self) -> npt.NDArray[np.int64]:

@@ -41,6 +41,7 @@ class Eager:
     def work(self, job: Job) -> Reply:
         """One client's round: receive, train, summarize, remember, and score its own model if asked."""
         began, bench, method = time.perf_counter(), self.bench, self.bench.method
+        job = bench.learned(job)
         received = {
             **bench.initial,
             **self._device(under(MODEL, job.down.tensors)),
@@ -81,7 +82,7 @@ class Eager:
                 losses=losses,
                 seconds=time.perf_counter() - began,
             ),
-            memory={**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, extra.memory)},
+            memory={**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))},
             predictions=predictions,
         )
 

@@ -286,6 +286,7 @@ class Slot:
 
     def begin(self, job: Job, sent: Tensor) -> Begun:
         """Queue the first part of a client's visit: receiving and training."""
+        job = self.bench.learned(job)
         with self.lane.on():
             mark, width = self.lane.mark(), self.supply.width(job.client)
             plan = self.plan(job)
@@ -316,7 +317,7 @@ class Slot:
             shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.layout.rest})
             sends = self.fresh({**prefixed(MODEL, shared), **summary})
             sends |= to_host({name: value for name, value in sends.items() if name in bench.by_class})
-            memory = self.fresh({**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, begun.extra.memory)})
+            memory = self.fresh({**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))})
             predictions: Tensors = {}
             if job.evaluate:
                 predictions = to_host(self.predict(plan, self.supply.test_rows(job.client), kept, client.counts > 0))
