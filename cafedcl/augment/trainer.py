@@ -41,9 +41,7 @@ class Trainer:
         }
         self.average = {name: value.clone() for name, value in self.first[id(self.generator)].items()}
         self.optimizers: dict[nn.Module, torch.optim.Adam] = {
-            module: torch.optim.Adam(
-                module.parameters(), rate, BETAS, foreach=True, capturable=device.type == "cuda", eps=1e-7
-            )
+            module: torch.optim.Adam(module.parameters(), rate, BETAS, fused=True, capturable=device.type == "cuda")
             for module in (self.generator, self.critic)
         }
         self.images = torch.zeros(0, *shape, device=device)
@@ -100,21 +98,19 @@ class Trainer:
 
     def _step(self) -> None:
         """Train the discriminator, then the generator: the non-saturating logistic loss."""
-        self.critic.train()
         now = {name: table.index_select(0, self.cursor)[0] for name, table in self.tables.items() if name != "log"}
         real, y, claimed = self.images[now["rows"]], now["labels"], now["claimed"]
         with torch.no_grad():
             fake = self.generator(now["noise"][0], claimed)
-        seen = torch.cat([jitter(real, now["jitter"][0]), jitter(fake, now["jitter"][1])])
-        logits = self.critic(seen, torch.cat([y, claimed]))
+            seen = jitter(torch.cat([real, fake]), now["jitter"][: 2 * BATCH])
+        logits = self.critic.train()(seen, torch.cat([y, claimed]))
         told_apart = F.softplus(-logits[:BATCH]).mean() + F.softplus(logits[BATCH:]).mean()
         self._move(self.critic, told_apart)
         fake = self.generator(now["noise"][1], claimed)
-        fooled = F.softplus(-self.critic(jitter(fake, now["jitter"][2]), claimed)).mean()
+        fooled = F.softplus(-self.critic.eval()(jitter(fake, now["jitter"][2 * BATCH :]), claimed)).mean()
         self._move(self.generator, fooled)
         with torch.no_grad():
-            for name, value in self.generator.state_dict().items():
-                self.average[name].lerp_(value, 1 - EMA)
+            torch._foreach_lerp_(list(self.average.values()), list(self.generator.state_dict().values()), 1 - EMA)
             self.tables["log"].index_copy_(0, self.cursor, torch.stack([told_apart, fooled]).detach()[None])
             self.cursor.add_(1)
 
@@ -150,7 +146,7 @@ def plan(
         "labels": labels,
         "claimed": claimed,
         "noise": draws.standard_normal((steps, 2, BATCH, NOISE), np.float32),
-        "jitter": draws.random((steps, 3, BATCH, 6), np.float32),
+        "jitter": draws.random((steps, 3 * BATCH, 6), np.float32),
     }
 
 
