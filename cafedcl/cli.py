@@ -15,6 +15,7 @@ import typer
 from cafedcl import __version__
 from cafedcl.bench_command import bench
 from cafedcl.compare.commands import compare, sweep, watch
+from cafedcl.compare.reproduce import reproduce
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, Quiet, Settings, augmenters, console, datasets, methods, models, show_config
 from cafedcl.report.commands import figures, report, table
@@ -325,6 +326,7 @@ app.command()(datasets)
 app.command(name="config")(show_config)
 app.command()(compare)
 app.command()(sweep)
+app.command()(reproduce)
 app.command()(table)
 app.command()(report)
 app.command()(watch)

@@ -1,0 +1,145 @@
+"""Studies: tables and figures of a paper as files of settings × methods, at several scales."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from cafedcl.compare.jobs import Job
+from cafedcl.compare.plan import Comparison, slug
+from cafedcl.config import read_file, resolve
+from cafedcl.errors import CafedclError, nearest
+from cafedcl.options import to_toml
+
+SCALES = "scales.toml"
+FOLDER = Path("experiments")
+HOME = Path(__file__).parents[2] / FOLDER
+"""Where the studies are in a checkout; from an installed package they are looked for in the working folder."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Data and split that every method of a study is run on."""
+
+    name: str
+    data: str
+    split: str
+    smoke: str = ""
+    """The split at the smoke scale, where the data have fewer classes."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is run."""
+
+    about: str
+    seeds: int
+    data: str = ""
+    """If set, it stands in for every data set."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure: methods × settings, and for a figure the values of some options."""
+
+    title: str
+    methods: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    vary: dict[str, list[Any]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def only(self, settings: Sequence[str], methods: Sequence[str]) -> "Study":
+        """Return the part of it whose settings and methods have these names."""
+        for asked, known in ((settings, [one.name for one in self.settings]), (methods, list(self.methods))):
+            for name in asked:
+                if name not in known:
+                    raise CafedclError(f"{name}: not part of this study; {nearest(name, known)}")
+        return replace(
+            self,
+            methods=tuple(name for name in self.methods if not methods or name in methods),
+            settings=tuple(one for one in self.settings if not settings or one.name in settings),
+        )
+
+    def jobs(self, out: Path, setting: Setting, seeds: int, overrides: Sequence[str]) -> Iterator[Job]:
+        """Yield the runs of one setting: with everything as it is, then with one option changed at a time."""
+        for point in ({}, *self.changes()):
+            options = {**setting.options, **point}
+            words = ",".join(f"{name.partition('.')[2]}={to_toml(value)}" for name, value in point.items())
+            place = out / setting.name / slug(words) if point else out / setting.name
+            yield from self._plan(setting, seeds, options, overrides).jobs(place)
+
+    def at(self, scale: Scale) -> "Study":
+        """Return it as it is at a scale: settings that become the same there are there once."""
+        known: dict[object, Setting] = {}
+        for one in self.settings:
+            split = (one.smoke or one.split) if scale.data else one.split
+            options = {**self.options, **one.options, **scale.options}
+            settled = replace(one, data=scale.data or one.data, split=split, options=options)
+            known.setdefault((settled.data, split, repr(options)), settled)
+        return replace(self, settings=tuple(known.values()))
+
+    def changes(self) -> Iterator[dict[str, Any]]:
+        """Yield every value of every option that is varied, but for those that it has anyway."""
+        usual = resolve({"method": {"name": self.methods[0]}}).to_plain()
+        for name, values in self.vary.items():
+            section, _, key = name.partition(".")
+            yield from ({name: value} for value in values if value != usual[section].get(key))
+
+    def _plan(self, setting: Setting, seeds: int, options: Mapping[str, Any], overrides: Sequence[str]) -> Comparison:
+        generated = any(resolve({"method": {"name": name}}).augment.name == "gan" for name in self.methods)
+        taken = {name: value for name, value in options.items() if generated or not name.startswith("augment.")}
+        return Comparison.make(
+            methods=self.methods,
+            data=[setting.data],
+            splits=[setting.split],
+            seeds=seeds,
+            first_seed=0,
+            tables={},
+            settings=[*(f"{name}={to_toml(value)}" for name, value in taken.items()), *overrides],
+        )
+
+
+def folder_of() -> Path:
+    """Return the folder that holds the studies."""
+    for folder in (FOLDER, HOME):
+        if (folder / SCALES).is_file():
+            return folder
+    raise CafedclError(f"{FOLDER}: there are no studies here (no {SCALES}); they are in the project's checkout")
+
+
+def study_names(folder: Path) -> list[str]:
+    """Return the names of all studies."""
+    return sorted(path.stem for path in folder.glob("*.toml") if path.name != SCALES)
+
+
+def read_study(name: str, folder: Path) -> Study:
+    """Read a study by its name, or by the path of its file."""
+    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    if not path.is_file():
+        raise CafedclError(f"{name}: there is no such study; {nearest(name, study_names(folder))}")
+    table = read_file(path)
+    settings = tuple(build(Setting, one, f"{path}: settings") for one in table.pop("settings", []))
+    made: Study = build(Study, {**table, "settings": settings}, str(path))
+    if not made.settings or not made.methods:
+        raise CafedclError(f"{path}: a study has methods and [[settings]]")
+    return made
+
+
+def read_scales(folder: Path) -> dict[str, Scale]:
+    """Return all scales by name."""
+    path = folder / SCALES
+    return {name: build(Scale, table, f"{path}: {name}") for name, table in read_file(path).items()}
+
+
+def build(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
+    """Make one of these from a table, or say which entry is wrong."""
+    known = [entry.name for entry in fields(cls)]
+    for name in table:
+        if name not in known:
+            raise CafedclError(f"{where}: {name}: there is no such entry; {nearest(name, known)}")
+    try:
+        return cls(**{name: tuple(value) if name == "methods" else value for name, value in table.items()})
+    except TypeError as error:
+        raise CafedclError(f"{where}: {str(error).partition('() ')[2]}") from None

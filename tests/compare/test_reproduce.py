@@ -1,0 +1,158 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cafedcl.cli import app
+from cafedcl.compare.study import HOME, Scale, Setting, Study, folder_of, read_scales, read_study, study_names
+from cafedcl.config import parse_split, resolve
+from cafedcl.errors import CafedclError
+from cafedcl.report.paper import COLUMNS_2, FIRST, place
+from cafedcl.report.runs import Setting as Shown
+from cafedcl.report.runs import flat, read_runs
+
+STUDIES = ["ablation", "sensitivity", "skin", "standins", "table1", "table2"]
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["reproduce", *arguments])
+
+
+def test_every_study_opens_with_the_command_that_runs_it() -> None:
+    assert study_names(HOME) == STUDIES
+    for name in STUDIES:
+        first = (HOME / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+        assert first == f"# cafedcl reproduce {name} --scale short"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
+def test_every_run_of_every_study_is_a_config_that_can_be(name: str, scale: str, tmp_path: Path) -> None:
+    size = read_scales(HOME)[scale]
+    study = read_study(name, HOME).at(size)
+    for setting in study.settings:
+        jobs = list(study.jobs(tmp_path, setting, size.seeds, ()))
+        assert len({job.folder for job in jobs}) == len(jobs)
+        assert len(jobs) % (size.seeds * len(study.methods)) == 0
+        assert {job.rounds for job in jobs} == {int(size.options["federation.rounds"])}
+
+
+def test_the_tables_have_the_methods_and_settings_of_the_paper() -> None:
+    one, two = (read_study(name, HOME) for name in ("table1", "table2"))
+    printed = set(FIRST["dirichlet", "cifar10"])
+    for study in (one, two):
+        assert printed <= set(study.methods)
+    assert {(s.split.partition(":")[0], s.data.partition("-")[0]) for s in one.settings} == set(FIRST)
+    assert [s.name for s in two.settings] == ["-".join(column) for column in COLUMNS_2]
+    for name, without in (("no-confagg-uniform", 1), ("no-confagg-counts", 1), ("no-geo", 1)):
+        assert sum(name in method for method in read_study("ablation", HOME).methods) == without + 1
+
+
+def test_an_option_is_varied_alone_and_its_usual_value_is_run_once(tmp_path: Path) -> None:
+    study = Study(
+        "", ("cafedcl",), (Setting("one", "digits", "iid"),), {"method.beta": [0.1, 0.5], "method.w": [[1.0, 0.0, 0.0]]}
+    )
+    jobs = list(study.jobs(tmp_path, study.settings[0], 2, ["train.lr=0.3"]))
+    below = [str(job.folder.relative_to(tmp_path / "one")) for job in jobs]
+    assert below == [
+        f"{part}digits/iid/cafedcl/s{seed}" for part in ("", "beta=0.1/", "w=-1.0,-0.0,-0.0/") for seed in (0, 1)
+    ]
+    assert all("train.lr=0.3" in job.arguments for job in jobs)
+
+
+def test_settings_that_become_the_same_at_a_scale_are_run_once() -> None:
+    settings = (
+        Setting("a", "cifar10", "dirichlet:0.1"),
+        Setting("b", "emnist", "dirichlet:0.1"),
+        Setting("c", "x", "iid", "natural"),
+    )
+    study = Study("", ("fedavg",), settings)
+    smoke = study.at(Scale("", 1, "digits", {"federation.rounds": 1}))
+    assert [(one.name, one.data, one.split) for one in smoke.settings] == [
+        ("a", "digits", "dirichlet:0.1"),
+        ("c", "digits", "natural"),
+    ]
+    assert [one.split for one in study.at(Scale("", 1)).settings] == ["dirichlet:0.1", "dirichlet:0.1", "iid"]
+
+
+def test_a_study_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = str(tmp_path / "out")
+    part = ["--scale", "smoke", "--out", out, "--jobs", "1", "--devices", "cpu"]
+    first = run("table1", *part, "--only", "cifar10-practical", "--methods", "fedavg")
+    assert first.exit_code == 0, first.output
+    assert "written" in first.output
+    metrics = next(Path(out).rglob("metrics.jsonl"))
+    before = metrics.stat().st_mtime_ns
+    second = run("table1", *part, "--only", "cifar10-practical", "--methods", "fedavg,cafedcl+gan", "--quiet")
+    assert second.exit_code == 0, second.output
+    assert metrics.stat().st_mtime_ns == before, "what is there is kept"
+    text = Path(out, "table.md").read_text(encoding="utf-8")
+    assert "cafedcl+gan" in text
+    assert "The clients' own models" in text
+    runs = read_runs([Path(out)])
+    assert {entry.method for group in runs.groups for entry in group.entries} == {"fedavg", "cafedcl+gan"}
+    other = run("table1", *part, "--set", "train.lr=0.2")
+    assert other.exit_code != 0
+    assert "holds another plan" in str(other.exception)
+
+
+def test_the_papers_figures_stand_beside_ours() -> None:
+    practical = read_study("table1", HOME).settings[0]
+    config = resolve({"data": {"name": practical.data}, "split": parse_split(practical.split)})
+    shown = Shown.of(flat(config.to_plain()))
+    assert place(shown).figures["cafedcl"] == (91.15, 4.87)
+
+
+def test_data_that_cannot_be_had_is_left_out_and_said(tmp_path: Path) -> None:
+    done = run(
+        "skin",
+        "--scale",
+        "short",
+        "--out",
+        str(tmp_path / "out"),
+        "--data-dir",
+        str(tmp_path),
+        "--set",
+        "data.download=false",
+    )
+    assert done.exit_code == 1
+    assert "left out: ham10000: data set 'ham10000'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tabel1"], "did you mean 'table1'"),
+        (["table1", "--scale", "shrt"], "did you mean 'short'"),
+        (["table1", "--only", "cifar10-practicl"], "did you mean 'cifar10-practical'"),
+        (["table1", "--methods", "fedvg"], "did you mean 'fedavg'"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments: list[str], said: str) -> None:
+    error = run(*arguments).exception
+    assert isinstance(error, CafedclError)
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title = 'x'\nmethods = ['fedavg']\n", "a study has methods and"),
+        ("title = 'x'\nmethods = ['fedavg']\n[[settings]]\nname = 'a'\ndata = 'digits'\n", "split"),
+        ("title = 'x'\nmethod = ['fedavg']\n", "method: there is no such entry"),
+    ],
+)
+def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(CafedclError, match=said):
+        read_study(str(path), HOME)
+
+
+def test_without_a_name_all_studies_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert folder_of() == HOME
+    listed = run().output
+    for name in (*STUDIES, "--scale smoke", "--scale paper"):
+        assert name in listed
