@@ -91,7 +91,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, eager, graphs.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, eager, graphs, flower.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")] = None,
     data_dir: DataDir = None,
     strict: Strict = None,

@@ -58,11 +58,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished job: what travels, what stays with the client, and its own model's predictions if asked."""
+    """A finished job: what travels, what stays with the client, and how its own model did on test images if asked.
+
+    ``hits`` counts images per class: ``tested``, and those called right among ``all`` classes and among those ``held``.
+    Where the test images are a client's own, only these counts leave it.
+    """
 
     up: Up
     memory: Tensors
-    predictions: Tensors
+    hits: Tensors
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from cafedcl.engine.program import ENCODER, Bound, Given
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.supply import Supply
 from cafedcl.errors import CafedclError
+from cafedcl.metrics import hits
 from cafedcl.pack import ANCHORS, MODEL, Tensors, nbytes, prefixed, under, without
 
 CHAIN = 8
@@ -317,7 +318,8 @@ class Slot:
                 losses=begun.schedule.losses(plan.names, told[LOG]),
                 seconds=done.seconds_since(begun.mark),
             )
-            return Reply(up, self.lane.hand_over(memory), predictions)
+            right = hits(predictions, bench.test_set(job.client)[1].cpu(), method.classes) if predictions else {}
+            return Reply(up, self.lane.hand_over(memory), right)
 
         return reply
 
