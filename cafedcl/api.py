@@ -145,13 +145,33 @@ def run(
     return start(gather(method=method, data=data, settings=words, **flags), out, watchers)  # type: ignore[arg-type]
 
 
-def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher], command: Sequence[str] = ()) -> Run:
+Host = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
+"""Makes the federation of a config; for a run that goes on, it is given its folder."""
+
+
+def here(config: Config, watchers: Sequence[Watcher], _: RunFolder | None) -> Federation:
+    """Make a federation whose clients are on this machine."""
+    return Federation(config, watchers)
+
+
+def start(
+    config: Config,
+    out: str | Path | None,
+    watchers: Sequence[Watcher],
+    command: Sequence[str] = (),
+    host: Host | None = None,
+) -> Run:
     """Run a resolved config from its first round."""
+    if host is None and config.engine.name == "flower":
+        from cafedcl.deploy.simulate import simulate
+
+        return simulate(config, out, watchers)
+    host = host or here
     if out is None:
-        with Federation(config, watchers) as federation:
+        with host(config, watchers, None) as federation:
             federation.run()
             return _result(federation, None)
-    federation = Federation(config, watchers)
+    federation = host(config, watchers, None)
     folder = RunFolder.create(out)
     try:
         folder.begin(federation, list(command))
@@ -160,12 +180,22 @@ def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher], c
         folder.unlock()
 
 
-def resume(path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[str], None] = print) -> Run:
+def resume(
+    path: str | Path,
+    watchers: Sequence[Watcher] = (),
+    warn: Callable[[str], None] = print,
+    host: Host | None = None,
+) -> Run:
     """Go on with a run from its newest whole checkpoint; the result is the same as if it had never stopped."""
     folder = RunFolder.open(path)
+    config = folder.config()
+    if host is None and config.engine.name == "flower":
+        from cafedcl.deploy.simulate import go_on
+
+        return go_on(folder, watchers)
     folder.lock()
     try:
-        federation = Federation(folder.config(), watchers)
+        federation = (host or here)(config, watchers, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
         if made_with not in (None, version("torch")):
             warn(

@@ -78,6 +78,8 @@ class Federation:
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
+        self.about: dict[str, Any] = {}
+        """What the run folder notes of where the clients are."""
         _, y = self.bench.test_set(None)
         self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots, self.bench.remote)
         self.own = self.judge.no_own()

@@ -1,0 +1,100 @@
+"""A run handed to a SuperLink and watched from here, as if it ran in this process."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from cafedcl.config import Config
+from cafedcl.contract import Failure
+from cafedcl.deploy.app import write_app
+from cafedcl.deploy.flower import ask
+from cafedcl.deploy.superlink import NAME
+from cafedcl.errors import CafedclError
+from cafedcl.federation import Federation, Record, Watcher
+from cafedcl.journal import NAME as JOURNAL
+from cafedcl.journal import follow
+from cafedcl.options import to_toml
+from cafedcl.store import RunFolder
+
+ENDED = ("finished", "stopped", "failed")
+
+
+class Followed:
+    """As much of a federation as its watchers look at, read from the run folder that another process writes."""
+
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        self.config, self.options, self.folder = config, config.federation, folder
+        self.history: list[Record] = []
+        self.round = 0
+
+    def tell(self, watchers: Sequence[Watcher], event: Mapping[str, Any]) -> None:
+        """Let the watchers see an event of the journal."""
+        seen, kind = cast(Federation, self), event["event"]
+        for watcher in watchers:
+            if kind == "notice":
+                watcher.noticed(seen, event["message"])
+            elif kind == "client":
+                failure = Failure(event["client"], event["failure"]) if event["failure"] else None
+                watcher.client_done(seen, event["client"], failure)
+            elif kind == "round":
+                watcher.round_began(seen, event["clients"])
+            elif kind == "done":
+                watcher.round_done(seen, self.history[-1])
+
+    def catch_up(self, event: Mapping[str, Any]) -> None:
+        """Read what the run folder says up to an event."""
+        if event["event"] == "round":
+            self.round = event["round"]
+            self.history = [Record(**line) for line in self.folder.metrics()[: self.round]]
+        elif event["event"] == "done":
+            self.round = event["round"] + 1
+            self.history = [Record(**line) for line in self.folder.metrics()[: self.round]]
+
+
+def submit(
+    home: Path, config: Config | None, path: Path, watchers: Sequence[Watcher], federation: str = "", **extra: str
+) -> None:
+    """Hand a run to the SuperLink of ``home`` and watch it to its end; without a config, a run folder is resumed."""
+    folder = RunFolder(path)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / JOURNAL).unlink(missing_ok=True)
+    words = {"out": str(path.resolve()), "resume": config is None, **extra}
+    if config is None:
+        config = folder.config()
+    else:
+        file = home / "run.toml"
+        file.write_text(config.to_toml(), encoding="utf-8")
+        words["config-file"] = str(file.resolve())
+    pairs = " ".join(f"{name.replace('_', '-')}={to_toml(value)}" for name, value in words.items())
+    more = ["--federation-config", federation] if federation else []
+    app = write_app(home / "cafedcl-run")
+    number = str(ask(home, "run", str(app), NAME, "--run-config", pairs, *more)["run-id"])
+    followed, error = Followed(config, folder), "the run broke off without a word"
+    try:
+        for event in follow(path, lambda: folder.in_use() or status(home, number) not in ENDED):
+            followed.catch_up(event)
+            followed.tell(watchers, event)
+            if event["event"] == "end":
+                error = event["error"]
+    except BaseException:
+        stop(home, number)
+        raise
+    if error:
+        raise CafedclError(error)
+
+
+def status(home: Path, number: str) -> str:
+    """Return what Flower says of a run; an unreachable SuperLink has no runs any more."""
+    try:
+        runs = ask(home, "list", "--run-id", number)["runs"]
+    except CafedclError:
+        return "failed"
+    return str(runs[0]["status"]).partition(":")[2].partition(":")[0] if runs else "failed"
+
+
+def stop(home: Path, number: str) -> None:
+    """Ask Flower to stop a run that nobody waits for any more."""
+    try:
+        ask(home, "stop", number)
+    except CafedclError:
+        """It is over already, or the SuperLink is."""

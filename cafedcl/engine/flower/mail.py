@@ -1,0 +1,71 @@
+"""Asking many sites at once over Flower's grid, and reading what comes back until all have answered or time is up."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from cafedcl.engine.flower.records import unwrap, wrap
+
+PAUSE = (0.05, 0.5)
+"""Seconds between two looks for answers: at first, and after a while."""
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why a site gave no answer."""
+
+    reason: str
+
+
+Answer = dict[str, bytes] | NoAnswer
+
+
+class Mail:
+    """Sends a round's requests and yields the answers as they come."""
+
+    def __init__(self, grid: Grid, deadline: float) -> None:
+        self.grid, self.deadline = grid, deadline
+
+    def online(self) -> set[int]:
+        """Return the nodes that are connected."""
+        return set(self.grid.get_node_ids())
+
+    def ask(self, kind: str, requests: dict[int, dict[str, bytes]], limit: int | None) -> Iterator[tuple[int, Answer]]:
+        """Ask nodes and yield one answer of each; answers larger than the limit are not decoded."""
+        until = time.monotonic() + self.deadline
+        nodes = list(requests)
+        messages = [
+            Message(wrap(parts), dst_node_id=node, message_type=kind, ttl=self.deadline)
+            for node, parts in requests.items()
+        ]
+        names = list(self.grid.push_messages(messages)) or [None] * len(nodes)
+        for node, name in zip(nodes, names, strict=True):
+            if name is None:
+                yield node, NoAnswer("Flower did not take the request; it may be too large")
+        sent = {name: node for node, name in zip(nodes, names, strict=True) if name is not None}
+        pause, slowest = PAUSE
+        while sent and time.monotonic() < until:
+            answers = list(self.grid.pull_messages(list(sent)))
+            for answer in answers:
+                node = sent.pop(answer.metadata.reply_to_message_id, None)
+                if node is not None:
+                    yield node, read(answer, limit)
+            pause = PAUSE[0] if answers else min(1.2 * pause, slowest)
+            if sent:
+                time.sleep(pause)
+        for node in sent.values():
+            yield node, NoAnswer(f"no answer within {self.deadline:g} s")
+
+
+def read(message: Message, limit: int | None) -> Answer:
+    """Return what a site answered."""
+    if message.has_error():
+        reason = " ".join(str(message.error.reason or "no reason given").split())
+        return NoAnswer(f"{reason} (Flower's error {message.error.code})")
+    try:
+        return unwrap(message.content, limit)
+    except ValueError as error:
+        return NoAnswer(str(error))

@@ -1,0 +1,73 @@
+"""Who is there: which Flower node is which client, found out by asking every node once to enrol."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from flwr.app import MessageType
+
+from cafedcl.config import Config
+from cafedcl.engine.flower.mail import Mail, NoAnswer
+from cafedcl.engine.flower.messages import ask_enrol, read_plain
+from cafedcl.engine.flower.records import SHARED
+from cafedcl.errors import CafedclError
+from cafedcl.pack import Header, Tensors
+from cafedcl.remote import Enrolled
+
+LARGEST = 1 << 24
+"""Bytes of an enrolment at most."""
+PAUSE = 0.5
+T = TypeVar("T", int, Enrolled)
+
+
+class Roster(Generic[T]):
+    """Nodes by what they enrolled as; a node that comes later, or comes back under a new number, is asked then."""
+
+    def __init__(
+        self, mail: Mail, config: Config, read: Callable[[Tensors, Header], T], notice: Callable[[str], None]
+    ) -> None:
+        self.mail, self.request, self.read, self.notice = mail, ask_enrol(config), read, notice
+        self.known: dict[int, T | None] = {}
+
+    def online(self) -> Iterator[tuple[int, T]]:
+        """Yield the nodes that are there and what they enrolled as; new ones are asked first."""
+        there = self.mail.online()
+        self.known = {node: found for node, found in self.known.items() if node in there}
+        new = {node: {SHARED: self.request} for node in there - self.known.keys()}
+        for node, answer in self.mail.ask(MessageType.QUERY, new, LARGEST) if new else ():
+            try:
+                if isinstance(answer, NoAnswer):
+                    raise ValueError(answer.reason)  # noqa: TRY301, TRY004
+                self.known[node] = self.read(*read_plain(answer))
+            except (ValueError, KeyError, TypeError) as error:
+                self.known[node] = None
+                self.notice(f"a node cannot take part: {error}")
+        for node in sorted(there):
+            found = self.known.get(node)
+            if found is not None:
+                yield node, found
+
+    def wait(self, number: int, patience: float) -> list[T]:
+        """Return what enrolled as soon as there are so many, or say how many there are when patience is over."""
+        until, before = time.monotonic() + patience, -1
+        while True:
+            found = [enrolled for _, enrolled in self.online()]
+            if len(found) >= number:
+                return found
+            if len(found) != before:
+                self.notice(f"{len(found)} of {number} sites are here")
+                before = len(found)
+            if time.monotonic() > until:
+                raise CafedclError(
+                    f"{len(found)} of {number} sites came within {patience:g} s (engine.deadline); start the others, "
+                    "or set federation.clients to those there are"
+                )
+            time.sleep(PAUSE)
+
+
+def simulated(_: Tensors, header: Header) -> int:
+    """Read the enrolment of a site that holds a simulated shard: the number of its client."""
+    client = header["client"]
+    if not isinstance(client, int):
+        raise ValueError("its client is not a whole number")  # noqa: TRY004
+    return client

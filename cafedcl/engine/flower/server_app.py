@@ -1,0 +1,111 @@
+"""The Flower server: our Federation with the flower engine, started by Flower with a run config."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from cafedcl import api
+from cafedcl.config import Config, gather
+from cafedcl.engine.flower.engine import Flower
+from cafedcl.engine.flower.mail import Mail
+from cafedcl.engine.flower.messages import Terms
+from cafedcl.engine.flower.roster import Roster, simulated
+from cafedcl.errors import CafedclError
+from cafedcl.federation import Federation, Watcher
+from cafedcl.journal import Journal
+from cafedcl.remote import Enrolled, Population, is_remote, prepare_server
+from cafedcl.setup import Setup, prepare
+from cafedcl.store import RunFolder
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run, or go on with, the federation that the run config names."""
+    options = context.run_config
+    journal = Journal(Path(str(options["out"])))
+    try:
+        host = Host(grid, journal)
+        if options["resume"]:
+            api.resume(journal.path, [journal], journal.say, host)
+        else:
+            api.start(read_config(options), journal.path, [journal], ["flwr", "run"], host)
+    except CafedclError as error:
+        journal.end(str(error))
+        raise
+    except BaseException as error:
+        journal.end(f"{type(error).__name__}: {error}")
+        raise
+    journal.end(None)
+
+
+def read_config(options: Mapping[str, Any]) -> Config:
+    """Return the config that Flower's run config stands for; its keys are the flags of `cafedcl run`."""
+    flags = {name: options[name] or None for name in ("method", "data", "split", "clients", "rounds")}
+    seed = options["seed"] if options["seed"] >= 0 else None
+    settings = [*str(options["settings"]).split(), "engine.name=flower"]
+    return gather(options["config-file"] or None, seed=seed, settings=settings, **flags)
+
+
+class Host:
+    """Makes federations whose clients are the nodes of a Flower grid."""
+
+    def __init__(self, grid: Grid, journal: Journal) -> None:
+        self.grid, self.journal = grid, journal
+
+    def __call__(self, config: Config, watchers: Sequence[Watcher], folder: RunFolder | None) -> Federation:
+        """Return the federation of a config; a run that goes on finds its sites by what its folder says of them."""
+        mail = Mail(self.grid, config.engine.deadline)
+        about = folder.environment().get("flower", {}) if folder else {}
+        run = about.get("run") or secrets.token_hex(8)
+        if is_remote(config):
+            federation, sites = self._remote(config, watchers, mail, run, folder)
+        else:
+            federation, sites = self._simulated(config, watchers, mail, run), []
+        federation.about = {"flower": {"run": run, "sites": sites}}
+        return federation
+
+    def _simulated(self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str) -> Federation:
+        setup = prepare(config)
+        roster = Roster(mail, setup.config, simulated, self.journal.say)
+        roster.wait(len(setup.bench.shards), config.engine.deadline)
+        terms = Terms(setup.config, None, run)
+        return self._made(setup, watchers, mail, terms, lambda: {client: node for node, client in roster.online()})
+
+    def _remote(
+        self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str, folder: RunFolder | None
+    ) -> tuple[Federation, list[str]]:
+        roster = Roster(mail, config, Enrolled.unpacked, self.journal.say)
+        if folder is None:
+            population = Population.of(roster.wait(config.federation.clients, config.engine.deadline))
+        else:
+            population = remembered(folder)
+        setup = prepare_server(config, population)
+        terms = Terms(setup.config, population.place(population.sites[0]), run)
+
+        def where() -> dict[int, int]:
+            return {
+                population.sites.index(site.site): node
+                for node, site in roster.online()
+                if site.site in population.sites
+            }
+
+        return self._made(setup, watchers, mail, terms, where), list(population.sites)
+
+    def _made(self, setup: Setup, watchers: Sequence[Watcher], mail: Mail, terms: Terms, where: Any) -> Federation:
+        return Federation(setup, watchers, Flower(setup.bench, terms, mail, where))
+
+
+def remembered(folder: RunFolder) -> Population:
+    """Return the population that a run began with."""
+    known, about = folder.data()
+    channels, height, width = about["shape"]
+    sites = tuple(folder.environment()["flower"]["sites"])
+    return Population(
+        sites, tuple(about["names"]), (channels, height, width), known["counts"], known["mean"], known["std"]
+    )
