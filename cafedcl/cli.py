@@ -15,6 +15,7 @@ import typer
 from cafedcl import __version__
 from cafedcl.bench_command import bench
 from cafedcl.compare.commands import compare, sweep, watch
+from cafedcl.deploy.commands import app as deploy
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, Quiet, Settings, console, datasets, methods, models, show_config
 from cafedcl.report.commands import figures, report, table
@@ -326,6 +327,7 @@ app.command()(watch)
 app.command()(figures)
 app.command()(bench)
 app.command()(theory)
+app.add_typer(deploy, name="deploy")
 
 
 @app.command()

@@ -14,7 +14,7 @@ from cafedcl.engine.eager import Eager
 from cafedcl.engine.flower.mail import Mail, NoAnswer
 from cafedcl.engine.flower.messages import SURVEY, TRAIN, Terms, ask_all, ask_one, read_plain, read_train
 from cafedcl.engine.flower.records import OWN, SHARED
-from cafedcl.pack import Tensors, nbytes, unpack
+from cafedcl.pack import Tensors, nbytes
 
 ROOM = 1 << 20
 """Bytes that a reply may have beyond what is expected: names, notes, losses."""
@@ -67,7 +67,7 @@ class Flower:
         """Return how the server's model does at every site, on the site's own test images; 0 where there is none."""
         nodes = self.where()
         clients = {node: client for client, node in nodes.items()}
-        shared = ask_all(SURVEY, Down(0, {n: v for n, v in self.sent(tensors).items()}), self.terms)
+        shared = ask_all(SURVEY, Down(0, self.bench.method.broadcast(tensors)), self.terms)
         requests = {node: {SHARED: shared, OWN: ask_one(client, {}, False)} for node, client in clients.items()}
         shape = (len(self.bench.shards), self.bench.method.classes)
         found = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tested", "all")}
@@ -82,10 +82,6 @@ class Flower:
                 for table in found.values():
                     table[clients[node]] = 0
         return found
-
-    def sent(self, tensors: Tensors) -> Tensors:
-        """Return what a site needs to test the server's model."""
-        return self.bench.method.broadcast(tensors)
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images here."""

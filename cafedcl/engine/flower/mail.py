@@ -41,7 +41,7 @@ class Mail:
             Message(wrap(parts), dst_node_id=node, message_type=kind, ttl=self.deadline)
             for node, parts in requests.items()
         ]
-        names = list(self.grid.push_messages(messages)) or [None] * len(nodes)
+        names: list[str | None] = [*self.grid.push_messages(messages)] or [None] * len(nodes)
         for node, name in zip(nodes, names, strict=True):
             if name is None:
                 yield node, NoAnswer("Flower did not take the request; it may be too large")
@@ -50,9 +50,8 @@ class Mail:
         while sent and time.monotonic() < until:
             answers = list(self.grid.pull_messages(list(sent)))
             for answer in answers:
-                node = sent.pop(answer.metadata.reply_to_message_id, None)
-                if node is not None:
-                    yield node, read(answer, limit)
+                if answer.metadata.reply_to_message_id in sent:
+                    yield sent.pop(answer.metadata.reply_to_message_id), read(answer, limit)
             pause = PAUSE[0] if answers else min(1.2 * pause, slowest)
             if sent:
                 time.sleep(pause)

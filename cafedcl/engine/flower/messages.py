@@ -33,7 +33,8 @@ class Terms:
         """Return the terms that a site was sent."""
         place = plain["place"]
         if place is not None:
-            place = Place(**{k: tuple(v) if isinstance(v, list) else v for k, v in {**place, "client": client}.items()})
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in place.items()}
+            place = Place(**{**values, "client": client})
         return cls(resolve(plain["config"]), place, plain["run"])
 
 

@@ -26,7 +26,8 @@ class Roster(Generic[T]):
     def __init__(
         self, mail: Mail, config: Config, read: Callable[[Tensors, Header], T], notice: Callable[[str], None]
     ) -> None:
-        self.mail, self.request, self.read, self.notice = mail, ask_enrol(config), read, notice
+        self.mail, self.request, self.notice = mail, ask_enrol(config), notice
+        self.read: Callable[[Tensors, Header], T] = read
         self.known: dict[int, T | None] = {}
 
     def online(self) -> Iterator[tuple[int, T]]:

@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     options = context.run_config
     journal = Journal(Path(str(options["out"])))
     try:
-        host = Host(grid, journal)
+        host = Host(grid, journal, str(options["deployment"]))
         if options["resume"]:
             api.resume(journal.path, [journal], journal.say, host)
         else:
@@ -55,8 +55,8 @@ def read_config(options: Mapping[str, Any]) -> Config:
 class Host:
     """Makes federations whose clients are the nodes of a Flower grid."""
 
-    def __init__(self, grid: Grid, journal: Journal) -> None:
-        self.grid, self.journal = grid, journal
+    def __init__(self, grid: Grid, journal: Journal, deployment: str) -> None:
+        self.grid, self.journal, self.deployment = grid, journal, deployment
 
     def __call__(self, config: Config, watchers: Sequence[Watcher], folder: RunFolder | None) -> Federation:
         """Return the federation of a config; a run that goes on finds its sites by what its folder says of them."""
@@ -67,7 +67,7 @@ class Host:
             federation, sites = self._remote(config, watchers, mail, run, folder)
         else:
             federation, sites = self._simulated(config, watchers, mail, run), []
-        federation.about = {"flower": {"run": run, "sites": sites}}
+        federation.about = {"flower": {"run": run, "sites": sites, "deployment": self.deployment}}
         return federation
 
     def _simulated(self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str) -> Federation:

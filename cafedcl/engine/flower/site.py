@@ -73,9 +73,7 @@ class Site:
     name code of the site's own packages as its method or model only if ``plugins`` allows it.
     """
 
-    def __init__(
-        self, home: Path, name: str = "", data: str = "", device: str = "auto", plugins: bool = False
-    ) -> None:
+    def __init__(self, home: Path, name: str = "", data: str = "", device: str = "auto", plugins: bool = False) -> None:
         self.home, self.name, self.data, self.device, self.plugins = home, name, data, device, plugins
         self._engine: tuple[str, Eager] | None = None
         self._images: tuple[Header, Dataset] | None = None
@@ -158,4 +156,3 @@ class Site:
         if not re.fullmatch(r"[0-9a-f]{1,64}", terms.run):
             raise CafedclError("the run has no proper name")
         return Shelf(self.home / "memory" / terms.run / str(job.client))
-
