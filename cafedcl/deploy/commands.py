@@ -104,9 +104,9 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         table.add_row(row["name"], row["status"], row["since"])
     console().print(table)
     if runs:
-        table = Table("run", "status", "elapsed", box=None, header_style="bold")
+        table = Table("run", "status", "seconds", box=None, header_style="bold")
         for row in runs:
-            table.add_row(row["run"], row["status"], row["elapsed"])
+            table.add_row(row["run"], row["status"], row["seconds"])
         console().print(table)
 
 

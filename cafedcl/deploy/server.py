@@ -1,6 +1,7 @@
 """A deployment's server: its SuperLink, the sites registered there, and the runs handed to it."""
 
 import ipaddress
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import NAME, Address, start_superlink
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Watcher
-from cafedcl.store import RunFolder
+from cafedcl.store import RunFolder, write_atomically
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,19 @@ class Server:
         """Let every site in that is not yet let in."""
         if self.options.insecure:
             return
-        known = {node.get("name") for node in self.nodes()}
+        there, names = {node["node-id"] for node in self.nodes()}, self.names()
         for name in site_names(self.folder):
-            if name not in known:
+            if names.get(name) not in there:
                 key = self.folder / "sites" / f"{name}.pub"
-                ask(self.home, "supernode", "register", str(key), NAME, "--name", name)
+                names[name] = str(ask(self.home, "supernode", "register", str(key), NAME, "--name", name)["node-id"])
+        write_atomically(self.folder / "nodes.json", json.dumps(names).encode())
+
+    def names(self) -> dict[str, str]:
+        """Return which node is which site, by the sites' names."""
+        try:
+            return dict(json.loads((self.folder / "nodes.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return what the SuperLink says of its nodes."""
@@ -81,15 +90,23 @@ class Server:
 
     def sites(self) -> list[dict[str, str]]:
         """Return the sites, whether each is online, and since when."""
+        names = {node: name for name, node in self.names().items()}
         return [
-            {"name": str(node.get("name") or node["node-id"]), "status": str(node["status"]), "since": _since(node)}
+            {
+                "name": names.get(node["node-id"], node["node-id"]),
+                "status": str(node["status"]),
+                "since": str(node["online-at"] if node["status"] == "online" else node["offline-at"] or "never there"),
+            }
             for node in self.nodes()
         ]
 
     def runs(self) -> list[dict[str, str]]:
         """Return the runs that the SuperLink knows."""
         said: dict[str, Any] = ask(self.home, "list", NAME)
-        return [{"run": str(r["run-id"]), "status": r["status"], "elapsed": r["elapsed"]} for r in said["runs"]]
+        return [
+            {"run": str(run["run-id"]), "status": str(run["status"]), "seconds": f"{float(run['elapsed']):.0f}"}
+            for run in said["runs"]
+        ]
 
     def run(self, config: Config, path: Path, watchers: Sequence[Watcher]) -> api.Run:
         """Run a config at the sites and return its results."""
@@ -110,10 +127,6 @@ def resume_run(folder: Path, path: Path, watchers: Sequence[Watcher]) -> api.Run
     server.check()
     submit(server.home, None, path, watchers, deployment=str(server.folder))
     return api.load(path)
-
-
-def _since(node: dict[str, Any]) -> str:
-    return str(node.get("online-elapsed") or node.get("last-activated-at") or "")
 
 
 def is_loopback(host: str) -> bool:

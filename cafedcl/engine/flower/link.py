@@ -32,9 +32,10 @@ def receive(line: socket.socket) -> Parts:
     return parts
 
 
-def ask(path: str | Path, parts: Parts) -> Parts:
-    """Send a message to the worker behind a socket and return its answer."""
+def ask(path: str | Path, parts: Parts, patience: float | None = None) -> Parts:
+    """Send a message to the worker behind a socket and return its answer; raises if there is none in time."""
     with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(patience)
         line.connect(str(path))
         send(line, parts)
         return receive(line)
