@@ -80,6 +80,8 @@ class Run:
             if client not in self.memories:
                 raise CafedclError(f"client {client}: it keeps no model of its own in this run")
             weights |= under(MODEL, self.memories[client])
+            if weights.keys() < network.state_dict().keys() and self.memories[client].keys() == {"round"}:
+                raise CafedclError(f"client {client}: what it keeps is at its site, and never leaves it")
         missing = network.state_dict().keys() - weights.keys()
         if missing:
             raise CafedclError(f"{method.name} has no server model; name a client whose model is to be used")

@@ -18,6 +18,8 @@ from cafedcl.pack import Tensors, nbytes
 
 ROOM = 1 << 20
 """Bytes that a reply may have beyond what is expected: names, notes, losses."""
+REPEATED = 64
+"""How often a reply may list a class, where the method allows more than once."""
 
 
 class Where(Protocol):
@@ -60,7 +62,7 @@ class Flower:
         """Return how many bytes a reply may have: twice what a whole one of this method takes, and some room."""
         classes, fields = self.bench.method.classes, self.bench.method.fields(self.bench.network).values()
         numbers = sum(math.prod(field.shape) * (classes if field.per_class else 1) for field in fields)
-        copies = max(1, self.bench.method.clients) if any(field.repeated for field in fields) else 1
+        copies = REPEATED if any(field.repeated for field in fields) else 1
         return ROOM + 2 * (nbytes(self.bench.shared()) + nbytes(down.tensors) + 4 * numbers * copies)
 
     def survey(self, tensors: Tensors) -> Tensors:

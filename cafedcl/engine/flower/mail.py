@@ -11,6 +11,8 @@ from cafedcl.engine.flower.records import unwrap, wrap
 
 PAUSE = (0.05, 0.5)
 """Seconds between two looks for answers: at first, and after a while."""
+LOOK = 2.0
+"""Seconds between two looks at who is still there."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class Mail:
 
     def ask(self, kind: str, requests: dict[int, dict[str, bytes]], limit: int | None) -> Iterator[tuple[int, Answer]]:
         """Ask nodes and yield one answer of each; answers larger than the limit are not decoded."""
-        until = time.monotonic() + self.deadline
         nodes = list(requests)
         messages = [
             Message(wrap(parts), dst_node_id=node, message_type=kind, ttl=self.deadline)
@@ -46,15 +47,21 @@ class Mail:
             if name is None:
                 yield node, NoAnswer("Flower did not take the request; it may be too large")
         sent = {name: node for node, name in zip(nodes, names, strict=True) if name is not None}
-        pause, slowest = PAUSE
-        while sent and time.monotonic() < until:
+        until, look, pause = time.monotonic() + self.deadline, time.monotonic() + LOOK, PAUSE[0]
+        while sent:
             answers = list(self.grid.pull_messages(list(sent)))
             for answer in answers:
                 if answer.metadata.reply_to_message_id in sent:
                     yield sent.pop(answer.metadata.reply_to_message_id), read(answer, limit)
-            pause = PAUSE[0] if answers else min(1.2 * pause, slowest)
-            if sent:
-                time.sleep(pause)
+            now = time.monotonic()
+            if sent and now > look:
+                there, look = self.online(), now + LOOK
+                for name in [name for name, node in sent.items() if node not in there]:
+                    yield sent.pop(name), NoAnswer("its site went away")
+            if now > until:
+                break
+            pause = PAUSE[0] if answers else min(1.2 * pause, PAUSE[1])
+            time.sleep(pause if sent else 0)
         for node in sent.values():
             yield node, NoAnswer(f"no answer within {self.deadline:g} s")
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cafedcl.config import Config, resolve
+from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine.flower.records import OWN, SHARED
 from cafedcl.engine.wire import pack_result, unpack_result
@@ -29,13 +29,13 @@ class Terms:
         return {"config": self.config.to_plain(), "place": place, "run": self.run}
 
     @classmethod
-    def of(cls, plain: Header, client: int) -> "Terms":
-        """Return the terms that a site was sent."""
+    def of(cls, plain: Header, config: Config, client: int) -> "Terms":
+        """Return the terms that a site was sent, with the config as the site takes it."""
         place = plain["place"]
         if place is not None:
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in place.items()}
             place = Place(**{**values, "client": client})
-        return cls(resolve(plain["config"]), place, plain["run"])
+        return cls(config, place, plain["run"])
 
 
 @dataclass(frozen=True)

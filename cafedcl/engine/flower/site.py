@@ -12,7 +12,6 @@ import torch
 from cafedcl.config import Config, resolve
 from cafedcl.contract import Job, Reply
 from cafedcl.data import Dataset, load_dataset
-from cafedcl.engine.base import Bench
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.flower.messages import (
     ENROL,
@@ -90,7 +89,7 @@ class Site:
             return answer_error(f"{type(error).__name__}: {error}")
 
     def _enrol(self, request: Request, client: int | None) -> Parts:
-        config = self._allowed(resolve(request.terms["config"]))
+        config = self._allowed(request.terms["config"])
         if is_remote(config):
             return answer_plain(*enrol(config, self._own(config), self.name).packed())
         if client is None:
@@ -119,14 +118,16 @@ class Site:
         job = request.job
         if client is not None and job.client != client:
             raise CafedclError(f"this site is client {client}, but is asked as client {job.client}")
-        return job, Terms.of(request.terms, job.client)
+        return job, Terms.of(request.terms, self._allowed(request.terms["config"]), job.client)
 
-    def _allowed(self, config: Config) -> Config:
-        """Return the config as it stands for here, unless it names code that the site has not allowed."""
-        named = [config.method.name.partition(":")[0]] if "." in config.method.name.partition(":")[0] else []
-        named += [name for name in (config.model.name, config.data.name) if ":" in name and not name.startswith("hf:")]
-        if named and not self.plugins:
-            raise CafedclError(f"the server names code of this site's own, '{named[0]}'; allow it with plugins = true")
+    def _allowed(self, plain: Header) -> Config:
+        """Return a config as it stands for here, unless it names code that the site has not allowed to be imported."""
+        names = {section: str(plain.get(section, {}).get("name", "")) for section in ("method", "model", "data")}
+        preset = {"method": r"[^.:]+:.*", "data": r"hf:.*", "model": r"[^:]+"}
+        code = [name for section, name in names.items() if ":" in name and not re.fullmatch(preset[section], name)]
+        if code and not self.plugins:
+            raise CafedclError(f"the server names code at this site, '{code[0]}'; allow it with plugins = true")
+        config = resolve(plain)
         return replace(config, engine=replace(config.engine, device=self.device))
 
     def _own(self, config: Config) -> Dataset:
@@ -143,13 +144,9 @@ class Site:
         """Return the engine for a run's terms, built once."""
         asked = blake2b(json.dumps(request.terms, sort_keys=True).encode(), digest_size=16).hexdigest()
         if self._engine is None or self._engine[0] != asked:
-            config = self._allowed(terms.config)
-            bench: Bench
-            if terms.place is None:
-                bench = prepare(config).bench
-            else:
-                bench = prepare_site(config, self._own(config), terms.place, self.name)
-            self._engine = asked, Eager(bench)
+            config, place = terms.config, terms.place
+            own = None if place is None else prepare_site(config, self._own(config), place, self.name)
+            self._engine = asked, Eager(own or prepare(config).bench)
         return self._engine[1]
 
     def _shelf(self, terms: Terms, job: Job) -> Shelf:

@@ -13,13 +13,13 @@ from cafedcl.journal import Journal
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message  # noqa: E402
-from flwr.serverapp import Grid  # noqa: E402
-from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
-from cafedcl.engine.flower.records import unwrap, wrap  # noqa: E402
-from cafedcl.engine.flower.server_app import Host  # noqa: E402
-from cafedcl.engine.flower.site import Site  # noqa: E402
+from cafedcl.engine.flower.records import unwrap, wrap
+from cafedcl.engine.flower.server_app import Host
+from cafedcl.engine.flower.site import Site
 
 Answer = Callable[[Message], list[Message]]
 

@@ -192,9 +192,7 @@ def test_too_few_sites_are_counted_in_one_line(config, host, net):
 
 def test_losses_that_are_no_numbers_are_an_answer_that_cannot_be_read(config, host, net):
     federation = host(config(), [], None)
-    (reply, *_) = federation.engine.train(
-        [j for j in jobs_of(federation) if j.client == 0]
-    )
+    (reply, *_) = federation.engine.train([j for j in jobs_of(federation) if j.client == 0])
     parts = answer_train(replace(reply, up=replace(reply.up, losses={"ce": "much"})), 0)
     assert "not numbers" in read_train(parts, 0, 0).reason
 
