@@ -92,15 +92,6 @@ class RunFolder(Watcher):
             self.unlock()
             raise CafedclError(f"{self.path}: in use by another run; wait for it or choose another folder") from None
 
-    def in_use(self) -> bool:
-        """Return whether a process works on the run."""
-        try:
-            self.lock()
-        except CafedclError:
-            return True
-        self.unlock()
-        return False
-
     def unlock(self) -> None:
         """Let go of the run."""
         if self._lock is not None:

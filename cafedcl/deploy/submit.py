@@ -1,5 +1,6 @@
 """A run handed to a SuperLink and watched from here, as if it ran in this process."""
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,8 @@ from cafedcl.options import to_toml
 from cafedcl.store import RunFolder
 
 ENDED = ("finished", "stopped", "failed")
+PULSE = 20.0
+"""Seconds of silence after which Flower is asked whether a run is still going on."""
 
 
 class Followed:
@@ -71,7 +74,7 @@ def submit(
     number = str(ask(home, "run", str(app), NAME, "--run-config", pairs, *more)["run-id"])
     followed, error = Followed(config, folder), "the run broke off without a word"
     try:
-        for event in follow(path, lambda: folder.in_use() or status(home, number) not in ENDED):
+        for event in follow(path, Pulse(home, number)):
             followed.catch_up(event)
             followed.tell(watchers, event)
             if event["event"] == "end":
@@ -81,6 +84,21 @@ def submit(
         raise
     if error:
         raise CafedclError(error)
+
+
+class Pulse:
+    """Says whether a run is still going on; Flower is asked only now and then, because its command takes seconds."""
+
+    def __init__(self, home: Path, number: str) -> None:
+        self.home, self.number, self.asked = home, number, time.monotonic()
+
+    def __call__(self) -> bool:
+        """Return whether it is."""
+        if time.monotonic() - self.asked < PULSE:
+            return True
+        going = status(self.home, self.number) not in ENDED
+        self.asked = time.monotonic()
+        return going
 
 
 def status(home: Path, number: str) -> str:
