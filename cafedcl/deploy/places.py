@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cafedcl.config import gather
 from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
 from cafedcl.errors import CafedclError
 from cafedcl.options import option, read_options, toml_section
@@ -82,9 +81,9 @@ def _written(folder: Path, server: ServerOptions, sites: dict[str, str], simulat
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca = b"" if server.insecure else make_certificates(server.host, folder, home)
     _write(home / "server.toml", "cafedcl deploy server THIS-FOLDER", toml_section("server", server, explain=True))
-    own = [] if simulated else ["data.name=sites"]
-    run = gather(settings=[f"federation.clients={len(sites)}", "engine.name=flower", *own])
-    _write(home / "run.toml", "cafedcl deploy run THIS-FOLDER", run.to_toml(explain=True).split("\n"))
+    run = ["# `cafedcl config` prints every option there is", "", "[data]"]
+    run += [f'name = "{"digits" if simulated else "sites"}"', "", "[federation]", f"clients = {len(sites)}"]
+    _write(home / "run.toml", "cafedcl deploy run THIS-FOLDER", run)
     places = [home]
     for client, (name, data) in enumerate(sites.items()):
         place = folder / name
