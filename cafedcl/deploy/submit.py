@@ -17,7 +17,7 @@ from cafedcl.journal import follow
 from cafedcl.options import to_toml
 from cafedcl.store import RunFolder
 
-ENDED = ("finished", "stopped", "failed")
+ENDED = "finished"
 PULSE = 20.0
 """Seconds of silence after which Flower is asked whether a run is still going on."""
 
@@ -96,7 +96,7 @@ class Pulse:
         """Return whether it is."""
         if time.monotonic() - self.asked < PULSE:
             return True
-        going = status(self.home, self.number) not in ENDED
+        going = status(self.home, self.number) != ENDED
         self.asked = time.monotonic()
         return going
 
@@ -106,8 +106,8 @@ def status(home: Path, number: str) -> str:
     try:
         runs = ask(home, "list", "--run-id", number)["runs"]
     except CafedclError:
-        return "failed"
-    return str(runs[0]["status"]).partition(":")[2].partition(":")[0] if runs else "failed"
+        return ENDED
+    return str(runs[0]["status"]).partition(":")[0] if runs else ENDED
 
 
 def stop(home: Path, number: str) -> None:

@@ -1,11 +1,9 @@
 """Three hosts with addresses of their own, as network namespaces: a server and two sites, one cut off and healed."""
 
+import importlib.util
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,71 +19,16 @@ ROUNDS = 40
 """More than are needed: the test ends the run when the healed site has answered again."""
 
 
-def ip(*words):
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+def load_hosts():
+    """Return the module that makes namespaces; it lies beside the benchmark that uses it too."""
+    path = Path(__file__).parents[2] / "benchmarks" / "deployment" / "hosts.py"
+    spec = importlib.util.spec_from_file_location("deployment_hosts", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-class Hosts:
-    """Namespaces on one bridge; 10.x.y.1 is the server's, .2 and .3 the sites'."""
-
-    def __init__(self):
-        self.tag = f"c{os.getpid() % 100000:05d}"
-        self.net = f"10.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"
-        self.names = {}
-
-    def __enter__(self):
-        self._add("hub")
-        ip("-n", self.names["hub"], "link", "add", "bridge", "type", "bridge")
-        ip("-n", self.names["hub"], "link", "set", "bridge", "up")
-        for number, host in enumerate(("server", *SITES), 1):
-            self._add(host)
-            ip(
-                "link",
-                "add",
-                "eth",
-                "netns",
-                self.names[host],
-                "type",
-                "veth",
-                "peer",
-                host,
-                "netns",
-                self.names["hub"],
-            )
-            ip("-n", self.names["hub"], "link", "set", host, "master", "bridge", "up")
-            ip("-n", self.names[host], "addr", "add", f"{self.net}.{number}/24", "dev", "eth")
-            ip("-n", self.names[host], "link", "set", "eth", "up")
-        return self
-
-    def _add(self, host):
-        name = f"{self.tag}-{host}"
-        ip("netns", "add", name)
-        self.names[host] = name
-        ip("-n", name, "link", "set", "lo", "up")
-
-    def cable(self, host, state):
-        """Pull a host's cable out, or put it back."""
-        ip("-n", self.names["hub"], "link", "set", host, state)
-
-    def start(self, host, log, *words):
-        """Run a command at a host."""
-        command = ["ip", "netns", "exec", self.names[host], sys.executable, "-m", "cafedcl", *map(str, words)]
-        with log.open("wb") as out:
-            return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-
-    def __exit__(self, *_):
-        for name in self.names.values():
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-
-def may_make_namespaces():
-    if shutil.which("ip") is None:
-        return False
-    name = f"cafedcl-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    if made:
-        ip("netns", "del", name)
-    return made
+hosts_module = load_hosts()
 
 
 def until(condition, patience, what):
@@ -108,10 +51,10 @@ def outcome(run, client, since):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces need root")
+@pytest.mark.skipif(not hosts_module.may_make_namespaces(), reason="network namespaces need root")
 def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed(tmp_path):
     folder, run = tmp_path / "d", tmp_path / "run"
-    with Hosts() as hosts:
+    with hosts_module.Hosts(SITES) as hosts:
         options = ServerOptions(host=f"{hosts.net}.1")
         server, *sites = make_places(folder, options, dict.fromkeys(SITES, ""), simulated=True)
         processes = [hosts.start("server", tmp_path / "server.log", "deploy", "server", server)]
