@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), options.rounds)
     about = environment(["benchmarks/deployment/run.py"], "cpu") | {"load": os.getloadavg()[0]}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -73,18 +74,31 @@ class Process:
         said = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
         return f"{said} (see {self.log})"
 
-    def stop(self, patience: float = 10.0) -> None:
-        """End it and its children: politely, then not."""
-        for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, patience)):
-            try:
-                os.killpg(self.popen.pid, number)
-            except ProcessLookupError:
-                break
-            try:
-                self.popen.wait(wait)
-            except subprocess.TimeoutExpired:
-                continue
+    def stop(self, patience: float = 15.0) -> None:
+        """End it and its children, politely, then not; some of Flower's leave the group and outlive a hard end."""
+        children = descendants(self.popen.pid)
+        try:
+            os.killpg(self.popen.pid, signal.SIGTERM)
+            self.popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+        except ProcessLookupError:
+            """It is over already."""
         self.popen.wait()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process started, and that those started."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [(int(child), int(parent)) for child, parent in (line.split() for line in table.splitlines())]
+    found, fresh = list[int](), {pid}
+    while fresh:
+        fresh = {child for child, parent in pairs if parent in fresh}
+        found += fresh
+    return found
 
 
 def _spawn(words: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Popen[bytes]":
