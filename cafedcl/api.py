@@ -17,6 +17,7 @@ from cafedcl.method import Method
 from cafedcl.models import Network, Shape
 from cafedcl.options import to_toml
 from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, under
+from cafedcl.remote import TICKET
 from cafedcl.setup import build
 from cafedcl.store import RunFolder
 
@@ -80,7 +81,7 @@ class Run:
             if client not in self.memories:
                 raise CafedclError(f"client {client}: it keeps no model of its own in this run")
             weights |= under(MODEL, self.memories[client])
-            if weights.keys() < network.state_dict().keys() and self.memories[client].keys() == {"round"}:
+            if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
                 raise CafedclError(f"client {client}: what it keeps is at its site, and never leaves it")
         missing = network.state_dict().keys() - weights.keys()
         if missing:

@@ -1,5 +1,6 @@
 """The folders of a deployment: the server's and one per site, each with a small config that says what it is."""
 
+import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from cafedcl.options import option, read_options, toml_section
 
 T = TypeVar("T")
 PORT = 8000
+NODES = "nodes.json"
+"""Where a server notes which Flower node has which site's key."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,14 @@ def _written(folder: Path, server: ServerOptions, sites: dict[str, str], simulat
 
 def _write(path: Path, command: str, lines: list[str]) -> None:
     write_secret(path, ("\n".join([f"# {command}", "", *lines]).rstrip() + "\n").encode())
+
+
+def node_names(server: Path) -> dict[str, str]:
+    """Return which node has which site's key, by the sites' names; nothing where there are no keys."""
+    try:
+        return dict(json.loads((server / NODES).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
 
 
 def site_names(server: Path) -> list[str]:

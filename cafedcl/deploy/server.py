@@ -11,7 +11,7 @@ from typing import Any
 from cafedcl import api
 from cafedcl.config import Config
 from cafedcl.deploy.flower import Process, ask, require
-from cafedcl.deploy.places import ServerOptions, read_server, site_names
+from cafedcl.deploy.places import NODES, ServerOptions, node_names, read_server, site_names
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import NAME, Address, start_superlink
 from cafedcl.errors import CafedclError
@@ -69,19 +69,12 @@ class Server:
         """Let every site in that is not yet let in."""
         if self.options.insecure:
             return
-        there, names = {node["node-id"] for node in self.nodes()}, self.names()
+        there, names = {node["node-id"] for node in self.nodes()}, node_names(self.folder)
         for name in site_names(self.folder):
             if names.get(name) not in there:
                 key = self.folder / "sites" / f"{name}.pub"
                 names[name] = str(ask(self.home, "supernode", "register", str(key), NAME, "--name", name)["node-id"])
-        write_atomically(self.folder / "nodes.json", json.dumps(names).encode())
-
-    def names(self) -> dict[str, str]:
-        """Return which node is which site, by the sites' names."""
-        try:
-            return dict(json.loads((self.folder / "nodes.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return {}
+        write_atomically(self.folder / NODES, json.dumps(names).encode())
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return what the SuperLink says of its nodes."""
@@ -90,7 +83,7 @@ class Server:
 
     def sites(self) -> list[dict[str, str]]:
         """Return the sites, whether each is online, and since when."""
-        names = {node: name for name, node in self.names().items()}
+        names = {node: name for name, node in node_names(self.folder).items()}
         return [
             {
                 "name": names.get(node["node-id"], node["node-id"]),

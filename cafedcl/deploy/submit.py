@@ -68,10 +68,11 @@ def submit(
         file = home / "run.toml"
         file.write_text(config.to_toml(), encoding="utf-8")
         words["config-file"] = str(file.resolve())
-    pairs = " ".join(f"{name.replace('_', '-')}={to_toml(value)}" for name, value in words.items())
+    options = home / "run-config.toml"
+    options.write_text("".join(f"{name} = {to_toml(value)}\n" for name, value in words.items()), encoding="utf-8")
     more = ["--federation-config", federation] if federation else []
     app = write_app(home / "cafedcl-run")
-    number = str(ask(home, "run", str(app), NAME, "--run-config", pairs, *more)["run-id"])
+    number = str(ask(home, "run", str(app), NAME, "--run-config", str(options), *more)["run-id"])
     followed, error = Followed(config, folder), "the run broke off without a word"
     try:
         for event in follow(path, Pulse(home, number)):

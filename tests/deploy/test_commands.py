@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 from typer.testing import CliRunner
 
 from cafedcl.cli import app
-from cafedcl.deploy.places import read_site
+from cafedcl.deploy.places import node_names, read_site
 from cafedcl.deploy.server import Server
 from cafedcl.errors import CafedclError
 
@@ -79,7 +79,7 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("cafedcl.deploy.server.ask", ask)
     monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)
     Server.of(folder).register()
-    assert Server.of(folder).names() == {"north": "11", "south": "12"}
+    assert node_names(folder) == {"north": "11", "south": "12"}
     lines = [line.split() for line in invoke("status", folder).stdout.splitlines()]
     assert ["south", "online", "noon"] in lines
     assert ["north", "registered", "never", "there"] in lines

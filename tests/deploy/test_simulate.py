@@ -13,6 +13,7 @@ from cafedcl import api
 from cafedcl.config import resolve
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation
+from cafedcl.remote import TICKET
 
 SETTINGS = {"model.name": "mlp", "train.epochs": 1, "train.iterations": 2, "engine.device": "cpu"}
 
@@ -30,7 +31,7 @@ def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path):
     for line, other in zip(there.records, here.records, strict=True):
         assert {**line, "seconds": 0} == {**other, "seconds": 0}
     assert {path.name for path in (out / "sites" / "memory").glob("*/*")} == {"0", "1", "2"}
-    assert there.memories[0].keys() == {"round"}
+    assert there.memories[0].keys() == {TICKET}
 
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path):

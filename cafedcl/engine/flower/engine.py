@@ -1,8 +1,7 @@
 """The flower engine: sends every client's job to its site, and takes whatever comes back as far as it can be read."""
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from flwr.app import MessageType
@@ -22,11 +21,8 @@ REPEATED = 64
 """How often a reply may list a class, where the method allows more than once."""
 
 
-class Where(Protocol):
-    """Knows which node is which client now."""
-
-    def __call__(self) -> Mapping[int, int]:
-        """Return the node of every client that is there."""
+Where = Callable[[], Mapping[int, int]]
+"""Returns the node of every client that is there now."""
 
 
 class Flower:

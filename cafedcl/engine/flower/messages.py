@@ -104,21 +104,22 @@ def read_train(parts: Parts, client: int, round: int) -> Reply | Failure:
         _, about = read_plain(parts)
         if about.get("round") != round:
             return Failure(client, f"answers for round {about.get('round')}, not for {round}")
-        result = unpack_result(parts[SHARED])
-        assert isinstance(result, Reply)
-        checked(result)
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        return Failure(client, str(error) or "its answer cannot be read")
+        result = checked(unpack_result(parts[SHARED]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Failure(client, f"its answer cannot be used: {error}")
     if result.up.client != client:
         return Failure(client, f"answers as client {result.up.client}")
     return result
 
 
-def checked(reply: Reply) -> None:
-    """Raise ValueError unless the plain values of a reply are what they should be."""
-    up = reply.up
+def checked(result: Reply | Failure) -> Reply:
+    """Return a reply if its plain values are what they should be; raises ValueError otherwise."""
+    if isinstance(result, Failure):
+        raise ValueError(result.reason)  # noqa: TRY004
+    up = result.up
     numbers: list[Any] = [up.seconds, *up.losses.values()]
     if not isinstance(up.client, int) or not isinstance(up.samples, int):
         raise ValueError("client and samples are not whole numbers")  # noqa: TRY004
     if not all(isinstance(number, int | float) for number in numbers):
         raise ValueError("losses or seconds are not numbers")
+    return result

@@ -10,13 +10,15 @@ from flwr.serverapp import Grid, ServerApp
 
 from cafedcl import api
 from cafedcl.config import Config, gather
-from cafedcl.engine.flower.engine import Flower
+from cafedcl.deploy.places import node_names
+from cafedcl.engine.flower.engine import Flower, Where
 from cafedcl.engine.flower.mail import Mail
 from cafedcl.engine.flower.messages import Terms
 from cafedcl.engine.flower.roster import Roster, simulated
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Watcher
 from cafedcl.journal import Journal
+from cafedcl.pack import Header, Tensors
 from cafedcl.remote import Enrolled, Population, is_remote, prepare_server
 from cafedcl.setup import Setup, prepare
 from cafedcl.store import RunFolder
@@ -80,7 +82,7 @@ class Host:
     def _remote(
         self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str, folder: RunFolder | None
     ) -> tuple[Federation, list[str]]:
-        roster = Roster(mail, config, Enrolled.unpacked, self.journal.say)
+        roster = Roster(mail, config, self._enrolled, self.journal.say)
         if folder is None:
             population = Population.of(roster.wait(config.federation.clients, config.engine.deadline))
         else:
@@ -97,7 +99,15 @@ class Host:
 
         return self._made(setup, watchers, mail, terms, where), list(population.sites)
 
-    def _made(self, setup: Setup, watchers: Sequence[Watcher], mail: Mail, terms: Terms, where: Any) -> Federation:
+    def _enrolled(self, node: int, tensors: Tensors, header: Header) -> Enrolled:
+        """Read an enrolment; where sites have keys, a node is who its key says, whatever it calls itself."""
+        site = Enrolled.unpacked(tensors, header)
+        names = node_names(Path(self.deployment)) if self.deployment else {}
+        if names and names.get(site.site) != str(node):
+            raise ValueError(f"it calls itself {site.site}, but has another site's key")
+        return site
+
+    def _made(self, setup: Setup, watchers: Sequence[Watcher], mail: Mail, terms: Terms, where: Where) -> Federation:
         return Federation(setup, watchers, Flower(setup.bench, terms, mail, where))
 
 

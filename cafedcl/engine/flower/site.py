@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import traceback
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +29,7 @@ from cafedcl.engine.flower.messages import (
 from cafedcl.errors import CafedclError
 from cafedcl.metrics import hits
 from cafedcl.pack import Header, Tensors, pack, unpack
-from cafedcl.remote import enrol, is_remote, prepare_site
+from cafedcl.remote import TICKET, enrol, is_remote, prepare_site
 from cafedcl.setup import prepare
 from cafedcl.store import write_atomically
 
@@ -43,7 +44,7 @@ class Shelf:
         """Return what was kept in the round that the ticket names; a site that lost it starts anew, and says so."""
         if not ticket:
             return {}
-        file = self._file(int(ticket["round"]))
+        file = self._file(int(ticket[TICKET]))
         try:
             return unpack(file.read_bytes())[0]
         except (OSError, ValueError) as error:
@@ -59,7 +60,7 @@ class Shelf:
         old = sorted(file for file in self.folder.glob("*.safetensors") if int(file.stem) < round - reach)
         for file in old[:-1]:
             file.unlink()
-        return {"round": torch.tensor(round)}
+        return {TICKET: torch.tensor(round)}
 
     def _file(self, round: int) -> Path:
         return self.folder / f"{round:06d}.safetensors"
@@ -86,6 +87,7 @@ class Site:
         except CafedclError as error:
             return answer_error(str(error))
         except Exception as error:
+            traceback.print_exc()
             return answer_error(f"{type(error).__name__}: {error}")
 
     def _enrol(self, request: Request, client: int | None) -> Parts:

@@ -14,6 +14,7 @@ from cafedcl.engine.wire import pack_result, unpack_result
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation
 from cafedcl.methods import find_method, method_names
+from cafedcl.remote import TICKET
 from cafedcl.setup import prepare
 
 METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
@@ -39,7 +40,7 @@ def test_every_method_gives_the_same_bits_as_the_eager_engine(method, config, ho
 def test_what_clients_keep_stays_at_their_sites(method, config, host, net, tmp_path):
     federation = host(config(method), [], None)
     federation.run()
-    assert {name for memory in federation.memories.values() for name in memory} == {"round"}
+    assert {name for memory in federation.memories.values() for name in memory} == {TICKET}
     kept = sorted(path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("*/memory/*/*/000002.safetensors"))
     assert kept == ["11", "12", "13"]
 

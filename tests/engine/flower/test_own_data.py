@@ -1,5 +1,7 @@
 """Sites with their own images: the same methods, and the same Federation, without an image at the server."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from flwr.app import Message
 from cafedcl import api
 from cafedcl.engine.flower.messages import ask_enrol
 from cafedcl.engine.flower.records import OWN, SHARED, unwrap, wrap
+from cafedcl.engine.flower.server_app import Host
 from cafedcl.engine.flower.site import Site
 from cafedcl.errors import CafedclError
 from cafedcl.methods import find_method, method_names
@@ -162,3 +165,27 @@ def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, 
     trains = [unwrap(message.content) for message in net.seen if message.metadata.message_type == "train"]
     assert len({parts[SHARED] for parts in trains}) == 1
     assert all(len(parts[OWN]) < 300 for parts in trains)
+
+
+def test_a_site_is_who_its_key_says_whatever_it_calls_itself(config, net, places, journal, tmp_path):
+    """Node 13 calls itself c, but c's key is that of another node."""
+    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
+    host = Host(net, journal, str(tmp_path))
+    with pytest.raises(CafedclError, match="2 of 3 sites"):
+        host(config(**settings(engine__deadline=0.2)), [], None)
+    assert "it calls itself c, but has another site's key" in (journal.path / "events.jsonl").read_text()
+    net.sites[99] = net.sites.pop(13)
+    host(config(**settings()), [], None)
+
+
+def test_who_comes_and_goes_is_said(config, host, net, places, journal):
+    federation = host(config(**settings(federation__rounds=3)), [], None)
+    federation.step()
+    gone = net.sites.pop(12)
+    federation.step()
+    net.sites[77] = gone
+    federation.step()
+    notices = [json.loads(line)["message"] for line in (journal.path / "events.jsonl").read_text().splitlines()]
+    assert sorted(notices[:3]) == [f"site {name} is here" for name in HOLDS]
+    assert notices[3:] == ["site b is gone", "site b is here"]
+    assert [[failure["client"] for failure in record.failed] for record in federation.history] == [[], [1], []]
