@@ -50,14 +50,14 @@ class Server:
 
     def start(self) -> Process:
         """Start the SuperLink and register the sites' keys."""
-        words = ["--host", self.listen, "--database", str(self.folder / "state.db")]
+        words = ["--database", str(self.folder / "state.db")]
         if self.options.insecure:
             words += ["--insecure"]
         else:
             files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
             words += [word for name, file in files.items() for word in (f"--ssl-{name}", str(self.folder / file))]
             words += ["--enable-supernode-auth"]
-        process = start_superlink(self.address, self.home, self.folder / "superlink.log", words)
+        process = start_superlink(self.address, self.listen, self.home, self.folder / "superlink.log", words)
         try:
             self.register()
         except BaseException:

@@ -39,7 +39,7 @@ def _simulated(config: Config | None, path: Path, watchers: Sequence[Watcher], c
     optional("ray", "cafedcl[flower]", "a simulation on Flower")
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:
         home, address = Path(folder), Address("127.0.0.1", free_port(), None)
-        process = start_superlink(address, home, home / "superlink.log", ["--insecure", "--simulation"])
+        process = start_superlink(address, address.host, home, home / "superlink.log", ["--insecure", "--simulation"])
         try:
             nodes = f"num-supernodes={clients} client-resources-num-cpus=1"
             submit(home, config, path, watchers, nodes)

@@ -44,10 +44,10 @@ class Address:
         (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def start_superlink(address: Address, home: Path, log: Path, words: Sequence[str]) -> Process:
-    """Start a SuperLink and wait until it answers."""
+def start_superlink(address: Address, listen: str, home: Path, log: Path, words: Sequence[str]) -> Process:
+    """Start a SuperLink that listens on an address, and wait until it answers at the one given first."""
     address.introduce(home)
-    place = ["--host", address.host, "--port", str(address.port), "--disable-runtime-dependency-installation"]
+    place = ["--host", listen, "--port", str(address.port), "--disable-runtime-dependency-installation"]
     process = Process([program("flower-superlink"), *place, *words], home, log)
     try:
         process.await_(address.healthy, f"SuperLink at {address}")

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from typer.testing import CliRunner
 
 from cafedcl import api
+from cafedcl.cli import app
 from cafedcl.engine.flower.messages import ask_enrol
 from cafedcl.engine.flower.records import OWN, SHARED, unwrap, wrap
 from cafedcl.engine.flower.server_app import Host
@@ -189,3 +191,19 @@ def test_who_comes_and_goes_is_said(config, host, net, places, journal):
     assert sorted(notices[:3]) == [f"site {name} is here" for name in HOLDS]
     assert notices[3:] == ["site b is gone", "site b is here"]
     assert [[failure["client"] for failure in record.failed] for record in federation.history] == [[], [1], []]
+
+
+def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(config, host, places, journal, digits):
+    api.start(config(**settings(federation__rounds=2)), journal.path, [], (), host)
+    shown = CliRunner().invoke(app, ["show", str(journal.path), "--split"])
+    assert shown.exit_code == 0, shown.exception
+    assert "2 of 2 rounds" in shown.stdout
+    page = journal.path / "report.html"
+    made = CliRunner().invoke(app, ["report", str(journal.path), "--out", str(page)])
+    assert made.exit_code == 0, made.exception
+    assert page.stat().st_size > 10_000
+    called = api.load(journal.path).predict(digits.test_x[:200])
+    assert (
+        np.mean([name == str(label) for name, label in zip(called.names, digits.test_y[:200].tolist(), strict=True)])
+        > 0.3
+    )
