@@ -203,7 +203,5 @@ def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(conf
     assert made.exit_code == 0, made.exception
     assert page.stat().st_size > 10_000
     called = api.load(journal.path).predict(digits.test_x[:200])
-    assert (
-        np.mean([name == str(label) for name, label in zip(called.names, digits.test_y[:200].tolist(), strict=True)])
-        > 0.3
-    )
+    labels = [str(label) for label in digits.test_y[:200].tolist()]
+    assert np.mean([name == label for name, label in zip(called.names, labels, strict=True)]) > 0.3
