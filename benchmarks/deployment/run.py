@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,18 +42,18 @@ def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    about, results = environment(["python", *sys.argv], "cpu"), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), options.rounds)
-    about = environment(["benchmarks/deployment/run.py"], "cpu") | {"load": os.getloadavg()[0]}
-    options.out.write_text(json.dumps({"environment": about, "results": results}, indent=1) + "\n")
-    for result in results:
-        print(json.dumps(result))
+        for result in measure(Path(folder), options.rounds):
+            results.append(result)
+            print(json.dumps(result), flush=True)
+            options.out.write_text(json.dumps({"environment": about, "results": results}, indent=1) + "\n")
 
 
-def measure(folder: Path, rounds: int) -> list[dict[str, Any]]:
+def measure(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Run every case on one deployment."""
     with Hosts(SITES) as hosts:
         options = ServerOptions(host=f"{hosts.net}.1")
@@ -63,7 +63,8 @@ def measure(folder: Path, rounds: int) -> list[dict[str, Any]]:
             wait(lambda: "ready" in (folder / "server.log").read_text())
             for name, place in zip(SITES, sites, strict=True):
                 processes.append(hosts.start(name, folder / f"{name}.log", "deploy", "site", place))
-            return [case(hosts, server, folder, name, rounds) for name in CASES]
+            for name in CASES:
+                yield case(hosts, server, folder, name, rounds) | {"load": round(os.getloadavg()[0], 1)}
         finally:
             for process in processes:
                 os.killpg(process.pid, signal.SIGTERM)

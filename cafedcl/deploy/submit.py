@@ -105,7 +105,7 @@ class Pulse:
 def status(home: Path, number: str) -> str:
     """Return what Flower says of a run; an unreachable SuperLink has no runs any more."""
     try:
-        runs = ask(home, "list", "--run-id", number)["runs"]
+        runs = ask(home, "list", NAME, "--run-id", number)["runs"]
     except CafedclError:
         return ENDED
     return str(runs[0]["status"]).partition(":")[0] if runs else ENDED
@@ -114,6 +114,6 @@ def status(home: Path, number: str) -> str:
 def stop(home: Path, number: str) -> None:
     """Ask Flower to stop a run that nobody waits for any more."""
     try:
-        ask(home, "stop", number)
+        ask(home, "stop", number, NAME)
     except CafedclError:
         """It is over already, or the SuperLink is."""

@@ -141,7 +141,7 @@ def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         module.submit(tmp_path, config(), tmp_path / "run", [Impatient()])
     flower.thread.join()
-    assert flower.calls[-1] == ("stop", "7")
+    assert flower.calls[-1] == ("stop", "7", "cafedcl")
 
 
 def test_flower_is_asked_only_after_a_silence(monkeypatch, tmp_path):
