@@ -1,6 +1,7 @@
 """A run whose training images lie at sites: what the server knows of them, and what a site is told of the others."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -76,6 +77,9 @@ class Population:
     def of(cls, sites: list[Enrolled]) -> "Population":
         """Put the sites together: every class that any of them has, and the pixels' mean over all their images."""
         sites = sorted(sites, key=lambda site: site.site)
+        for one, other in pairwise(sites):
+            if one.site == other.site:
+                raise CafedclError(f"two sites call themselves '{one.site}'; give each its own name in its site.toml")
         for site in sites[1:]:
             if site.shape != sites[0].shape:
                 raise CafedclError(

@@ -118,3 +118,8 @@ def test_an_image_shape_that_cannot_be_is_refused(shape):
     tensors, header = enrol(config(), NORTH, "north").packed()
     with pytest.raises(ValueError, match="shape"):
         Enrolled.unpacked(tensors, {**header, "shape": shape})
+
+
+def test_two_sites_of_the_same_name_are_refused():
+    with pytest.raises(CafedclError, match="two sites call themselves 'north'"):
+        Population.of([enrol(config(), data, "north") for data in (NORTH, SOUTH)])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ class Process:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = log
         with log.open("ab") as out:
+            self.begins = out.tell()
             self.popen = _spawn(words, home, out)
 
     @property
@@ -69,10 +71,12 @@ class Process:
             time.sleep(0.1)
 
     def last_words(self) -> str:
-        """Return the last line of its log, and where the rest is."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n") if self.log.exists() else []
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-        return f"{said} (see {self.log})"
+        """Return the last error that it logged, or else its last line, and where the rest is."""
+        text = self.log.read_bytes()[self.begins :].decode(errors="replace")
+        text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        errors = re.findall(r"ERROR\s*:\s*(.+?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+        said = errors[-1] if errors else text.strip().rpartition("\n")[2]
+        return f"{' '.join(said.split()) or 'it said nothing'} (see {self.log})"
 
     def stop(self, patience: float = 15.0) -> None:
         """End it and its children, politely, then not; some of Flower's leave the group and outlive a hard end."""

@@ -17,8 +17,14 @@ TRIES, WHILE = 5, 60.0
 """A worker that dies so often within so many seconds is not started again."""
 
 
+RETRY = 5.0
+"""Seconds before a SuperNode that could not reach its server is started again."""
+REFUSED = "Failed to activate SuperNode"
+"""What Flower says to a node whose key nobody registered."""
+
+
 class RunningSite:
-    """The processes of a site. A worker that dies is started again; a SuperNode that ends is the end of the site."""
+    """The processes of a site; whichever ends is started again, unless there is no use in that."""
 
     def __init__(self, folder: Path, options: SiteOptions) -> None:
         self.folder, self.options = folder.resolve(), options
@@ -56,7 +62,7 @@ class RunningSite:
         while True:
             assert self.node is not None
             if not self.node.alive:
-                raise CafedclError(f"site {self.options.name}: its SuperNode ended: {self.node.last_words()}")
+                self._node_again(self.node.last_words(), say)
             if not self.worker.alive:
                 now = time.monotonic()
                 self.deaths = [then for then in self.deaths if then > now - WHILE] + [now]
@@ -65,6 +71,16 @@ class RunningSite:
                 say(f"its worker ended (exit {self.worker.popen.returncode}) and is started again")
                 self.worker = self._worker()
             time.sleep(pause)
+
+    def _node_again(self, said: str, say: Callable[[str], None]) -> None:
+        """Start a SuperNode again that lost its server; one that the server refuses is the end of the site."""
+        if REFUSED in said:
+            raise CafedclError(
+                f"site {self.options.name}: the server does not let it in; has it this site's key? {said}"
+            )
+        say(f"its SuperNode ended and is started again: {said}")
+        time.sleep(RETRY)
+        self.node = self._node()
 
     def stop(self) -> None:
         """End both processes."""

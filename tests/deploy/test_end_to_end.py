@@ -16,6 +16,7 @@ from cafedcl.deploy.places import ServerOptions, make_places, read_site
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.site import RunningSite
 from cafedcl.deploy.superlink import free_port
+from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Watcher
 from cafedcl.pack import under, unpack
 
@@ -110,7 +111,8 @@ def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a
     assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [[], [], [], [1]]
     assert {line["status"] for line in finished.records} == {"ok"}
 
-    assert not stranger.node.alive
+    with pytest.raises(CafedclError, match="the server does not let it in"):
+        stranger.watch(print)
     assert sorted(site["name"] for site in server.sites()) == sorted(SITES)
     shown = api.load(tmp_path / "run")
     assert shown.predict(torch.zeros(1, 8, 8, dtype=torch.uint8)).names[0] in shown.names

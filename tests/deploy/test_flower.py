@@ -50,6 +50,16 @@ def test_a_process_that_ends_too_early_is_quoted(tmp_path):
     process.stop()
 
 
+def test_the_last_error_in_a_log_says_more_than_its_last_line(tmp_path):
+    said = "INFO: hello\\n\\x1b[91mERROR\\x1b[0m :   Exit Code: 305\\nNo key.\\n\\nINFO: bye"
+    process = Process([sys.executable, "-c", f"print('{said}')"], tmp_path, tmp_path / "log")
+    process.popen.wait()
+    assert process.last_words() == f"Exit Code: 305 No key. (see {tmp_path}/log)"
+    silent = Process([sys.executable, "-c", ""], tmp_path, tmp_path / "other")
+    silent.popen.wait()
+    assert silent.last_words() == f"it said nothing (see {tmp_path}/other)"
+
+
 def test_a_process_that_takes_too_long_is_named(tmp_path):
     process = Process([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, tmp_path / "log")
     with pytest.raises(CafedclError, match=r"node: nothing within 0.1 s; see"):

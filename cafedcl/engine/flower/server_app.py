@@ -14,7 +14,7 @@ from cafedcl.deploy.places import node_names
 from cafedcl.engine.flower.engine import Flower, Where
 from cafedcl.engine.flower.mail import Mail
 from cafedcl.engine.flower.messages import Terms
-from cafedcl.engine.flower.roster import Roster, simulated
+from cafedcl.engine.flower.roster import Roster, T, simulated
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Watcher
 from cafedcl.journal import Journal
@@ -24,6 +24,8 @@ from cafedcl.setup import Setup, prepare
 from cafedcl.store import RunFolder
 
 app = ServerApp()
+PATIENCE = 30.0
+"""Seconds that a run that goes on waits for its sites."""
 
 
 @app.main()
@@ -68,14 +70,16 @@ class Host:
         if is_remote(config):
             federation, sites = self._remote(config, watchers, mail, run, folder)
         else:
-            federation, sites = self._simulated(config, watchers, mail, run), []
+            federation, sites = self._simulated(config, watchers, mail, run, folder), []
         federation.about = {"flower": {"run": run, "sites": sites, "deployment": self.deployment}}
         return federation
 
-    def _simulated(self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str) -> Federation:
+    def _simulated(
+        self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str, folder: RunFolder | None
+    ) -> Federation:
         setup = prepare(config)
         roster = Roster(mail, setup.config, simulated, self.journal.say)
-        roster.wait(len(setup.bench.shards), config.engine.deadline)
+        self._gathered(roster, setup.config, folder)
         terms = Terms(setup.config, None, run)
         return self._made(setup, watchers, mail, terms, lambda: {client: node for node, client in roster.online()})
 
@@ -83,10 +87,8 @@ class Host:
         self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str, folder: RunFolder | None
     ) -> tuple[Federation, list[str]]:
         roster = Roster(mail, config, self._enrolled, self.journal.say)
-        if folder is None:
-            population = Population.of(roster.wait(config.federation.clients, config.engine.deadline))
-        else:
-            population = remembered(folder)
+        found = self._gathered(roster, config, folder)
+        population = remembered(folder) if folder else Population.of(found)
         setup = prepare_server(config, population)
         terms = Terms(setup.config, population.place(population.sites[0]), run)
 
@@ -98,6 +100,17 @@ class Host:
             }
 
         return self._made(setup, watchers, mail, terms, where), list(population.sites)
+
+    def _gathered(self, roster: Roster[T], config: Config, folder: RunFolder | None) -> list[T]:
+        """Wait for the sites; a run that goes on does so after a while without those that are still missing."""
+        patience = config.engine.deadline if folder is None else min(config.engine.deadline, PATIENCE)
+        found = roster.wait(config.federation.clients, patience)
+        if folder is None and len(found) < config.federation.clients:
+            raise CafedclError(
+                f"{len(found)} of {config.federation.clients} sites came within {patience:g} s (engine.deadline); "
+                "start the others, or set federation.clients to those there are"
+            )
+        return found
 
     def _enrolled(self, node: int, tensors: Tensors, header: Header) -> Enrolled:
         """Read an enrolment; where sites have keys, a node is who its key says, whatever it calls itself."""
