@@ -55,9 +55,9 @@ def test_the_last_error_in_a_log_says_more_than_its_last_line(tmp_path):
     process = Process([sys.executable, "-c", f"print('{said}')"], tmp_path, tmp_path / "log")
     process.popen.wait()
     assert process.last_words() == f"Exit Code: 305 No key. (see {tmp_path}/log)"
-    silent = Process([sys.executable, "-c", ""], tmp_path, tmp_path / "other")
+    silent = Process([sys.executable, "-c", ""], tmp_path, tmp_path / "log")
     silent.popen.wait()
-    assert silent.last_words() == f"it said nothing (see {tmp_path}/other)"
+    assert silent.last_words() == f"it said nothing (see {tmp_path}/log)"
 
 
 def test_a_process_that_takes_too_long_is_named(tmp_path):
