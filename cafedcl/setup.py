@@ -93,7 +93,9 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     if engine.precision == "auto":
         engine = replace(engine, precision="bf16" if engine.name == "graphs" else "fp32")
     if engine.name != "graphs" and engine.precision != "fp32":
-        raise CafedclError(f"engine.precision = {engine.precision}: the {engine.name} engine works in fp32")
+        raise CafedclError(
+            f"engine.precision = {engine.precision}: the eager engine is the reference, in fp32, and sites use it too"
+        )
     engine = replace(engine, device=str(device))
     return replace(config, model=model, engine=engine, data=source, split=dealt)
 
