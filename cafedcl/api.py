@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cafedcl.augment.sheet import Sheets
 from cafedcl.config import Config, gather
+from cafedcl.contract import TICKET
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Record, Watcher, memories_of
 from cafedcl.method import Method
 from cafedcl.models import Network, Shape
 from cafedcl.options import to_toml
 from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, under
-from cafedcl.remote import TICKET
 from cafedcl.setup import build
 from cafedcl.store import RunFolder
 
@@ -129,6 +130,7 @@ def run(
     method: str = "cafedcl",
     data: str = "digits",
     *,
+    augment: str | None = None,
     split: str | None = None,
     clients: int | None = None,
     rounds: int | None = None,
@@ -145,7 +147,7 @@ def run(
     """
     words = [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
     flags = {"split": split, "clients": clients, "rounds": rounds, "seed": seed, "device": device, "engine": engine}
-    return start(gather(method=method, data=data, settings=words, **flags), out, watchers)  # type: ignore[arg-type]
+    return start(gather(method=method, augment=augment, data=data, settings=words, **flags), out, watchers)  # type: ignore[arg-type]
 
 
 Host = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
@@ -216,7 +218,7 @@ def resume(
 def _go_on(federation: Federation, folder: RunFolder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
     with federation:
-        federation.watchers.insert(0, folder)
+        federation.watchers[:0] = [folder, Sheets(folder.path / "samples")]
         try:
             federation.run()
         except KeyboardInterrupt:

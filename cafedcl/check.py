@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from cafedcl.contract import Field, Reply, Up
+from cafedcl.contract import SCALAR_NOTES, Field, Reply, Up
 from cafedcl.metrics import KINDS
 from cafedcl.pack import MODEL, Tensors
 
@@ -91,8 +91,8 @@ class Inspector:
 
     def _notes(self, notes: Tensors) -> str | None:
         for name, value in notes.items():
-            if tuple(value.shape) != (self.counts.shape[1],):
-                return f"its note '{name}' is not a number per class"
+            if tuple(value.shape) != (() if name in SCALAR_NOTES else (self.counts.shape[1],)):
+                return f"its note '{name}' is not a number, or not one per class"
         return None
 
 

@@ -17,7 +17,7 @@ from cafedcl.bench_command import bench
 from cafedcl.compare.commands import compare, sweep, watch
 from cafedcl.deploy.commands import app as deploy
 from cafedcl.errors import CafedclError
-from cafedcl.listing import DataDir, Quiet, Settings, console, datasets, methods, models, show_config
+from cafedcl.listing import DataDir, Quiet, Settings, augmenters, console, datasets, methods, models, show_config
 from cafedcl.report.commands import figures, report, table
 from cafedcl.theory_figure import theory
 
@@ -85,7 +85,10 @@ def run(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A config file; see `cafedcl config`.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Method, or method:preset; see `cafedcl methods`.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method, method:preset, or method+augmentation; see `cafedcl methods`.")
+    ] = None,
+    augment: Annotated[str | None, typer.Option(help="Tail augmentation; see `cafedcl augmenters`.")] = None,
     data: Annotated[str | None, typer.Option(help="Data set; see `cafedcl datasets`.")] = None,
     split: Annotated[str | None, typer.Option(help="dirichlet:0.1, pathological:2,ir=10, iid, …")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
@@ -106,8 +109,8 @@ def run(
 
     flags: dict[str, Any] = {"split": split, "clients": clients, "rounds": rounds, "seed": seed, "device": device}
     flags |= {"data": data, "data_dir": data_dir, "strict": strict}
-    chosen = gather(config, method=method, engine=engine, settings=settings or [], **flags)
-    words = (chosen.method.name, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
+    chosen = gather(config, method=method, augment=augment, engine=engine, settings=settings or [], **flags)
+    words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
     path = out or new_folder("-".join(re.sub(r"[^\w.]+", "-", word) for word in words))
     from cafedcl import api
 
@@ -142,7 +145,7 @@ def conclude(finished: "Run", silent: bool) -> None:
     assert finished.path is not None
     about = RunFolder(finished.path).environment()
     screen = console()
-    screen.print(overview(finished.config.method.name, finished.records, finished.config.federation.rounds, about))
+    screen.print(overview(finished.config.label, finished.records, finished.config.federation.rounds, about))
     screen.print(
         f"written to {finished.path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, environment.json",
         soft_wrap=True,
@@ -212,13 +215,14 @@ def show(
     split: Annotated[bool, typer.Option(help="Also show the clients × classes map.")] = False,
 ) -> None:
     """Show runs, finished or not; several side by side."""
-    from cafedcl.config import read_file
+    from cafedcl.config import label, read_file
     from cafedcl.store import RunFolder
     from cafedcl.view import best_round, comparison, headline, last_scored, overview, split_map
 
     folders = [RunFolder.open(path) for path in runs]
     tables = [read_file(folder.path / "config.toml") for folder in folders]
-    named = [(str(table["method"]["name"]), folder.metrics()) for table, folder in zip(tables, folders, strict=True)]
+    names = [label(table["method"]["name"], table.get("augment", {}).get("name", "none")) for table in tables]
+    named = [(name, folder.metrics()) for name, folder in zip(names, folders, strict=True)]
     if as_json:
         for folder, (name, lines) in zip(folders, named, strict=True):
             path = headline(lines)
@@ -316,6 +320,7 @@ def predict(
 
 
 app.command()(methods)
+app.command()(augmenters)
 app.command()(models)
 app.command()(datasets)
 app.command(name="config")(show_config)

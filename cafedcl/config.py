@@ -169,8 +169,8 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
-class MethodChoice:
-    """The method and its own options, which the method declares."""
+class Choice:
+    """A method, or an augmentation, and its own options, which it declares itself."""
 
     name: str
     options: Any
@@ -180,7 +180,8 @@ class MethodChoice:
 class Config:
     """A fully resolved configuration."""
 
-    method: MethodChoice
+    method: Choice
+    augment: Choice
     run: RunOptions = RunOptions()
     data: DataOptions = DataOptions()
     split: SplitOptions = SplitOptions()
@@ -193,38 +194,50 @@ class Config:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the config as nested plain values; ``resolve`` reads them back."""
-        plain: dict[str, Any] = {"method": {"name": self.method.name, **to_plain(self.method.options)}}
+        choices = {name: getattr(self, name) for name in CHOICES}
+        plain: dict[str, Any] = {name: {"name": it.name, **to_plain(it.options)} for name, it in choices.items()}
         return plain | {name: to_plain(getattr(self, name)) for name in SECTIONS}
+
+    @property
+    def label(self) -> str:
+        """The method as people call it, with its preset and its tail augmentation."""
+        return label(self.method.name, self.augment.name)
 
     def to_toml(self, *, explain: bool = False) -> str:
         """Return the config as TOML that can be fed back."""
-        head, *rest = toml_section("method", self.method.options, explain=explain)
-        name = ["# method; `cafedcl methods` lists them"] if explain else []
-        lines = [head, *name, f"name = {to_toml(self.method.name)}", *rest]
+        lines: list[str] = []
+        for section, command in CHOICES.items():
+            choice = getattr(self, section)
+            head, *rest = toml_section(section, choice.options, explain=explain)
+            name = [f"# {section}; `cafedcl {command}` lists them"] if explain else []
+            lines += [head, *name, f"name = {to_toml(choice.name)}", *rest]
         for section in SECTIONS:
             lines += toml_section(section, getattr(self, section), explain=explain)
         return "\n".join(lines)
 
 
+CHOICES = {"method": "methods", "augment": "augmenters"}
+"""The sections whose options depend on their name, and the command that lists the names."""
 SECTIONS: dict[str, type[Any]] = {
-    field.name: type(field.default) for field in dataclasses.fields(Config) if field.name != "method"
+    field.name: type(field.default) for field in dataclasses.fields(Config) if field.name not in CHOICES
 }
+
+
+def label(method: str, augment: str) -> str:
+    """Return how a method with a tail augmentation is called, such as ``fedproto+gan``."""
+    return method if augment == "none" else f"{method}+{augment}"
 
 
 def resolve(tables: Mapping[str, Any]) -> Config:
     """Check every section and fill in every default; raises CafedclError for the first thing that does not fit."""
+    from cafedcl.augment import find_augmenter
     from cafedcl.methods import find_method
 
     for name, table in tables.items():
-        if name not in SECTIONS and name != "method":
-            raise CafedclError(f"[{name}]: there is no such section; {nearest(name, ['method', *SECTIONS])}")
+        if name not in SECTIONS and name not in CHOICES:
+            raise CafedclError(f"[{name}]: there is no such section; {nearest(name, [*CHOICES, *SECTIONS])}")
         if not isinstance(table, Mapping):
             raise CafedclError(f"{name}: a section is expected, such as [{name}]")
-    chosen = dict(tables.get("method", {}))
-    name = chosen.pop("name", "cafedcl")
-    if not isinstance(name, str):
-        raise CafedclError(f"method.name = {to_toml(name)}: a text is expected")
-    method, preset = find_method(name)
     sections: dict[str, Any] = {
         section: read_options(cls, tables.get(section, {}), section) for section, cls in SECTIONS.items()
     }
@@ -233,8 +246,24 @@ def resolve(tables: Mapping[str, Any]) -> Config:
         raise CafedclError(
             f"evaluate.shots = [{many}, {few}]: the first, for many-shot classes, must not be the smaller"
         )
+    name, chosen = _choice(tables, "method", "cafedcl")
+    name, plus, suffix = name.partition("+")
+    tail, given = _choice(tables, "augment", suffix or "none")
+    if plus and tail != suffix:
+        raise CafedclError(f"method '{name}+{suffix}': augment.name = {to_toml(tail)} says otherwise")
+    method, preset = find_method(name)
     options = read_options(method.Options, {**preset, **chosen}, "method")
-    return Config(method=MethodChoice(name, options), **sections)
+    augment = Choice(tail, read_options(find_augmenter(tail).Options, given, "augment"))
+    return Config(method=Choice(name, options), augment=augment, **sections)
+
+
+def _choice(tables: Mapping[str, Any], section: str, default: str) -> tuple[str, dict[str, Any]]:
+    """Return a section's name and its other options."""
+    options = dict(tables.get(section, {}))
+    name = options.pop("name", default)
+    if not isinstance(name, str):
+        raise CafedclError(f"{section}.name = {to_toml(name)}: a text is expected")
+    return name, options
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -270,6 +299,7 @@ def gather(
     file: str | Path | None = None,
     *,
     method: str | None = None,
+    augment: str | None = None,
     data: str | None = None,
     data_dir: str | None = None,
     strict: bool | None = None,
@@ -285,6 +315,7 @@ def gather(
     tables = read_file(file) if file else {}
     flags = {
         "method.name": method,
+        "augment.name": augment,
         "data.name": data,
         "data.dir": data_dir,
         "data.strict": strict,

@@ -8,10 +8,16 @@ from torch import Tensor
 
 from cafedcl.pack import Tensors
 
-Part = Literal["train", "validation"]
+Part = Literal["train", "validation", "synthetic"]
 Weights = Literal["trained", "received"]
 Embed = Callable[[Part, Weights], tuple[Tensor, Tensor]]
 """Gives the embeddings and labels of a part of the client's data, under the trained or the received weights."""
+
+
+TICKET = "kept in round"
+"""The only entry of a client's memory where that stays at its site, and the server just knows of it."""
+SCALAR_NOTES = frozenset({"generated_round"})
+"""Notes that are one number; every other is one per class."""
 
 
 class Batch(NamedTuple):

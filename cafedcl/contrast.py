@@ -41,6 +41,21 @@ def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     return sums / counts.clamp_min(1)[:, None], counts
 
 
+def local_prototypes(
+    reading: str, real: tuple[Tensor, Tensor], made: tuple[Tensor, Tensor] | None, gamma: float, classes: int
+) -> Tensor:
+    """Return Eq. 1 (eq:local_proto) from a client's embeddings and labels, of unit vectors unless it is ``literal``.
+
+    With synthetic embeddings ``made`` each of them counts γ: (Σ z + γ Σ z̃)/(n + γ m), the mean that Lemma 1 holds for.
+    """
+    parts = [(real, 1.0), *([(made, gamma)] if made else [])]
+    z, y = torch.cat([z for (z, _), _ in parts]), torch.cat([y for (_, y), _ in parts])
+    weight = torch.cat([z.new_full((len(y),), share) for (_, y), share in parts])
+    sums, counts = class_sums(z if reading == "literal" else unit(z), y, weight, classes)
+    means = sums / counts.clamp_min(1)[:, None]
+    return unit(means) if reading == "unit" else means
+
+
 def class_scatter(z: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return the unbiased variance E‖z − μ_c‖² per class, for any z; NaN where there are fewer than two."""
     means, counts = class_means(z, y, classes)

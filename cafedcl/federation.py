@@ -51,7 +51,7 @@ class Watcher:
     """Sees a federation at work. Every step may be overridden; none has to be."""
 
     def noticed(self, federation: "Federation", message: str) -> None:
-        """Something is not as it was asked for, and the run goes on; it comes before the first round."""
+        """Something is not as it was asked for, before the first round or in one, and the run goes on."""
 
     def round_began(self, federation: "Federation", clients: int) -> None:
         """A round has sampled its clients."""
@@ -142,6 +142,9 @@ class Federation:
         self.memories |= {reply.up.client: reply.memory for reply in replies}
         self.state, self.own, self.round = state, own, t + 1
         self.history.append(replace(record, tables={}))
+        told = {reply.up.client: reply.up.notes for reply in replies}
+        for remark in self.bench.augmenter.remarks(t, told, self.bench.data.names):
+            self.tell("noticed", remark)
         self.tell("round_done", record)
         return record
 

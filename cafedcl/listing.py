@@ -1,4 +1,4 @@
-"""The commands that list what there is: methods, models, data sets and options."""
+"""The commands that list what there is: methods, tail augmentations, models, data sets and options."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,6 +60,31 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's o
         screen.print(f"{method.name}:{title}  " + ", ".join(f"{k} = {to_toml(v)}" for k, v in values.items()))
 
 
+def augmenters(name: Annotated[str | None, typer.Argument(help="Show one's options.")] = None) -> None:
+    """List the tail augmentations; with a name, its options."""
+    import dataclasses
+
+    from rich.table import Table
+
+    from cafedcl.augment import AUGMENTERS, find_augmenter
+    from cafedcl.options import meaning, to_toml
+
+    screen = console()
+    table = Table("augmentation", "what it does", box=None, header_style="bold")
+    for known in AUGMENTERS if name is None else ():
+        table.add_row(known, str(find_augmenter(known).__doc__).splitlines()[0])
+    if name is not None:
+        found = find_augmenter(name)
+        screen.print(f"[bold]{name}[/]  {found.__doc__}", soft_wrap=True)
+        table = Table("option", "default", "meaning", box=None, header_style="bold")
+        for field in dataclasses.fields(found.Options):
+            table.add_row(field.name, to_toml(field.default), meaning(field))
+    if table.row_count:
+        screen.print(table)
+    if name is None:
+        print("with any method: --augment NAME, or --method METHOD+NAME; your own: --augment package.module:Class")
+
+
 def models() -> None:
     """List the encoders."""
     from rich.table import Table
@@ -88,8 +113,9 @@ def datasets(data_dir: DataDir = None) -> None:
 
 def show_config(
     method: Annotated[str, typer.Option(help="Whose options to print.")] = "cafedcl",
+    augment: Annotated[str | None, typer.Option(help="With the options of this tail augmentation.")] = None,
 ) -> None:
     """Print every option with its default and meaning, as TOML that can be fed back."""
     from cafedcl.config import gather
 
-    print(f"# cafedcl run this-file.toml\n\n{gather(method=method).to_toml(explain=True)}", end="")
+    print(f"# cafedcl run this-file.toml\n\n{gather(method=method, augment=augment).to_toml(explain=True)}", end="")

@@ -17,7 +17,7 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 Header = dict[str, Any]
 
-MODEL, ANCHORS = "model/", "anchors/"
+MODEL, ANCHORS, AUGMENT = "model/", "anchors/", "augment/"
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -25,8 +25,8 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def without(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the entries that are not below ``prefix``."""
+def without(prefix: str | tuple[str, ...], tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the entries that are not below ``prefix``, or any of several."""
     return {name: value for name, value in tensors.items() if not name.startswith(prefix)}
 
 

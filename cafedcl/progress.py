@@ -83,7 +83,7 @@ class LiveProgress(Watcher):
 
     def _show(self, federation: Federation) -> None:
         self.shown = time.perf_counter()
-        name = federation.config.method.name
+        name = federation.config.label
         parts: list[RenderableType] = [Text(name, style=colour(name)), self.rounds]
         path = headline(self.lines)
         spread = "server.client_std" if path.startswith("server") else "own.client_std"

@@ -18,8 +18,6 @@ from cafedcl.models import Shape
 from cafedcl.pack import Header, Tensors
 from cafedcl.setup import SITES, Setup, assemble, choose_device, settle
 
-TICKET = "kept in round"
-"""What the server holds of what a client keeps at its site."""
 NOBODY = torch.zeros(0, dtype=torch.int64)
 
 

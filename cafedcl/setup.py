@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cafedcl.augment import find_augmenter
 from cafedcl.config import Config
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, pool
@@ -145,6 +146,9 @@ def assemble(
     mine = pool(shards) if method.pooled else shards
     bench = Bench(
         method=method,
+        augmenter=find_augmenter(config.augment.name)(
+            config.augment.options, data.classes, data.shape, config.run.seed
+        ),
         network=network,
         initial={name: value.detach().clone() for name, value in network.state_dict().items()},
         data=data.to(device),

@@ -139,3 +139,7 @@ def test_a_note_of_another_shape_is_named():
     reply = good()
     assert problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(3)}))) is None
     assert "'scatter'" in problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(2, 3)})))
+    assert problem(replace(reply, up=replace(reply.up, notes={"generated_round": torch.tensor(1.0)}))) is None
+    assert "'generated_round'" in problem(
+        replace(reply, up=replace(reply.up, notes={"generated_round": torch.zeros(3)}))
+    )

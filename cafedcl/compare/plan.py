@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import Job
-from cafedcl.config import SECTIONS, SPLITS, assign, parse_split, read_file
+from cafedcl.config import CHOICES, SECTIONS, SPLITS, assign, label, parse_split, read_file, resolve
 from cafedcl.errors import CafedclError
 from cafedcl.options import to_toml
 from cafedcl.store import RunFolder, explained, write_atomically
@@ -32,7 +32,7 @@ class Comparison:
     settings: dict[str, Any]
     """Options of all runs, by flat names such as ``train.lr``."""
     options: dict[str, dict[str, Any]]
-    """Each method's own options."""
+    """What each method sets besides, its own options and its tail augmentation's, by flat names."""
 
     FILE = "compare.toml"
     COMMAND = "compare"
@@ -51,7 +51,8 @@ class Comparison:
         """Make a plan from a config file's tables and ``section.key=value`` settings.
 
         Method options of the file go to the methods of the file's own name; those of ``--set`` to every method that
-        has such an option.
+        has such an option. A tail augmentation that both name is that of every method which does not name its own, as
+        in ``fedproto+gan``; its options go to those that have them.
         """
         check_seeds(seeds, first_seed)
         base = checked_tables(tables)
@@ -60,12 +61,15 @@ class Comparison:
             assign(chosen, setting)
         given = base.pop("method", {})
         name = str(given.pop("name", "cafedcl"))
-        named = unique(methods or [name], "--methods")
+        tail = {**base.pop("augment", {}), **chosen.pop("augment", {})}
+        common = str(tail.pop("name", "none"))
+        named = unique([it if "+" in it else label(it, common) for it in methods or [name]], "--methods")
         options: dict[str, dict[str, Any]] = {method: {} for method in named}
         for method in named:
-            if method.partition(":")[0] == name.partition(":")[0]:
-                options[method] |= given
-        share_out(chosen.pop("method", {}), options)
+            if re.split("[:+]", method)[0] == re.split("[:+]", name)[0]:
+                options[method] |= flattened({"method": given})
+        share_out("method", chosen.pop("method", {}), options)
+        share_out("augment", tail, options)
         flat = {**flattened(base), **flattened(chosen)}
         sets = unique([settled(name) for name in data or [str(flat.get("data.name", "digits"))]], "--data")
         kept = {key: value for key, value in flat.items() if key not in AXES}
@@ -89,8 +93,8 @@ class Comparison:
 
     def tables(self, method: str, data: str, split: str | None, seed: int) -> Tables:
         """Return one run's config."""
-        tables: Tables = {"method": {"name": method, **self.options[method]}, "data": {"name": data}}
-        tables["run"] = {"seed": seed}
+        tables: Tables = {"method": {"name": method}, "data": {"name": data}, "run": {"seed": seed}}
+        overlay(tables, self.options[method])
         overlay(tables, self.settings)
         if split is not None:
             tables["split"] = {**tables.get("split", {}), **parse_split(split)}
@@ -118,17 +122,18 @@ def alone(tables: Tables) -> Tables:
     return tables
 
 
-def share_out(given: Mapping[str, Any], options: dict[str, dict[str, Any]]) -> None:
+def share_out(section: str, given: Mapping[str, Any], options: dict[str, dict[str, Any]]) -> None:
     """Give each method the options among ``given`` that it has; one that nobody has is an error."""
-    from cafedcl.methods import find_method
-
-    known = {method: {field.name for field in fields(find_method(method)[0].Options)} for method in options}
+    known = {
+        method: {field.name for field in fields(getattr(resolve({"method": {"name": method}}), section).options)}
+        for method in options
+    }
     for key, value in given.items():
         takers = [method for method in options if key in known[method]]
         if not takers:
-            raise CafedclError(f"--set method.{key}: none of {', '.join(options)} has such an option")
+            raise CafedclError(f"--set {section}.{key}: none of {', '.join(options)} has such an option")
         for method in takers:
-            options[method][key] = value
+            options[method][f"{section}.{key}"] = value
 
 
 def checked_tables(tables: Mapping[str, Any]) -> Tables:
@@ -136,7 +141,7 @@ def checked_tables(tables: Mapping[str, Any]) -> Tables:
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise CafedclError(f"{name}: a section is expected, such as [{name}]")
-        if name not in SECTIONS and name != "method":
+        if name not in SECTIONS and name not in CHOICES:
             raise CafedclError(f"[{name}]: there is no such section in a config; see `cafedcl config`")
     return {name: dict(table) for name, table in tables.items()}
 

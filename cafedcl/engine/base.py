@@ -2,22 +2,26 @@
 
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cafedcl.augment.base import Augmenter, Extra, Own
 from cafedcl.config import TrainOptions
 from cafedcl.contract import Client, Failure, Job, Reply
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.shards import Shards
 from cafedcl.method import Method
 from cafedcl.models.base import Network
-from cafedcl.pack import Tensors
+from cafedcl.pack import AUGMENT, Tensors, prefixed, under
+from cafedcl.rng import stream
 
 Results = Generator[Reply | Failure, None, None]
 
@@ -51,6 +55,7 @@ class Bench:
     """Method, network and data of a run, on the device."""
 
     method: Method
+    augmenter: Augmenter
     network: Network
     initial: Tensors
     data: Dataset
@@ -124,6 +129,53 @@ class Bench:
     def _counts(self) -> Tensor:
         return self.shards.counts.float().to(self.device)
 
+    @cached_property
+    def wanted(self) -> npt.NDArray[np.int64]:
+        """How many images tail augmentation gives every client and class, m_{k,c}."""
+        return self.augmenter.wanted(self.shards.counts.cpu()).numpy()
+
+    @cached_property
+    def rows(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """The images each client trains on, on the host.
+
+        They are rows of the training set, then of the client's synthetic images, which are counted on from its end.
+        """
+        end = len(self.data.train_x)
+        extra = (np.arange(end, end + int(number)) for number in self.wanted.sum(1))
+        return tuple(np.r_[own.cpu().numpy(), more] for own, more in zip(self.shards.train, extra, strict=True))
+
+    def learned(self, job: Job) -> Job:
+        """Return the job of a client that has learned what its tail augmentation needs."""
+        if not self.wanted[job.client].any():
+            return job
+        memory = self.augmenter.learn(self._own(job, "learn", lambda: torch.zeros(0)))
+        return replace(job, memory={**job.memory, **prefixed(AUGMENT, memory)})
+
+    def extra(self, job: Job, features: Callable[[], Tensor]) -> Extra:
+        """Return the synthetic images of a client; ``features`` gives the encoder's features of its own images."""
+        if not self.wanted[job.client].any():
+            return Extra(self.data.train_x[:0], self.data.train_y[:0])
+        return self.augmenter.make(self._own(job, "augment", features))
+
+    def _own(self, job: Job, purpose: str, features: Callable[[], Tensor]) -> Own:
+        rows, held, data = self.shards.train[job.client], self.shards.validation[job.client], self.data
+        return Own(
+            x=data.train_x[rows],
+            y=data.train_y[rows],
+            known=self._labels[self.rows[job.client][: len(rows)]],
+            held_x=data.train_x[held],
+            held_y=data.train_y[held],
+            wanted=self.wanted[job.client],
+            memory=under(AUGMENT, job.memory),
+            features=features,
+            round=job.down.round,
+            draws=stream(self.seed, purpose, job.client, job.down.round),
+        )
+
+    @cached_property
+    def _labels(self) -> npt.NDArray[np.int64]:
+        return self.data.train_y.cpu().numpy()
+
     def batch_size(self, samples: int) -> int:
         """Return a client's batch size: fixed, or such that an epoch has the wanted number of iterations."""
         size = self.typical if self.method.pooled else samples
@@ -139,7 +191,7 @@ class Bench:
 
     def rates(self, client: int, round: int) -> float:
         """Return the sum of the learning rates over all steps of a visit."""
-        steps = self.steps(len(self.shards.train[client])) // self.train.epochs
+        steps = self.steps(len(self.rows[client])) // self.train.epochs
         return steps * sum(self.learning_rate(round, epoch) for epoch in range(self.train.epochs))
 
     def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:
@@ -148,6 +200,17 @@ class Bench:
             return self.data.test_x, self.data.test_y
         indices = torch.cat(self.shards.test) if client is None else self.shards.test[client]
         return self.data.train_x[indices], self.data.train_y[indices]
+
+    def test_labels(self, client: int) -> Tensor:
+        """Return the labels of a client's test images, on the host."""
+        whose = client if self.shards.test else None
+        if whose not in self._test_labels:
+            self._test_labels[whose] = self.test_set(whose)[1].cpu()
+        return self._test_labels[whose]
+
+    @cached_property
+    def _test_labels(self) -> dict[int | None, Tensor]:
+        return {}
 
 
 @contextmanager

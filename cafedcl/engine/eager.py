@@ -1,17 +1,19 @@
 """The reference engine: plain PyTorch, one client after another, on any device."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from cafedcl.augment.base import Extra
 from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.data.augment import augment, draw
 from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.sgd import SGD, flatten
 from cafedcl.metrics import hits
-from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, prefixed, under, without
+from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
 from cafedcl.rng import stream, torch_stream
 
 
@@ -40,6 +42,7 @@ class Eager:
     def work(self, job: Job) -> Reply:
         """One client's round: receive, train, summarize, remember, and score its own model if asked."""
         began, bench, method = time.perf_counter(), self.bench, self.bench.method
+        job = bench.learned(job)
         received = {
             **bench.initial,
             **self._device(under(MODEL, job.down.tensors)),
@@ -47,19 +50,21 @@ class Eager:
         }
         self.load(received)
         client = bench.client(job.client)
+        extra = bench.extra(job, lambda: self._features(job.client))
         visit = Visit(
             client=client,
             round=torch.tensor(float(job.down.round), device=bench.device),
             progress=torch.tensor(job.down.round / bench.rounds, device=bench.device),
             received=received,
             anchors=self._device(under(ANCHORS, job.down.tensors)),
-            memory=self._device(without(MODEL, job.memory)),
+            memory=self._device(without((MODEL, AUGMENT), job.memory)),
             scratch=method.scratch(client),
-            embed=self._embedder(job.client, received),
+            embed=self._embedder(job.client, received, extra),
             rates=bench.rates(job.client, job.down.round),
+            signals=extra.signals,
         )
         with torch_stream(bench.seed, "client", job.client, job.down.round):
-            losses = self._epochs(job, visit)
+            losses = self._epochs(job, visit, extra)
         self.network.eval()
         with torch.no_grad():
             summary, notes = method.summarize(self.network, visit)
@@ -67,18 +72,19 @@ class Eager:
         shared, own = bench.parted({name: value.clone() for name, value in self.tensors.items()})
         right: Tensors = {}
         if job.evaluate:
-            x, y = bench.test_set(job.client)
-            right = hits(self._predict(x, visit.anchors, kept, client.counts > 0), y.cpu(), method.classes)
+            x, _ = bench.test_set(job.client)
+            called = self._predict(x, visit.anchors, kept, client.counts > 0)
+            right = hits(called, bench.test_labels(job.client), method.classes)
         return Reply(
             Up(
                 client=job.client,
                 samples=client.samples,
                 tensors={**prefixed(MODEL, shared), **summary},
-                notes=notes,
+                notes={**notes, **extra.notes},
                 losses=losses,
                 seconds=time.perf_counter() - began,
             ),
-            memory={**prefixed(MODEL, own), **kept},
+            memory={**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))},
             hits=right,
         )
 
@@ -87,62 +93,84 @@ class Eager:
         for name, tensor in self.tensors.items():
             tensor.copy_(weights[name])
 
-    def _epochs(self, job: Job, visit: Visit) -> dict[str, float]:
+    def _epochs(self, job: Job, visit: Visit, extra: Extra) -> dict[str, float]:
         """The local training loop; returns the mean of every term of the loss over the last epoch."""
         bench, options = self.bench, self.bench.train
         shard = bench.shards.train[job.client]
-        x, y = bench.data.images(bench.data.train_x[shard]), bench.data.train_y[shard]
-        size = bench.batch_size(len(shard))
-        ones = torch.ones(size, device=bench.device)
+        x = bench.data.images(torch.cat([bench.data.train_x[shard], extra.x]))
+        y = torch.cat([bench.data.train_y[shard], extra.y])
+        weight = torch.ones(len(y), device=bench.device)
+        weight[len(shard) :] = bench.augmenter.options.weight
+        shift = None if extra.shift is None else F.pad(extra.shift, (0, 0, len(shard), 0))
+        size = bench.batch_size(len(y))
         draws = stream(bench.seed, "batches", job.client, job.down.round)
         sgd = SGD(self.weights, options)
         self.network.train()
         seen: list[tuple[int, Tensors]] = []
         for epoch in range(options.epochs):
-            order = torch.from_numpy(draws.permutation(len(shard))).to(bench.device)
+            order = torch.from_numpy(draws.permutation(len(y))).to(bench.device)
             rate = bench.learning_rate(job.down.round, epoch)
             for tensor in visit.scratch.values():
                 tensor.zero_()
             seen.clear()
-            for xs, ys in zip(x[order].split(size), y[order].split(size), strict=True):
+            moves = parted(None if shift is None else shift[order], len(y), size)
+            batches = zip(*(part[order].split(size) for part in (x, y, weight)), moves, strict=True)
+            for xs, ys, ws, self.network.shift in batches:
                 drawn = self._device(draw(len(ys), options))
-                batch = Batch(augment(xs, drawn, options), ys, ones[: len(ys)])
+                batch = Batch(augment(xs, drawn, options), ys, ws)
                 terms = bench.method.loss(self.network, batch, visit)
                 sum(list(terms.values())[1:], start=next(iter(terms.values()))).backward()
                 sgd.step(rate)
                 seen.append((len(ys), {name: term.detach() for name, term in terms.items()}))
-        return {name: sum(n * float(terms[name]) for n, terms in seen) / len(shard) for name in seen[0][1]}
+        self.network.shift = None
+        return {name: sum(n * float(terms[name]) for n, terms in seen) / len(y) for name in seen[0][1]}
 
-    def _embedder(self, client: int, received: Tensors) -> Embed:
+    def _embedder(self, client: int, received: Tensors, extra: Extra) -> Embed:
         cache: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
             if (part, weights) not in cache:
-                cache[part, weights] = self._embed(client, part, received if weights == "received" else None)
+                cache[part, weights] = self._embed(client, part, received if weights == "received" else None, extra)
             return cache[part, weights]
 
         return embed
 
     @torch.no_grad()
-    def _embed(self, client: int, part: Part, weights: Tensors | None) -> tuple[Tensor, Tensor]:
+    def _embed(self, client: int, part: Part, weights: Tensors | None, extra: Extra) -> tuple[Tensor, Tensor]:
         """Return the embeddings and labels of a part of the client's data, in evaluation mode."""
-        bench = self.bench
-        shard = (bench.shards.train if part == "train" else bench.shards.validation)[client]
+        data, shards = self.bench.data, self.bench.shards
+        if part == "synthetic":
+            x, y, shift = extra.x, extra.y, extra.shift
+        else:
+            shard = (shards.train if part == "train" else shards.validation)[client]
+            x, y, shift = data.train_x[shard], data.train_y[shard], None
         trained = {name: value.clone() for name, value in self.tensors.items()} if weights else {}
         if weights:
             self.load(weights)
-        z = self._look(shard)
+        z = self._look(x, self._embedding, shift)
         if weights:
             self.load(trained)
-        return z, bench.data.train_y[shard]
+        return z, y
 
-    def _look(self, rows: Tensor) -> Tensor:
-        """Return the embeddings of training images under the current weights."""
-        bench = self.bench
-        if not len(rows):
-            return bench.method.embed(self.network, bench.data.images(bench.data.train_x[:1]))[:0]
-        chunks = bench.data.train_x[rows].split(bench.chunk)
-        return torch.cat([bench.method.embed(self.network, bench.data.images(chunk)) for chunk in chunks])
+    def _embedding(self, x: Tensor) -> Tensor:
+        return self.bench.method.embed(self.network, x)
+
+    def _look(self, x: Tensor, act: Callable[[Tensor], Tensor], shift: Tensor | None = None) -> Tensor:
+        """Return what is seen in uint8 images, a chunk at a time, under the current weights."""
+        images, size = self.bench.data.images, self.bench.chunk
+        if not len(x):
+            return act(images(self.bench.data.train_x[:1]))[:0]
+        seen = []
+        for chunk, self.network.shift in zip(x.split(size), parted(shift, len(x), size), strict=True):
+            seen.append(act(images(chunk)))
+        self.network.shift = None
+        return torch.cat(seen)
+
+    @torch.no_grad()
+    def _features(self, client: int) -> Tensor:
+        """Return the encoder's features of a client's training images, in evaluation mode."""
+        self.network.eval()
+        return self._look(self.bench.data.train_x[self.bench.shards.train[client]], self.network.features)
 
     @torch.no_grad()
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
@@ -150,7 +178,7 @@ class Eager:
         with arithmetic(self.bench):
             self.load(under(MODEL, tensors))
             self.network.eval()
-            return self._look(rows.to(self.bench.device))
+            return self._look(self.bench.data.train_x[rows.to(self.bench.device)], self._embedding)
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""
@@ -176,3 +204,8 @@ class Eager:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def parted(values: Tensor | None, length: int, size: int) -> Sequence[Tensor | None]:
+    """Return values in chunks; as many Nones if there are none."""
+    return [None] * -(-length // size) if values is None else values.split(size)

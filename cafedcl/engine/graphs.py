@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,8 @@ LARGE = 5_000_000
 """From so many weights a network fills the device with fewer streams."""
 LAUNCHERS = 2
 """Threads that queue replays."""
+LEARNERS = 8
+"""Clients that learn at the same time what their tail augmentation needs."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -50,7 +52,9 @@ class Graphs:
         self.budget = MEMORY_SHARE * total_memory(bench.device)
         self.ledger: dict[int, int] = {}
         self.used = 0
-        self.launcher = Launcher(LAUNCHERS) if bench.device.type == "cuda" else None
+        threaded = bench.device.type == "cuda"
+        self.launcher = Launcher(LAUNCHERS) if threaded else None
+        self.learners = Launcher(LEARNERS) if threaded and bench.wanted.any() else None
 
     def trial(self, down: Down) -> None:
         """Capture a first step; raises whatever stands in the way of it."""
@@ -69,7 +73,7 @@ class Graphs:
         On every lane one visit is begun while the one before it runs, and replies are waited for as late as possible:
         the device always has work queued.
         """
-        waiting, turn = deque(jobs), 0
+        waiting, turn = deque(self._learned(jobs)), 0
         begun: deque[tuple[Slot, Begun]] = deque()
         queued: deque[Callable[[], Reply]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
@@ -101,6 +105,17 @@ class Graphs:
                 visit.launched()
             if self.bench.device.type == "cuda":
                 torch.cuda.synchronize(self.bench.device)
+
+    def _learned(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        """Let clients learn what their augmentation needs, several at a time; one that fails does so in its turn."""
+        if self.learners is None:
+            return jobs
+        return list(self.learners.map(self._learn, jobs))
+
+    def _learn(self, job: Job) -> Job:
+        with suppress(Exception):
+            return self.bench.learned(job)
+        return job
 
     def _note(self, reply: Reply) -> None:
         """Keep account of what clients keep on the device."""
@@ -146,8 +161,9 @@ class Graphs:
 
     def close(self) -> None:
         """Let go of threads, captures and memory."""
-        if self.launcher:
-            self.launcher.shutdown()
+        for threads in (self.launcher, self.learners):
+            if threads:
+                threads.shutdown()
         self.slots.clear()
 
     @contextmanager
@@ -166,8 +182,7 @@ class Graphs:
 
 def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
     """Lay out the images and choose the widths of a run."""
-    rows = tuple(part.cpu().numpy() for part in bench.shards.train)
-    sizes = [bench.batch_size(len(part)) for part in rows]
+    sizes = [bench.batch_size(len(rows)) for rows in bench.rows]
     typical = sorted(len(a) + len(b) for a, b in zip(bench.shards.train, bench.shards.validation, strict=True))
     look = min(bench.chunk, 2 ** math.ceil(math.log2(typical[len(typical) // 2])))
     supply = Supply(
@@ -176,9 +191,8 @@ def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
         channels_last=compiled,
         train_x=bench.data.train_x,
         test_x=bench.data.train_x if bench.shards.test else bench.data.test_x,
-        train_rows=rows,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
-        steps=max(bench.steps(len(part)) for part in rows),
+        steps=max(bench.steps(len(rows)) for rows in bench.rows),
         look=look,
     )
     ready = supply.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(bench.device)

@@ -20,8 +20,11 @@ from cafedcl.models.base import Encoder, Network, Runner
 from cafedcl.pack import Tensors, prefixed, under
 
 ENCODER = "encoder."
-Images = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Gives images as the encoder sees them, and their labels."""
+Images = Callable[[Tensor, Tensors], tuple[Tensor, Tensor, Tensor | None]]
+"""Gives images as the encoder sees them, their labels, and what is added to their features, if anything.
+
+It is asked for rows, and given the client's synthetic images.
+"""
 RECOMPILE_LIMIT = 256
 """How many shapes, methods and models may be compiled in one process."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,8 +91,9 @@ class Play(nn.Module):
         self.runner = Body(self.body, dtype)
         self.network.runner = self.runner
 
-    def forward(self, act: Callable[[Network], Any]) -> Any:
+    def forward(self, act: Callable[[Network], Any], shift: Tensor | None) -> Any:
         """Let somebody act on the network with the weights of this call."""
+        self.network.shift = shift
         return act(self.network)
 
 
@@ -112,28 +116,32 @@ class Program:
     def _made(self, function: F) -> F:
         return cast(F, torch.compile(function, dynamic=False)) if self.compiled else function
 
-    def _act(self, weights: Given, act: Callable[[Network], Any]) -> Any:
+    def _act(self, weights: Given, act: Callable[[Network], Any], shift: Tensor | None) -> Any:
         given = {**prefixed("network.", weights.network), **prefixed("body.", weights.body)}
-        return functional_call(self.play, given, (act,))
+        return functional_call(self.play, given, (act, shift))
 
-    def names(self, weights: Given, images: Images, tables: Tensors, at: Tensor, visit: Visit) -> tuple[str, ...]:
+    def names(
+        self, weights: Given, images: Images, extra: Tensors, tables: Tensors, at: Tensor, visit: Visit
+    ) -> tuple[str, ...]:
         """Return the names of the terms of the loss."""
-        return tuple(self._loss(weights, images, tables, at, visit))
+        return tuple(self._loss(weights, images, extra, tables, at, visit))
 
     def _objective(
-        self, weights: Given, images: Images, tables: Tensors, at: Tensor, visit: Visit
+        self, weights: Given, images: Images, extra: Tensors, tables: Tensors, at: Tensor, visit: Visit
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the batch that is next, and its terms: gather, augment, forward."""
-        terms = torch.stack(list(self._loss(weights, images, tables, at, visit).values()))
+        terms = torch.stack(list(self._loss(weights, images, extra, tables, at, visit).values()))
         return terms.sum(), terms.detach()
 
-    def _loss(self, weights: Given, images: Images, tables: Tensors, at: Tensor, visit: Visit) -> Tensors:
+    def _loss(
+        self, weights: Given, images: Images, extra: Tensors, tables: Tensors, at: Tensor, visit: Visit
+    ) -> Tensors:
         now = {name: table.index_select(0, at)[0] for name, table in tables.items()}
-        x, y = images(now["rows"])
+        x, y, shift = images(now["rows"], extra)
         batch = Batch(augment(x, under("draw/", now), self.options), y, now["weight"])
         for tensor in visit.scratch.values():
             tensor.masked_fill_(now["first"], 0)
-        return self._act(weights, lambda network: self.method.loss(network, batch, visit))  # type: ignore[no-any-return]
+        return self._act(weights, lambda network: self.method.loss(network, batch, visit), shift)  # type: ignore[no-any-return]
 
     def _update(
         self,
@@ -168,14 +176,16 @@ class Program:
         log.index_copy_(0, at, terms[None])
         at.add_(1)
 
-    def _embed(self, weights: Given, images: Images, rows: Tensor) -> Tensor:
+    def _embed(self, weights: Given, images: Images, extra: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of images."""
-        return self._act(weights, lambda network: self.method.embed(network, images(rows)[0]))  # type: ignore[no-any-return]
+        x, _, shift = images(rows, extra)
+        return self._act(weights, lambda network: self.method.embed(network, x), shift)  # type: ignore[no-any-return]
 
     def _predict(
         self, weights: Given, images: Images, rows: Tensor, anchors: Tensors, memory: Tensors, held: Tensor
     ) -> Tensor:
         """Return the predicted class of images among all classes, and among those held."""
-        scores = self._act(weights, lambda network: self.method.scores(network, images(rows)[0], anchors, memory))
+        x, _, _ = images(rows, {})
+        scores = self._act(weights, lambda network: self.method.scores(network, x, anchors, memory), None)
         among = scores.masked_fill(~held, -torch.inf)
         return torch.stack([scores.argmax(1), among.argmax(1)], 1).to(torch.int16)

@@ -71,6 +71,10 @@ def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round
             drawn = [draw(int(n), options) for _ in rates for n in sizes]
         tables |= {f"draw/{name}": _padded([each[name] for each in drawn], width) for name in drawn[0]}
     marks: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
+    if bench.augmenter.options.weight != 1:
+        synthetic = tables["rows"] >= len(bench.data.train_y)
+        tables["weight"] = torch.where(synthetic, bench.augmenter.options.weight * weight, weight)
+        del marks["weight"]
     return Schedule(tables, sizes, marks)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from cafedcl.augment.base import Extra
 from cafedcl.contract import Client, Down, Embed, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.engine.lane import Lane, Launcher, Mark, to_host
 from cafedcl.engine.layout import Layout
@@ -17,7 +18,7 @@ from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.supply import Supply
 from cafedcl.errors import CafedclError
 from cafedcl.metrics import hits
-from cafedcl.pack import ANCHORS, MODEL, Tensors, nbytes, prefixed, under, without
+from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, nbytes, prefixed, under, without
 
 CHAIN = 8
 """Steps in the longer of the two captures of a training step: fewer, larger launches."""
@@ -52,6 +53,7 @@ class Begun:
 
     job: Job
     plan: Plan
+    extra: Extra
     schedule: Schedule
     mark: Mark
     launched: Callable[[], None]
@@ -81,6 +83,7 @@ class Slot:
         self.received, device = torch.empty_like(self.flat), self.bench.device
         self.one = torch.ones((), device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.extra = supply.room()
         self.feeds: dict[int, Tensors] = {}
         self.fed: dict[tuple[int, str], object] = {}
         self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
@@ -95,7 +98,7 @@ class Slot:
     def plan(self, job: Job) -> Plan:
         """Return the plan for the shapes of a job's anchors and memory, with their values copied in."""
         anchors = under(ANCHORS, job.down.tensors)
-        memory = without(MODEL, job.memory)
+        memory = without((MODEL, AUGMENT), job.memory)
         shape = (_shapes(anchors), _shapes(memory))
         plan = self.plans.pop(shape, None) or Plan(self._static_visit(job.client, anchors, memory))
         self.plans[shape] = plan
@@ -151,7 +154,7 @@ class Slot:
         program, feed, at = self.supply.program, self.feed(width), self.cursor
         asked = [*self.leaves.values(), *self.halves.values()]
         with torch.enable_grad():
-            loss, terms = program.objective(self.weights, self.supply.training, feed, at, plan.visit)
+            loss, terms = program.objective(self.weights, self.supply.training, self.extra, feed, at, plan.visit)
             found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
         gradients = self.combined(found[: len(self.leaves)], found[len(self.leaves) :])
         program.update(self.moving, self.moving_halves, gradients, self.velocity, feed, at, terms, plan.log)
@@ -168,7 +171,7 @@ class Slot:
         """Return the static tables of a schedule of this width."""
         if width not in self.feeds:
             client = next(k for k in range(len(self.bench.shards)) if self.supply.width(k) == width)
-            sample = make_schedule(self.bench, self.supply.train_rows[client], client, 0, width)
+            sample = make_schedule(self.bench, self.bench.rows[client], client, 0, width)
             self.feeds[width] = {
                 name: torch.zeros((self.supply.steps, *table.shape[1:]), dtype=table.dtype, device=self.bench.device)
                 for name, table in sample.tables.items()
@@ -191,7 +194,8 @@ class Slot:
         if not plan.names:
             self.cursor.zero_()
             feed = self.feed(width)
-            plan.names = self.supply.program.names(self.weights, self.supply.training, feed, self.cursor, plan.visit)
+            program, images = self.supply.program, self.supply.training
+            plan.names = program.names(self.weights, images, self.extra, feed, self.cursor, plan.visit)
             plan.log = self.flat.new_zeros(self.supply.steps, len(plan.names))
         for number in (1, CHAIN):
             if ("step", width, number) in plan.captures or number > self.supply.steps:
@@ -220,7 +224,7 @@ class Slot:
         program.play.eval()
 
         def look() -> None:
-            z = program.embed(self.weights, self.supply.training, self.looking)
+            z = program.embed(self.weights, self.supply.training, self.extra, self.looking)
             if self.seen is None:
                 self.seen = torch.empty_like(z)
             self.seen.copy_(z)
@@ -229,24 +233,34 @@ class Slot:
         assert self.seen is not None
         return _over(rows, self.looking, self.look, self.seen)
 
-    def embedder(self, client: int) -> Embed:
-        """Return the function that gives a method its client's embeddings; both parts are embedded together."""
-        own, held_out = self.bench.shards.train[client], self.bench.shards.validation[client]
-        cache: dict[Weights, Tensor] = {}
+    def embedder(self, client: int, extra: Extra) -> Embed:
+        """Return the function that gives a method its client's embeddings; real images are embedded all at once."""
+        data, own, held_out = self.bench.data, self.bench.shards.train[client], self.bench.shards.validation[client]
+        made = torch.arange(len(extra), device=own.device) + len(data.train_y)
+        cache: dict[tuple[bool, Weights], Tensor] = {}
 
         @torch.no_grad()
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
-            if weights not in cache:
+            real = part != "synthetic"
+            if (real, weights) not in cache:
                 trained = self.flat.clone() if weights == "received" else None
                 if trained is not None:
                     self.load(self.received)
-                cache[weights] = self.embed(torch.cat([own, held_out]))
+                cache[real, weights] = self.embed(torch.cat([own, held_out]) if real else made)
                 if trained is not None:
                     self.load(trained)
-            z, y = cache[weights], self.bench.data.train_y
+            z, y = cache[real, weights], data.train_y
+            if not real:
+                return z, extra.y
             return (z[: len(own)], y[own]) if part == "train" else (z[len(own) :], y[held_out])
 
         return embed
+
+    @torch.no_grad()
+    def features(self, client: int) -> Tensor:
+        """Return the encoder's features of a client's training images under the current weights."""
+        rows = self.bench.shards.train[client].split(self.bench.chunk)
+        return torch.cat([self.network.features(self.supply.training(part, {})[0]) for part in rows])
 
     @torch.no_grad()
     def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor) -> Tensors:
@@ -273,15 +287,18 @@ class Slot:
 
     def begin(self, job: Job, sent: Tensor) -> Begun:
         """Queue the first part of a client's visit: receiving and training."""
+        job = self.bench.learned(job)
         with self.lane.on():
             mark, width = self.lane.mark(), self.supply.width(job.client)
             plan = self.plan(job)
             self.prepare(plan, width)
             self.receive(sent, job)
-            rows = self.supply.train_rows[job.client]
-            schedule = make_schedule(self.bench, rows, job.client, job.down.round, width)
+            extra = self.bench.extra(job, lambda: self.features(job.client))
+            self.supply.accommodate(extra, self.extra)
+            schedule = make_schedule(self.bench, self.bench.rows[job.client], job.client, job.down.round, width)
             self.fill(schedule, width)
-            return Begun(job, plan, schedule, mark, self.lane.launch(lambda: self.train(plan, schedule.steps, width)))
+            launched = self.lane.launch(lambda: self.train(plan, schedule.steps, width))
+            return Begun(job, plan, extra, schedule, mark, launched)
 
     def finish(self, begun: Begun, room: float) -> Callable[[], Reply]:
         """Queue the rest of a visit, and return the call that waits for its reply.
@@ -293,19 +310,20 @@ class Slot:
         begun.launched()
         with self.lane.on():
             rates = bench.rates(job.client, job.down.round)
-            visit = replace(plan.visit, client=client, embed=self.embedder(job.client), rates=rates)
+            embed, signals = self.embedder(job.client, begun.extra), begun.extra.signals
+            visit = replace(plan.visit, client=client, embed=embed, rates=rates, signals=signals)
             with torch.no_grad():
                 summary, notes = method.summarize(self.network, visit)
                 kept = method.remember(self.network, visit)
             shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.layout.rest})
             sends = self.fresh({**prefixed(MODEL, shared), **summary})
             sends |= to_host({name: value for name, value in sends.items() if name in bench.by_class})
-            memory = self.fresh({**prefixed(MODEL, own), **kept})
+            memory = self.fresh({**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))})
             predictions: Tensors = {}
             if job.evaluate:
                 predictions = to_host(self.predict(plan, self.supply.test_rows(job.client), kept, client.counts > 0))
             memory = memory if nbytes(memory) <= room else to_host(memory)
-            told = to_host({**self.fresh(notes), LOG: plan.log[: begun.schedule.steps].clone()})
+            told = to_host({**self.fresh(notes), **begun.extra.notes, LOG: plan.log[: begun.schedule.steps].clone()})
             done = self.lane.mark()
 
         def reply() -> Reply:
@@ -318,7 +336,7 @@ class Slot:
                 losses=begun.schedule.losses(plan.names, told[LOG]),
                 seconds=done.seconds_since(begun.mark),
             )
-            right = hits(predictions, bench.test_set(job.client)[1].cpu(), method.classes) if predictions else {}
+            right = hits(predictions, bench.test_labels(job.client), method.classes) if predictions else {}
             return Reply(up, self.lane.hand_over(memory), right)
 
         return reply
@@ -356,7 +374,7 @@ def _over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tenso
         asked[: len(part)].copy_(part)
         replay()
         answers.append(answer[: len(part)].clone())
-    return torch.cat(answers)
+    return torch.cat(answers) if answers else answer[:0].clone()
 
 
 def _pinned(table: Tensor, device: torch.device) -> Tensor:

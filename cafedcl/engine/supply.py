@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cafedcl.augment.base import Extra
 from cafedcl.engine.base import Bench
 from cafedcl.engine.program import Program
+from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,6 @@ class Supply:
     train_x: Tensor
     """All training images as the encoder sees them; uint8 where there are too many to keep them so."""
     test_x: Tensor
-    train_rows: tuple[npt.NDArray[np.int64], ...]
-    """Every client's training images, on the host."""
     widths: list[int]
     steps: int
     """The most steps of any client's visit."""
@@ -31,7 +29,7 @@ class Supply:
 
     def width(self, client: int) -> int:
         """Return the width a client's batches are padded to."""
-        size = self.bench.batch_size(len(self.train_rows[client]))
+        size = self.bench.batch_size(len(self.bench.rows[client]))
         return next(width for width in self.widths if width >= size)
 
     def test_rows(self, client: int | None) -> Tensor:
@@ -41,16 +39,50 @@ class Supply:
             return torch.arange(len(self.test_x), device=self.test_x.device)
         return torch.cat(parts) if client is None else parts[client]
 
-    def training(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return training images as the encoder sees them, and their labels."""
-        return self._images(self.train_x, rows), self.bench.data.train_y.index_select(0, rows)
+    def room(self) -> Tensors:
+        """Return the place for a client's synthetic images, their labels, and what is added to their features."""
+        most, method = int(self.bench.wanted.sum(1).max()), self.bench.method
+        if not most:
+            return {}
+        device, more = self.bench.device, {}
+        if self.bench.augmenter.shifts:
+            more["shift"] = torch.zeros(most, method.dim, device=device)
+        empty = self.train_x.new_zeros(most, *self.train_x.shape[1:])
+        return {"x": empty, "y": torch.zeros(most, dtype=torch.int64, device=device), **more}
 
-    def testing(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def accommodate(self, extra: Extra, room: Tensors) -> None:
+        """Put a client's synthetic images into their place."""
+        if len(extra):
+            parts = {"x": self.lay_out(extra.x, ready=self.train_x.is_floating_point()), "y": extra.y}
+            parts |= {} if extra.shift is None else {"shift": extra.shift}
+            for name, values in parts.items():
+                room[name][: len(values)].copy_(values)
+
+    def training(self, rows: Tensor, extra: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return training images as the encoder sees them, their labels, and what is added to their features.
+
+        Rows beyond the training set are synthetic images.
+        """
+        labels = self.bench.data.train_y
+        if not extra:
+            return self._seen(self.train_x.index_select(0, rows)), labels.index_select(0, rows), None
+        beyond = rows - len(labels)
+        real, own, other = beyond < 0, rows.clamp(max=len(labels) - 1), beyond.clamp(min=0)
+
+        def either(ours: Tensor, theirs: Tensor) -> Tensor:
+            mask = real.view(-1, *[1] * (ours.dim() - 1))
+            return torch.where(mask, ours.index_select(0, own), theirs.index_select(0, other))
+
+        x, y = self._seen(either(self.train_x, extra["x"])), either(labels, extra["y"])
+        if "shift" not in extra:
+            return x, y, None
+        return x, y, extra["shift"].index_select(0, other).masked_fill(real[:, None], 0)
+
+    def testing(self, rows: Tensor, _extra: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return test images as the encoder sees them; nobody asks for labels."""
-        return self._images(self.test_x, rows), rows
+        return self._seen(self.test_x.index_select(0, rows)), rows, None
 
-    def _images(self, source: Tensor, rows: Tensor) -> Tensor:
-        x = source.index_select(0, rows)
+    def _seen(self, x: Tensor) -> Tensor:
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
         return x if x.is_floating_point() else self.bench.data.images(x).to(self.program.dtype)

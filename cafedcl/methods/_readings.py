@@ -43,6 +43,9 @@ class CAFedCLOptions:
         "unit", "L_align of unit vectors, or of the raw local prototype", choices=("unit", "literal")
     )
     prototype: str = option("mean-of-units", "what p_kc is", choices=("mean-of-units", "unit", "literal"))
+    prototype_of: str = option(
+        "real", "p_kc is the mean of real images, or of synthetic ones too, by γ", choices=("real", "augmented")
+    )
     classifier: str = option("literal", "none, or a head with cross-entropy", choices=("literal", "ce"))
     inference: str = option("anchors", "what an image is compared with", choices=("anchors", "own", "head"))
     init: str = option("orthonormal", "anchors of round 0", choices=("orthonormal", "simplex", "means"))

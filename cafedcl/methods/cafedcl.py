@@ -1,4 +1,4 @@
-"""CAFedCL: Confidence-Aware Federated Contrastive Learning (arXiv 2603.03007), without the generator.
+"""CAFedCL: Confidence-Aware Federated Contrastive Learning (arXiv 2603.03007); its generator is `--augment gan`.
 
 Where the paper leaves a point open, the option's default is our reading and ``literal`` is the paper's letter;
 docs/cafedcl.md has the reasons. Equations are found by name in contrast.py, confidence.py and aggregation.py.
@@ -80,10 +80,10 @@ class CAFedCL(Method):
         return visit.anchors["known"] if self.options.init == "means" else None
 
     def prototypes(self, visit: Visit) -> Tensor:
-        """Return Eq. 1 on the client's real training data."""
-        z, y = visit.embed("train", "trained")
-        means, _ = contrast.class_means(z if self.options.prototype == "literal" else unit(z), y, self.classes)
-        return unit(means) if self.options.prototype == "unit" else means
+        """Return Eq. 1 on the client's training data."""
+        o, real = self.options, visit.embed("train", "trained")
+        made = visit.embed("synthetic", "trained") if o.prototype_of == "augmented" else None
+        return contrast.local_prototypes(o.prototype, real, made, o.gamma, self.classes)
 
     def centre(self, z: Tensor, y: Tensor) -> Tensor:
         return unit(super().centre(unit(z), y))

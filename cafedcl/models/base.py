@@ -66,6 +66,8 @@ class Network(nn.Module):
         self.encoder = encoder
         self.head = head
         self.runner = Runner()
+        self.shift: Tensor | None = None
+        """What is added to the features of every image of a batch: augmentation in the space of features."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's output."""
@@ -73,7 +75,7 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the encoder's features."""
-        return self.runner.features(self.encoder, x)
+        return self._shifted(self.runner.features(self.encoder, x))
 
     def part(self, name: str) -> nn.Module:
         """Return a named part of a head that has several."""
@@ -83,18 +85,22 @@ class Network(nn.Module):
         """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
         if not isinstance(self.encoder, Encoder):
             raise CafedclError("this model does not show its stages; derive it from cafedcl.models.Encoder")
-        return self.runner.levels(self.encoder, x)
+        levels, features = self.runner.levels(self.encoder, x)
+        return [*levels[:-1], self._shifted(levels[-1])], self._shifted(features)
 
     @torch.no_grad()
     def frozen(self, weights: Tensors, x: Tensor, *parts: str) -> Tensor:
         """Return what other weights would make of ``x``: the encoder, then the named parts of the head in turn."""
         training = self.training
         self.eval()
-        x = self.runner.frozen(self.encoder, under("encoder.", weights), x)
+        x = self._shifted(self.runner.frozen(self.encoder, under("encoder.", weights), x))
         for part in parts:
             x = functional_call(self.part(part), under(f"head.{part}.", weights), (x,))
         self.train(training)
         return x
+
+    def _shifted(self, features: Tensor) -> Tensor:
+        return features if self.shift is None else features + self.shift
 
 
 def pool(features: Tensor) -> Tensor:

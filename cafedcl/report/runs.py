@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cafedcl.config import SPLITS, read_file
+from cafedcl.config import SPLITS, label, read_file
 from cafedcl.errors import CafedclError
 from cafedcl.store import RunFolder
 
@@ -25,7 +25,17 @@ SCORES = {
     "own": {"accuracy": "client_mean", "std": "client_std", "worst": "client_worst"},
 }
 """What stands for accuracy, spread between clients and worst tenth: for the server's model, for the clients' own."""
-KEPT_OUT = ("run.", "engine.", "store.", "data.dir", "data.download", "data.strict", "evaluate.batch", "method.name")
+KEPT_OUT = (
+    "run.",
+    "engine.",
+    "store.",
+    "data.dir",
+    "data.download",
+    "data.strict",
+    "evaluate.batch",
+    "method.name",
+    "augment.name",
+)
 """Options that do not make another experiment."""
 SETTING = ("data.", "split.", "federation.clients")
 """Options that make the setting: data set × split × clients."""
@@ -44,8 +54,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method with its preset."""
-        return str(self.settings.get("method.name", "?"))
+        """The method with its preset and its tail augmentation."""
+        return label(str(self.settings.get("method.name", "?")), str(self.settings.get("augment.name", "none")))
 
     @property
     def seed(self) -> int:

@@ -130,11 +130,26 @@ def test_options_go_to_the_methods_that_have_them() -> None:
     made = plan(methods=["fedavg", "fedprox", "cafedcl:no-geo", "cafedcl"], tables=tables, settings=["method.mu=0.3"])
     assert made.options == {
         "fedavg": {},
-        "fedprox": {"mu": 0.3},
-        "cafedcl:no-geo": {"lam_geo": 0.5},
-        "cafedcl": {"lam_geo": 0.5},
+        "fedprox": {"method.mu": 0.3},
+        "cafedcl:no-geo": {"method.lam_geo": 0.5},
+        "cafedcl": {"method.lam_geo": 0.5},
     }
     assert made.settings == {"train.lr": 0.2}, "the device is not part of the plan"
+
+
+def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_that_have_them(tmp_path: Path) -> None:
+    made = plan(
+        methods=["fedavg", "fedproto+gan", "cafedcl:no-geo+none"],
+        tables={"augment": {"name": "mixup", "alpha": 0.3}},
+        settings=["augment.steps=7"],
+    )
+    assert made.options == {
+        "fedavg+mixup": {"augment.alpha": 0.3},
+        "fedproto+gan": {"augment.steps": 7},
+        "cafedcl:no-geo+none": {},
+    }
+    places = [job.place for job in made.jobs(tmp_path)]
+    assert places == [f"digits/auto/{name}/s0" for name in ("fedavg+mixup", "fedproto+gan", "cafedcl-no-geo+none")]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +162,8 @@ def test_options_go_to_the_methods_that_have_them() -> None:
         ({"seeds": 0}, "--seeds 0"),
         ({"first_seed": -1}, "--first-seed -1"),
         ({"settings": ["method.lam_geoo=1"]}, "none of fedavg, cafedcl has such an option"),
+        ({"settings": ["augment.steps=1"]}, "--set augment.steps: none of fedavg, cafedcl has such an option"),
+        ({"methods": ["fedavg+gna"]}, "did you mean 'gan'"),
         ({"settings": ["train.lr=-1"]}, "train.lr = -1: it must be greater than 0"),
         ({"tables": {"trian": {}}}, "[trian]: there is no such section"),
         ({"tables": {"train": 3}}, "a section is expected"),

@@ -11,9 +11,9 @@ pytest.importorskip("ray")
 import cafedcl
 from cafedcl import api
 from cafedcl.config import resolve
+from cafedcl.contract import TICKET
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation
-from cafedcl.remote import TICKET
 
 SETTINGS = {"model.name": "mlp", "train.epochs": 1, "train.iterations": 2, "engine.device": "cpu"}
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from cafedcl.config import EngineOptions, TrainOptions
 from cafedcl.contract import Batch, Down, Job, Visit
 from cafedcl.engine.base import Bench
 from cafedcl.engine.graphs import Graphs
-from cafedcl.engine.program import Given, Program
+from cafedcl.engine.program import Given, Images, Program
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.federation import Federation
 from cafedcl.methods import method_names
@@ -63,8 +63,8 @@ def moved_away(weights: Tensors) -> Tensors:
     return {n: (w + 0.05 * torch.randn(w.shape, generator=made)).requires_grad_() for n, w in weights.items()}
 
 
-def images_of(bench: Bench, dtype: torch.dtype) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    return lambda rows: (bench.data.images(bench.data.train_x[rows]).to(dtype), bench.data.train_y[rows])
+def images_of(bench: Bench, dtype: torch.dtype) -> Images:
+    return lambda rows, _: (bench.data.images(bench.data.train_x[rows]).to(dtype), bench.data.train_y[rows], None)
 
 
 def tables_of(bench: Bench, client: int = 0) -> Tensors:
@@ -76,7 +76,7 @@ def batch_at(bench: Bench, tables: Tensors, step: int) -> Batch:
     """The batch of a step without its padding."""
     real = tables["weight"][step] == 1
     rows = tables["rows"][step][real]
-    return Batch(*images_of(bench, torch.float32)(rows), torch.ones(len(rows)))
+    return Batch(*images_of(bench, torch.float32)(rows, {})[:2], torch.ones(len(rows)))
 
 
 # updates
@@ -134,7 +134,7 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
     tables, visit = tables_of(bench), visit_of(federation)
     weights = moved_away(visit.received)
     given, at = Given(weights, under("encoder.", weights)), torch.tensor([step])
-    loss, terms = program.objective(given, images_of(bench, torch.float32), tables, at, visit)
+    loss, terms = program.objective(given, images_of(bench, torch.float32), {}, tables, at, visit)
     found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
 
     network = bench.network.train()
@@ -142,7 +142,7 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
     network.zero_grad()
     plain = federation.method.loss(network, batch_at(bench, tables, step), visit_of(federation))
     sum(plain.values()).backward()
-    names = program.names(given, images_of(bench, torch.float32), tables, at, visit)
+    names = program.names(given, images_of(bench, torch.float32), {}, tables, at, visit)
     assert names == tuple(plain)
     assert not terms.requires_grad
     assert float(loss.detach()) == pytest.approx(float(terms.sum()), rel=1e-6)
@@ -171,7 +171,7 @@ def test_scratch_is_zeroed_at_the_first_step_of_an_epoch_and_only_there(tiny: Ti
     given = Given(bench.initial, under("encoder.", bench.initial))
     tables, seen = tables_of(bench), []
     for step in range(6):
-        program.objective(given, images_of(bench, torch.float32), tables, torch.tensor([step]), visit)
+        program.objective(given, images_of(bench, torch.float32), {}, tables, torch.tensor([step]), visit)
         seen.append(float(visit.scratch["seen"]))
     sizes = tables["weight"].sum(1).tolist()
     assert len(sizes) == 6
@@ -192,8 +192,8 @@ def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
     tables, given = tables_of(bench), Given(bench.initial, under("encoder.", bench.initial))
     federation.step()
     federation.memories.setdefault(0, {})
-    program.objective(given, images_of(bench, torch.float32), tables, torch.tensor([0]), visit_of(federation))
-    plain = images_of(bench, torch.float32)(tables["rows"][0])[0]
+    program.objective(given, images_of(bench, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation))
+    plain = images_of(bench, torch.float32)(tables["rows"][0], {})[0]
     drawn = zip(plain, seen[0], tables["draw/flip"][0].tolist(), tables["draw/crop"][0].tolist(), strict=True)
     for image, augmented, flip, (down, right) in drawn:
         turned = image.flip(2) if flip else image
@@ -227,7 +227,7 @@ def test_in_bf16_only_the_encoder_is_in_bf16(after_a_round: Callable[[str], Fede
     head, bystander = [spied(layer) for layer in layers], spied(plays.network.encoder)
     visit, tables = visit_of(federation), tables_of(bench)
     given = in_both(moved_away(visit.received))
-    loss, terms = program.objective(given, images_of(bench, HALF), tables, torch.tensor([0]), visit)
+    loss, terms = program.objective(given, images_of(bench, HALF), {}, tables, torch.tensor([0]), visit)
     asked = [*given.network.values(), *given.body.values()]
     gradients = torch.autograd.grad(loss, asked, allow_unused=True)
     assert all(seen and set(seen) == {(HALF, HALF)} for seen in inside)
@@ -241,7 +241,9 @@ def test_in_bf16_only_the_encoder_is_in_bf16(after_a_round: Callable[[str], Fede
 
     full = Program(bench.network, method, bench.train, torch.float32, compiled=False)
     single = Given(given.network, under("encoder.", given.network))
-    exact, _ = full.objective(single, images_of(bench, torch.float32), tables, torch.tensor([0]), visit_of(federation))
+    exact, _ = full.objective(
+        single, images_of(bench, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
+    )
     assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=0.02)
     assert float(loss.detach()) != float(exact.detach())
 
@@ -251,10 +253,10 @@ def test_embeddings_and_scores_of_a_bf16_encoder_are_float32(after_a_round: Call
     bench, method = federation.bench, federation.method
     program = Program(bench.network, method, bench.train, HALF, compiled=False)
     given, rows = in_both(moved_away(bench.initial)), torch.arange(20)
-    z = program.embed(given, images_of(bench, HALF), rows)
+    z = program.embed(given, images_of(bench, HALF), {}, rows)
     assert z.dtype == torch.float32
     bench.network.load_state_dict(given.network)
-    exact = method.embed(bench.network.eval(), images_of(bench, torch.float32)(rows)[0])
+    exact = method.embed(bench.network.eval(), images_of(bench, torch.float32)(rows, {})[0])
     torch.testing.assert_close(z, exact, atol=0.05, rtol=0.05)
 
 
@@ -271,13 +273,16 @@ def test_predictions_are_the_largest_score_among_all_and_among_those_held(
     called = program.predict(given, images, rows, visit.anchors, visit.memory, held)
     bench.network.load_state_dict(weights)
     with torch.no_grad():
-        scores = method.scores(bench.network.eval(), images(rows)[0], visit.anchors, visit.memory).tolist()
+        scores = method.scores(bench.network.eval(), images(rows, {})[0], visit.anchors, visit.memory).tolist()
     assert called.dtype == torch.int16
     assert called.tolist() == [
         [max(range(10), key=row.__getitem__), max((1, 4, 7), key=row.__getitem__)] for row in scores
     ]
     torch.testing.assert_close(
-        program.embed(given, images, rows), method.embed(bench.network, images(rows)[0]).detach(), atol=1e-6, rtol=1e-5
+        program.embed(given, images, {}, rows),
+        method.embed(bench.network, images(rows, {})[0]).detach(),
+        atol=1e-6,
+        rtol=1e-5,
     )
 
 
@@ -291,7 +296,9 @@ def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_th
     program = Program(bench.network, federation.method, bench.train, torch.float32, compiled=False)
     weights, tables = moved_away(visit.received), tables_of(bench)
     body = {name: value.detach().clone().requires_grad_() for name, value in under("encoder.", weights).items()}
-    loss, _ = program.objective(Given(weights, body), images_of(bench, torch.float32), tables, torch.tensor([1]), visit)
+    loss, _ = program.objective(
+        Given(weights, body), images_of(bench, torch.float32), {}, tables, torch.tensor([1]), visit
+    )
     found = torch.autograd.grad(loss, [*weights.values(), *body.values()])
     through = dict(zip([*weights, *(f"body.{name}" for name in body)], found, strict=True))
 
@@ -320,7 +327,7 @@ def test_a_step_moves_the_weights_by_both_gradients_together(tiny: Tiny, precisi
     plan, width = slot.plan(job), engine.supply.width(0)
     slot.prepare(plan, width)
     slot.receive(engine._sent(down), job)
-    schedule = make_schedule(bench, engine.supply.train_rows[0], 0, 0, width)
+    schedule = make_schedule(bench, bench.rows[0], 0, 0, width)
     slot.fill(schedule, width)
     received = {name: value.clone() for name, value in bench.initial.items()}
     weights = {name: value.clone() for name, value in received.items()}

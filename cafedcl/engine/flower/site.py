@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from cafedcl.config import Config, resolve
-from cafedcl.contract import Job, Reply
+from cafedcl.contract import TICKET, Job, Reply
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.flower.messages import (
@@ -29,7 +29,7 @@ from cafedcl.engine.flower.messages import (
 from cafedcl.errors import CafedclError
 from cafedcl.metrics import hits
 from cafedcl.pack import Header, Tensors, pack, unpack
-from cafedcl.remote import TICKET, enrol, is_remote, prepare_site
+from cafedcl.remote import enrol, is_remote, prepare_site
 from cafedcl.setup import prepare
 from cafedcl.store import write_atomically
 

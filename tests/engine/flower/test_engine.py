@@ -7,6 +7,8 @@ import torch
 from flwr.app import Error, Message
 
 from cafedcl import api
+from cafedcl.augment.sheet import Sheets
+from cafedcl.contract import TICKET
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.flower.messages import answer_train, read_train
 from cafedcl.engine.flower.records import OWN, SHARED, wrap
@@ -14,7 +16,6 @@ from cafedcl.engine.wire import pack_result, unpack_result
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation
 from cafedcl.methods import find_method, method_names
-from cafedcl.remote import TICKET
 from cafedcl.setup import prepare
 
 METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
@@ -34,6 +35,20 @@ def test_every_method_gives_the_same_bits_as_the_eager_engine(method, config, ho
     there.run()
     here.run()
     same(there, here)
+
+
+def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_path, journal):
+    """Tail augmentation needs what a client keeps; the server gets notes about it, and never an image."""
+    tail = {"augment__name": "gan", "augment__steps": 5, "split__kind": "dirichlet", "split__alpha": 0.3}
+    chosen = config(**tail, federation__rounds=2)
+    there, here = host(chosen, [Sheets(tmp_path / "sheets")], None), eager(chosen)
+    there.run()
+    here.run()
+    same(there, here)
+    assert here.bench.wanted.any()
+    assert not (tmp_path / "sheets").exists()
+    assert {name for memory in there.memories.values() for name in memory} <= {TICKET}
+    assert any("augment/fitted" in memory for memory in here.memories.values())
 
 
 @pytest.mark.parametrize("method", ["moon", "fedproto"])

@@ -55,6 +55,11 @@ def test_every_method_trains_where_the_data_are(method, config, host, places):
     assert (records[-1].server is not None) == federation.bench.serves
 
 
+def test_tail_augmentation_works_where_the_data_are(config, host, places):
+    federation = host(config(**settings(federation__rounds=2, augment__name="resample")), [], None)
+    assert [record.failed for record in federation.run()] == [[], []]
+
+
 def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, places, net):
     federation = host(config(**settings()), [], None)
     federation.run()

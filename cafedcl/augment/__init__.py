@@ -1,0 +1,32 @@
+"""Tail augmentation by name, and your own by import path."""
+
+import importlib
+import inspect
+
+from cafedcl.augment.base import Augmenter
+from cafedcl.errors import CafedclError, nearest
+from cafedcl.plugins import import_path
+
+AUGMENTERS = {
+    "none": "base:Nothing",
+    "resample": "base:Resample",
+    "mixup": "mix:MixUp",
+    "cutmix": "mix:CutMix",
+    "gaussian": "gaussian:Gaussian",
+    "gan": "gan:GAN",
+}
+"""Where each one is; they are imported when they are asked for."""
+
+
+def find_augmenter(name: str) -> type[Augmenter]:
+    """Return an augmenter's class, for ``gan`` or ``package.module:Class``."""
+    if name in AUGMENTERS:
+        module, _, cls = AUGMENTERS[name].partition(":")
+        found: type[Augmenter] = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
+        return found
+    if ":" not in name:
+        raise CafedclError(f"augment '{name}': there is no such augmentation; {nearest(name, list(AUGMENTERS))}")
+    found = import_path(name, "augment")
+    if not (inspect.isclass(found) and issubclass(found, Augmenter)):
+        raise CafedclError(f"augment '{name}': it is not a class derived from cafedcl.augment.base.Augmenter")
+    return found

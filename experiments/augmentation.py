@@ -1,0 +1,200 @@
+"""What tail augmentation adds, on a long-tailed split of Fashion-MNIST.
+
+    python experiments/augmentation.py --out runs/augmentation --jobs 4
+
+trains with every kind of tail augmentation, five seeds each, and writes experiments/results/augmentation.json:
+accuracy, balanced accuracy, few-shot accuracy, the spread between clients, and what it costs. `--read` writes the file
+from runs that are there. Generated images are also shown to a judge that has nothing to do with them: a network trained
+in one place on the whole balanced training set. 20 clients, imbalance ratio 50, Dirichlet 0.3, 30 rounds, 4-layer CNN.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.stats import ttest_rel
+from torch import Tensor, nn
+
+from cafedcl.api import load
+from cafedcl.augment.gan import GENERATOR, pixels
+from cafedcl.augment.judge import COPIES, FINE
+from cafedcl.augment.networks import NOISE, Generator
+from cafedcl.config import DataOptions
+from cafedcl.data import Dataset, load_dataset
+from cafedcl.environment import environment
+from cafedcl.models.small import CNN4
+from cafedcl.pack import under
+from cafedcl.rng import torch_stream
+
+RESULT = Path(__file__).parent / "results" / "augmentation.json"
+KINDS = ("none", "resample", "mixup", "cutmix", "gaussian", "gan")
+ROWS = {"cafedcl": KINDS}
+SETTINGS = {
+    "data.name": "fashion_mnist",
+    "split.kind": "dirichlet",
+    "split.alpha": "0.3",
+    "split.ir": "50",
+    "model.name": "cnn4",
+    "federation.clients": "20",
+    "federation.rounds": "30",
+    "evaluate.every": "30",
+    "evaluate.own_every": "30",
+    "evaluate.shots": "[1000, 300]",
+    "evaluate.loop": "0",
+    "store.checkpoint_every": "30",
+}
+"""Classes with fewer than 300 training images are few-shot: three of the ten, which have 286, 185 and 120."""
+SCORES = ("accuracy", "balanced", "few", "client_std")
+PER_CLASS = 100
+"""Generated images of every client and class that the judge sees."""
+
+
+def labels() -> list[str]:
+    """Return all rows, as `cafedcl compare` calls them."""
+    return [method if kind == "none" else f"{method}+{kind}" for method, kinds in ROWS.items() for kind in kinds]
+
+
+def train(out: Path, seeds: int, jobs: int, data_dir: str) -> int:
+    """Run what is missing."""
+    command = [sys.executable, "-m", "cafedcl", "compare", "--methods", ",".join(labels()), "--seeds", str(seeds)]
+    command += ["--jobs", str(jobs), "--out", str(out), *(["--data-dir", data_dir] if data_dir else [])]
+    command += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    return subprocess.run(command, check=False).returncode
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """Return every finished run's last scores and cost."""
+    found = []
+    for path in sorted(out.glob("**/metrics.jsonl")):
+        run = load(path.parent)
+        if len(run.records) < run.config.federation.rounds:
+            continue
+        last, seconds = run.records[-1], [sum(record["seconds"].values()) for record in run.records]
+        scores = last["server"] or {}
+        own = {f"own_{name}": last["own"][name] for name in ("client_mean", "client_std")}
+        found.append(
+            {
+                "method": run.config.method.name,
+                "augment": run.config.augment.name,
+                "seed": run.config.run.seed,
+                **{name: scores.get(name) for name in SCORES},
+                **own,
+                "seconds": sum(seconds),
+                "round_seconds": median(seconds),
+                "recognised": None,
+                "path": str(path.parent),
+            }
+        )
+    return found
+
+
+def judge(data: Dataset, device: torch.device) -> nn.Module:
+    """Train a network on the whole training set, in one place."""
+    with torch_stream(1, "judge"):
+        network = nn.Sequential(CNN4(data.shape, 1.0), nn.Linear(512, data.classes)).to(device)
+        optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+        for _ in range(8):
+            for rows in torch.randperm(len(data.train_y)).to(device).split(256):
+                optimizer.zero_grad()
+                F.cross_entropy(network(data.images(data.train_x[rows])), data.train_y[rows]).backward()
+                optimizer.step()
+    return network.eval()
+
+
+@torch.no_grad()
+def share_right(network: nn.Module, data: Dataset, x: Tensor, y: Tensor) -> float:
+    """Return the share of images that the judge takes for what they are meant to be."""
+    return float(torch.cat([network(data.images(part)).argmax(1) for part in x.split(1000)]).eq(y).double().mean())
+
+
+@torch.no_grad()
+def recognised(path: str, network: nn.Module, data: Dataset) -> dict[str, float]:
+    """Return how well the judge recognises what a run's generators make, over all clients and classes."""
+    run, device = load(path), data.train_x.device
+    shares, qualities = [], []
+    draws = torch.Generator().manual_seed(0)
+    for memory in run.memories.values():
+        if "augment/verdict" not in memory:
+            continue
+        weights = {name: value.to(device) for name, value in under(f"augment/{GENERATOR}", memory).items()}
+        for label in np.flatnonzero(np.isin(memory["augment/verdict"].numpy(), (FINE, COPIES))).tolist():
+            width = weights["last.weight"].shape[1]
+            generator = Generator(run.shape, len(run.names), width).to(device)
+            generator.load_state_dict(weights)
+            y = torch.full((PER_CLASS,), label, device=device)
+            x = pixels(generator(torch.randn(PER_CLASS, NOISE, generator=draws).to(device), y))
+            shares.append(share_right(network, data, x, y))
+            qualities.append(float(memory["augment/quality"][label]))
+    return {
+        "pairs": len(shares),
+        "mean": float(np.mean(shares)),
+        "above_half": float(np.mean(np.asarray(shares) > 0.5)),
+        "correlation_with_quality": float(np.corrcoef(shares, qualities)[0, 1]),
+    }
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per method and augmentation, with a paired t-test against the same method without any."""
+    rows = []
+    for method, kinds in ROWS.items():
+        base = {run["seed"]: run for run in runs if (run["method"], run["augment"]) == (method, "none")}
+        for kind in kinds:
+            mine = {run["seed"]: run for run in runs if (run["method"], run["augment"]) == (method, kind)}
+            row: dict[str, Any] = {"method": method, "augment": kind, "seeds": len(mine)}
+            for name in (*SCORES, "own_client_mean", "own_client_std", "seconds", "round_seconds"):
+                values = [run[name] for run in mine.values() if run[name] is not None]
+                row[name] = [float(np.mean(values)), float(np.std(values, ddof=1))] if len(values) > 1 else None
+                both = [seed for seed in mine if seed in base and mine[seed][name] is not None]
+                if kind != "none" and len(both) > 2 and "seconds" not in name:
+                    test = ttest_rel([mine[s][name] for s in both], [base[s][name] for s in both])
+                    row[f"{name}_p"] = float(test.pvalue)
+            rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Train, read, judge and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/augmentation"), help="the folder of all runs")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--data-dir", default="", help="folder with data files")
+    parser.add_argument("--read", action="store_true", help="train nothing; read the runs that are there")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    if not arguments.read and train(arguments.out, arguments.seeds, arguments.jobs, arguments.data_dir):
+        sys.exit("not all runs are done; the same command goes on")
+    runs = read(arguments.out)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = load_dataset(DataOptions(name="fashion_mnist", dir=arguments.data_dir)).to(device)
+    network = judge(data, device)
+    for run in runs:
+        path = run.pop("path")
+        if run["augment"] == "gan":
+            run["recognised"] = recognised(path, network, data)
+    command = ["python", "experiments/augmentation.py", "--out", str(arguments.out), "--jobs", str(arguments.jobs)]
+    result = {
+        "about": "Fashion-MNIST, imbalance ratio 50, Dirichlet 0.3, 20 clients, 30 rounds, cnn4; last round",
+        "settings": SETTINGS,
+        "judge_accuracy": share_right(network, data, data.test_x, data.test_y),
+        "summary": summary(runs),
+        "runs": runs,
+        "environment": environment(command, str(device)),
+    }
+    arguments.result.parent.mkdir(parents=True, exist_ok=True)
+    arguments.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for row in result["summary"]:
+        print(
+            row["method"], row["augment"], {name: row[name] and round(row[name][0], 4) for name in SCORES}, flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from augmented import own_of, skewed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cafedcl.augment import AUGMENTERS, find_augmenter
+from cafedcl.augment.base import Extra, Own, Resample, TailOptions, fill
+from cafedcl.config import gather, resolve
+from cafedcl.engine.eager import Eager
+from cafedcl.errors import CafedclError
+from cafedcl.federation import Federation
+from cafedcl.methods import method_names
+from cafedcl.pack import AUGMENT, under
+
+Tiny = Callable[..., Federation]
+KINDS = [name for name in AUGMENTERS if name != "none"]
+
+
+def made(name: str, own: Own, **options: Any) -> Extra:
+    cls = find_augmenter(name)
+    return cls(cls.Options(**options), len(own.wanted), tuple(own.x.shape[1:]), 0).make(own)  # type: ignore[arg-type]
+
+
+# how many
+
+
+def test_tail_classes_are_filled_to_the_mean_of_the_classes_a_client_has() -> None:
+    counts = torch.tensor([[90, 10, 0, 20], [5, 5, 5, 0], [0, 7, 0, 0], [1, 100, 0, 0]])
+    assert fill(counts, TailOptions()).tolist() == [[0, 30, 0, 20], [0, 0, 0, 0], [0, 0, 0, 0], [50, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"tail": "median"}, [0, 10, 0, 0]),
+        ({"tail": "max"}, [0, 80, 0, 70]),
+        ({"fill": 0.5}, [0, 15, 0, 10]),
+        ({"fill": 0.0}, [0, 0, 0, 0]),
+        ({"most": 2.0}, [0, 20, 0, 20]),
+    ],
+)
+def test_the_rule_can_be_set(options: dict[str, Any], expected: list[int]) -> None:
+    assert fill(torch.tensor([90, 10, 0, 20]), TailOptions(**options)).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=12), st.sampled_from(["mean", "median", "max"]))
+def test_only_classes_a_client_has_are_filled_and_none_beyond_its_largest(counts: list[int], tail: str) -> None:
+    wanted = fill(torch.tensor(counts), TailOptions(tail=tail)).tolist()
+    for n, m in zip(counts, wanted, strict=True):
+        assert m == 0 if n in (0, max(counts)) else 0 <= m <= max(counts) - n
+
+
+# what comes out
+
+
+@pytest.mark.parametrize("name", ["resample", "mixup", "cutmix", "gaussian"])
+def test_exactly_what_is_wanted_is_made_in_the_order_of_the_classes(name: str) -> None:
+    own = own_of([6, 2, 1, 0], [0, 4, 3, 0])
+    extra = made(name, own)
+    assert extra.y.tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert extra.x.shape == (7, 1, 8, 8)
+    assert extra.x.dtype == torch.uint8
+    again = made(name, own_of([6, 2, 1, 0], [0, 4, 3, 0]))
+    assert torch.equal(extra.x, again.x)
+    other = made(name, own_of([6, 2, 1, 0], [0, 40, 3, 0], seed=1))
+    assert not torch.equal(other.x[:4], made(name, own_of([6, 2, 1, 0], [0, 40, 3, 0])).x[:4])
+
+
+def test_resampling_copies_images_of_the_class_evenly_and_claims_nothing() -> None:
+    extra = made("resample", own_of([1, 4, 50], [0, 4000, 0]))
+    levels, times = extra.x[:, 0, 0, 0].unique(return_counts=True)
+    assert levels.tolist() == [20, 21, 22, 23]
+    assert (times - 1000).abs().max() < 150
+    assert extra.signals == {}
+
+
+def test_mixup_blends_two_images_of_the_class() -> None:
+    own = own_of([2, 50], [3000, 0])
+    own.x[:2, :, :, :4] = torch.tensor([0, 200], dtype=torch.uint8)[:, None, None, None]
+    x = made("mixup", own).x.float()
+    share = x[:, 0, 0, 0] / 200
+    torch.testing.assert_close(x[:, 0, 0, 7], share, atol=0.51, rtol=0)
+    assert float(share.mean()) == pytest.approx(0.5, abs=0.03)
+    assert ((share > 0.2) & (share < 0.8)).double().mean() == pytest.approx(0.5 * 0.6, abs=0.05)
+
+
+def test_cutmix_pastes_one_rectangle() -> None:
+    own = own_of([2, 50], [500, 0])
+    own.x[1] = 255
+    areas = []
+    for image in made("cutmix", own).x[:, 0]:
+        levels = image.unique().tolist()
+        assert set(levels) <= {0, 255}
+        for level in levels:
+            inside = image == level
+            rows, columns = inside.any(1).sum(), inside.any(0).sum()
+            if int(rows * columns) == int(inside.sum()):
+                areas.append(int(inside.sum()) / 64)
+                break
+        else:
+            pytest.fail("neither image is in a rectangle")
+    assert {round(area, 1) for area in areas} > {0.1, 0.4, 1.0}
+
+
+def test_mixtures_count_as_new_where_there_are_two_images() -> None:
+    for name in ("mixup", "cutmix"):
+        assert made(name, own_of([6, 2, 1], [0, 4, 3])).signals["synthetic"].tolist() == [0, 4, 0]
+
+
+def test_gaussian_features_have_the_tails_mean_and_the_heads_spread() -> None:
+    made_with = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], [400, 300, 3])
+    spread = np.array([1.0, 2.0, 0.0, 5.0])
+    z = torch.from_numpy(made_with.normal(size=(703, 4)) * spread + 10 * y[:, None]).float()
+    own = own_of([400, 300, 3], [0, 0, 5000], features=lambda: z)
+    extra = made("gaussian", own)
+    assert extra.shift is not None
+    picked = extra.x[:, 0, 0, 0].long() - 40
+    features = z[700 + picked] + extra.shift
+    torch.testing.assert_close(features.mean(0), z[700:].mean(0), atol=0.25, rtol=0)
+    pooled = torch.sqrt((z[:400].var(0, correction=0) * 400 + z[400:700].var(0, correction=0) * 300) / (400 + 300 - 2))
+    torch.testing.assert_close(features.std(0), pooled, atol=0.02, rtol=0.05)
+    assert extra.signals["synthetic"].tolist() == [0, 0, 5000]
+
+
+def test_gaussian_features_without_a_spread_to_learn_from_are_the_prototype() -> None:
+    z = torch.tensor([[1.0, 2.0], [3.0, 0.0], [5.0, 4.0]])
+    own = own_of([1, 2], [0, 3], features=lambda: z)
+    extra = made("gaussian", own)
+    assert extra.shift is not None
+    picked = extra.x[:, 0, 0, 0].long() - 20
+    torch.testing.assert_close(z[1 + picked] + extra.shift, torch.tensor([4.0, 2.0]).expand(3, 2))
+
+
+# choosing
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"augment": {"name": "gna"}}, "did you mean 'gan'"),
+        ({"augment": {"name": "json:loads"}}, "not a class derived from"),
+        ({"augment": {"name": "nowhere.at_all:X"}}, "cannot be imported"),
+        ({"augment": {"name": 3}}, "augment.name = 3: a text is expected"),
+        ({"augment": {"name": "gan", "steps": 0}}, "augment.steps = 0: it must be at least 1"),
+        ({"augment": {"name": "mixup", "steps": 5}}, "augment.steps: there is no such option"),
+        ({"augment": {"steps": 5}}, "augment.steps: there is no such option; augment has none"),
+        ({"method": {"name": "fedavg+gan"}, "augment": {"name": "mixup"}}, 'augment.name = "mixup" says otherwise'),
+        ({"method": {"name": "fedavg+gna"}}, "did you mean 'gan'"),
+    ],
+)
+def test_a_wrong_choice_is_one_clear_line(tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(CafedclError, match=re.escape(said)) as error:
+        resolve(tables)
+    assert "\n" not in str(error.value)
+
+
+def test_a_method_may_name_its_augmentation() -> None:
+    config = resolve({"method": {"name": "cafedcl:no-geo+mixup"}, "augment": {"alpha": 0.4}})
+    assert (config.method.name, config.augment.name, config.label) == (
+        "cafedcl:no-geo",
+        "mixup",
+        "cafedcl:no-geo+mixup",
+    )
+    assert config.augment.options.alpha == 0.4
+    assert resolve(config.to_plain()) == config
+    assert gather(method="fedavg", augment="mixup").label == "fedavg+mixup"
+    assert resolve({}).label == "cafedcl"
+
+
+class Grey(Resample):
+    """A third party's: grey images."""
+
+    name = "grey"
+
+    def make(self, own: Own) -> Extra:
+        extra = super().make(own)
+        return replace(extra, x=torch.full_like(extra.x, 128))
+
+
+def test_another_one_is_one_class(tiny: Tiny) -> None:
+    federation = tiny("fedavg", augment__name=f"{__name__}:Grey", split__kind="dirichlet", split__alpha=0.5)
+    assert isinstance(federation.bench.augmenter, Grey)
+    federation.run()
+    assert [record.status for record in federation.history] == ["ok", "ok"]
+
+
+# in a federation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", method_names())
+def test_every_method_runs_with_every_augmentation(tiny: Tiny, method: str, kind: str) -> None:
+    federation = skewed(tiny, method, kind)
+    record = federation.step()
+    assert (record.status, record.failed) == ("ok", [])
+    assert federation.bench.wanted.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_trains_on_its_own_images_and_exactly_those_wanted(tiny: Tiny, kind: str) -> None:
+    """The batches of an epoch, put together, are the client's images and the extra ones, each once."""
+    federation = skewed(tiny, "fedavg", kind, augment__weight=0.25)
+    bench, seen = federation.bench, []
+    loss = bench.method.loss
+
+    def watch(model: Any, batch: Any, visit: Any) -> Any:
+        seen.append(batch)
+        return loss(model, batch, visit)
+
+    bench.method.loss = watch  # type: ignore[method-assign]
+    record = federation.step()
+    assert not record.failed
+    client = record.participants[0]
+    counts, wanted = bench.shards.counts[client], torch.from_numpy(bench.wanted[client])
+    steps = bench.steps(int(counts.sum() + wanted.sum()))
+    y = torch.cat([batch.y for batch in seen[:steps]])
+    weight = torch.cat([batch.weight for batch in seen[:steps]])
+    assert torch.bincount(y, minlength=10).tolist() == (counts + wanted).tolist()
+    assert torch.bincount(y[weight == 0.25], minlength=10).tolist() == wanted.tolist()
+    assert torch.bincount(y[weight == 1], minlength=10).tolist() == counts.tolist()
+
+
+def test_weights_in_the_average_and_sums_of_rates_know_what_is_real(tiny: Tiny) -> None:
+    federation = skewed(tiny, "fedavg", "resample", train__batch_size=8)
+    bench = federation.bench
+    for client in range(len(bench.shards)):
+        images = len(bench.shards.train[client]) + int(bench.wanted[client].sum())
+        assert bench.rates(client, 0) == pytest.approx(-(-images // 8) * bench.train.lr)
+        assert bench.client(client).samples == len(bench.shards.train[client])
+
+
+def test_with_nothing_to_fill_nothing_changes(tiny: Tiny) -> None:
+    """To the bit."""
+    plain = tiny("cafedcl", split__kind="iid", federation__clients=2, federation__participation=1.0)
+    counts = plain.bench.shards.counts
+    other = tiny(
+        "cafedcl",
+        split__kind="iid",
+        federation__clients=2,
+        federation__participation=1.0,
+        augment__name="mixup",
+        augment__fill=0.0,
+    )
+    assert counts.equal(other.bench.shards.counts)
+    assert not other.bench.wanted.any()
+    plain.run()
+    other.run()
+    for name, value in plain.state.items():
+        assert torch.equal(value, other.state[name]), name
+
+
+def test_what_is_learned_stays_with_the_client_and_comes_back(tiny: Tiny) -> None:
+    federation = skewed(tiny, "cafedcl", "gan", federation__participation=1.0)
+    down = federation.step().traffic
+    plain = skewed(tiny, "cafedcl", "none", federation__participation=1.0)
+    assert plain.step().traffic["up_bytes"] == down["up_bytes"], "nothing of it travels"
+    tensors, header = federation.snapshot()
+    other = skewed(tiny, "cafedcl", "gan", federation__participation=1.0)
+    other.restore(tensors, header)
+    kept = under(AUGMENT, other.memories[0])
+    assert kept.keys() == under(AUGMENT, federation.memories[0]).keys()
+    assert any(name.startswith("generator/") for name in kept)
+    federation.step()
+    other.step()
+    for name, value in federation.state.items():
+        assert torch.equal(value, other.state[name]), name
+    assert isinstance(federation.engine, Eager)
