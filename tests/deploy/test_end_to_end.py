@@ -21,7 +21,8 @@ from cafedcl.federation import Federation, Watcher
 from cafedcl.pack import under, unpack
 
 SITES = ("north", "south", "west")
-DEADLINE = 20.0
+DEADLINE = 60.0
+"""Enough for a round on a machine that is busy with other tests; the round in which a site is killed takes as long."""
 
 
 def config(engine):
@@ -94,6 +95,10 @@ def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a
     killer = Killer(running["south"], 3)
     finished = server.run(config("flower"), tmp_path / "run", [killer])
 
+    assert killer.rounds == [0, 1, 2, 3]
+    assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [[], [], [], [1]]
+    assert {line["status"] for line in finished.records} == {"ok"}
+
     tensors, header = unpack((tmp_path / "run" / "checkpoints" / "000003.safetensors").read_bytes())
     assert header["round"] == 3
     with Federation(config("eager")) as here:
@@ -106,10 +111,6 @@ def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a
     for line, record in zip(finished.records, here.history, strict=False):
         assert line["server"] == pytest.approx(record.server)
         assert line["own"] == pytest.approx(record.own)
-
-    assert killer.rounds == [0, 1, 2, 3]
-    assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [[], [], [], [1]]
-    assert {line["status"] for line in finished.records} == {"ok"}
 
     with pytest.raises(CafedclError, match="the server does not let it in"):
         stranger.watch(print)

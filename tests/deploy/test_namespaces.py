@@ -62,7 +62,7 @@ def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed
             until(lambda: "ready" in (tmp_path / "server.log").read_text(), 90, "no server")
             for name, place in zip(SITES, sites, strict=True):
                 processes.append(hosts.start(name, tmp_path / f"{name}.log", "deploy", "site", place))
-            quick = ["model.name=mlp", "train.epochs=1", "split.alpha=1.0", "engine.deadline=12", "engine.device=cpu"]
+            quick = ["model.name=mlp", "train.epochs=1", "split.alpha=1.0", "engine.deadline=20", "engine.device=cpu"]
             words = [word for setting in quick for word in ("--set", setting)]
             words += ["--rounds", str(ROUNDS), "--out", str(run), "--json"]
             processes.append(hosts.start("server", tmp_path / "run.log", "deploy", "run", server, *words))
