@@ -1,5 +1,6 @@
 """Small helpers shared by the tests: a tiny federation on the digits, and a visit made by hand."""
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ from cafedcl.data import Dataset, load_dataset
 from cafedcl.engine.eager import Eager
 from cafedcl.federation import Federation
 from cafedcl.setup import prepare
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    """Tests that run in a shell's background would hand on that they ignore interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -11,6 +11,7 @@ from statistics import mean, median, stdev
 import pytest
 import torch
 
+from cafedcl.augment import AUGMENTERS
 from cafedcl.bench import TASKS
 from cafedcl.config import resolve
 from cafedcl.contract import Up
@@ -99,6 +100,16 @@ def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
         assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in text, (title, method)
 
 
+def test_the_speeds_of_all_methods_on_the_page_are_those_of_the_result_files() -> None:
+    text, found = (HOME / "docs" / "speed.md").read_text(encoding="utf-8"), {}
+    for name in ("h200-methods-2", "h200-methods"):
+        result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        found |= {m["method"]: m for m in result["measurements"]}
+    assert len(found) == 11
+    for method, m in found.items():
+        assert f"| `{method}` | {m['step_ms']:.3f} | {m['overhead']:.2f} |" in text, method
+
+
 def test_the_ratios_to_peers_on_the_page_are_those_of_the_result_file() -> None:
     runs = json.loads((HOME / "benchmarks" / "results" / "peers.json").read_text(encoding="utf-8"))["runs"]
     text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
@@ -122,6 +133,42 @@ def test_the_excess_drifts_on_the_page_are_those_of_the_result_file() -> None:
         numbers = " | ".join(f"{row[key]:.4f}" for key in ("at_once", "next_round", "five_rounds_later"))
         line = next(x for x in text.splitlines() if x.startswith(f"| `{row['kind']}` | `{row['weights']}` |"))
         assert line.endswith(f"{numbers} |") if not row["feedback"] else f"` | {numbers} |" in line, line
+
+
+def test_the_numbers_on_tail_augmentation_are_those_of_the_result_file() -> None:
+    result = json.loads((HOME / "experiments" / "results" / "augmentation.json").read_text(encoding="utf-8"))
+    text, runs = (HOME / "docs" / "augmentation.md").read_text(encoding="utf-8"), result["runs"]
+    for kind in ("none", "resample", "mixup", "cutmix", "gaussian", "gan"):
+        mine = [run for run in runs if (run["method"], run["augment"]) == ("cafedcl", kind)]
+        assert sorted(run["seed"] for run in mine) == [0, 1, 2, 3, 4]
+        cells = []
+        for key in ("accuracy", "few", "client_std", "own_client_mean"):
+            values = [100 * run[key] for run in mine]
+            cells.append(f"{mean(values):.2f} ± {stdev(values):.2f}")
+        assert f"| `{kind}` | {' | '.join(cells)} | {mean(run['seconds'] for run in mine):.0f} |" in text, kind
+    told = [run["recognised"] for run in runs if run["recognised"]]
+    assert f"takes {100 * mean(each['mean'] for each in told):.0f} % of them" in text
+    assert f"{sum(each['pairs'] for each in told)} pairs" in text
+    for row in result["summary"]:
+        for key in ("accuracy_p", "few_p", "client_std_p"):
+            if row.get(key, 1) < 0.05:
+                assert f"p = {row[key]:.3f}" in text, (row["augment"], key)
+
+
+def test_the_augmentation_in_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cafedcl
+
+    (tmp_path / "guide_tail.py").write_text(python_blocks(EXTENDING)[1], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"train.epochs": 1, "model.name": "mlp", "engine.workers": 1}
+    run = cafedcl.run("fedavg", augment="guide_tail:Brighter", clients=3, rounds=1, settings=settings)
+    assert run.records[0]["failed"] == []
+
+
+def test_every_augmentation_is_on_its_page() -> None:
+    text = (HOME / "docs" / "augmentation.md").read_text(encoding="utf-8")
+    for name in AUGMENTERS:
+        assert f"| `{name}` |" in text, name
 
 
 def test_links_lead_somewhere() -> None:

@@ -24,6 +24,7 @@ def one_round(method: str, **engine: object) -> Federation:
         "federation": {"clients": 4, "rounds": 2},
         "train": {"epochs": 2, "lr": 0.01},
         "engine": {"workers": 1, "precision": "fp32", **engine},
+        "augment": {"steps": 100} if method.endswith("+gan") else {},
     }
     federation = Federation(resolve(tables))
     federation.step()
@@ -56,6 +57,24 @@ def test_captured_steps_are_the_eager_steps(method: str) -> None:
     captured = one_round(method, name="graphs", device="cuda", streams=3)
     assert isinstance(captured.engine, Graphs)
     assert furthest(one_round(method, name="eager", device="cuda"), captured) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["resample", "mixup", "cutmix", "gaussian"])
+def test_captured_steps_see_the_same_synthetic_images(kind: str) -> None:
+    captured = one_round(f"cafedcl+{kind}", name="graphs", device="cuda", streams=3)
+    assert furthest(one_round(f"cafedcl+{kind}", name="eager", device="cuda"), captured) <= 1e-5
+
+
+def test_generators_learn_side_by_side_what_they_learn_alone() -> None:
+    """To a relative 5 %: a hundred steps of Adam on kernels that sum in another order each time."""
+    alone, beside = (one_round("cafedcl+gan", name=name, device="cuda") for name in ("eager", "graphs"))
+    assert all(not record.failed for record in (*alone.history, *beside.history))
+    for client, memory in alone.memories.items():
+        other = beside.memories[client]
+        assert memory.keys() == other.keys()
+        for name, value in memory.items():
+            if name.startswith("augment/generator/"):
+                assert float((value - other[name]).norm() / value.norm().clamp_min(1e-3)) <= 0.05, name
 
 
 @pytest.mark.parametrize("method", ["fedavg", "cafedcl", "moon"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cafedcl.augment import AUGMENTERS
 from cafedcl.config import EngineOptions
 from cafedcl.contract import Down, Failure, Job, Reply, Up
 from cafedcl.engine import graphs as graphs_module
@@ -103,6 +104,24 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 # against the reference engine
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("cafedcl", kind) for kind in AUGMENTERS] + [(name, "gaussian") for name in ("moon", "fedrcl", "fedproto")],
+)
+def test_tail_augmentation_is_that_of_the_reference_engine(tiny: Tiny, method: str, kind: str) -> None:
+    """To a relative 1e-5, with synthetic images that weigh less, in the prototypes too, and generators kept."""
+    settings: dict[str, Any] = {"augment__name": kind, "augment__weight": 0.5, "train__lr": 0.03}
+    settings |= {"augment__steps": 3} if kind == "gan" else {}
+    settings |= {"method__prototype_of": "augmented"} if method == "cafedcl" else {}
+    if kind == "none":
+        del settings["augment__weight"]
+    one, other = pair(tiny, method, **settings, **UNEQUAL, **EVERYONE)
+    records = one.step(), other.step()
+    assert one.bench.wanted.any() == (kind != "none")
+    assert_same(one, other, 1e-5)
+    assert_same_records(*records, 1e-5)
 
 
 @pytest.mark.parametrize("method", method_names())

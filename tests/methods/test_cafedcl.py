@@ -163,6 +163,22 @@ def test_the_summary_is_prototypes_and_clipped_confidences_of_the_classes_held(s
     np.testing.assert_allclose(notes["uncertainty"][[0, 2, 3]], u, atol=1e-12)
 
 
+def test_a_prototype_of_synthetic_images_too_counts_each_of_them_gamma(scene):
+    rng = np.random.default_rng(5)
+    real, made = rng.normal(size=(6, DIM)), rng.normal(size=(5, DIM))
+    y, claimed = np.array([0, 0, 0, 2, 2, 3]), np.array([0, 0, 2, 2, 2])
+    parts = {
+        ("train", "trained"): (torch.from_numpy(real), torch.from_numpy(y)),
+        ("synthetic", "trained"): (torch.from_numpy(made), torch.from_numpy(claimed)),
+    }
+    for gamma in (0.0, 0.6, 1.0):
+        method = method_with(prototype_of="augmented", gamma=gamma)
+        ours = method.prototypes(scene.visit(method, embed=lambda part, weights: parts[part, weights]))
+        for c in (0, 2, 3):
+            sums = unit(real)[y == c].sum(0) + gamma * unit(made)[claimed == c].sum(0)
+            np.testing.assert_allclose(ours[c], sums / ((y == c).sum() + gamma * (claimed == c).sum()), atol=1e-12)
+
+
 @pytest.mark.parametrize("reading", ["mean-of-units", "unit", "literal"])
 def test_a_prototype_is_the_mean_of_units_the_unit_mean_or_the_raw_mean(scene, reading):
     parts = embedding(scene)
@@ -439,9 +455,12 @@ NEEDS = {
     ("inference", "head"): {"method__classifier": "ce"},
     ("unseen", "literal"): {"split__kind": "pathological"},
     ("unvalidated", 0.0): {"split__validation": 0.0},
+    ("prototype_of", "augmented"): {"augment__name": "mixup", "split__alpha": 0.5},
+    ("gamma", 0.1): {"augment__name": "mixup", "split__alpha": 0.5},
+    ("missing", "literal"): {"augment__name": "gan", "augment__steps": 3, "split__alpha": 0.5},
 }
-IDLE = [("missing", "literal"), ("gamma", 0.1), ("half", 3.0)]
-"""What changes nothing without a generator, or with the default scale of conf_data."""
+IDLE = [("half", 3.0)]
+"""What changes nothing with the default scale of conf_data."""
 
 
 @pytest.fixture(scope="module")
@@ -449,7 +468,7 @@ def usual(tiny):
     return outcome(tiny(**SKEWED))
 
 
-@pytest.mark.parametrize(("name", "value"), CHOICES + NUMBERS + IDLE[1:])
+@pytest.mark.parametrize(("name", "value"), CHOICES + NUMBERS + IDLE + [("gamma", 0.1)])
 def test_every_reading_runs_and_changes_something_unless_it_is_idle(tiny, usual, name, value):
     needs = NEEDS.get((name, value), {})
     usual = outcome(tiny(**SKEWED | needs)) if needs else usual
