@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cafedcl.augment.sheet import Sheets
 from cafedcl.config import Config, gather
+from cafedcl.contract import TICKET
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Record, Watcher, memories_of
 from cafedcl.method import Method
@@ -81,6 +82,8 @@ class Run:
             if client not in self.memories:
                 raise CafedclError(f"client {client}: it keeps no model of its own in this run")
             weights |= under(MODEL, self.memories[client])
+            if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
+                raise CafedclError(f"client {client}: what it keeps is at its site, and never leaves it")
         missing = network.state_dict().keys() - weights.keys()
         if missing:
             raise CafedclError(f"{method.name} has no server model; name a client whose model is to be used")
@@ -147,13 +150,33 @@ def run(
     return start(gather(method=method, augment=augment, data=data, settings=words, **flags), out, watchers)  # type: ignore[arg-type]
 
 
-def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher], command: Sequence[str] = ()) -> Run:
+Host = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
+"""Makes the federation of a config; for a run that goes on, it is given its folder."""
+
+
+def here(config: Config, watchers: Sequence[Watcher], _: RunFolder | None) -> Federation:
+    """Make a federation whose clients are on this machine."""
+    return Federation(config, watchers)
+
+
+def start(
+    config: Config,
+    out: str | Path | None,
+    watchers: Sequence[Watcher],
+    command: Sequence[str] = (),
+    host: Host | None = None,
+) -> Run:
     """Run a resolved config from its first round."""
+    if host is None and config.engine.name == "flower":
+        from cafedcl.deploy.simulate import simulate
+
+        return simulate(config, out, watchers)
+    host = host or here
     if out is None:
-        with Federation(config, watchers) as federation:
+        with host(config, watchers, None) as federation:
             federation.run()
             return _result(federation, None)
-    federation = Federation(config, watchers)
+    federation = host(config, watchers, None)
     folder = RunFolder.create(out)
     try:
         folder.begin(federation, list(command))
@@ -162,12 +185,22 @@ def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher], c
         folder.unlock()
 
 
-def resume(path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[str], None] = print) -> Run:
+def resume(
+    path: str | Path,
+    watchers: Sequence[Watcher] = (),
+    warn: Callable[[str], None] = print,
+    host: Host | None = None,
+) -> Run:
     """Go on with a run from its newest whole checkpoint; the result is the same as if it had never stopped."""
     folder = RunFolder.open(path)
+    config = folder.config()
+    if host is None and config.engine.name == "flower":
+        from cafedcl.deploy.simulate import go_on
+
+        return go_on(folder, watchers)
     folder.lock()
     try:
-        federation = Federation(folder.config(), watchers)
+        federation = (host or here)(config, watchers, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
         if made_with not in (None, version("torch")):
             warn(

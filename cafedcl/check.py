@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from cafedcl.contract import Field, Reply, Up
+from cafedcl.contract import SCALAR_NOTES, Field, Reply, Up
+from cafedcl.metrics import KINDS
 from cafedcl.pack import MODEL, Tensors
 
 
@@ -34,10 +35,7 @@ class Inspector:
             if not all_finite(tensors.values()):
                 name = next(name for name, value in tensors.items() if not all_finite([value]))
                 return f"{where} has NaN or Inf in '{name}'"
-        for name, predicted in reply.predictions.items():
-            if predicted.numel() and (predicted.min() < 0 or predicted.max() >= self.counts.shape[1]):
-                return f"its predictions '{name}' name classes that do not exist"
-        return self._ranges(up)
+        return self._ranges(up) or self._hits(reply.hits) or self._notes(up.notes)
 
     def _entries(self, up: Up) -> str | None:
         """Names, shapes and types."""
@@ -76,6 +74,25 @@ class Inspector:
             if value.numel() and (value.min() < field.low or value.max() > field.high):
                 low, high = float(value.min()), float(value.max())
                 return f"'{name}' lies in [{low:g}, {high:g}], outside [{field.low:g}, {field.high:g}]"
+        return None
+
+    def _hits(self, hits: Tensors) -> str | None:
+        if not hits:
+            return None
+        shape, missing = (self.counts.shape[1],), {"tested", *KINDS} - hits.keys()
+        if missing:
+            return f"its test result lacks '{min(missing)}'"
+        for name, value in hits.items():
+            if tuple(value.shape) != shape or value.dtype != torch.int64:
+                return f"its test result '{name}' is not a count per class"
+            if (value < 0).any() or (value > hits["tested"]).any():
+                return f"its test result '{name}' counts more images than were tested"
+        return None
+
+    def _notes(self, notes: Tensors) -> str | None:
+        for name, value in notes.items():
+            if tuple(value.shape) != (() if name in SCALAR_NOTES else (self.counts.shape[1],)):
+                return f"its note '{name}' is not a number, or not one per class"
         return None
 
 

@@ -16,6 +16,7 @@ from cafedcl import __version__
 from cafedcl.bench_command import bench
 from cafedcl.compare.commands import compare, sweep, watch
 from cafedcl.compare.reproduce import reproduce
+from cafedcl.deploy.commands import app as deploy
 from cafedcl.errors import CafedclError
 from cafedcl.listing import DataDir, Quiet, Settings, augmenters, console, datasets, methods, models, show_config
 from cafedcl.report.commands import figures, report, table
@@ -95,7 +96,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, eager, graphs.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, eager, graphs, flower.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")] = None,
     data_dir: DataDir = None,
     strict: Strict = None,
@@ -333,6 +334,7 @@ app.command()(watch)
 app.command()(figures)
 app.command()(bench)
 app.command()(theory)
+app.add_typer(deploy, name="deploy")
 
 
 @app.command()

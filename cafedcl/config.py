@@ -25,7 +25,10 @@ class RunOptions:
 class DataOptions:
     """Where the images come from."""
 
-    name: str = option("digits", "data set, a path to your own data, or package.module:function")
+    name: str = option(
+        "digits", "data set, a path to your own data, package.module:function, or sites: every Flower site has its own"
+    )
+    test: str = option("", "sites: data whose test images the server scores on too; empty: only sites on their own")
     dir: str = option("", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder")
     download: bool = option(True, "fetch a data set that is not there from its official address")
     size: int = option(
@@ -130,8 +133,8 @@ class EngineOptions:
 
     name: str = option(
         "auto",
-        "auto: graphs on a CUDA device where the method and the model allow it, else eager",
-        choices=("auto", "eager", "graphs"),
+        "auto: graphs on a CUDA device where the method and the model allow it, else eager; flower: across machines",
+        choices=("auto", "eager", "graphs", "flower"),
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     precision: str = option(
@@ -153,6 +156,7 @@ class EngineOptions:
         "CPU kernels by oneDNN; auto: off on ARM and for cnn8, where they are slower",
         choices=("auto", "on", "off"),
     )
+    deadline: float = option(600.0, "flower: seconds that a site has to answer", above=0.0)
     threads: int = option(1, "intra-op threads per client job; part of what makes the bits", low=1)
 
 

@@ -14,6 +14,12 @@ Embed = Callable[[Part, Weights], tuple[Tensor, Tensor]]
 """Gives the embeddings and labels of a part of the client's data, under the trained or the received weights."""
 
 
+TICKET = "kept in round"
+"""The only entry of a client's memory where that stays at its site, and the server just knows of it."""
+SCALAR_NOTES = frozenset({"generated_round"})
+"""Notes that are one number; every other is one per class."""
+
+
 class Batch(NamedTuple):
     """Images, labels and weights of one step; padding has weight 0, and every mean is a weighted mean."""
 
@@ -58,11 +64,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished job: what travels, what stays with the client, and its own model's predictions if asked."""
+    """A finished job: what travels, what stays with the client, and how its own model did on test images if asked.
+
+    ``hits`` counts images per class: ``tested``, and those called right among ``all`` classes and among those ``held``.
+    Where the test images are a client's own, only these counts leave it.
+    """
 
     up: Up
     memory: Tensors
-    predictions: Tensors
+    hits: Tensors
 
 
 @dataclass(frozen=True)

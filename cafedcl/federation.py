@@ -13,7 +13,7 @@ import torch
 from cafedcl.check import Inspector
 from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply, Up
-from cafedcl.engine.base import Engine, Results, arithmetic
+from cafedcl.engine.base import Engine, Results, Sites, arithmetic
 from cafedcl.engine.choose import choose_engine
 from cafedcl.loop import Loop
 from cafedcl.metrics import Judge, Scores
@@ -78,8 +78,10 @@ class Federation:
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
+        self.about: dict[str, Any] = {}
+        """What the run folder notes of where the clients are."""
         _, y = self.bench.test_set(None)
-        self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots)
+        self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots, self.bench.remote)
         self.own = self.judge.no_own()
         self.loop = Loop(self.bench, self.config.evaluate.loop)
         self.inspector = Inspector(
@@ -179,13 +181,13 @@ class Federation:
         tables: Tensors = {}
         own = {name: value.clone() for name, value in self.own.items()}
         for reply in replies:
-            if reply.predictions and not self.method.pooled:
-                for name, value in self.judge.own(reply.up.client, reply.predictions).items():
+            if reply.hits and not self.method.pooled:
+                for name, value in self.judge.own(reply.up.client, reply.hits).items():
                     own[name][reply.up.client] = value
                 own["round"][reply.up.client] = self.round
         server = None
         if self.bench.serves and self.is_due(self.round, self.config.evaluate.every):
-            server, tables = self.judge.server(self.engine.predict(state))
+            server, tables = self.scored(state)
         if self.own_is_due(self.round):
             tables |= prefixed("own/", own)
         if tables and self.config.store.notes:
@@ -195,6 +197,15 @@ class Federation:
             )
             tables |= without(MODEL, state)
         return server, own, moved(tables, "cpu")
+
+    def scored(self, state: Tensors) -> tuple[Scores, Tensors]:
+        """Score the server's model on the test images here; where clients have their own, each at its client."""
+        server, tables = self.judge.server(self.engine.predict(state)) if len(self.judge.y) else ({}, {})
+        if not isinstance(self.engine, Sites) or not self.bench.remote:
+            return server, tables
+        surveyed, behind = self.judge.surveyed(self.engine.survey(state))
+        clients = {name: value for name, value in surveyed.items() if name.startswith("client_")}
+        return {**surveyed, **server, **clients}, {**tables, **behind}
 
     def notes(self, replies: list[Reply]) -> Tensors:
         """Return what clients told about themselves, (clients, …) with NaN for those that did not reply."""

@@ -67,9 +67,10 @@ class Loop:
     def __call__(self, engine: Engine, before: Tensors, after: Tensors, ups: list[Up], notes: Tensors) -> Tensors:
         """Return drift, its parts and the injected variance per class; nothing where there are no prototypes.
 
+        Centres under a server's model need training images, so where those lie elsewhere there is nothing either.
         ``notes`` are the clients' own, one row for every client of the run. Classes nobody reported are NaN.
         """
-        if not self.per_class or PROTOTYPES not in after or not ups:
+        if not self.per_class or PROTOTYPES not in after or not ups or (self.bench.remote and self.bench.serves):
             return {}
         old, new, method = before[PROTOTYPES].cpu(), after[PROTOTYPES].cpu(), self.bench.method
         clients = [up.client for up in ups]

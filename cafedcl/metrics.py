@@ -21,6 +21,12 @@ def recalls(table: Tensor) -> Tensor:
     return table.diagonal().double() / table.sum(1).double()
 
 
+def hits(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
+    """Return how many images there are of each class, and by every name of predictions how many were called right."""
+    counts = {name: torch.bincount(y[called.to(y) == y], minlength=classes) for name, called in predictions.items()}
+    return {"tested": torch.bincount(y, minlength=classes), **counts}
+
+
 def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
     """Return Σ_c π_{k,c}·recall_c: the accuracy on the complete test set, weighted by each client's label distribution.
 
@@ -57,14 +63,16 @@ def _mean(values: Tensor) -> float | None:
 class Judge:
     """Scores predictions under a run's protocol.
 
-    ``counts`` are the training images per client and class; ``sizes`` is empty under the complete protocol, and under
-    `pfllib` holds how many of the test images, in order, belong to each client.
+    ``counts`` are the training images per client and class, ``y`` the labels of the server's test images, if it has
+    any; ``sizes`` is empty under the complete protocol, and under `pfllib` holds how many of the test images, in
+    order, belong to each client. ``apart`` says that clients test on images of their own, which the server lacks.
     """
 
     counts: Tensor
     y: Tensor
     sizes: tuple[int, ...]
     shots: tuple[int, int]
+    apart: bool = False
 
     @property
     def classes(self) -> int:
@@ -72,7 +80,7 @@ class Judge:
         return self.counts.shape[1]
 
     def server(self, predicted: Tensor) -> tuple[Scores, Tensors]:
-        """Return the scores of the server's model, and the tables behind them."""
+        """Return the scores of the server's model from its predictions on the test images, and the tables behind."""
         table = confusion(predicted, self.y, self.classes)
         recall = recalls(table)
         if self.sizes:
@@ -80,22 +88,33 @@ class Judge:
             clients = torch.stack([part.mean() for part in parts])
         else:
             clients = client_accuracy(recall, self.counts)
-        scores: Scores = {
-            "accuracy": float(table.diagonal().sum() / table.sum()),
+        return self._scores(table.diagonal(), table.sum(1), clients), {
+            "server/confusion": table.int(),
+            "server/clients": clients.float(),
+        }
+
+    def surveyed(self, survey: Tensors) -> tuple[Scores, Tensors]:
+        """Return the scores of the server's model from clients' own test images: ``tested`` and ``all``, (K, C)."""
+        right, tested = survey["all"], survey["tested"]
+        clients = right.sum(1).double() / tested.sum(1).double()
+        return self._scores(right.sum(0), tested.sum(0), clients), {"server/clients": clients.float()}
+
+    def _scores(self, right: Tensor, tested: Tensor, clients: Tensor) -> Scores:
+        recall = right.double() / tested.double()
+        return {
+            "accuracy": float(right.sum() / tested.sum()) if tested.sum() else None,
             "balanced": _mean(recall),
             **spread_of(clients),
             **shot_groups(recall, self.counts, self.shots),
         }
-        return scores, {"server/confusion": table.int(), "server/clients": clients.float()}
 
-    def own(self, client: int, predictions: Tensors) -> Tensors:
+    def own(self, client: int, hits: Tensors) -> Tensors:
         """Return the results of one client's own model: its score, its score among its own classes, and its recalls."""
-        y = self.y.split(self.sizes)[client] if self.sizes else self.y
-        results: Tensors = {}
-        for name, predicted in predictions.items():
-            recall = recalls(confusion(predicted, y, self.classes))
-            plain = (predicted.to(y) == y).double().mean()
-            score = plain if self.sizes else client_accuracy(recall, self.counts[client])
+        tested, results = hits["tested"], Tensors()
+        for name in hits.keys() - {"tested"}:
+            recall = hits[name].double() / tested.double()
+            plain = hits[name].sum().double() / tested.sum().double()
+            score = plain if self.sizes or self.apart else client_accuracy(recall, self.counts[client])
             results |= {f"{name}/score": score, f"{name}/accuracy": plain, f"{name}/recall": recall}
         return {name: value.float() for name, value in results.items()}
 

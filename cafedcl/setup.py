@@ -21,6 +21,8 @@ from cafedcl.pack import MODEL, Tensors, moved, prefixed
 from cafedcl.rng import torch_stream
 
 PFLLIB_TEST_SHARE = 0.25
+SITES = "sites"
+"""The data set's name where every site of a deployment has its own."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def choose_device(name: str) -> torch.device:
 
 def load(config: Config) -> Dataset:
     """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
+    if config.data.name == SITES:
+        raise CafedclError("data.name = sites: that is for a deployment on Flower; see `cafedcl deploy --help`")
     data = load_dataset(config.data)
     if config.evaluate.protocol == "pfllib":
         if len(data.owners):
@@ -70,8 +74,10 @@ def load(config: Config) -> Dataset:
 def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     """Return the config with every `auto` that decides what is computed, and every path, as it stands for here."""
     model, engine, source, dealt = config.model, config.engine, config.data, config.split
-    if is_own(source.name):
+    if source.name != SITES and is_own(source.name):
         source = replace(source, name=str(Path(source.name).resolve()))
+    if source.test and is_own(source.test):
+        source = replace(source, test=str(Path(source.test).resolve()))
     if source.dir:
         source = replace(source, dir=str(Path(source.dir).expanduser().resolve()))
     if dealt.file:
@@ -87,8 +93,10 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
         raise CafedclError(f"engine.name = graphs: it needs a CUDA device, not '{device}'; use eager")
     if engine.precision == "auto":
         engine = replace(engine, precision="bf16" if engine.name == "graphs" else "fp32")
-    if engine.name == "eager" and engine.precision != "fp32":
-        raise CafedclError(f"engine.precision = {engine.precision}: the eager engine is the reference, in fp32")
+    if engine.name != "graphs" and engine.precision != "fp32":
+        raise CafedclError(
+            f"engine.precision = {engine.precision}: the eager engine is the reference, in fp32, and sites use it too"
+        )
     engine = replace(engine, device=str(device))
     return replace(config, model=model, engine=engine, data=source, split=dealt)
 
@@ -125,9 +133,17 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
     data = load(config) if data is None else data
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
+    return assemble(config, data, shards, device)
+
+
+def assemble(
+    config: Config, data: Dataset, shards: Shards, device: torch.device, census: tuple[Tensor, Tensor] | None = None
+) -> Setup:
+    """Put a settled config and its data together; ``census`` is told to a site that does not know all clients."""
     check_schedule(config)
     method, network, state = build(config, data.shape, data.classes)
     network.to(device)
+    mine = pool(shards) if method.pooled else shards
     bench = Bench(
         method=method,
         augmenter=find_augmenter(config.augment.name)(
@@ -136,7 +152,8 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
         network=network,
         initial={name: value.detach().clone() for name, value in network.state_dict().items()},
         data=data.to(device),
-        shards=_to(pool(shards) if method.pooled else shards, device),
+        shards=_to(mine, device),
+        census=census or (mine.counts.amax(0), mine.counts.sum(0)),
         train=config.train,
         seed=config.run.seed,
         rounds=config.federation.rounds,

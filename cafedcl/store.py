@@ -6,6 +6,8 @@ data.safetensors      training images per client and class
 metrics.jsonl         one line per round, flushed as it happens
 evaluations/          per-client and per-class results of every evaluated round
 checkpoints/          the last two, written atomically, each with a digest of its content
+events.jsonl          on Flower: what happens, for other processes to watch
+sites/                in a simulation on Flower: what clients keep
 lock                  held while a process works on the run
 """
 
@@ -75,7 +77,7 @@ class RunFolder(Watcher):
 
     def unbegun(self) -> bool:
         """Return whether the folder holds nothing but what a run leaves that ended before it began."""
-        ours = {"lock", "evaluations", "checkpoints", "data.safetensors", "environment.json"}
+        ours = {"lock", "evaluations", "checkpoints", "data.safetensors", "environment.json", "events.jsonl", "sites"}
         return all(
             file.name.removesuffix(".tmp") in ours or file.name == "config.toml.tmp" for file in self.path.iterdir()
         )
@@ -101,7 +103,7 @@ class RunFolder(Watcher):
         with explained(self.path):
             write_atomically(self.path / "data.safetensors", self._data(federation))
             about = environment(command, str(federation.bench.device))
-            about["enrolment_bytes"] = federation.enrolment
+            about |= {"enrolment_bytes": federation.enrolment, **federation.about}
             write_atomically(self.path / "environment.json", json.dumps(about, indent=1).encode())
             write_atomically(self.path / "config.toml", federation.config.to_toml().encode())
 

@@ -116,3 +116,30 @@ def test_a_wrong_number_of_samples_is_rejected(samples):
 def test_a_client_that_never_enrolled_is_rejected(client):
     reply = good()
     assert problem(replace(reply, up=replace(reply.up, client=client))) == f"unknown client {client}"
+
+
+@pytest.mark.parametrize(
+    ("hits", "words"),
+    [
+        ({"all": [1, 0, 0], "held": [1, 0, 0]}, "lacks 'tested'"),
+        ({"tested": [2, 0, 1], "all": [1, 0, 0]}, "lacks 'held'"),
+        ({"tested": [2, 0], "all": [1, 0], "held": [1, 0]}, "'tested' is not a count per class"),
+        ({"tested": [2, 0, 1], "all": [1.0, 0.0, 0.0], "held": [1, 0, 0]}, "'all' is not a count per class"),
+        ({"tested": [2, 0, 1], "all": [1, 0, 0], "held": [1, 1, 0]}, "'held' counts more images than were tested"),
+        ({"tested": [2, 0, 1], "all": [-1, 0, 0], "held": [1, 0, 0]}, "'all' counts more images than were tested"),
+    ],
+)
+def test_a_test_result_that_cannot_be_is_named(hits, words):
+    good_hits = {name: torch.tensor([2, 0, 1]) for name in ("tested", "all", "held")}
+    assert problem(replace(good(), hits=good_hits)) is None
+    assert words in problem(replace(good(), hits={name: torch.tensor(value) for name, value in hits.items()}))
+
+
+def test_a_note_of_another_shape_is_named():
+    reply = good()
+    assert problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(3)}))) is None
+    assert "'scatter'" in problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(2, 3)})))
+    assert problem(replace(reply, up=replace(reply.up, notes={"generated_round": torch.tensor(1.0)}))) is None
+    assert "'generated_round'" in problem(
+        replace(reply, up=replace(reply.up, notes={"generated_round": torch.zeros(3)}))
+    )

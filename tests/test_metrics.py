@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cafedcl.errors import CafedclError
-from cafedcl.metrics import Judge, client_accuracy, confusion, recalls, shot_groups, spread_of
+from cafedcl.metrics import Judge, client_accuracy, confusion, hits, recalls, shot_groups, spread_of
 
 COUNTS = torch.tensor([[5, 0, 1, 2], [0, 30, 3, 0], [100, 0, 0, 7]])
 
@@ -110,13 +110,14 @@ def test_a_client_model_is_scored_by_its_own_label_distribution(world, client):
     classes, y, predicted, counts = world
     client %= len(counts)
     judge = Judge(torch.tensor(counts), torch.tensor(y), (), (50, 20))
-    results = judge.own(client, {"all": torch.tensor(predicted), "held": torch.tensor(y)})
+    called = {"all": torch.tensor(predicted, dtype=torch.int16), "held": torch.tensor(y, dtype=torch.int16)}
+    results = judge.own(client, hits(called, torch.tensor(y), classes))
     recall = recall_by_hand(y, predicted, classes)
     assert float(results["all/score"]) == pytest.approx(
         by_client_by_hand(recall, counts)[client], abs=1e-6, nan_ok=True
     )
-    hits = sum(t == p for t, p in zip(y, predicted, strict=True))
-    assert float(results["all/accuracy"]) == pytest.approx(hits / len(y))
+    right = sum(t == p for t, p in zip(y, predicted, strict=True))
+    assert float(results["all/accuracy"]) == pytest.approx(right / len(y))
     assert results["all/recall"].tolist() == pytest.approx(recall, abs=1e-6, nan_ok=True)
     assert float(results["held/accuracy"]) == 1
 
@@ -130,19 +131,44 @@ def test_when_the_test_set_is_dealt_to_clients_each_is_scored_on_its_part(world,
     parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
     judge = Judge(torch.tensor(counts), torch.tensor(y), tuple(p.stop - p.start for p in parts), (50, 20))
     scores, tables = judge.server(torch.tensor(predicted))
-    hits = [t == p for t, p in zip(y, predicted, strict=True)]
-    clients = [statistics.fmean(hits[part]) if hits[part] else math.nan for part in parts]
+    right = [t == p for t, p in zip(y, predicted, strict=True)]
+    clients = [statistics.fmean(right[part]) if right[part] else math.nan for part in parts]
     same({k: scores[k] for k in ("client_mean", "client_std", "client_worst")}, spread_by_hand(clients))
     assert tables["server/clients"].tolist() == pytest.approx(clients, abs=1e-6, nan_ok=True)
     for client, part in enumerate(parts):
-        if hits[part]:
-            own = judge.own(client, {"all": torch.tensor(predicted[part])})
+        if right[part]:
+            own = judge.own(client, hits({"all": torch.tensor(predicted[part])}, torch.tensor(y[part]), classes))
             assert float(own["all/score"]) == pytest.approx(clients[client])
             assert own["all/recall"].tolist() == pytest.approx(
                 recall_by_hand(y[part], predicted[part], classes), abs=1e-6, nan_ok=True
             )
-    weighted = sum((p.stop - p.start) * score for p, score in zip(parts, clients, strict=True) if hits[p])
+    weighted = sum((p.stop - p.start) * score for p, score in zip(parts, clients, strict=True) if right[p])
     assert scores["accuracy"] == pytest.approx(weighted / len(y))
+
+
+@given(worlds(), st.data())
+@settings(max_examples=60)
+def test_a_survey_gives_the_scores_of_the_parts_laid_together(world, data):
+    """What sites count on their own parts gives the same scores as their images in one place would."""
+    classes, y, predicted, counts = world
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(y)), min_size=len(counts) - 1, max_size=len(counts) - 1)))
+    sizes = tuple(b - a for a, b in itertools.pairwise([0, *cuts, len(y)]))
+    together = Judge(torch.tensor(counts), torch.tensor(y), sizes, (50, 20))
+    parts = zip(torch.tensor(predicted).split(sizes), torch.tensor(y).split(sizes), strict=True)
+    told = [hits({"all": called}, labels, classes) for called, labels in parts]
+    survey = {name: torch.stack([answer[name] for answer in told]) for name in ("tested", "all")}
+    apart = Judge(torch.tensor(counts), torch.zeros(0, dtype=torch.int64), (), (50, 20), apart=True)
+    scores, tables = apart.surveyed(survey)
+    expected, behind = together.server(torch.tensor(predicted))
+    same(scores, expected)
+    assert tables["server/clients"].tolist() == pytest.approx(behind["server/clients"].tolist(), nan_ok=True)
+    assert "server/confusion" not in tables
+
+
+def test_a_survey_that_nobody_answers_has_no_scores():
+    judge = Judge(COUNTS, torch.zeros(0, dtype=torch.int64), (), (100, 5), apart=True)
+    scores, _ = judge.surveyed({name: torch.zeros(3, 4, dtype=torch.int64) for name in ("tested", "all")})
+    assert set(scores.values()) == {None}
 
 
 def test_client_accuracy_leaves_out_classes_nobody_tests():
@@ -181,7 +207,8 @@ def test_scores_over_own_models_leave_out_clients_that_were_not_evaluated():
     assert all(none[name] is None for name in none)
     predictions = {0: [0, 1, 1, 3, 0, 0], 2: [0, 0, 2, 0, 0, 1]}
     for client, predicted in predictions.items():
-        for name, value in judge.own(client, {"all": torch.tensor(predicted), "held": y}).items():
+        called = {"all": torch.tensor(predicted), "held": y}
+        for name, value in judge.own(client, hits(called, y, 4)).items():
             table[name][client] = value
     recall = [recall_by_hand(y.tolist(), predicted, 4) for predicted in predictions.values()]
     scores = [by_client_by_hand(r, COUNTS.tolist())[k] for k, r in zip(predictions, recall, strict=True)]

@@ -144,7 +144,7 @@ class GAN(Augmenter):
 
 def is_of(round: int, notes: Tensors) -> bool:
     """Return whether a client's notes tell of a generator that was trained in this round."""
-    return "generated_round" in notes and int(notes["generated_round"]) == round
+    return {"generated_round", "generated_verdict"} <= notes.keys() and float(notes["generated_round"]) == round
 
 
 def parts(own: Own) -> tuple[npt.NDArray[np.int64], Tensor, Tensor]:

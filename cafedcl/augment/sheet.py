@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
-from cafedcl.contract import Down, Job
+from cafedcl.contract import TICKET, Down, Job
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Record, Watcher
 from cafedcl.pack import Tensors
@@ -30,10 +30,12 @@ class Sheets(Watcher):
     def round_done(self, federation: Federation, record: Record) -> None:
         """Draw the sheets of the clients that have something new."""
         bench, failed = federation.bench, {entry["client"] for entry in record.failed}
-        if bench.augmenter.shifts or not bench.wanted.any():
+        if bench.augmenter.shifts or bench.remote or not bench.wanted.any():
             return
         for client in [k for k in record.participants if k not in {*record.dropped, *failed} and k < CLIENTS]:
             memory = federation.memories.get(client, {})
+            if TICKET in memory:
+                continue
             learned = memory.get("augment/fitted")
             new = client not in self.seen if learned is None else int(learned) == record.round
             if new and bench.wanted[client].any():

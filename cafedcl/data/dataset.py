@@ -42,16 +42,10 @@ class Dataset:
         owner_names: tuple[str, ...] = (),
     ) -> "Dataset":
         """Make a data set and measure its mean and standard deviation."""
-        pixels = train_x.numel() // train_x.shape[1]
-        levels = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in train_x.unbind(1)])
-        values = torch.arange(256, dtype=torch.float64) / 255
-        mean = (levels * values).sum(1) / pixels
-        std = ((levels * values**2).sum(1) / pixels - mean**2).clamp_min(0).sqrt()
-        std = torch.where(std > 0, std, torch.ones_like(std))
-        scale = {"mean": mean.float().view(1, -1, 1, 1), "std": std.float().view(1, -1, 1, 1)}
+        mean, std = scale(*moments(train_x))
         nobody = torch.zeros(0, dtype=torch.int64)
         clients = nobody if owners is None else owners
-        return cls(train_x, train_y, test_x, test_y, names, owners=clients, owner_names=owner_names, **scale)
+        return cls(train_x, train_y, test_x, test_y, names, mean, std, clients, owner_names)
 
     @classmethod
     def from_tensors(cls, tensors: Tensors, names: tuple[str, ...]) -> "Dataset":
@@ -82,3 +76,18 @@ class Dataset:
     def tensors(self) -> Tensors:
         """Return all tensors by name, to be shared with worker processes."""
         return {name: getattr(self, name) for name in _FIELDS}
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of the pixels of uint8 images, scaled to [0, 1], and of their squares, per channel."""
+    pixels = x.numel() // x.shape[1]
+    levels = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)])
+    values = torch.arange(256, dtype=torch.float64) / 255
+    return (levels * values).sum(1) / pixels, (levels * values**2).sum(1) / pixels
+
+
+def scale(mean: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation as images are standardised with; a constant channel is left as it is."""
+    std = (square - mean**2).clamp_min(0).sqrt()
+    std = torch.where(std > 0, std, torch.ones_like(std))
+    return mean.float().view(1, -1, 1, 1), std.float().view(1, -1, 1, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,14 @@ class Engine(Protocol):
         """Let go of processes and memory."""
 
 
+@runtime_checkable
+class Sites(Protocol):
+    """An engine whose clients test on images of their own, which only they have."""
+
+    def survey(self, tensors: Tensors) -> Tensors:
+        """Return how the server's model does at every client: ``tested`` and ``all``, each (clients, classes)."""
+
+
 @dataclass(frozen=True)
 class Bench:
     """Method, network and data of a run, on the device."""
@@ -52,6 +60,8 @@ class Bench:
     initial: Tensors
     data: Dataset
     shards: Shards
+    census: tuple[Tensor, Tensor]
+    """The largest and the summed number of training images per class over all clients."""
     train: TrainOptions
     seed: int
     rounds: int
@@ -66,6 +76,11 @@ class Bench:
     def device(self) -> torch.device:
         """Where the data lie and the clients train."""
         return self.data.train_x.device
+
+    @property
+    def remote(self) -> bool:
+        """Whether the training images lie elsewhere, and only their numbers are known here."""
+        return not len(self.data.train_y)
 
     @property
     def home(self) -> torch.device:
@@ -102,7 +117,8 @@ class Bench:
         if index not in self._clients:
             counts = self.shards.counts[index]
             holds = counts.nonzero().flatten().to(self.device)
-            self._clients[index] = Client(index, int(counts.sum()), self._counts[index], holds, *self._census)
+            most, total = (value.float().to(self.device) for value in self.census)
+            self._clients[index] = Client(index, int(counts.sum()), self._counts[index], holds, most, total)
         return self._clients[index]
 
     @cached_property
@@ -112,10 +128,6 @@ class Bench:
     @cached_property
     def _counts(self) -> Tensor:
         return self.shards.counts.float().to(self.device)
-
-    @cached_property
-    def _census(self) -> tuple[Tensor, Tensor]:
-        return self._counts.amax(0), self._counts.sum(0)
 
     @cached_property
     def wanted(self) -> npt.NDArray[np.int64]:
@@ -188,6 +200,17 @@ class Bench:
             return self.data.test_x, self.data.test_y
         indices = torch.cat(self.shards.test) if client is None else self.shards.test[client]
         return self.data.train_x[indices], self.data.train_y[indices]
+
+    def test_labels(self, client: int) -> Tensor:
+        """Return the labels of a client's test images, on the host."""
+        whose = client if self.shards.test else None
+        if whose not in self._test_labels:
+            self._test_labels[whose] = self.test_set(whose)[1].cpu()
+        return self._test_labels[whose]
+
+    @cached_property
+    def _test_labels(self) -> dict[int | None, Tensor]:
+        return {}
 
 
 @contextmanager

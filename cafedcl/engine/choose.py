@@ -9,6 +9,7 @@ from cafedcl.engine.base import Bench, Engine
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs, obstacle
 from cafedcl.engine.workers import Workers
+from cafedcl.errors import CafedclError
 from cafedcl.setup import Setup
 
 SLOW = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
@@ -21,6 +22,8 @@ def choose_engine(setup: Setup, notice: Callable[[str], None]) -> Engine:
     """Return the engine for a config; ``notice`` is told in one line if it is not the one that was asked for."""
     config, bench = setup.config, setup.bench
     participants = max(1, round(config.federation.participation * len(bench.shards)))
+    if config.engine.name == "flower":
+        raise CafedclError("engine.name = flower: a Federation is made by Flower's server; use cafedcl.run")
     if config.engine.name == "graphs":
         return _graphs(setup, participants, notice)
     if bench.device.type != "cpu" or len(bench.shards) < 2:

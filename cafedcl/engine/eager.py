@@ -12,6 +12,7 @@ from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit,
 from cafedcl.data.augment import augment, draw
 from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.sgd import SGD, flatten
+from cafedcl.metrics import hits
 from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
 from cafedcl.rng import stream, torch_stream
 
@@ -69,10 +70,11 @@ class Eager:
             summary, notes = method.summarize(self.network, visit)
             kept = method.remember(self.network, visit)
         shared, own = bench.parted({name: value.clone() for name, value in self.tensors.items()})
-        predictions: Tensors = {}
+        right: Tensors = {}
         if job.evaluate:
             x, _ = bench.test_set(job.client)
-            predictions = self._predict(x, visit.anchors, kept, client.counts > 0)
+            called = self._predict(x, visit.anchors, kept, client.counts > 0)
+            right = hits(called, bench.test_labels(job.client), method.classes)
         return Reply(
             Up(
                 client=job.client,
@@ -83,7 +85,7 @@ class Eager:
                 seconds=time.perf_counter() - began,
             ),
             memory={**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))},
-            predictions=predictions,
+            hits=right,
         )
 
     def load(self, weights: Tensors) -> None:

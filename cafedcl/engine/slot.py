@@ -17,6 +17,7 @@ from cafedcl.engine.program import ENCODER, Bound, Given
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.supply import Supply
 from cafedcl.errors import CafedclError
+from cafedcl.metrics import hits
 from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, nbytes, prefixed, under, without
 
 CHAIN = 8
@@ -335,7 +336,8 @@ class Slot:
                 losses=begun.schedule.losses(plan.names, told[LOG]),
                 seconds=done.seconds_since(begun.mark),
             )
-            return Reply(up, self.lane.hand_over(memory), predictions)
+            right = hits(predictions, bench.test_labels(job.client), method.classes) if predictions else {}
+            return Reply(up, self.lane.hand_over(memory), right)
 
         return reply
 

@@ -32,7 +32,7 @@ def pack_result(result: Reply | Failure) -> bytes:
         return pack({}, {"client": result.client, "reason": result.reason})
     up = result.up
     header = {"client": up.client, "samples": up.samples, "losses": up.losses, "seconds": up.seconds}
-    parts = {"up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "predictions/": result.predictions}
+    parts = {"up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "hits/": result.hits}
     return pack({k: v for prefix, part in parts.items() for k, v in prefixed(prefix, part).items()}, header)
 
 
@@ -42,4 +42,4 @@ def unpack_result(data: bytes) -> Reply | Failure:
     if "reason" in header:
         return Failure(header["client"], header["reason"])
     up = Up(tensors=under("up/", tensors), notes=under("notes/", tensors), **header)
-    return Reply(up, under("memory/", tensors), under("predictions/", tensors))
+    return Reply(up, under("memory/", tensors), under("hits/", tensors))

@@ -19,7 +19,7 @@ def test_jobs_and_results_arrive_as_they_were_sent() -> None:
     assert torch.equal(reply.up.tensors["classes"], torch.tensor([1, 4]))
     assert reply.up.notes.keys() == {"u"}
     assert reply.memory.keys() == {"model/own"}
-    assert torch.equal(reply.predictions["all"], torch.tensor([1, 2]))
+    assert torch.equal(reply.hits["all"], torch.tensor([1, 2]))
 
 
 def test_a_failure_arrives_with_its_reason() -> None:

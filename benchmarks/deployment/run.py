@@ -1,0 +1,131 @@
+"""What a deployment costs beyond training: seconds per round, and bytes on the wire against the payload.
+
+    python benchmarks/deployment/run.py --out benchmarks/results/deployment.json
+
+A server and three sites on one machine, each in a network namespace with an address of its own, with TLS and keys;
+bytes are counted at the server's cable, with all headers. It needs root, for the namespaces. The training time is that
+of the same jobs in one process on the same machine, the slowest client's. The first round, in which sites load, and
+the last, in which models are scored, are left out. Clients have few images, because training is not what is measured.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hosts import Hosts
+
+from cafedcl.config import Config, gather
+from cafedcl.contract import Down, Job, Reply
+from cafedcl.deploy.places import ServerOptions, make_places
+from cafedcl.engine.eager import Eager
+from cafedcl.environment import environment
+from cafedcl.journal import NAME
+from cafedcl.setup import prepare
+
+SITES = ("north", "south", "west")
+SETTINGS = [
+    *("train.epochs=1", "train.iterations=2", "split.alpha=1.0", "split.validation=0.9", "engine.device=cpu"),
+    *("federation.clients=3", "evaluate.every=1000", "evaluate.own_every=1000"),
+]
+CASES = {
+    "prototypes only": ("fedproto", ["model.name=cnn8"]),
+    "small CNN": ("cafedcl", ["model.name=cnn8"]),
+    "ResNet-18": ("fedavg", ["model.name=resnet18"]),
+}
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    about, results = environment(["python", *sys.argv], "cpu"), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as folder:
+        for result in measure(Path(folder), options.rounds):
+            results.append(result)
+            print(json.dumps(result), flush=True)
+            options.out.write_text(json.dumps({"environment": about, "results": results}, indent=1) + "\n")
+
+
+def measure(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+    """Run every case on one deployment."""
+    with Hosts(SITES) as hosts:
+        options = ServerOptions(host=f"{hosts.net}.1")
+        server, *sites = make_places(folder / "d", options, dict.fromkeys(SITES, ""), simulated=True)
+        processes = [hosts.start("server", folder / "server.log", "deploy", "server", server)]
+        try:
+            wait(lambda: "ready" in (folder / "server.log").read_text())
+            for name, place in zip(SITES, sites, strict=True):
+                processes.append(hosts.start(name, folder / f"{name}.log", "deploy", "site", place))
+            for name in CASES:
+                yield case(hosts, server, folder, name, rounds) | {"load": round(os.getloadavg()[0], 1)}
+        finally:
+            for process in processes:
+                os.killpg(process.pid, signal.SIGTERM)
+            for process in processes:
+                process.wait(30)
+
+
+def case(hosts: Hosts, server: Path, folder: Path, name: str, rounds: int) -> dict[str, Any]:
+    """Run one case and take the median over its rounds."""
+    method, settings = CASES[name]
+    words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
+    out, log = folder / name.replace(" ", "-"), folder / "run.log"
+    command = ["deploy", "run", server, "--method", method, "--rounds", rounds, "--out", out, "--quiet", *words]
+    process, seen, at = hosts.start("server", log, *command), dict[tuple[str, int], tuple[float, int]](), 0
+    while process.poll() is None:
+        lines = (out / NAME).read_text().splitlines() if (out / NAME).exists() else []
+        for event in map(json.loads, lines[at:]):
+            if event["event"] in ("round", "done"):
+                seen[event["event"], event["round"]] = event["time"], sum(hosts.traffic("server"))
+        at = len(lines)
+        time.sleep(0.02)
+    if process.returncode:
+        raise SystemExit(log.read_text())
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    later = range(1, rounds - 1)
+    seconds = median(seen["done", t][0] - seen["round", t][0] for t in later)
+    training = slowest(gather(method=method, settings=[*SETTINGS, *settings]))
+    payload = median(lines[t]["traffic"]["down_bytes"] + lines[t]["traffic"]["up_bytes"] for t in later)
+    wire = median(seen["done", t][1] - seen["round", t][1] for t in later)
+    return {
+        "case": name,
+        "method": method,
+        "seconds_round": round(seconds, 3),
+        "seconds_training": round(training, 3),
+        "seconds_overhead": round(seconds - training, 3),
+        "payload_bytes": int(payload),
+        "wire_bytes": int(wire),
+        "wire_over_payload": round(wire / payload, 3),
+    }
+
+
+def slowest(config: Config) -> float:
+    """Return the seconds of the slowest client's job in one process."""
+    setup = prepare(config)
+    engine, down = Eager(setup.bench), Down(0, setup.bench.method.broadcast(setup.start()))
+    replies = engine.train([Job(client, down, {}, False) for client in (0, *range(len(setup.bench.shards)))])
+    return max(reply.up.seconds for reply in list(replies)[1:] if isinstance(reply, Reply))
+
+
+def wait(ready: Callable[[], bool]) -> None:
+    """Wait for something."""
+    until = time.monotonic() + 120
+    while not ready():
+        if time.monotonic() > until:
+            raise SystemExit("it took too long")
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

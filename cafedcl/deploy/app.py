@@ -1,0 +1,55 @@
+"""The Flower app that is handed to a SuperLink: a few lines that name the installed package's two components.
+
+The package itself is not shipped: every site runs the code that it has installed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from cafedcl import __version__
+from cafedcl.options import to_toml
+
+RUN_CONFIG: dict[str, Any] = {
+    "config-file": "",
+    "method": "",
+    "data": "",
+    "split": "",
+    "clients": 0,
+    "rounds": 0,
+    "seed": -1,
+    "settings": "",
+    "out": "runs/flower",
+    "resume": False,
+    "deployment": "",
+}
+"""The keys of Flower's run config: the flags of `cafedcl run`, empty where the config's own value stands."""
+COMPONENTS = {
+    "serverapp": "cafedcl.engine.flower.server_app:app",
+    "clientapp": "cafedcl.engine.flower.client_app:app",
+}
+
+
+def write_app(folder: Path) -> Path:
+    """Write the app into a folder and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "[project]",
+        'name = "cafedcl-run"',
+        f"version = {to_toml(__version__)}",
+        'description = "A cafedcl run"',
+        'license = "Apache-2.0"',
+        "",
+        "[tool.flwr.app]",
+        'publisher = "cafedcl"',
+        "fab-format-version = 0",
+        "",
+        "[tool.flwr.app.components]",
+        *(f"{name} = {to_toml(value)}" for name, value in COMPONENTS.items()),
+        "",
+        "[tool.flwr.app.config]",
+        *(f"{name} = {to_toml(value)}" for name, value in RUN_CONFIG.items()),
+    ]
+    text = "\n".join(lines) + "\n"
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text("A run of cafedcl, which every site has installed.\n", encoding="utf-8")
+    return folder

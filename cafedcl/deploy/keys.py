@@ -1,0 +1,102 @@
+"""A deployment's own certificate authority, the server's certificate, and a key pair for every site."""
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cafedcl.optional import optional
+
+YEARS = 5
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def make_certificates(host: str, authority: Path, server: Path) -> bytes:
+    """Write a CA's key to ``authority``, the server's key and certificate to ``server``; return the CA's certificate.
+
+    The server's certificate is good for ``host``, a name or an address, and for the loopback.
+    """
+    optional("cryptography", "cafedcl[flower]", "deploy init")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    def named(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+    def builder(subject: str, key: ec.EllipticCurvePrivateKey, ca: bool) -> x509.CertificateBuilder:
+        now = datetime.now(UTC) - timedelta(minutes=5)
+        usage = dict.fromkeys(KEY_USES, False) | ({"key_cert_sign": True, "crl_sign": True} if ca else {})
+        usage |= {} if ca else {"digital_signature": True}
+        return (
+            x509.CertificateBuilder()
+            .subject_name(named(subject))
+            .issuer_name(named(AUTHORITY))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now)
+            .not_valid_after(now + timedelta(days=365 * YEARS))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+            .add_extension(x509.KeyUsage(**usage), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False)
+        )
+
+    def private(key: ec.EllipticCurvePrivateKey) -> bytes:
+        return key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    root, own = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    ca = builder(AUTHORITY, root, True).sign(root, hashes.SHA384())
+    known_as = dict.fromkeys((host, "localhost", "127.0.0.1"))
+    names = x509.SubjectAlternativeName([_alternative(name) for name in known_as])
+    use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    leaf = builder(host, own, False).add_extension(names, False).add_extension(use, False).sign(root, hashes.SHA384())
+    write_secret(authority / "ca.key", private(root))
+    write_secret(server / "server.key", private(own))
+    (server / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+    return ca.public_bytes(serialization.Encoding.PEM)
+
+
+def make_node_key(private: Path, public: Path) -> None:
+    """Write a site's key pair in OpenSSH's format, as Flower wants it."""
+    optional("cryptography", "cafedcl[flower]", "deploy init")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    form = serialization.PrivateFormat.OpenSSH
+    write_secret(private, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public.write_bytes(line + b"\n")
+
+
+AUTHORITY = "cafedcl deployment"
+KEY_USES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
+
+def _alternative(name: str) -> "x509.GeneralName":  # type: ignore[name-defined]  # noqa: F821
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

@@ -1,0 +1,88 @@
+"""Three hosts with addresses of their own, as network namespaces: a server and two sites, one cut off and healed."""
+
+import importlib.util
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from cafedcl.deploy.places import ServerOptions, make_places
+from cafedcl.journal import NAME
+
+SITES = ("north", "south")
+ROUNDS = 40
+"""More than are needed: the test ends the run when the healed site has answered again."""
+
+
+def load_hosts():
+    """Return the module that makes namespaces; it lies beside the benchmark that uses it too."""
+    path = Path(__file__).parents[2] / "benchmarks" / "deployment" / "hosts.py"
+    spec = importlib.util.spec_from_file_location("deployment_hosts", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hosts_module = load_hosts()
+
+
+def until(condition, patience, what):
+    end = time.monotonic() + patience
+    while not (found := condition()):
+        assert time.monotonic() < end, what
+        time.sleep(0.3)
+    return found
+
+
+def events(run):
+    file = run / NAME
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def outcome(run, client, since):
+    """Return how a client's visits went after a time: True for an answer, False for none."""
+    seen = [event for event in events(run) if event["event"] == "client" and event["client"] == client]
+    return [event["failure"] is None for event in seen if event["time"] > since]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hosts_module.may_make_namespaces(), reason="network namespaces need root")
+def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed(tmp_path):
+    folder, run = tmp_path / "d", tmp_path / "run"
+    with hosts_module.Hosts(SITES) as hosts:
+        options = ServerOptions(host=f"{hosts.net}.1")
+        server, *sites = make_places(folder, options, dict.fromkeys(SITES, ""), simulated=True)
+        processes = [hosts.start("server", tmp_path / "server.log", "deploy", "server", server)]
+        try:
+            until(lambda: "ready" in (tmp_path / "server.log").read_text(), 90, "no server")
+            for name, place in zip(SITES, sites, strict=True):
+                processes.append(hosts.start(name, tmp_path / f"{name}.log", "deploy", "site", place))
+            quick = ["model.name=mlp", "train.epochs=1", "split.alpha=1.0", "engine.deadline=20", "engine.device=cpu"]
+            words = [word for setting in quick for word in ("--set", setting)]
+            words += ["--rounds", str(ROUNDS), "--out", str(run), "--json"]
+            processes.append(hosts.start("server", tmp_path / "run.log", "deploy", "run", server, *words))
+
+            def said():
+                return (tmp_path / "run.log").read_text()
+
+            until(lambda: True in outcome(run, 1, 0), 120, said)
+            cut = time.time()
+            hosts.cable("south", "down")
+            until(lambda: False in outcome(run, 1, cut), 60, said)
+            healed = time.time()
+            hosts.cable("south", "up")
+            until(lambda: True in outcome(run, 1, healed), 120, said)
+            assert all(outcome(run, 0, 0))
+        finally:
+            for process in reversed(processes):
+                os.killpg(process.pid, signal.SIGTERM)
+            for process in reversed(processes):
+                process.wait(30)
+    lines = [json.loads(line) for line in Path(run / "metrics.jsonl").read_text().splitlines()]
+    assert {line["status"] for line in lines} == {"ok"}
+    assert any([failure["client"] for failure in line["failed"]] == [1] for line in lines)

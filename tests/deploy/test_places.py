@@ -1,0 +1,119 @@
+import ipaddress
+import stat
+import tomllib
+from dataclasses import fields
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from cafedcl.config import read_file, resolve
+from cafedcl.deploy.places import ServerOptions, SiteOptions, make_places, read_server, read_site, site_names
+from cafedcl.errors import CafedclError
+
+SITES = {"north": "/data/north", "south": ""}
+
+
+def made(folder, *, simulated=False, **options):
+    return make_places(folder, ServerOptions(host="203.0.113.7", port=8123, **options), dict(SITES), simulated)
+
+
+def test_a_deployment_is_a_server_and_a_folder_for_every_site(tmp_path):
+    server, north, south = made(tmp_path / "d")
+    assert read_server(server) == ServerOptions(host="203.0.113.7", port=8123)
+    assert (read_site(north).data, read_site(south).data) == ("/data/north", "")
+    assert (read_site(north).host, read_site(north).port, read_site(north).insecure) == ("203.0.113.7", 8123, False)
+    assert site_names(server) == ["north", "south"]
+    run = resolve(read_file(server / "run.toml"))
+    assert (run.data.name, run.federation.clients) == ("sites", 2)
+
+
+def test_simulated_sites_are_clients_of_the_runs_data_set(tmp_path):
+    server, north, south = make_places(tmp_path, ServerOptions(), {"north": "", "south": ""}, simulated=True)
+    assert [read_site(place).client for place in (north, south)] == [0, 1]
+    assert resolve(read_file(server / "run.toml")).data.name == "digits"
+
+
+def test_secrets_are_their_owners_and_public_parts_are_where_they_belong(tmp_path):
+    server, north, _ = made(tmp_path / "d")
+    for secret in (tmp_path / "d" / "ca.key", server / "server.key", north / "node.key"):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(north.stat().st_mode) == 0o700
+    assert {path.name for path in north.iterdir()} == {"ca.crt", "node.key", "site.toml"}
+    assert not list(server.rglob("node.key")) + list(server.rglob("ca.key"))
+
+
+def test_the_certificate_is_signed_by_the_ca_and_good_for_the_host(tmp_path):
+    server, north, _ = made(tmp_path / "d")
+    ca, leaf = (x509.load_pem_x509_certificate((server / name).read_bytes()) for name in ("ca.crt", "server.crt"))
+    leaf.verify_directly_issued_by(ca)
+    assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = names.get_values_for_type(x509.IPAddress)
+    assert addresses == [ipaddress.ip_address("203.0.113.7"), ipaddress.ip_address("127.0.0.1")]
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    key = serialization.load_pem_private_key((server / "server.key").read_bytes(), None)
+    assert key.public_key() == leaf.public_key()
+    assert (north / "ca.crt").read_bytes() == (server / "ca.crt").read_bytes()
+
+
+def test_every_site_has_a_key_of_its_own_that_the_server_knows(tmp_path):
+    server, north, south = made(tmp_path / "d")
+    keys = [serialization.load_ssh_private_key((place / "node.key").read_bytes(), None) for place in (north, south)]
+    known = [serialization.load_ssh_public_key((server / "sites" / f"{n}.pub").read_bytes()) for n in SITES]
+    assert [key.public_key() for key in keys] == known
+    assert known[0] != known[1]
+    assert isinstance(known[0].curve, ec.SECP384R1)
+
+
+def test_without_security_there_are_no_keys_and_every_config_says_so(tmp_path):
+    server, north, _ = made(tmp_path / "d", insecure=True)
+    assert read_server(server).insecure
+    assert read_site(north).insecure
+    assert not list((tmp_path / "d").rglob("*.key"))
+    assert site_names(server) == ["north", "south"]
+
+
+@pytest.mark.parametrize("name", ["server", "a b", "../up", "", "-x", "x" * 64])
+def test_a_name_that_cannot_be_a_folder_is_refused(name, tmp_path):
+    with pytest.raises(CafedclError, match="--site"):
+        make_places(tmp_path / "d", ServerOptions(), {name: ""}, simulated=False)
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_existing_deployment_is_never_overwritten(tmp_path):
+    made(tmp_path / "d")
+    key = (tmp_path / "d" / "ca.key").read_bytes()
+    with pytest.raises(CafedclError, match="not empty"):
+        made(tmp_path / "d")
+    assert (tmp_path / "d" / "ca.key").read_bytes() == key
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "deploy init"),
+        ("[site", "cannot be read"),
+        ("[server]\nport = 1\n", r"one section \[site\]"),
+        ("[site]\nprot = 1\n", "port"),
+        ("[site]\nport = 0\n", "at least 1"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_explained(text, words, tmp_path):
+    if text is not None:
+        (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(CafedclError, match=words):
+        read_site(tmp_path)
+
+
+def test_configs_explain_themselves(tmp_path):
+    _, north, _ = made(tmp_path / "d")
+    text = (north / "site.toml").read_text()
+    assert text.startswith("# cafedcl deploy site THIS-FOLDER\n")
+    assert set(tomllib.loads(text)["site"]) == {field.name for field in fields(SiteOptions)}
+    assert "# where this site's images are" in text

@@ -1,0 +1,47 @@
+"""A run on Flower's simulation engine, with Ray, from Python."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+pytest.importorskip("ray")
+
+import cafedcl
+from cafedcl import api
+from cafedcl.config import resolve
+from cafedcl.contract import TICKET
+from cafedcl.errors import CafedclError
+from cafedcl.federation import Federation
+
+SETTINGS = {"model.name": "mlp", "train.epochs": 1, "train.iterations": 2, "engine.device": "cpu"}
+
+
+@pytest.mark.slow
+def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path):
+    """MOON, whose clients keep a model between rounds."""
+    chosen = {"method": "moon", "clients": 3, "rounds": 2, "split": "dirichlet:1"}
+    out = tmp_path / "run"
+    there = cafedcl.run(**chosen, engine="flower", out=out, settings=SETTINGS)
+    here = cafedcl.run(**chosen, engine="eager", settings={**SETTINGS, "engine.workers": 1})
+    assert there.state.keys() == here.state.keys()
+    for name, value in here.state.items():
+        assert torch.equal(there.state[name], value), name
+    for line, other in zip(there.records, here.records, strict=True):
+        assert {**line, "seconds": 0} == {**other, "seconds": 0}
+    assert {path.name for path in (out / "sites" / "memory").glob("*/*")} == {"0", "1", "2"}
+    assert there.memories[0].keys() == {TICKET}
+
+
+def test_a_run_that_is_there_is_not_overwritten(tmp_path):
+    config = resolve({"engine": {"name": "eager", "device": "cpu", "workers": 1}, "federation": {"rounds": 1}})
+    config = replace(config, train=replace(config.train, epochs=1, iterations=1))
+    api.start(config, tmp_path / "run", [])
+    with pytest.raises(CafedclError, match="already holds a run"):
+        api.start(replace(config, engine=replace(config.engine, name="flower")), tmp_path / "run", [])
+
+
+def test_a_federation_on_flower_is_not_made_here():
+    with pytest.raises(CafedclError, match="made by Flower's server"):
+        Federation(resolve({"engine": {"name": "flower", "device": "cpu"}}))

@@ -1,0 +1,154 @@
+"""A run that another process works on, watched as if it ran here; Flower's command is played by the test."""
+
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cafedcl import api
+from cafedcl.config import resolve
+from cafedcl.deploy import submit as module
+from cafedcl.errors import CafedclError
+from cafedcl.federation import Watcher
+from cafedcl.journal import Journal
+from cafedcl.store import RunFolder
+
+
+def config(rounds=2):
+    return resolve(
+        {
+            "method": {"name": "fedavg"},
+            "model": {"name": "mlp", "width": 0.25},
+            "train": {"epochs": 1, "iterations": 1},
+            "federation": {"clients": 3, "rounds": rounds, "drop": ["1:2"]},
+            "split": {"kind": "iid"},
+            "engine": {"workers": 1, "device": "cpu"},
+        }
+    )
+
+
+class Notes(Watcher):
+    def __init__(self):
+        self.seen = []
+
+    def noticed(self, federation, message):
+        self.seen.append(("noticed", message))
+
+    def round_began(self, federation, clients):
+        self.seen.append(("began", federation.round, clients, len(federation.history)))
+
+    def client_done(self, federation, client, failure):
+        self.seen.append(("client", client, failure))
+
+    def round_done(self, federation, record):
+        self.seen.append(("done", federation.round, record.line()))
+
+
+class Flower:
+    """Plays the `flwr` command: a submitted run starts in a thread, as Flower's server would."""
+
+    def __init__(self, work):
+        self.work, self.calls, self.thread = work, [], None
+
+    def __call__(self, home, *words):
+        self.calls.append(words)
+        if words[0] == "run":
+            self.thread = threading.Thread(target=self.work)
+            self.thread.start()
+            return {"run-id": 7}
+        status = "running:" if self.thread.is_alive() else "finished:failed"
+        return {"runs": [{"status": status}]} if words[0] == "list" else {}
+
+
+@pytest.fixture
+def submitted(tmp_path, monkeypatch):
+    """Returns a function that submits a run whose server does as told, and gives what a watcher saw."""
+
+    def go(work, config=None):
+        flower, notes = Flower(work), Notes()
+        monkeypatch.setattr(module, "ask", flower)
+        monkeypatch.setattr(module, "PULSE", 0.3)
+        try:
+            module.submit(tmp_path, config, tmp_path / "run", [notes], deployment="here")
+        finally:
+            if flower.thread:
+                flower.thread.join()
+        return notes.seen, flower.calls
+
+    return go
+
+
+def server(path, again=False):
+    journal = Journal(path)
+    journal.say("hello")
+    if again:
+        api.resume(path, [journal])
+    else:
+        api.start(config(), path, [journal])
+    journal.end(None)
+
+
+def test_watchers_see_what_they_would_see_here(submitted, tmp_path):
+    seen, calls = submitted(lambda: server(tmp_path / "run"), config())
+    local = Notes()
+    api.start(config(), None, [local])
+
+    def timeless(events):
+        return [(*event[:2], {**event[2], "seconds": 0}) if event[0] == "done" else event for event in events]
+
+    assert timeless(seen[1:]) == timeless(local.seen)
+    assert seen[0] == ("noticed", "hello")
+    call = calls[0]
+    assert call[:3] == ("run", str(tmp_path / "cafedcl-run"), "cafedcl")
+    assert tomllib.loads(Path(call[4]).read_text()) == {
+        "out": str(tmp_path / "run"),
+        "resume": False,
+        "deployment": "here",
+        "config-file": str(tmp_path / "run.toml"),
+    }
+
+
+def test_a_run_that_goes_on_is_watched_from_where_it_stands(submitted, tmp_path):
+    api.start(config(), tmp_path / "run", [])
+    text = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(text.replace("rounds = 2", "rounds = 4"))
+    seen, calls = submitted(lambda: server(tmp_path / "run", again=True))
+    assert [event[1:] for event in seen if event[0] == "began"] == [(2, 3, 2), (3, 3, 3)]
+    assert tomllib.loads(Path(calls[0][4]).read_text())["resume"] is True
+
+
+def test_an_error_at_the_server_is_the_error_here(submitted, tmp_path):
+    with pytest.raises(CafedclError, match="no such method"):
+        submitted(lambda: Journal(tmp_path / "run").end("there is no such method"), config())
+    RunFolder.create(tmp_path / "run").unlock()
+
+
+def test_a_server_that_vanishes_is_noticed(submitted, tmp_path):
+    with pytest.raises(CafedclError, match="without a word"):
+        submitted(lambda: Journal(tmp_path / "run").say("hello"), config())
+
+
+def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
+    flower = Flower(lambda: Journal(tmp_path / "run").say("hello"))
+    monkeypatch.setattr(module, "ask", flower)
+
+    class Impatient(Watcher):
+        def noticed(self, federation, message):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.submit(tmp_path, config(), tmp_path / "run", [Impatient()])
+    flower.thread.join()
+    assert flower.calls[-1] == ("stop", "7", "cafedcl")
+
+
+def test_flower_is_asked_only_after_a_silence(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(module, "ask", lambda *words: asked.append(words) or {"runs": [{"status": "running:"}]})
+    monkeypatch.setattr(module, "PULSE", 0.2)
+    pulse, until = module.Pulse(tmp_path, "7"), time.monotonic() + 0.5
+    while time.monotonic() < until:
+        assert pulse()
+    assert 1 <= len(asked) <= 2
