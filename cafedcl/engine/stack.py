@@ -5,9 +5,10 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
@@ -24,6 +25,8 @@ from cafedcl.engine.slot import Known, embeds_nothing
 from cafedcl.engine.tape import Play, record
 from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under, without
 
+STRETCH = 16
+"""Batches are gathered for so many steps at a time."""
 TAPES = 64
 """Recorded steps are kept for so many different shapes."""
 MINE, COMMON = "mine/", "common/"
@@ -34,10 +37,17 @@ MINE, COMMON = "mine/", "common/"
 class Trained:
     """What training has made of one client."""
 
-    weights: Tensor
+    weights: Tensors
     scratch: Tensors
     losses: dict[str, float]
     seconds: float
+
+
+class Tape(NamedTuple):
+    """A recorded step, and the names of the terms it returns."""
+
+    play: Play
+    names: tuple[str, ...]
 
 
 class Stack(Eager):
@@ -52,9 +62,8 @@ class Stack(Eager):
         self.size = size
         self.play = copy.deepcopy(bench.network).train()
         adapt(self.play)
-        self.layout = Layout(self.play, channels_last=False)
-        self.shapes = [entry.shape for entry in self.layout.entries.values()]
-        self.tapes: dict[object, tuple[Play, tuple[str, ...]] | None] = {}
+        self.layout = Layout(self.play, channels_last=True)
+        self.tapes: dict[object, Tape | None] = {}
         self.trained: dict[int, Trained] = {}
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -87,9 +96,9 @@ class Stack(Eager):
         trained = self.trained.pop(job.client, None)
         if trained is None:
             return super()._epochs(job, visit)
-        self.weights.copy_(trained.weights)
-        for name, value in trained.scratch.items():
-            visit.scratch[name].copy_(value)
+        for mine, made in ((self.tensors, trained.weights), (visit.scratch, trained.scratch)):
+            for name, value in made.items():
+                mine[name].copy_(value)
         return trained.losses
 
     def trial(self, down: Down) -> None:
@@ -116,7 +125,7 @@ class Stack(Eager):
         scratch = under(MINE + "scratch/", tensors)
         return {
             job.client: Trained(
-                weights=tensors["flat"][index],
+                weights=self.layout.views(tensors["flat"][index]),
                 scratch={name: value[index] for name, value in scratch.items()},
                 losses=schedule.losses(names, log[:, index]),
                 seconds=seconds,
@@ -157,55 +166,56 @@ class Stack(Eager):
         self, steps: list[int], tables: Tensors, images: Tensor, labels: Tensor, tensors: Tensors
     ) -> tuple[Tensor, tuple[str, ...]]:
         """Do all steps; returns every term of the loss (steps, clients, terms), and the terms' names."""
-        options, shape = self.bench.train, images.shape[1:]
-        common = {name: value for name, value in tensors.items() if name.startswith(COMMON)}
-        log, names = list[Tensor](), ()
-        for step in range(steps[0]):
-            active = sum(number > step for number in steps)
-            now = {name: table[step, :active] for name, table in tables.items()}
-            rows = now.pop("rows").flatten()
-            x = images.index_select(0, rows)
+        options, log = self.bench.train, list[Tensor]()
+        names: tuple[str, ...] = ()
+        for start, stop, active in stretches(steps):
+            now = {name: table[start:stop, :active] for name, table in tables.items()}
+            rows = now.pop("rows")
+            x = images.index_select(0, rows.flatten())
             if options.flip or options.crop:
-                drawn = {name: value.flatten(0, 1) for name, value in under("draw/", now).items()}
+                drawn = {name: value.flatten(0, 2) for name, value in under("draw/", now).items()}
                 x, now = augment(x, drawn, options), without("draw/", now)
-            now |= {"x": x.view(active, -1, *shape), "y": labels.index_select(0, rows).view(active, -1)}
-            given = {name: value[:active] for name, value in tensors.items() if name not in common}
-            terms, names = self.step({**now, **given, **common})
-            log.append(terms if active == len(steps) else torch.cat([terms, terms.new_zeros(len(steps) - active, terms.shape[1])]))
-        return torch.stack(log), names
+            now |= {"x": x.view(*rows.shape, *x.shape[1:]), "y": labels.index_select(0, rows.flatten()).view_as(rows)}
+            given = {name: value if name.startswith(COMMON) else value[:active] for name, value in tensors.items()}
+            batches = zip(*(value.unbind(0) for value in now.values()), strict=True)
+            tape = self.tape([*now, *given], [*next(batches), *given.values()], terms := list[Tensor]())
+            names, rest = tape.names, tuple(given.values())
+            terms += [tape.play(*batch, *rest)[0] for batch in batches]
+            log.append(F.pad(torch.stack(terms), (0, 0, 0, len(steps) - active)))
+        return torch.cat(log), names
 
-    def step(self, tensors: Tensors) -> tuple[Tensor, tuple[str, ...]]:
-        """One step of every client: play it, or record it if it is the first of its shape."""
-        key = form(tensors)
+    def tape(self, names: list[str], tensors: list[Tensor], terms: list[Tensor]) -> Tape:
+        """Do one step of every client and add its terms; returns what plays the steps after it.
+
+        The first step of its shape is recorded.
+        """
+        key = form(dict(zip(names, tensors, strict=True)))
         if key in self.tapes:
             tape = self.tapes[key]
             if tape is None:
                 raise ValueError("this step cannot be recorded")
-            return tape[0](*tensors.values())[0], tape[1]
-        self.tapes[key] = None
-        names: tuple[str, ...] = ()
+            terms.append(tape.play(*tensors)[0])
+            return tape
+        self.tapes[key], called = None, list[str]()
 
         def once(*values: Tensor) -> list[Tensor]:
-            nonlocal names
-            terms, names = self.objective(dict(zip(tensors, values, strict=True)))
-            return [terms]
+            found, terms = self.objective(dict(zip(names, values, strict=True)))
+            called.extend(terms)
+            return [found]
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that vmap does something client by client
-            play, (terms,) = record(once, list(tensors.values()))
-        self.tapes[key] = play, names
+            play, outputs = record(once, tensors)
+        terms += outputs
+        self.tapes[key] = tape = Tape(play, tuple(called))
         while len(self.tapes) > TAPES:
             del self.tapes[next(iter(self.tapes))]
-        return terms, names
+        return tape
 
     def objective(self, tensors: Tensors) -> tuple[Tensor, tuple[str, ...]]:
         """Loss, gradient and update of all clients; returns the terms (clients, terms) and their names."""
         flat = tensors["flat"]
-        parts = flat.split(self.layout.sizes, 1)
-        leaves = [
-            part.view(len(flat), *shape).detach().requires_grad_()
-            for part, shape in zip(parts, self.shapes, strict=True)
-        ]
+        leaves = [leaf.detach().requires_grad_() for leaf in self.layout.views(flat).values()]
         mine, common = under(MINE, tensors), under(COMMON, tensors)
         for name, value in under("scratch/", mine).items():
             value.masked_fill_(tensors["first"].view(-1, *[1] * (value.dim() - 1)), 0)
@@ -214,7 +224,7 @@ class Stack(Eager):
             named: Tensors = vmap(self.loss, in_dims=(0, 0, 0, None))(leaves, batch, mine, common)
             terms = torch.stack(list(named.values()), 1)
             found = torch.autograd.grad(terms.sum(), leaves, allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([part.reshape(len(flat), -1) for part in found], 1)
+        gradient = self.layout.flatten(found)
         descend(flat, gradient, tensors.get("velocity"), tensors["rate"][:, None], self.bench.train)
         return terms.detach(), tuple(named)
 
@@ -235,6 +245,16 @@ class Stack(Eager):
             rates=float("nan"),
         )
         return self.bench.method.loss(self.play, Batch(*batch), visit)
+
+
+def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the steps from and to which the same number of clients is at work, and that number; at most so many."""
+    start = 0
+    while start < steps[0]:
+        active = sum(number > start for number in steps)
+        stop = min(steps[active - 1], start + STRETCH)
+        yield start, stop, active
+        start = stop
 
 
 def stack_tables(schedules: list[Schedule]) -> Tensors:
