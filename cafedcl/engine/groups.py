@@ -6,7 +6,6 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from cafedcl.config import EngineOptions
 from cafedcl.contract import Job
 from cafedcl.engine.base import Bench
 from cafedcl.models.base import Network, Shape
@@ -15,14 +14,18 @@ from cafedcl.pack import MODEL, Tensors, without
 Group = tuple[Job, ...]
 WINDOW = 4
 """Groups are made of so many groups' jobs at a time: results come nearly in order, and few have to be kept waiting."""
-SMALL, LARGE = 4e6, 1.5e9
-"""Floating-point operations of a step's forward pass below which many clients are stacked, and above which none."""
-MANY, FEW = 10, 2
-"""Clients in a stack of small steps, and of larger ones, which only gain from the faster kernels."""
+ENOUGH, LARGE = 0.8e9, 1.5e9
+"""Floating-point operations in the forward pass of a stack's step that are enough for it, and of a client's step above
+which it gains nothing."""
+MOST = 10
+"""Clients in a stack of small steps: more gain little, and leave other processes without work."""
 
 
 def make_groups(bench: Bench, jobs: Iterable[Job], size: int) -> Iterator[Group]:
     """Part a round's jobs into groups of at most ``size`` that can train side by side, of like length and width."""
+    if size == 1:
+        yield from ((job,) for job in jobs)
+        return
     waiting = iter(jobs)
     while window := list(islice(waiting, WINDOW * size)):
         alike: dict[object, list[Job]] = {}
@@ -51,14 +54,13 @@ def grid(width: int) -> int:
     return -(-width // step) * step
 
 
-def choose_size(bench: Bench, options: EngineOptions) -> int:
-    """Return how many clients are to train side by side; 1 is one after another."""
-    if options.stack or obstacle(bench) is not None:
-        return options.stack if obstacle(bench) is None else 1
-    if bench.onednn and any(isinstance(module, nn.Conv2d) for module in bench.network.modules()):
-        return 1  # oneDNN's convolutions have not been measured against stacked ones
+def choose_size(bench: Bench) -> int:
+    """Return how many clients had best train side by side; 1 is one after another."""
+    convolutions = any(isinstance(module, nn.Conv2d) for module in bench.network.modules())
+    if obstacle(bench) is not None or (convolutions and bench.onednn):
+        return 1  # stacked convolutions have been measured against PyTorch's own only
     work = operations(bench.network, bench.data.shape) * bench.batch_size(bench.typical)
-    return MANY if work < SMALL else FEW if work < LARGE else 1
+    return 1 if work > LARGE else max(2, min(MOST, int(ENOUGH / work)))
 
 
 def obstacle(bench: Bench) -> str | None:
