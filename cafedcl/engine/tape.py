@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Play = Callable[..., tuple[Tensor, ...]]
-READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
-"""Kernels whose result, or its shape, cannot be known without looking into a tensor."""
 
 
 HOMES: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)  # type: ignore[attr-defined]
@@ -71,7 +69,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
         name = func._schema.name.removeprefix("aten::")
-        if name in READS:
+        if looks_inside(func, args):
             raise ValueError(f"a step looks into a tensor ({name})")
         if name == "lift_fresh":  # a tensor made of plain numbers; the step may write into it
             func = torch.ops.aten.clone.default
@@ -127,6 +125,13 @@ class Recorder(TorchDispatchMode):
         exec(compile(source, "<tape>", "exec"), space)
         play: Play = space["play"]
         return play
+
+
+def looks_inside(func: Any, args: Any) -> bool:
+    """Return whether a kernel's result, or its shape, follows from a tensor's values in a way that is not recorded."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
 
 class Probe(TorchDispatchMode):

@@ -20,15 +20,27 @@ from cafedcl.federation import Federation
 from cafedcl.setup import Setup, prepare
 
 
-@pytest.fixture
-def setup() -> Setup:
+def make_setup(**engine: int) -> Setup:
     tables = {
         "method": {"name": "fedavg"},
         "model": {"name": "mlp"},
         "train": {"epochs": 1},
         "federation": {"clients": 6, "rounds": 3},
+        "engine": {"device": "cpu", "stack": 1, **engine},
     }
     return prepare(resolve(tables))
+
+
+@pytest.fixture
+def setup() -> Setup:
+    """Six clients, each a job of its own."""
+    return make_setup()
+
+
+@pytest.fixture(params=["forked", "started anew"])
+def either(request: pytest.FixtureRequest) -> Setup:
+    """The same, with both kinds of workers: those of several threads cannot be forked."""
+    return make_setup(threads=1 if request.param == "forked" else 2)
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -45,15 +57,17 @@ def ready(engine: Workers, setup: Setup) -> None:
         list(engine.train(jobs(setup)))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "cafedcl"])
-def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str) -> None:
-    states = []
+@pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started anew"])
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("method", ["fedavg", "cafedcl", "local"])
+def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str, stack: int, threads: int) -> None:
+    results = []
     for workers in (1, 3):
         tables = {
             "method": {"name": method},
             "train": {"epochs": 1},
             "federation": {"clients": 6, "rounds": 3},
-            "engine": {"workers": workers},
+            "engine": {"workers": workers, "stack": stack, "threads": threads},
         }
         with Federation(resolve(tables)) as federation:
             if workers > 1:
@@ -61,9 +75,10 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str) -> Non
                 federation.engine._hire(6)
                 wait_for(federation.engine)
             federation.run()
-            states.append(federation.state)
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+            assert len(federation.engine.crew) == (0 if workers == 1 else 3)
+            results.append(federation.snapshot()[0])
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
 
 
 def wait_for(engine: Workers) -> None:
@@ -74,7 +89,8 @@ def wait_for(engine: Workers) -> None:
         engine._listen(deque(), 1.0)
 
 
-def test_workers_share_the_data_without_copying_it(setup: Setup) -> None:
+def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> None:
+    setup = make_setup(threads=2)
     engine = Workers(setup.bench, setup.config, 2, 100)
     try:
         ready(engine, setup)
@@ -87,24 +103,24 @@ def test_workers_share_the_data_without_copying_it(setup: Setup) -> None:
         engine.close()
 
 
-def test_closing_ends_the_processes(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
-    list(engine.train(jobs(setup)))
+def test_closing_ends_the_processes(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
+    list(engine.train(jobs(either)))
     processes = [worker.process for worker in engine.crew]
     assert len(processes) == 2
     engine.close()
     assert all(process.returncode is not None for process in processes)
 
 
-def test_a_worker_that_dies_is_replaced_and_its_job_done_again(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
+def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
     try:
-        ready(engine, setup)
+        ready(engine, either)
         busy = engine.crew[0]
         os.kill(busy.process.pid, signal.SIGSTOP)
-        results = engine.train(jobs(setup))
+        results = engine.train(jobs(either))
         first = next(results)
-        assert busy.job
+        assert busy.group
         os.kill(busy.process.pid, signal.SIGKILL)
         rest = list(results)
         assert sorted(r.up.client for r in [first, *rest] if isinstance(r, Reply)) == list(range(6))
@@ -113,14 +129,14 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(setup: Setup) -> 
         engine.close()
 
 
-def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
+def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
     try:
-        ready(engine, setup)
+        ready(engine, either)
         engine.deaths[3, 0] = 1
         victim = engine.crew[0]
         os.kill(victim.process.pid, signal.SIGSTOP)
-        results = engine.train([jobs(setup)[3], jobs(setup)[0]])
+        results = engine.train([jobs(either)[3], jobs(either)[0]])
         outcome = [next(results)]
         os.kill(victim.process.pid, signal.SIGKILL)
         outcome += results
@@ -131,15 +147,15 @@ def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(setup: S
         engine.close()
 
 
-def test_results_of_a_round_that_was_given_up_never_reach_the_next(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
+def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
     try:
-        ready(engine, setup)
-        results = engine.train(jobs(setup))
+        ready(engine, either)
+        results = engine.train(jobs(either))
         next(results)
         results.close()
-        assert not any(worker.job for worker in engine.crew)
-        later = list(engine.train(jobs(setup)))
+        assert not any(worker.group for worker in engine.crew)
+        later = list(engine.train(jobs(either)))
         assert sorted(r.up.client for r in later if isinstance(r, Reply)) == list(range(6))
     finally:
         engine.close()
@@ -176,16 +192,11 @@ def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if "cafedcl.engine.worker" in (entry / "cmdline").read_text() and parent_of(entry) in (
-                        process.pid,
-                        1,
-                    ):
-                        found.append(int(entry.name))
+                    found += [int(entry.name)] if parent_of(entry) == process.pid else []
         return found
 
-    before = set(children())
     until = time.monotonic() + 60
-    while len(mine := set(children()) - before) < 2 or not (tmp_path / "run" / "metrics.jsonl").exists():
+    while len(mine := children()) < 2 or not (tmp_path / "run" / "metrics.jsonl").exists():
         assert time.monotonic() < until, "the workers never started"
         time.sleep(0.05)
     process.kill()
