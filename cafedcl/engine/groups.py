@@ -1,7 +1,7 @@
-"""Which clients of a round train side by side. It follows from the jobs alone, so that every run has the same groups."""
+"""Which clients of a round train side by side. It follows from the jobs alone, so every run has the same groups."""
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ def make_groups(bench: Bench, jobs: Iterable[Job], size: int) -> Iterator[Group]
             part.sort(key=lambda job: _length(bench, job), reverse=True)
             number = -(-len(part) // size)
             cuts = [len(part) * index // number for index in range(number + 1)]
-            yield from (tuple(part[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
+            yield from (tuple(part[a:b]) for a, b in pairwise(cuts))
 
 
 def form(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
@@ -50,7 +50,7 @@ def _length(bench: Bench, job: Job) -> tuple[int, int]:
 
 def grid(width: int) -> int:
     """Return the next width of those that batches are padded to: four to every doubling, so that steps are shared."""
-    step = max(1, 2 ** (width.bit_length() - 3))
+    step = 1 << max(0, width.bit_length() - 3)
     return -(-width // step) * step
 
 

@@ -19,9 +19,9 @@ def adapt(network: nn.Module) -> None:
     """Let a network's convolutions and linear layers run by these kernels when vmap gives every client its weights."""
     for module in network.modules():
         if type(module) is nn.Linear:
-            module.forward = _linear(module)  # type: ignore[method-assign]
+            module.forward = _linear(module)  # type: ignore[assignment]
         elif type(module) is nn.Conv2d and _is_plain(module):
-            module.forward = _convolution(module)  # type: ignore[method-assign]
+            module.forward = _convolution(module)  # type: ignore[assignment]
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -33,7 +33,7 @@ def _linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if x.dim() != 2:
             return F.linear(x, layer.weight, layer.bias)
-        return PerClient.apply(Linear.apply, F.linear, x, layer.weight, layer.bias)  # type: ignore[no-any-return]
+        return PerClient.apply(Linear.apply, F.linear, x, layer.weight, layer.bias)  # type: ignore[no-any-return,no-untyped-call]
 
     return forward
 
@@ -43,13 +43,13 @@ def _convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
     assert not isinstance(padding, str)
 
     def together(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return Convolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-any-return]
+        return Convolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-any-return,no-untyped-call]
 
     def alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(x, weight, bias, stride, padding)
 
     def forward(x: Tensor) -> Tensor:
-        return PerClient.apply(together, alone, x, layer.weight, layer.bias)  # type: ignore[no-any-return]
+        return PerClient.apply(together, alone, x, layer.weight, layer.bias)  # type: ignore[no-any-return,no-untyped-call]
 
     return forward
 
@@ -58,7 +58,7 @@ class PerClient(torch.autograd.Function):
     """A layer under vmap: ``together`` where clients have weights of their own, else ``alone`` on all their images."""
 
     @staticmethod
-    def forward(_together: Any, alone: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(_together: Any, alone: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Run the layer outside of vmap."""
         return alone(x, weight, bias)  # type: ignore[no-any-return]
 
@@ -86,13 +86,13 @@ class Linear(torch.autograd.Function):
     """(G, B, inputs) by weights (G, outputs, inputs). Gradients come as the weights lie, without a transposed copy."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the layer's output."""
         ctx.save_for_backward(x, weight)
         return _product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of input, weights and bias."""
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
@@ -107,7 +107,7 @@ class Convolution(torch.autograd.Function):
     """(G, B, C, H, W) by filters (G, O, C, h, w); what comes out lies in memory with channels last."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         """Return the layer's output."""
         clients, images, channels, *size = x.shape
         form = Form.of(clients * images, channels, (size[0], size[1]), weight, stride, padding)
@@ -119,7 +119,7 @@ class Convolution(torch.autograd.Function):
         return out.view(clients, images, *form.out, -1).permute(0, 1, 4, 2, 3)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of input, filters and bias."""
         patches, filters = ctx.saved_tensors
         form, wanted = ctx.form, ctx.needs_input_grad
@@ -181,7 +181,9 @@ class Form:
             lines.as_strided(shape, into, column * channels).add_(part)
         whole = patches.new_zeros(self.images, self.whole[0], line)
         for row in range(high):
-            covered = whole.as_strided((self.images, rows, line), (self.whole[0] * line, self.stride[0] * line, 1), row * line)
+            covered = whole.as_strided(
+                (self.images, rows, line), (self.whole[0] * line, self.stride[0] * line, 1), row * line
+            )
             covered.add_(lines[:, :, row])
         whole = whole.view(self.images, *self.whole, channels)
         return whole.narrow(1, self.padding[0], self.size[0]).narrow(2, self.padding[1], self.size[1])

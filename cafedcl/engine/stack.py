@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -113,8 +114,8 @@ class Stack(Eager):
         width = grid(max(bench.batch_size(len(shard)) for shard in shards))
         schedules, start = list[Schedule](), 0
         for job, shard in zip(group, shards, strict=True):
-            rows = torch.arange(start, start + len(shard)).numpy()
-            schedules.append(make_schedule(bench, rows, job.client, job.down.round, width))
+            local = np.arange(start, start + len(shard))
+            schedules.append(make_schedule(bench, local, job.client, job.down.round, width))
             start += len(shard)
         rows = torch.cat(shards)
         images, labels = bench.data.images(bench.data.train_x[rows]), bench.data.train_y[rows]
@@ -217,7 +218,7 @@ class Stack(Eager):
         flat = tensors["flat"]
         leaves = [leaf.detach().requires_grad_() for leaf in self.layout.views(flat).values()]
         mine, common = under(MINE, tensors), under(COMMON, tensors)
-        for name, value in under("scratch/", mine).items():
+        for value in under("scratch/", mine).values():
             value.masked_fill_(tensors["first"].view(-1, *[1] * (value.dim() - 1)), 0)
         batch = Batch(tensors["x"], tensors["y"], tensors["weight"])
         with torch.enable_grad():
@@ -270,4 +271,8 @@ def stack_tables(schedules: list[Schedule]) -> Tensors:
 
 def plain(value: Tensor) -> Tensor:
     """Return a tensor that lies in memory by itself."""
-    return value if value.is_contiguous() and not value.storage_offset() else value.clone(memory_format=torch.contiguous_format)
+    return (
+        value
+        if value.is_contiguous() and not value.storage_offset()
+        else value.clone(memory_format=torch.contiguous_format)
+    )

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Play = Callable[..., tuple[Tensor, ...]]
 
 
-HOMES: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)  # type: ignore[attr-defined]
+HOMES: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)
 """Where kernels can be called as plain functions and methods."""
 
 
@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.inputs = [f"input{number}" for number in range(len(inputs))]
         self.names = {_place(value): name for value, name in zip(inputs, self.inputs, strict=True)}
         self.seen = list(inputs)
@@ -67,7 +67,7 @@ class Recorder(TorchDispatchMode):
         """Do not have PyTorch import its compiler, which takes seconds and has no part in this."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
         if looks_inside(func, args):
             raise ValueError(f"a step looks into a tensor ({name})")
@@ -138,14 +138,14 @@ class Probe(TorchDispatchMode):
     """Lets one call through, if it is the one that is expected, and refuses any other before it does anything."""
 
     def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.func, self.given, self.ran = func, (_bare(args), _bare(kwargs)), False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.ran or func is not self.func or (_bare(args), _bare(kwargs or {})) != self.given:
             raise TypeError("another call than the recorded one")
         self.ran = True

@@ -55,7 +55,9 @@ def result_parts(results: Sequence[Reply | Failure]) -> Parts:
         up = result.up
         headers.append({"client": up.client, "samples": up.samples, "losses": up.losses, "seconds": up.seconds})
         parts = {"up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "predictions/": result.predictions}
-        tensors.append({name: value for prefix, part in parts.items() for name, value in prefixed(prefix, part).items()})
+        tensors.append(
+            {name: value for prefix, part in parts.items() for name, value in prefixed(prefix, part).items()}
+        )
     return Parts(_numbered(tensors), {"results": headers})
 
 

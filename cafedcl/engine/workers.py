@@ -129,7 +129,9 @@ class Workers:
         """Return a worker that goes on from this process, with its data and its engine."""
         ours, theirs = Pipe()
         model = nbytes(self.bench.initial) + 4 * len(self.bench.test_set(None)[1])
-        room = {kind: ROOM + MODELS * model * (1 if kind == DOWN else self.local.size) for kind in (DOWN, JOBS, RESULTS)}
+        room = {
+            kind: ROOM + MODELS * model * (1 if kind == DOWN else self.local.size) for kind in (DOWN, JOBS, RESULTS)
+        }
         slabs = {kind: Slab(size) for kind, size in room.items()}
 
         def work() -> None:
