@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +51,15 @@ def test_data_are_the_same_every_time(jobs: Any, name: str, tmp_path: Path) -> N
     assert first.train_y.dtype == first.owners.dtype == np.int64
     assert len(first.test_y) == (359 if name == "digits" else 1000)
     assert first.sizes == [20] * 4
+
+
+def test_data_of_a_changed_job_are_not_found_under_its_old_name(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [jobs.data_file(name, scale) for name in ("a", "digits") for scale in ("full", "tiny")]
+    assert len(set(before)) == 4
+    assert jobs.data_file("a", "full") == before[0]
+    monkeypatch.setitem(jobs.JOBS, "a", replace(jobs.JOBS["a"], batch=51))
+    assert jobs.data_file("a", "full") not in before
+    assert jobs.data_file("digits", "full") == before[2]
 
 
 def test_jobs_have_the_sizes_they_are_said_to_have(jobs: Any) -> None:
