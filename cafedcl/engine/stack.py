@@ -66,6 +66,7 @@ class Stack(Eager):
         self.layout = Layout(self.play, channels_last=True)
         self.tapes: dict[object, Tape | None] = {}
         self.trained: dict[int, Trained] = {}
+        self.done = False
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs group by group."""
@@ -89,9 +90,17 @@ class Stack(Eager):
 
     def work(self, job: Job) -> Reply:
         """One client's round; what it has trained in a stack is not trained again."""
-        seconds = self.trained[job.client].seconds if job.client in self.trained else 0.0
+        self.done = job.client in self.trained
+        seconds = self.trained[job.client].seconds if self.done else 0.0
         reply = super().work(job)
         return replace(reply, up=replace(reply.up, seconds=reply.up.seconds + seconds))
+
+    def load(self, weights: Tensors) -> None:
+        """Make these the network's weights; a client that is trained already need not receive any first."""
+        if self.done:
+            self.done = False
+        else:
+            super().load(weights)
 
     def _epochs(self, job: Job, visit: Visit) -> dict[str, float]:
         trained = self.trained.pop(job.client, None)
@@ -140,7 +149,10 @@ class Stack(Eager):
         sent = {**bench.initial, **under(MODEL, down.tensors)}
         own = [under(MODEL, job.memory) for job in group]
         clients = [bench.client(job.client) for job in group]
-        flat = torch.stack([self.layout.lay({**sent, **weights}) for weights in own])
+        flat = self.layout.lay(sent).repeat(len(group), 1)
+        for row, weights in zip(flat, own, strict=True):
+            for name, view in self.layout.views(row).items() if weights else ():
+                view.copy_(weights.get(name, view))
         mine: dict[str, list[Tensor]] = {"counts": [client.counts for client in clients]}
         parts = {
             "memory/": [without(MODEL, job.memory) for job in group],
