@@ -84,7 +84,7 @@ class Workers:
                 for worker in self.crew:
                     if waiting and worker.ready and not worker.group:
                         self._submit(worker, waiting.popleft())
-                if waiting and not self._busy():
+                if waiting and not self._busy() and not (self.crew and self._deadly(waiting[0])):
                     yield from self._here(waiting.popleft())
                     self._listen(waiting, 0)
                 else:
@@ -97,6 +97,10 @@ class Workers:
         for worker in [worker for worker in self.crew if worker.group]:
             worker.stop()
             self.crew.remove(worker)
+
+    def _deadly(self, group: Group) -> bool:
+        """Return whether a worker has died of a group's jobs, which are better not done in this process."""
+        return any((job.client, job.down.round) in self.deaths for job in group)
 
     def _busy(self) -> bool:
         return any(worker.group for worker in self.crew)

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from cafedcl.config import resolve
-from cafedcl.contract import Down, Failure, Job, Reply
+from cafedcl.contract import Down, Failure, Job, Reply, Visit
 from cafedcl.engine import workers as workers_module
 from cafedcl.engine.choose import choose_engine
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.workers import Workers
 from cafedcl.federation import Federation
+from cafedcl.models import Network
+from cafedcl.pack import Tensors
 from cafedcl.setup import Setup, prepare
 
 
@@ -161,20 +163,63 @@ def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup
         engine.close()
 
 
-def test_short_work_stays_in_this_process_and_long_work_does_not(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("price", ["PAYS_OFF", "PAYS_OFF_FORKED"])
+def test_short_work_stays_in_this_process_and_long_work_does_not(monkeypatch: pytest.MonkeyPatch, price: str) -> None:
+    """Six jobs take less than a thousand seconds, and a million million take more."""
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
-    short = Workers(setup.bench, setup.config, 0, jobs=6)
-    list(short.train(jobs(setup)))
-    assert short.crew == []
-    long = Workers(setup.bench, setup.config, 0, jobs=10**6)
+    monkeypatch.setattr(workers_module, price, 1000.0)
+    setup = make_setup(threads=1 if price == "PAYS_OFF_FORKED" else 2)
+    hired = {}
+    for number, left in ((0, 6), (0, 10**12), (1, 10**12)):
+        engine = Workers(setup.bench, setup.config, number, jobs=left)
+        try:
+            list(engine.train(jobs(setup)))
+            hired[number, left] = len(engine.crew)
+        finally:
+            engine.close()
+    assert hired == {(0, 6): 0, (0, 10**12): 2, (1, 10**12): 0}
+
+
+def kill_for(setup: Setup, victim: int) -> None:
+    """Let one client's summary end its process, unless it is this one."""
+    here = os.getpid()
+
+    def summarize(_model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        if visit.client.index == victim:
+            assert os.getpid() != here, "a job that killed a worker is not done in the run's own process"
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}, {}
+
+    setup.bench.method.summarize = summarize  # type: ignore[method-assign]
+
+
+def test_the_job_that_kills_a_groups_worker_is_found_and_the_others_are_done() -> None:
+    setup = make_setup(stack=3)
+    kill_for(setup, 4)
+    engine = Workers(setup.bench, setup.config, 2, 100)
     try:
-        list(long.train(jobs(setup)))
-        assert len(long.crew) == 2
+        engine._hire(2)
+        results = list(engine.train(jobs(setup)))
+        assert sorted(r.up.client for r in results if isinstance(r, Reply)) == [0, 1, 2, 3, 5]
+        assert [r for r in results if isinstance(r, Failure)] == [
+            Failure(4, "its worker process died twice (signal 9)")
+        ]
+        assert {client: n for (client, _), n in engine.deaths.items() if n > 1} == {4: 2}
     finally:
-        long.close()
-    single = Workers(setup.bench, setup.config, 1, jobs=10**6)
-    list(single.train(jobs(setup)))
-    assert single.crew == []
+        engine.close()
+
+
+def test_forked_workers_hold_no_pipe_but_their_own(setup: Setup) -> None:
+    """Else they would not notice that the run has ended."""
+    engine = Workers(setup.bench, setup.config, 3, 100)
+    try:
+        engine._hire(2)
+        first = engine.crew[0]
+        first.line.pipe.close()
+        assert first.process.wait(10) == 0
+    finally:
+        engine.crew = engine.crew[1:]
+        engine.close()
 
 
 def test_one_client_needs_no_workers() -> None:
