@@ -39,8 +39,8 @@ def make_groups(bench: Bench, jobs: Iterable[Job], size: int) -> Iterator[Group]
 
 
 def form(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-    """Return names, shapes and types of tensors."""
-    return tuple((name, value.shape, value.dtype) for name, value in tensors.items())
+    """Return names, shapes and types of tensors, in whatever order they are."""
+    return tuple((name, tensors[name].shape, tensors[name].dtype) for name in sorted(tensors))
 
 
 def _length(bench: Bench, job: Job) -> tuple[int, int]:

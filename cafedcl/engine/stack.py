@@ -4,6 +4,7 @@ import copy
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from cafedcl.contract import Batch, Client, Down, Failure, Job, Reply, Visit
+from cafedcl.contract import Batch, Client, Failure, Job, Reply, Visit
 from cafedcl.data.augment import augment
 from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.eager import Eager
@@ -79,20 +80,23 @@ class Stack(Eager):
 
     def together(self, group: Group) -> Iterator[Reply | Failure]:
         """Train a group side by side, then let every client summarize alone; its failure is its own."""
-        if len(group) > 1:
-            try:
-                with arithmetic(self.bench):
-                    self.trained = self.stacked(group)
-            except Exception:
-                self.trained = {}  # they are trained one after another, where an error is the client's who causes it
-        for job in group:
-            yield self.attempt(job)
+        try:
+            if len(group) > 1:
+                with suppress(Exception), arithmetic(self.bench):
+                    self.trained = self.stacked(group)  # if not, each trains alone, where an error is its own
+            for job in group:
+                yield self.attempt(job)
+        finally:
+            self.trained = {}
 
     def work(self, job: Job) -> Reply:
         """One client's round; what it has trained in a stack is not trained again."""
         self.done = job.client in self.trained
         seconds = self.trained[job.client].seconds if self.done else 0.0
-        reply = super().work(job)
+        try:
+            reply = super().work(job)
+        finally:
+            self.done = False
         return replace(reply, up=replace(reply.up, seconds=reply.up.seconds + seconds))
 
     def load(self, weights: Tensors) -> None:
@@ -110,11 +114,6 @@ class Stack(Eager):
             for name, value in made.items():
                 mine[name].copy_(value)
         return trained.losses
-
-    def trial(self, down: Down) -> None:
-        """Record a first step; raises whatever stands in the way of it."""
-        with arithmetic(self.bench):
-            self.stacked(tuple(Job(client, down, {}, False) for client in range(min(2, len(self.bench.shards)))))
 
     def stacked(self, group: Group) -> dict[int, Trained]:
         """Train all clients of a group."""

@@ -131,12 +131,7 @@ class Workers:
 
     def _fork(self) -> Worker:
         """Return a worker that goes on from this process, with its data and its engine."""
-        ours, theirs = Pipe()
-        model = nbytes(self.bench.initial) + 4 * len(self.bench.test_set(None)[1])
-        room = {
-            kind: ROOM + MODELS * model * (1 if kind == DOWN else self.local.size) for kind in (DOWN, JOBS, RESULTS)
-        }
-        slabs = {kind: Slab(size) for kind, size in room.items()}
+        (ours, theirs), slabs = Pipe(), self._slabs()
 
         def work() -> None:
             for pipe in (ours, *(worker.line.pipe for worker in self.crew)):
@@ -146,6 +141,15 @@ class Workers:
         process = Forked(work)
         theirs.close()
         return Worker(Line(ours, slabs), process, ready=True)
+
+    def _slabs(self) -> dict[bytes, Slab]:
+        """Return memory to share with a worker, of which only what is used is taken; none if it cannot be had."""
+        model = nbytes(self.bench.initial) + 4 * (len(self.bench.data.test_y) + len(self.bench.data.train_y))
+        clients = {DOWN: 1, JOBS: self.local.size, RESULTS: self.local.size}
+        try:
+            return {kind: Slab(ROOM + number * MODELS * model) for kind, number in clients.items()}
+        except OSError:
+            return {}
 
     def _start(self) -> Worker:
         """Return a worker in a new interpreter, which maps the data and builds the rest by itself."""

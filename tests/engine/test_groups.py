@@ -76,6 +76,13 @@ def test_clients_whose_memories_differ_in_form_are_kept_apart(bench: Bench) -> N
     assert all(len({len(job.memory["kept"]) for job in group}) == 1 for group in groups)
 
 
+def test_the_order_of_what_a_client_remembers_is_no_reason_to_be_kept_apart(bench: Bench) -> None:
+    """A memory that comes from a snapshot may have another."""
+    one, other = torch.zeros(3), torch.zeros(4)
+    memories = [{"a": one, "b": other}, {"b": other, "a": one}]
+    assert len(list(make_groups(bench, [Job(k, DOWN, memories[k], False) for k in range(2)], 4))) == 1
+
+
 def test_personal_weights_are_no_reason_to_be_kept_apart(bench: Bench) -> None:
     own = [Job(k, DOWN, {"model/w": torch.zeros(3)} if k else {}, False) for k in range(4)]
     assert len(list(make_groups(bench, own, 4))) == 1

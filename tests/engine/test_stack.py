@@ -188,6 +188,21 @@ def test_a_client_whose_summary_raises_is_the_only_one_to_fail(tiny: Tiny, group
     assert [client for client, result in sorted(results.items()) if isinstance(result, Reply)] == [0, 1, 2, 4]
 
 
+def test_what_was_trained_for_a_round_that_was_given_up_is_forgotten(tiny: Tiny) -> None:
+    federation = tiny("local", **UNEQUAL)
+    engine = Stack(federation.bench, 5)
+    down = Down(0, federation.method.broadcast(federation.state))
+    jobs = [Job(client, down, {}, False) for client in range(5)]
+    results = engine.train(jobs)
+    first = next(results)
+    assert len(engine.trained) == 4
+    results.close()
+    assert engine.trained == {}
+    later = replace(jobs[first.up.client], down=Down(1, down.tensors))
+    expected = federation.engine.attempt(later)
+    assert all(torch.equal(value, expected.memory[n]) for n, value in engine.attempt(later).memory.items())
+
+
 @pytest.mark.parametrize("kind", ["reads a value", "reads a number", "draws", "raises"])
 def test_a_loss_that_cannot_be_stacked_is_trained_one_client_after_another(
     tiny: Tiny, groups: list[int], kind: str
