@@ -189,9 +189,8 @@ def test_a_client_whose_summary_raises_is_the_only_one_to_fail(tiny: Tiny, group
 
 
 def test_what_was_trained_for_a_round_that_was_given_up_is_forgotten(tiny: Tiny) -> None:
-    federation = tiny("local", **UNEQUAL)
-    engine = Stack(federation.bench, 5)
-    down = Down(0, federation.method.broadcast(federation.state))
+    one, other = pair(tiny, "local", 5, **UNEQUAL)
+    engine, down = other.engine, Down(0, other.method.broadcast(other.state))
     jobs = [Job(client, down, {}, False) for client in range(5)]
     results = engine.train(jobs)
     first = next(results)
@@ -199,7 +198,7 @@ def test_what_was_trained_for_a_round_that_was_given_up_is_forgotten(tiny: Tiny)
     results.close()
     assert engine.trained == {}
     later = replace(jobs[first.up.client], down=Down(1, down.tensors))
-    expected = federation.engine.attempt(later)
+    expected = one.engine.attempt(later)
     assert all(torch.equal(value, expected.memory[n]) for n, value in engine.attempt(later).memory.items())
 
 
