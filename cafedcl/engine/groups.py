@@ -69,8 +69,9 @@ def obstacle(bench: Bench) -> str | None:
         return f"they do so on a CPU only, not on '{bench.device}'"
     if bench.method.pooled:
         return "all data lie in one place"
-    name = next((name for name, _ in bench.network.named_buffers()), None)
-    return name and f"'{name}' is kept besides the weights"
+    trained = {name for name, value in bench.network.named_parameters() if value.requires_grad}
+    name = next((name for name in bench.network.state_dict() if name not in trained), None)
+    return name and f"'{name}' is kept besides the weights that are trained"
 
 
 @torch.no_grad()

@@ -110,9 +110,9 @@ class Stack(Eager):
         trained = self.trained.pop(job.client, None)
         if trained is None:
             return super()._epochs(job, visit)
-        for mine, made in ((self.tensors, trained.weights), (visit.scratch, trained.scratch)):
-            for name, value in made.items():
-                mine[name].copy_(value)
+        self.load({**visit.received, **trained.weights})
+        for name, value in trained.scratch.items():
+            visit.scratch[name].copy_(value)
         return trained.losses
 
     def stacked(self, group: Group) -> dict[int, Trained]:
@@ -147,6 +147,7 @@ class Stack(Eager):
         bench, down = self.bench, group[0].down
         sent = {**bench.initial, **under(MODEL, down.tensors)}
         own = [under(MODEL, job.memory) for job in group]
+        personal = {name for weights in own for name in weights}
         clients = [bench.client(job.client) for job in group]
         flat = self.layout.lay(sent).repeat(len(group), 1)
         for row, weights in zip(flat, own, strict=True):
@@ -156,7 +157,7 @@ class Stack(Eager):
         parts = {
             "memory/": [without(MODEL, job.memory) for job in group],
             "scratch/": [bench.method.scratch(client) for client in clients],
-            "received/": [{name: {**sent, **weights}[name] for name in own[0]} for weights in own],
+            "received/": [{name: {**sent, **weights}[name] for name in personal} for weights in own],
         }
         for prefix, each in parts.items():
             mine |= {prefix + name: [tensors[name] for tensors in each] for name in each[0]}
@@ -166,12 +167,13 @@ class Stack(Eager):
             "round": torch.tensor(float(down.round)),
             "progress": torch.tensor(down.round / bench.rounds),
             **prefixed("anchors/", under(ANCHORS, down.tensors)),
-            **prefixed("received/", {name: value for name, value in sent.items() if name not in own[0]}),
+            **prefixed("received/", {name: value for name, value in sent.items() if name not in personal}),
         }
         tensors = {"flat": flat, **prefixed(MINE, {name: torch.stack(values) for name, values in mine.items()})}
         if bench.train.momentum:
             tensors["velocity"] = torch.zeros_like(flat)
-        return {**tensors, **prefixed(COMMON, {name: plain(value) for name, value in common.items()})}
+        tensors |= prefixed(COMMON, {name: plain(value) for name, value in common.items()})
+        return {name: tensors[name] for name in sorted(tensors)}
 
     @torch.no_grad()
     def steps(

@@ -75,7 +75,7 @@ def test_clients_that_cannot_be_stacked_as_asked_leave_one_notice_with_the_reaso
     assert isinstance(engine, Workers)
     assert engine.local.size == 1
     (notice,) = notices
-    assert "one after another ('head.0.running_mean' is kept besides the weights)" in notice
+    assert "one after another ('head.0.running_mean' is kept besides the weights that are trained)" in notice
     assert all(isinstance(result, Reply) for result in engine.train(jobs(setup)))
 
 

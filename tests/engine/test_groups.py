@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -141,7 +142,15 @@ def test_what_stands_in_the_way(make: Make) -> None:
     bench = make().bench
     assert obstacle(bench) is None
     normal = Network(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)), nn.Linear(64, 10))
-    assert obstacle(replace(bench, network=normal)) == "'encoder.1.running_mean' is kept besides the weights"
+    assert (
+        obstacle(replace(bench, network=normal))
+        == "'encoder.1.running_mean' is kept besides the weights that are trained"
+    )
     assert choose_size(replace(bench, network=normal)) == 1
+    fixed = copy.deepcopy(bench.network)
+    fixed.encoder.conv1.bias.requires_grad_(False)
+    assert (
+        obstacle(replace(bench, network=fixed)) == "'encoder.conv1.bias' is kept besides the weights that are trained"
+    )
     assert obstacle(make("central").bench) == "all data lie in one place"
     assert make("central").config.engine.stack == 1

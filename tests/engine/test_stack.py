@@ -148,6 +148,26 @@ def test_stretches_are_where_the_same_clients_are_at_work() -> None:
     ]
 
 
+def test_clients_with_and_without_weights_of_their_own_train_side_by_side(tiny: Tiny, groups: list[int]) -> None:
+    """And every one sees as received what it began with, whatever the order of what it remembers."""
+    results = []
+    for federation in pair(tiny, "fedprox", 5, **UNEQUAL, method__mu=1.0, train__epochs=2):
+        federation.method.personal = ".*"
+        start = {f"model/{name}": value for name, value in federation.bench.initial.items()}
+        moved = {name: 0.5 * value for name, value in reversed(start.items())}
+        memories = [{}, start, {}, moved, start]
+        jobs = [Job(client, Down(0, {}), memories[client], False) for client in range(5)]
+        for _ in range(2):
+            results.append({r.up.client: r for r in federation.engine.train(jobs)})
+            jobs = [replace(job, memory=dict(reversed(job.memory.items()))) for job in jobs]
+    assert groups == [5, 5]
+    for client, reply in results[0].items():
+        assert reply.up.losses["prox"] > 0
+        for other in results[1:]:
+            assert reply.up.losses == pytest.approx(other[client].up.losses, rel=1e-5)
+            assert_near(reply.memory, other[client].memory, 1e-5)
+
+
 # when something goes wrong
 
 
@@ -249,16 +269,15 @@ def test_a_step_that_was_refused_is_not_recorded_again(tiny: Tiny, monkeypatch: 
 
 
 class Own(nn.Module):
-    """Somebody's network, which calls functions instead of layers, and has weights that are not trained."""
+    """Somebody's network, which calls functions instead of layers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.filters = nn.Parameter(0.2 * torch.randn(4, 1, 3, 3, generator=torch.Generator().manual_seed(1)))
-        self.fixed = nn.Parameter(torch.full((4,), 0.5), requires_grad=False)
         self.full = nn.Linear(4, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.full(nn.functional.conv2d(x, self.filters, padding=1).relu().mean((2, 3)) + self.fixed)
+        return self.full(nn.functional.conv2d(x, self.filters, padding=1).relu().mean((2, 3)))
 
 
 def test_somebodys_own_network_is_stacked_too(tiny: Tiny, groups: list[int]) -> None:
