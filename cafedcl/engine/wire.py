@@ -44,34 +44,35 @@ def to_group(parts: Parts, down: Down) -> Group:
     return tuple(Job(job["client"], down, under(f"{n}/", parts.tensors), job["evaluate"]) for n, job in jobs)
 
 
-def result_parts(results: Sequence[Reply | Failure]) -> Parts:
-    """Return finished jobs."""
-    tensors, headers = list[Tensors](), list[Header]()
-    for result in results:
-        if isinstance(result, Failure):
-            tensors.append({})
-            headers.append({"client": result.client, "reason": result.reason})
-            continue
-        up = result.up
-        headers.append({"client": up.client, "samples": up.samples, "losses": up.losses, "seconds": up.seconds})
-        parts = {"up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "predictions/": result.predictions}
-        tensors.append(
-            {name: value for prefix, part in parts.items() for name, value in prefixed(prefix, part).items()}
-        )
-    return Parts(_numbered(tensors), {"results": headers})
+def result_parts(result: Reply | Failure) -> Parts:
+    """Return a finished job."""
+    if isinstance(result, Failure):
+        return Parts({}, {"client": result.client, "reason": result.reason})
+    up = result.up
+    parts = {"up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "predictions/": result.predictions}
+    tensors = {name: value for prefix, part in parts.items() for name, value in prefixed(prefix, part).items()}
+    return Parts(tensors, {"client": up.client, "samples": up.samples, "losses": up.losses, "seconds": up.seconds})
 
 
-def to_results(parts: Parts) -> list[Reply | Failure]:
+def to_result(parts: Parts) -> Reply | Failure:
     """Return what :func:`result_parts` was given."""
-    results: list[Reply | Failure] = []
-    for number, header in enumerate(parts.header["results"]):
-        tensors = under(f"{number}/", parts.tensors)
-        if "reason" in header:
-            results.append(Failure(header["client"], header["reason"]))
-            continue
-        up = Up(tensors=under("up/", tensors), notes=under("notes/", tensors), **header)
-        results.append(Reply(up, under("memory/", tensors), under("predictions/", tensors)))
-    return results
+    tensors, header = parts
+    if "reason" in header:
+        return Failure(header["client"], header["reason"])
+    up = Up(tensors=under("up/", tensors), notes=under("notes/", tensors), **header)
+    return Reply(up, under("memory/", tensors), under("predictions/", tensors))
+
+
+def group_result_parts(results: Sequence[Reply | Failure]) -> Parts:
+    """Return the finished jobs of a group."""
+    each = [result_parts(result) for result in results]
+    return Parts(_numbered([parts.tensors for parts in each]), {"results": [parts.header for parts in each]})
+
+
+def to_group_results(parts: Parts) -> list[Reply | Failure]:
+    """Return what :func:`group_result_parts` was given."""
+    headers = enumerate(parts.header["results"])
+    return [to_result(Parts(under(f"{number}/", parts.tensors), header)) for number, header in headers]
 
 
 def _numbered(parts: Sequence[Tensors]) -> Tensors:

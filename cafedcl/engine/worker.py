@@ -15,7 +15,7 @@ from cafedcl.config import resolve
 from cafedcl.contract import Down
 from cafedcl.data.dataset import Dataset
 from cafedcl.engine.stack import Stack
-from cafedcl.engine.wire import DOWN, READY, RESULTS, Line, result_parts, to_down, to_group
+from cafedcl.engine.wire import DOWN, READY, RESULTS, Line, group_result_parts, to_down, to_group
 from cafedcl.pack import map_file, unpack
 from cafedcl.setup import prepare
 
@@ -31,7 +31,7 @@ def serve(line: Line, engine: Stack) -> None:
         if kind == DOWN:
             down = to_down(parts)
         else:
-            line.send(RESULTS, result_parts(list(engine.together(to_group(parts, down)))))
+            line.send(RESULTS, group_result_parts(list(engine.together(to_group(parts, down)))))
 
 
 class Forked:

@@ -20,7 +20,7 @@ from cafedcl.engine.base import Bench, Results
 from cafedcl.engine.groups import Group, obstacle
 from cafedcl.engine.slab import Slab
 from cafedcl.engine.stack import Stack
-from cafedcl.engine.wire import DOWN, JOBS, READY, RESULTS, Line, down_parts, group_parts, to_results
+from cafedcl.engine.wire import DOWN, JOBS, READY, RESULTS, Line, down_parts, group_parts, to_group_results
 from cafedcl.engine.worker import GONE, Forked, serve
 from cafedcl.pack import Tensors, nbytes, pack
 
@@ -188,7 +188,7 @@ class Workers:
             else:
                 self.jobs_left -= len(worker.group)
                 worker.group = ()
-                results += to_results(parts)
+                results += to_group_results(parts)
         return iter(results)
 
     def _bury(self, worker: Worker, waiting: deque[Group]) -> list[Reply | Failure]:

@@ -12,10 +12,10 @@ from cafedcl.engine.wire import (
     Line,
     down_parts,
     group_parts,
-    result_parts,
+    group_result_parts,
     to_down,
     to_group,
-    to_results,
+    to_group_results,
 )
 
 
@@ -58,9 +58,9 @@ def test_results_arrive_a_failure_with_its_reason(line: Line) -> None:
         Failure(2, "out of «memory»"),
         Reply(up, {"model/own": torch.ones(1)}, {"all": torch.tensor([1, 2], dtype=torch.int16)}),
     ]
-    line.send(RESULTS, result_parts(sent))
+    line.send(RESULTS, group_result_parts(sent))
     kind, parts = line.receive(copied=True)
-    failure, reply = to_results(parts)
+    failure, reply = to_group_results(parts)
     assert kind == RESULTS
     assert failure == sent[0]
     assert isinstance(reply, Reply)
