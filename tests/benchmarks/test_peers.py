@@ -157,6 +157,19 @@ def test_ratios(run: Any) -> None:
     assert compared["warnings"] == []
 
 
+def test_jobs_that_are_measured_later_are_added(run: Any) -> None:
+    def measured(command: str, *runs: dict[str, Any]) -> dict[str, Any]:
+        return {"measured": {r["job"]: {"command": command} for r in runs}, "runs": list(runs), **run.compare(runs)}
+
+    old = measured("old", *(result(s, job, [1.0, n], 2.0) for s, n in (("ours", 1), ("pfl", 2)) for job in ("a", "c")))
+    new = measured("new", result("ours", "a", [1.0, 1.0], 2.0), result("pfl", "a", [1.0, 8.0], 2.0))
+    both = run.together(old, new)
+    assert {job: about["command"] for job, about in both["measured"].items()} == {"a": "new", "c": "old"}
+    assert {job: lead["ratio"] for job, lead in both["fastest_peer"].items()} == {"a": 8.0, "c": 2.0}
+    assert both["geometric_mean"]["ratio"] == pytest.approx(4.0)
+    assert len(both["runs"]) == 4
+
+
 def test_other_work_is_warned_about(run: Any) -> None:
     runs = [result(system, "a", [1.0, 1.0], 2.0) for system in ("ours", "plain", "pfl", "fluke")]
     runs += [result("flower", "a", [1.0, 1.0], 2.0, accuracy=0.5), result("fedjax", "a", [1.0, 1.0], 2.0, steps=[9, 9])]
