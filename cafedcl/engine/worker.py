@@ -73,6 +73,7 @@ def _run(work: Callable[[], None]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()
         work()
+        code = 0
     except GONE:
         code = 0
     except BaseException:
