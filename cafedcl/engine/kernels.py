@@ -110,7 +110,8 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         """Return the layer's output."""
         clients, images, channels, *size = x.shape
-        form = Form.of(clients * images, channels, (size[0], size[1]), weight, stride, padding)
+        high, wide = weight.shape[-2:]
+        form = Form(clients * images, channels, (size[0], size[1]), (high, wide), stride, padding)
         patches = form.patches(x.permute(0, 1, 3, 4, 2)).view(clients, -1, form.reach)
         filters = weight.permute(0, 1, 3, 4, 2).reshape(clients, -1, form.reach)
         ctx.form = form
@@ -146,18 +147,11 @@ class Form:
         self.out = (self.whole[0] - kernel[0]) // stride[0] + 1, (self.whole[1] - kernel[1]) // stride[1] + 1
         self.reach = kernel[0] * kernel[1] * channels
 
-    @classmethod
-    def of(cls, images: int, channels: int, size: Pair, weight: Tensor, stride: Pair, padding: Pair) -> "Form":
-        """Return the form for filters (…, h, w)."""
-        return cls(images, channels, size, (weight.shape[-2], weight.shape[-1]), stride, padding)
-
     def patches(self, x: Tensor) -> Tensor:
         """Return the patches (images, rows, columns, h, w·C) of images (…, H, W, C), one after another."""
         if any(self.padding):
             framed = x.new_zeros(*x.shape[:-3], *self.whole, self.channels)
-            framed[..., self.padding[0] : self.padding[0] + self.size[0], :, :].narrow(
-                -2, self.padding[1], self.size[1]
-            ).copy_(x)
+            self._inside(framed).copy_(x)
             x = framed
         line = self.whole[1] * self.channels
         steps = (self.whole[0] * line, self.stride[0] * line, self.stride[1] * self.channels, line, 1)
@@ -185,8 +179,11 @@ class Form:
                 (self.images, rows, line), (self.whole[0] * line, self.stride[0] * line, 1), row * line
             )
             covered.add_(lines[:, :, row])
-        whole = whole.view(self.images, *self.whole, channels)
-        return whole.narrow(1, self.padding[0], self.size[0]).narrow(2, self.padding[1], self.size[1])
+        return self._inside(whole.view(self.images, *self.whole, channels))
+
+    def _inside(self, whole: Tensor) -> Tensor:
+        """Return images without the frame that padding puts around them."""
+        return whole.narrow(-3, self.padding[0], self.size[0]).narrow(-2, self.padding[1], self.size[1])
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
