@@ -117,9 +117,8 @@ def test_a_copied_network_does_not_share_the_flat_tensor(last: bool) -> None:
 
 
 def test_several_clients_weights_lie_in_one_tensor_with_a_row_for_each(last: bool) -> None:
-    layout, states = Layout(network(), last), []
-    for factor in (1.0, 2.0, -3.0):
-        states.append({name: factor * value for name, value in network().state_dict().items()})
+    layout, start = Layout(network(), last), network().state_dict()
+    states = [{name: factor * value for name, value in start.items()} for factor in (1.0, 2.0, -3.0)]
     rows = torch.stack([layout.lay(state) for state in states])
     views = layout.views(rows)
     assert views.keys() == TRAINED
