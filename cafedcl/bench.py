@@ -16,7 +16,6 @@ from cafedcl.contract import Down, Failure, Job, Visit
 from cafedcl.data.dataset import Dataset
 from cafedcl.engine.base import Bench, Engine
 from cafedcl.engine.choose import choose_engine
-from cafedcl.engine.eager import Eager
 from cafedcl.engine.workers import Workers
 from cafedcl.errors import CafedclError, nearest
 from cafedcl.federation import Federation
@@ -145,11 +144,13 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         engine_name = type(federation.engine).__name__.lower()
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
         visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
-        beside = isinstance(federation.engine, Workers) and bool(federation.engine.crew)
-        serial = median_of(lambda: drain(Eager(setup.bench), jobs), 1, device) if beside else visits
-    alone = replace(setup.config, engine=replace(setup.config.engine, workers=1))
+        alone = federation.engine.local if isinstance(federation.engine, Workers) and federation.engine.crew else None
+        serial = visits if alone is None else median_of(lambda: drain(alone, jobs), 1, device)
+    single = replace(setup.config, engine=replace(setup.config.engine, workers=1))
     bare: Any = TrainingOnly(setup.bench.method)
-    engine = choose_engine(replace(setup, config=alone, bench=replace(setup.bench, method=bare)), lambda _message: None)
+    engine = choose_engine(
+        replace(setup, config=single, bench=replace(setup.bench, method=bare)), lambda _message: None
+    )
     try:
         drain(engine, jobs)
         training = median_of(lambda: drain(engine, jobs), rounds, device)

@@ -78,6 +78,7 @@ def bench(
         print(json.dumps(result))
         return
     screen.print(table(found, bool(against)))
+    screen.print(f"\n{legend(found)}", style="dim", highlight=False, soft_wrap=True)
     screen.print("ceiling: " + ", ".join(f"{v / 1e12:.2f} TFLOP/s in {n}" for n, v in ceilings.items()), style="dim")
     if out:
         screen.print(f"written: {out}", soft_wrap=True)
@@ -92,37 +93,58 @@ def save(path: Path, result: dict[str, Any]) -> None:
         raise CafedclError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+LEGEND = """\
+step: ms of a client's optimizer step; img/s: images trained per second
+round, +own: ms of a whole round, and what scoring all clients' own models adds
+ratio: a round over its training alone; peak: of a large matrix product's rate"""
+"""What the columns are, in lines of at most 80 characters."""
+
+
 def table(found: "list[Measurement]", compared: bool) -> "Table":
-    """Return measurements as a table; a ratio is against the other engine's row of the same task and method."""
+    """Return measurements as a table of at most 80 columns.
+
+    In a comparison, how much faster it is than the other engine's row of the same task and method stands instead of the
+    memory in MiB and of the seconds to the end of the first round.
+    """
     from rich.table import Table
 
-    from cafedcl.bench import TASKS
-
-    heads = (
-        "task",
-        "method",
-        "engine",
-        "ms per step",
-        "images/s",
+    shown = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("task", "method", "engine"):
+        shown.add_column(head, no_wrap=True)
+    for head in (
+        "step",
+        "img/s",
         "round",
-        "own models",
-        "round/training",
-        "of ceiling",
-    )
-    shown = Table(*heads, "MiB", "start", box=None, header_style="bold")
-    if compared:
-        shown.add_column("faster")
+        "+own",
+        "ratio",
+        "peak",
+        *(["faster"] if compared else ["MiB", "start"]),
+    ):
+        shown.add_column(head, justify="right", no_wrap=True)
     slowest = {
         (m.task, m.method): max(o.step_ms for o in found if (o.task, o.method) == (m.task, m.method)) for m in found
     }
     for m in found:
-        cells = [TASKS[m.task].title, m.method, m.engine, f"{m.step_ms:.4f}", f"{m.samples_per_s:,.0f}"]
-        cells += [
-            f"{1000 * m.round_s:.0f} ms",
-            f"+{1000 * m.own_s:.0f} ms",
+        last = [f"{m.memory_mib:.0f}", f"{m.start_s:.1f}"]
+        shown.add_row(
+            m.task,
+            m.method,
+            m.engine,
+            f"{m.step_ms:.{3 if m.step_ms < 100 else 0}f}",
+            f"{m.samples_per_s:.0f}" if m.samples_per_s < 1e5 else f"{m.samples_per_s / 1000:.0f}k",
+            f"{1000 * m.round_s:.0f}",
+            f"{1000 * m.own_s:.0f}",
             f"{m.overhead:.2f}",
-            f"{100 * m.ceiling:.1f} %",
-        ]
-        cells += [f"{m.memory_mib:.0f}", f"{m.start_s:.1f} s"]
-        shown.add_row(*cells, *([f"{slowest[m.task, m.method] / m.step_ms:.1f}×"] if compared else []))
+            f"{100 * m.ceiling:.0f}%",
+            *([f"{slowest[m.task, m.method] / m.step_ms:.1f}×"] if compared else last),
+        )
     return shown
+
+
+def legend(found: "list[Measurement]") -> str:
+    """Return what the names of the tasks stand for, and the heads of the columns."""
+    from cafedcl.bench import TASKS
+
+    names = list(dict.fromkeys(m.task for m in found))
+    width = max(map(len, names))
+    return "\n".join([*(f"{name:<{width}}  {TASKS[name].title}" for name in names), "", LEGEND])

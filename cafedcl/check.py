@@ -97,6 +97,11 @@ class Inspector:
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Return whether no number is NaN or infinite, by one look at the largest of all."""
+    """Return whether no number is NaN or infinite, by one look at the largest of all.
+
+    On a CPU a sum is faster to find, and it is never finite if one of its terms is not.
+    """
     floating = [value for value in values if value.is_floating_point() and value.numel()]
+    if all(value.is_cpu for value in floating) and all(bool(value.sum().isfinite()) for value in floating):
+        return True
     return not floating or bool(get_total_norm(floating, torch.inf).isfinite())

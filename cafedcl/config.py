@@ -151,6 +151,12 @@ class EngineOptions:
     workers: int = option(
         0, "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster", low=0, high=4096
     )
+    stack: int = option(
+        0,
+        "clients trained side by side in one process on a CPU; 1: none; 0: by the size of a step",
+        low=0,
+        high=4096,
+    )
     onednn: str = option(
         "auto",
         "CPU kernels by oneDNN; auto: off on ARM and for cnn8, where they are slower",

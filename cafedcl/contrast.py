@@ -26,7 +26,7 @@ def weighted_average(values: Tensor, weight: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the weighted mean of −log softmax(logits)_y."""
-    return weighted_average(F.cross_entropy(logits, y, reduction="none"), weight)
+    return weighted_average(-F.log_softmax(logits, 1).gather(1, y[:, None])[:, 0], weight)
 
 
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -197,9 +197,8 @@ def separate(
 
 
 def off_diagonal(mask: Tensor) -> Tensor:
-    """Return a fresh square mask without its diagonal."""
-    mask.fill_diagonal_(False)
-    return mask
+    """Return a square mask without its diagonal."""
+    return mask & ~torch.eye(len(mask), dtype=torch.bool, device=mask.device)
 
 
 def orthonormal(classes: int, dim: int) -> Tensor:

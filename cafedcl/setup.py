@@ -13,6 +13,7 @@ from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, pool
 from cafedcl.data.splits import split
 from cafedcl.engine.base import Bench
+from cafedcl.engine.groups import choose_size
 from cafedcl.errors import CafedclError
 from cafedcl.method import Method
 from cafedcl.methods import find_method
@@ -162,6 +163,8 @@ def assemble(
         threads=config.engine.threads,
         onednn=config.engine.onednn == "on",
     )
+    if not config.engine.stack:
+        config = replace(config, engine=replace(config.engine, stack=choose_size(bench)))
     return Setup(config, bench, state, shards.counts, tuple(len(part) for part in shards.test))
 
 

@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import statistics
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from cafedcl import bench as bench_module
@@ -29,7 +31,7 @@ from cafedcl.bench import (
     settled,
     step_flops,
 )
-from cafedcl.bench_command import bench, table
+from cafedcl.bench_command import bench, legend, table
 from cafedcl.contract import Failure, Job
 from cafedcl.engine.base import Bench, Engine
 from cafedcl.errors import CafedclError
@@ -261,9 +263,29 @@ def test_a_ratio_is_against_the_other_engine_in_the_same_task_with_the_same_meth
 def test_a_table_of_one_engine_has_no_ratio_and_readable_numbers() -> None:
     (row,) = rows_of([measured("digits", "fedavg", "eager fp32", 0.5)], False)
     assert "faster" not in row
-    assert row["task"] == TASKS["digits"].title
-    assert (row["method"], row["engine"], row["ms per step"]) == ("fedavg", "eager fp32", "0.5000")
-    assert (row["round"], row["own models"], row["of ceiling"]) == ("250 ms", "+125 ms", "87.5 %")
+    assert (row["task"], row["method"], row["engine"], row["step"]) == ("digits", "fedavg", "eager fp32", "0.500")
+    assert (row["round"], row["+own"], row["peak"]) == ("250", "125", "88%")
+    assert (row["MiB"], row["start"]) == ("77", "3.0")
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_a_table_and_its_legend_fit_into_a_terminal_of_80_columns(compared: bool) -> None:
+    large = {"samples_per_s": 234567.0, "round_s": 98.7654, "own_s": 12.3456, "overhead": 12.34, "memory_mib": 98765.0}
+    found = [measured("resnet-250", "scaffold", engine, 123.4, **large) for engine in ("workers fp32", "graphs bf16")]
+    console = Console(width=80, file=io.StringIO())
+    console.print(table(found, compared))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "…" not in "".join(lines)
+    for row, engine in zip(lines[1:], ("workers fp32", "graphs bf16"), strict=True):
+        assert row.split()[:3] == ["resnet-250", "scaffold", engine.split()[0]]
+        assert "98765" in row
+    columns = [lines[0].index(head) + len(head) for head in ("step", "round", "+own")]
+    for row in lines[1:]:
+        assert [row[end - 1 : end + 1] for end in columns] == ["3 ", "5 ", "6 "], "numbers are aligned to the right"
+    said = legend(found)
+    assert all(len(line) <= 80 for line in said.splitlines())
+    assert "resnet-250  ResNet-18-GN, batch 250, 20 clients" in said
 
 
 # the command
@@ -297,7 +319,7 @@ def test_the_command_prints_a_table_and_writes_its_numbers(
     shown = capsys.readouterr().out
     check(json.loads(out.read_text(encoding="utf-8")), ["fedavg", "fedprox"])
     assert SMALL.title in shown
-    assert "ms per step" in shown
+    assert "step" in shown
     assert str(out) in shown
 
 

@@ -24,7 +24,7 @@ def small(method: str = "cafedcl", **sections: dict[str, Any]) -> Config:
         "model": {"name": "mlp", "width": 0.2},
         "train": {"epochs": 1, "iterations": 2},
         "federation": {"clients": 6, "rounds": 3},
-        "engine": {"workers": 1},
+        "engine": {"workers": 1, "stack": 1},
     }
     for name, table in sections.items():
         tables[name] = {**tables.get(name, {}), **table}

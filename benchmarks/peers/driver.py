@@ -1,6 +1,6 @@
 """What all drivers share: the command line, and the result file.
 
-    python benchmarks/peers/drive_plain.py a --rounds 4 --data benchmarks/peers/.cache/a-full.npz --out plain.json
+    python benchmarks/peers/drive_plain.py a --rounds 4 --out plain.json
 
 is how a driver is called; all take the same arguments.
 """

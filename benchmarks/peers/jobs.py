@@ -2,12 +2,14 @@
 
     python benchmarks/peers/jobs.py a b c digits
 
-writes the files into benchmarks/peers/.cache. Images are class-dependent patterns under noise, made from a fixed seed
-(jobs a, b, c), or scikit-learn's handwritten digits. A file holds uint8 images, labels, the client of every training
-image, the mean and standard deviation to normalise with, and the initial weights of the network.
+writes the files into benchmarks/peers/.cache and prints where they are. Images are class-dependent patterns under
+noise, made from a fixed seed (jobs a, b, c), or scikit-learn's handwritten digits. A file holds uint8 images, labels,
+the client of every training image, the mean and standard deviation to normalise with, and the initial weights of the
+network.
 """
 
 import argparse
+import hashlib
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -194,8 +196,9 @@ def initial_weights(shape: tuple[int, int, int], rng: np.random.Generator) -> di
 
 
 def data_file(name: str, scale: str) -> Path:
-    """Return where a job's data are kept."""
-    return CACHE / f"{name}-{scale}.npz"
+    """Return where a job's data are kept: under a name that changes with the job and with this file, which makes it."""
+    made = f"{find_job(name, scale)}\n{Path(__file__).read_text(encoding='utf-8')}"
+    return CACHE / f"{name}-{scale}-{hashlib.sha256(made.encode()).hexdigest()[:12]}.npz"
 
 
 def save(data: Data, path: Path) -> None:

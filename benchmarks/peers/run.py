@@ -293,7 +293,15 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                 said = run.get("failed") or f"{median(run['seconds'][1:]):.3f} s per round, {run['wall']:.1f} s in all"
                 console.print(f"repeat {repeat + 1}, job {job}, {system}: {said}", highlight=False, markup=False)
     command = shlex.join(["python", "benchmarks/peers/run.py", *sys.argv[1:]])
-    return {"command": command, "machine": before, "local_step": settings, **compare(runs), "runs": runs}
+    about = {job: {"command": command, "machine": before, "local_step": settings[job]} for job in jobs}
+    return {"measured": about, **compare(runs), "runs": runs}
+
+
+def together(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return a result with what an older one has of other jobs."""
+    kept = [run for run in old["runs"] if run["job"] not in new["measured"]]
+    runs = [*kept, *new["runs"]]
+    return {"measured": {**old["measured"], **new["measured"]}, **compare(runs), "runs": runs}
 
 
 def main() -> None:
@@ -307,10 +315,13 @@ def main() -> None:
     parser.add_argument("--onednn", choices=("fastest", "on", "off"), default="fastest", help="PyTorch peers' kernels")
     parser.add_argument("--scale", choices=SCALES, default="full", help="tiny: only to see whether everything works")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--add", action="store_true", help="keep what the result file has of other jobs")
     arguments = parser.parse_args()
     console = Console()
     try:
         result = measure(arguments, console)
+        if arguments.add:
+            result = together(json.loads(arguments.out.read_text(encoding="utf-8")), result)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except JobError as error:

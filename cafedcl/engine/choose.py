@@ -8,6 +8,7 @@ from cafedcl.contract import Down
 from cafedcl.engine.base import Bench, Engine
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs, obstacle
+from cafedcl.engine.groups import obstacle as obstacle_to_stack
 from cafedcl.engine.workers import Workers
 from cafedcl.errors import CafedclError
 from cafedcl.setup import Setup
@@ -28,6 +29,9 @@ def choose_engine(setup: Setup, notice: Callable[[str], None]) -> Engine:
         return _graphs(setup, participants, notice)
     if bench.device.type != "cpu" or len(bench.shards) < 2:
         return Eager(bench)
+    reason = obstacle_to_stack(bench)
+    if config.engine.stack > 1 and reason is not None:
+        notice(f"clients cannot train side by side, so they do so one after another ({reason})")
     return Workers(bench, config, config.engine.workers, participants * config.federation.rounds)
 
 

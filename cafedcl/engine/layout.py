@@ -1,5 +1,6 @@
 """All trainable weights of a network in one flat tensor: one copy receives a model, one call updates it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,11 +41,19 @@ class Layout:
             entry.module._parameters[entry.key] = self.leaves[name]  # type: ignore[assignment]
 
     def views(self, flat: Tensor) -> Tensors:
-        """Return the weights that lie in a flat tensor, by name."""
+        """Return the weights that lie in a flat tensor, by name; those of several clients, if it has a row for each."""
         return {
             name: _shaped(part, entry)
-            for (name, entry), part in zip(self.entries.items(), flat.split(self.sizes), strict=True)
+            for (name, entry), part in zip(self.entries.items(), flat.split(self.sizes, -1), strict=True)
         }
+
+    def flatten(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the weights of several clients, each (clients, …), as one tensor with a row for each."""
+        laid = (
+            part.permute(0, 1, 3, 4, 2) if entry.last else part
+            for part, entry in zip(parts, self.entries.values(), strict=True)
+        )
+        return torch.cat([part.reshape(len(part), -1) for part in laid], 1)
 
     def lay(self, weights: Tensors) -> Tensor:
         """Return weights as a flat tensor."""
@@ -57,6 +66,6 @@ class Layout:
 
 def _shaped(part: Tensor, entry: Entry) -> Tensor:
     if not entry.last:
-        return part.view(entry.shape)
+        return part.view(*part.shape[:-1], *entry.shape)
     out, channels, height, width = entry.shape
-    return part.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return part.view(*part.shape[:-1], out, height, width, channels).movedim(-1, -3)

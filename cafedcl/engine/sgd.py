@@ -17,28 +17,34 @@ def flatten(network: nn.Module) -> Tensor:
     return flat
 
 
+def descend(
+    weights: Tensor, gradient: Tensor, velocity: Tensor | None, rate: Tensor | float, options: TrainOptions
+) -> None:
+    """Clip the gradient's norm, decay, and move the weights, all in place; several clients' lie one to a row."""
+    if options.clip:
+        norm = gradient.norm(dim=-1, keepdim=True)
+        gradient.mul_((options.clip / (norm + 1e-6)).clamp_(max=1.0))
+    if options.weight_decay:
+        gradient.add_(weights, alpha=options.weight_decay)
+    if velocity is not None:
+        gradient = velocity.mul_(options.momentum).add_(gradient)
+    if isinstance(rate, Tensor):
+        weights.addcmul_(gradient, rate, value=-1)
+    else:
+        weights.add_(gradient, alpha=-rate)
+
+
 class SGD:
     """torch.optim.SGD after clipping the gradient's norm, on flat weights; a test holds it against torch's own."""
 
     def __init__(self, weights: Tensor, options: TrainOptions) -> None:
         assert weights.grad is not None
         self.weights, self.gradient, self.options = weights, weights.grad, options
-        self.velocity: Tensor | None = None
+        self.velocity = torch.zeros_like(weights) if options.momentum else None
         self.gradient.zero_()
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Clip, decay, move, and zero the gradient for the next step."""
-        options, gradient = self.options, self.gradient
-        if options.clip:
-            gradient.mul_((options.clip / (gradient.norm() + 1e-6)).clamp_(max=1.0))
-        if options.weight_decay:
-            gradient.add_(self.weights, alpha=options.weight_decay)
-        moved = gradient
-        if options.momentum:
-            self.velocity = (
-                gradient.clone() if self.velocity is None else self.velocity.mul_(options.momentum).add_(gradient)
-            )
-            moved = self.velocity
-        self.weights.add_(moved, alpha=-rate)
-        gradient.zero_()
+        descend(self.weights, self.gradient, self.velocity, rate, self.options)
+        self.gradient.zero_()

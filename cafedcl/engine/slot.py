@@ -125,7 +125,7 @@ class Slot:
             anchors={name: value.to(device, copy=True) for name, value in anchors.items()},
             memory={name: value.to(device, copy=True) for name, value in memory.items()},
             scratch=self.bench.method.scratch(client),
-            embed=_nothing,
+            embed=embeds_nothing,
             rates=float("nan"),
         )
 
@@ -381,5 +381,6 @@ def _pinned(table: Tensor, device: torch.device) -> Tensor:
     return table.pin_memory() if device.type == "cuda" else table
 
 
-def _nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
+def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
+    """What a loss finds where it wants to embed its client's data."""
     raise CafedclError("a loss embeds nothing; its batch is what it sees")

@@ -17,62 +17,57 @@ from torch import Tensor
 from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine.base import Bench, Results
-from cafedcl.engine.eager import Eager
-from cafedcl.engine.wire import pack_down, pack_job, unpack_result
-from cafedcl.engine.worker import DOWN, JOB, READY
-from cafedcl.pack import Tensors, pack
+from cafedcl.engine.groups import Group, obstacle
+from cafedcl.engine.slab import Slab
+from cafedcl.engine.stack import Stack
+from cafedcl.engine.wire import DOWN, JOBS, READY, RESULTS, Line, down_parts, group_parts, to_group_results
+from cafedcl.engine.worker import GONE, Forked, serve
+from cafedcl.pack import Tensors, nbytes, pack
 
-PAYS_OFF = 8.0
-"""Seconds of serial work left above which starting processes (two to three seconds each) is faster."""
+PAYS_OFF, PAYS_OFF_FORKED = 8.0, 0.5
+"""Seconds of serial work left above which starting processes is faster: anew takes two to three seconds each."""
 TRIES = 2
 """How often a job may take its worker down with it before it counts as failed."""
+ROOM, MODELS = 2**22, 6
+"""Bytes of shared memory besides the models, and how many models it holds for every client of a group."""
 
 
 class Worker:
-    """One process and the pipe to it."""
+    """One process and the line to it."""
 
-    def __init__(self, config: Config, shared: IO[bytes]) -> None:
-        self.pipe, theirs = Pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cafedcl.engine.worker", str(theirs.fileno()), str(shared.fileno())],
-            pass_fds=(theirs.fileno(), shared.fileno()),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-            start_new_session=True,
-        )
-        theirs.close()
-        self.pipe.send_bytes(pack({}, {"config": config.to_plain()}))
-        self.ready = False
-        self.job: Job | None = None
+    def __init__(self, line: Line, process: "Forked | subprocess.Popen[bytes]", *, ready: bool) -> None:
+        self.line, self.process, self.ready = line, process, ready
+        self.group: Group = ()
         self.round: Down | None = None
 
-    def submit(self, job: Job) -> None:
-        """Send a job, and the round's Down if this worker does not have it yet."""
-        self.job = job
-        if self.round is not job.down:
-            self.pipe.send_bytes(DOWN + pack_down(job.down))
-            self.round = job.down
-        self.pipe.send_bytes(JOB + pack_job(job))
+    def submit(self, group: Group) -> None:
+        """Send a group of jobs, and the round's Down if this worker does not have it yet."""
+        self.group, down = group, group[0].down
+        if self.round is not down:
+            self.line.send(DOWN, down_parts(down))
+            self.round = down
+        self.line.send(JOBS, group_parts(group))
 
     def stop(self) -> None:
         """Close the pipe, on which the process ends, and see to it that it does."""
-        self.pipe.close()
+        self.line.pipe.close()
         try:
-            self.process.wait(0.2 if self.job is None and self.ready else 0)
+            self.process.wait(0 if self.group or not self.ready else 0.2)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
 class Workers:
-    """Hands jobs to worker processes, and does them itself until the first is ready.
+    """Hands groups of jobs to worker processes, and does them itself until the first is ready.
 
     ``number`` is how many processes; 0 starts as many as there are cores once the measured time of a job says that
-    it pays. Every job gives the same bits wherever it runs, so none of this shows in the results.
+    it pays. Every group gives the same bits wherever it runs, so none of this shows in the results.
     """
 
     def __init__(self, bench: Bench, config: Config, number: int, jobs: int) -> None:
         self.bench, self.config = bench, config
-        self.local = Eager(bench)
+        self.local = Stack(bench, 1 if obstacle(bench) else max(1, config.engine.stack))
         self.number = number
         self.jobs_left = jobs
         self.fastest = 0.0
@@ -82,15 +77,15 @@ class Workers:
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round wherever there is room."""
-        waiting = deque(jobs)
+        waiting = deque(self.local.groups(jobs))
         try:
             while waiting or self._busy():
                 self._hire(len(waiting))
                 for worker in self.crew:
-                    if waiting and worker.ready and worker.job is None:
+                    if waiting and worker.ready and not worker.group:
                         self._submit(worker, waiting.popleft())
-                if waiting and not self._busy():
-                    yield self._here(waiting.popleft())
+                if waiting and not self._busy() and not (self.crew and self._deadly(waiting[0])):
+                    yield from self._here(waiting.popleft())
                     self._listen(waiting, 0)
                 else:
                     yield from self._listen(waiting, None)
@@ -99,74 +94,122 @@ class Workers:
 
     def _give_up(self) -> None:
         """End the workers whose jobs nobody waits for any more; the next round starts new ones."""
-        for worker in [worker for worker in self.crew if worker.job]:
+        for worker in [worker for worker in self.crew if worker.group]:
             worker.stop()
             self.crew.remove(worker)
 
-    def _busy(self) -> bool:
-        return any(worker.job for worker in self.crew)
+    def _deadly(self, group: Group) -> bool:
+        """Return whether a worker has died of a group's jobs, which are better not done in this process."""
+        return any((job.client, job.down.round) in self.deaths for job in group)
 
-    def _here(self, job: Job) -> Reply | Failure:
+    def _busy(self) -> bool:
+        return any(worker.group for worker in self.crew)
+
+    def _here(self, group: Group) -> Iterator[Reply | Failure]:
         began = time.perf_counter()
-        result = self.local.attempt(job)
-        took = time.perf_counter() - began
+        results = list(self.local.together(group))
+        took = (time.perf_counter() - began) / len(group)
         self.fastest = min(self.fastest or took, took)
-        self.jobs_left -= 1
-        return result
+        self.jobs_left -= len(group)
+        return iter(results)
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers go on from this process. They cannot where it has had threads at work in its kernels."""
+        return sys.platform == "linux" and self.bench.threads == 1
 
     def _hire(self, waiting: int) -> None:
         """Start the processes that are missing, if it pays; one that could not even start is not tried again."""
         missing = (self.number or cores()) - len(self.crew)
-        if missing < 1 or waiting < 2 or self.number == 1:
+        if missing < 1 or waiting < (1 if self.forks else 2) or self.number == 1:
             return
-        if self.number == 0 and (cores() < 2 or self.fastest * self.jobs_left < PAYS_OFF):
+        enough = PAYS_OFF_FORKED if self.forks else PAYS_OFF
+        if self.number == 0 and (cores() < 2 or self.fastest * self.jobs_left < enough):
             return
-        self.shared = self.shared or share(self.bench)
-        self.crew += [Worker(self.config, self.shared) for _ in range(missing)]
+        for _ in range(missing):
+            self.crew.append(self._fork() if self.forks else self._start())
 
-    def _submit(self, worker: Worker, job: Job) -> None:
+    def _fork(self) -> Worker:
+        """Return a worker that goes on from this process, with its data and its engine."""
+        (ours, theirs), slabs = Pipe(), self._slabs()
+
+        def work() -> None:
+            for pipe in (ours, *(worker.line.pipe for worker in self.crew)):
+                pipe.close()
+            serve(Line(theirs, slabs), self.local)
+
+        process = Forked(work)
+        theirs.close()
+        return Worker(Line(ours, slabs), process, ready=True)
+
+    def _slabs(self) -> dict[bytes, Slab]:
+        """Return memory to share with a worker, of which only what is used is taken; none if it cannot be had."""
+        model = nbytes(self.bench.initial) + 4 * (len(self.bench.data.test_y) + len(self.bench.data.train_y))
+        clients = {DOWN: 1, JOBS: self.local.size, RESULTS: self.local.size}
         try:
-            worker.submit(job)
-        except (BrokenPipeError, ConnectionResetError):
-            """It died; listening finds that out and takes the job back."""
+            return {kind: Slab(ROOM + number * MODELS * model) for kind, number in clients.items()}
+        except OSError:
+            return {}
 
-    def _listen(self, waiting: deque[Job], timeout: float | None) -> Iterator[Reply | Failure]:
+    def _start(self) -> Worker:
+        """Return a worker in a new interpreter, which maps the data and builds the rest by itself."""
+        self.shared = self.shared or share(self.bench)
+        ours, theirs = Pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cafedcl.engine.worker", str(theirs.fileno()), str(self.shared.fileno())],
+            pass_fds=(theirs.fileno(), self.shared.fileno()),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            start_new_session=True,
+        )
+        theirs.close()
+        ours.send_bytes(pack({}, {"config": self.config.to_plain()}))
+        return Worker(Line(ours, {}), process, ready=False)
+
+    def _submit(self, worker: Worker, group: Group) -> None:
+        try:
+            worker.submit(group)
+        except (BrokenPipeError, ConnectionResetError):
+            """It died; listening finds that out and takes the jobs back."""
+
+    def _listen(self, waiting: deque[Group], timeout: float | None) -> Iterator[Reply | Failure]:
         """Return the results that have come in, waiting for the first if there is no timeout."""
-        by_pipe = {worker.pipe: worker for worker in self.crew if worker.job or not worker.ready}
+        by_pipe = {worker.line.pipe: worker for worker in self.crew if worker.group or not worker.ready}
         results: list[Reply | Failure] = []
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             assert isinstance(pipe, Connection)
             worker = by_pipe[pipe]
             try:
-                frame = pipe.recv_bytes()
-            except (EOFError, ConnectionResetError):
+                kind, parts = worker.line.receive(copied=True)
+            except GONE:
                 results += self._bury(worker, waiting)
                 continue
-            if frame == READY:
+            if kind == READY:
                 worker.ready = True
             else:
-                worker.job = None
-                self.jobs_left -= 1
-                results.append(unpack_result(frame))
+                self.jobs_left -= len(worker.group)
+                worker.group = ()
+                results += to_group_results(parts)
         return iter(results)
 
-    def _bury(self, worker: Worker, waiting: deque[Job]) -> list[Reply | Failure]:
-        """Replace a dead worker and give its job another try, once."""
-        assert self.shared is not None
+    def _bury(self, worker: Worker, waiting: deque[Group]) -> list[Reply | Failure]:
+        """Take leave of a dead worker and give its jobs another try, each alone, so that the killer is found."""
         code = worker.process.wait()
-        worker.pipe.close()
+        worker.line.pipe.close()
         self.crew.remove(worker)
-        if worker.job is None:
+        if not worker.group:
             self.number = max(len(self.crew), 1)
             return []
-        self.crew.append(Worker(self.config, self.shared))
-        key = (worker.job.client, worker.job.down.round)
-        self.deaths[key] = self.deaths.get(key, 0) + 1
-        if self.deaths[key] < TRIES:
-            waiting.append(worker.job)
-            return []
+        self.crew.append(self._fork() if self.forks else self._start())
+        failures: list[Reply | Failure] = []
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return [Failure(worker.job.client, f"its worker process died twice ({how})")]
+        for job in worker.group:
+            key = (job.client, job.down.round)
+            self.deaths[key] = self.deaths.get(key, 0) + 1
+            if self.deaths[key] < TRIES:
+                waiting.append((job,))
+            else:
+                failures.append(Failure(job.client, f"its worker process died twice ({how})"))
+        return failures
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""

@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +51,15 @@ def test_data_are_the_same_every_time(jobs: Any, name: str, tmp_path: Path) -> N
     assert first.train_y.dtype == first.owners.dtype == np.int64
     assert len(first.test_y) == (359 if name == "digits" else 1000)
     assert first.sizes == [20] * 4
+
+
+def test_data_of_a_changed_job_are_not_found_under_its_old_name(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [jobs.data_file(name, scale) for name in ("a", "digits") for scale in ("full", "tiny")]
+    assert len(set(before)) == 4
+    assert jobs.data_file("a", "full") == before[0]
+    monkeypatch.setitem(jobs.JOBS, "a", replace(jobs.JOBS["a"], batch=51))
+    assert jobs.data_file("a", "full") not in before
+    assert jobs.data_file("digits", "full") == before[2]
 
 
 def test_jobs_have_the_sizes_they_are_said_to_have(jobs: Any) -> None:
@@ -145,6 +155,19 @@ def test_ratios(run: Any) -> None:
     assert compared["geometric_mean"]["ratio"] == pytest.approx(1.0)
     assert compared["geometric_mean"]["wall_ratio"] == pytest.approx((1.75 * 0.25) ** 0.5)
     assert compared["warnings"] == []
+
+
+def test_jobs_that_are_measured_later_are_added(run: Any) -> None:
+    def measured(command: str, *runs: dict[str, Any]) -> dict[str, Any]:
+        return {"measured": {r["job"]: {"command": command} for r in runs}, "runs": list(runs), **run.compare(runs)}
+
+    old = measured("old", *(result(s, job, [1.0, n], 2.0) for s, n in (("ours", 1), ("pfl", 2)) for job in ("a", "c")))
+    new = measured("new", result("ours", "a", [1.0, 1.0], 2.0), result("pfl", "a", [1.0, 8.0], 2.0))
+    both = run.together(old, new)
+    assert {job: about["command"] for job, about in both["measured"].items()} == {"a": "new", "c": "old"}
+    assert {job: lead["ratio"] for job, lead in both["fastest_peer"].items()} == {"a": 8.0, "c": 2.0}
+    assert both["geometric_mean"]["ratio"] == pytest.approx(4.0)
+    assert len(both["runs"]) == 4
 
 
 def test_other_work_is_warned_about(run: Any) -> None:

@@ -68,6 +68,26 @@ def test_several_clients_on_a_cpu_are_given_to_workers(make: Make) -> None:
     engine.close()
 
 
+def test_clients_that_cannot_be_stacked_as_asked_leave_one_notice_with_the_reason(make: Make) -> None:
+    notices: list[str] = []
+    setup = with_layer(make(workers=1, stack=4), nn.BatchNorm1d(16))
+    engine = choose_engine(setup, notices.append)
+    assert isinstance(engine, Workers)
+    assert engine.local.size == 1
+    (notice,) = notices
+    assert "one after another ('head.0.running_mean' is kept besides the weights that are trained)" in notice
+    assert all(isinstance(result, Reply) for result in engine.train(jobs(setup)))
+
+
+def test_clients_are_stacked_as_asked_or_as_it_pays(make: Make) -> None:
+    sizes = []
+    for stack in (0, 1, 4):
+        engine = choose_engine(make(workers=1, stack=stack), pytest.fail)
+        assert isinstance(engine, Workers)
+        sizes.append(engine.local.size)
+    assert sizes == [10, 1, 4]
+
+
 def test_one_client_is_trained_by_the_reference_engine(make: Make) -> None:
     notices: list[str] = []
     assert isinstance(choose_engine(make("central"), notices.append), Eager)

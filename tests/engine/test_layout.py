@@ -114,3 +114,15 @@ def test_a_copied_network_does_not_share_the_flat_tensor(last: bool) -> None:
     model = network()
     Layout(copy.deepcopy(model), last).flat.zero_()
     assert torch.equal(model(IMAGES), network()(IMAGES))
+
+
+def test_several_clients_weights_lie_in_one_tensor_with_a_row_for_each(last: bool) -> None:
+    layout, start = Layout(network(), last), network().state_dict()
+    states = [{name: factor * value for name, value in start.items()} for factor in (1.0, 2.0, -3.0)]
+    rows = torch.stack([layout.lay(state) for state in states])
+    views = layout.views(rows)
+    assert views.keys() == TRAINED
+    for name, view in views.items():
+        assert torch.equal(view, torch.stack([state[name] for state in states])), name
+        assert view.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    assert torch.equal(layout.flatten(list(views.values())), rows)

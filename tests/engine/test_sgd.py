@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cafedcl.config import TrainOptions
-from cafedcl.engine.sgd import SGD, flatten
+from cafedcl.engine.sgd import SGD, descend, flatten
 
 
 def network():
@@ -72,3 +72,22 @@ def test_frozen_weights_stay():
     loss(model, 0).backward()
     sgd.step(0.1)
     assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize(("momentum", "decay", "clip"), [(0.0, 0.0, 0.0), (0.9, 1e-2, 0.5)])
+def test_every_row_is_clipped_and_moved_at_its_own_rate(momentum, decay, clip):
+    options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
+    generator = torch.Generator().manual_seed(0)
+    start, *gradients = (torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(4))
+    rates = torch.tensor([[0.1], [0.02], [0.3]], dtype=torch.float64)
+    together = start.clone()
+    velocity = torch.zeros_like(start) if momentum else None
+    for gradient in gradients:
+        descend(together, gradient.clone(), velocity, rates, options)
+    for row in range(3):
+        alone = start[row].clone()
+        own = torch.zeros_like(alone) if momentum else None
+        for gradient in gradients:
+            descend(alone, gradient[row].clone(), own, float(rates[row]), options)
+        torch.testing.assert_close(together[row], alone, atol=1e-14, rtol=0)
+    assert not torch.equal(together, start)

@@ -11,24 +11,38 @@ import pytest
 import torch
 
 from cafedcl.config import resolve
-from cafedcl.contract import Down, Failure, Job, Reply
+from cafedcl.contract import Down, Failure, Job, Reply, Visit
 from cafedcl.engine import workers as workers_module
 from cafedcl.engine.choose import choose_engine
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.workers import Workers
 from cafedcl.federation import Federation
+from cafedcl.models import Network
+from cafedcl.pack import Tensors
 from cafedcl.setup import Setup, prepare
 
 
-@pytest.fixture
-def setup() -> Setup:
+def make_setup(**engine: int) -> Setup:
     tables = {
         "method": {"name": "fedavg"},
         "model": {"name": "mlp"},
         "train": {"epochs": 1},
         "federation": {"clients": 6, "rounds": 3},
+        "engine": {"device": "cpu", "stack": 1, **engine},
     }
     return prepare(resolve(tables))
+
+
+@pytest.fixture
+def setup() -> Setup:
+    """Six clients, each a job of its own."""
+    return make_setup()
+
+
+@pytest.fixture(params=["forked", "started anew"])
+def either(request: pytest.FixtureRequest) -> Setup:
+    """The same, with both kinds of workers: those of several threads cannot be forked."""
+    return make_setup(threads=1 if request.param == "forked" else 2)
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -45,15 +59,17 @@ def ready(engine: Workers, setup: Setup) -> None:
         list(engine.train(jobs(setup)))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "cafedcl"])
-def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str) -> None:
-    states = []
+@pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started anew"])
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("method", ["fedavg", "cafedcl", "local"])
+def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str, stack: int, threads: int) -> None:
+    results = []
     for workers in (1, 3):
         tables = {
             "method": {"name": method},
             "train": {"epochs": 1},
             "federation": {"clients": 6, "rounds": 3},
-            "engine": {"workers": workers},
+            "engine": {"workers": workers, "stack": stack, "threads": threads},
         }
         with Federation(resolve(tables)) as federation:
             if workers > 1:
@@ -61,9 +77,10 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str) -> Non
                 federation.engine._hire(6)
                 wait_for(federation.engine)
             federation.run()
-            states.append(federation.state)
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+            assert len(federation.engine.crew) == (0 if workers == 1 else 3)
+            results.append(federation.snapshot()[0])
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
 
 
 def wait_for(engine: Workers) -> None:
@@ -74,7 +91,8 @@ def wait_for(engine: Workers) -> None:
         engine._listen(deque(), 1.0)
 
 
-def test_workers_share_the_data_without_copying_it(setup: Setup) -> None:
+def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> None:
+    setup = make_setup(threads=2)
     engine = Workers(setup.bench, setup.config, 2, 100)
     try:
         ready(engine, setup)
@@ -87,24 +105,24 @@ def test_workers_share_the_data_without_copying_it(setup: Setup) -> None:
         engine.close()
 
 
-def test_closing_ends_the_processes(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
-    list(engine.train(jobs(setup)))
+def test_closing_ends_the_processes(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
+    list(engine.train(jobs(either)))
     processes = [worker.process for worker in engine.crew]
     assert len(processes) == 2
     engine.close()
     assert all(process.returncode is not None for process in processes)
 
 
-def test_a_worker_that_dies_is_replaced_and_its_job_done_again(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
+def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
     try:
-        ready(engine, setup)
+        ready(engine, either)
         busy = engine.crew[0]
         os.kill(busy.process.pid, signal.SIGSTOP)
-        results = engine.train(jobs(setup))
+        results = engine.train(jobs(either))
         first = next(results)
-        assert busy.job
+        assert busy.group
         os.kill(busy.process.pid, signal.SIGKILL)
         rest = list(results)
         assert sorted(r.up.client for r in [first, *rest] if isinstance(r, Reply)) == list(range(6))
@@ -113,14 +131,14 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(setup: Setup) -> 
         engine.close()
 
 
-def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
+def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
     try:
-        ready(engine, setup)
+        ready(engine, either)
         engine.deaths[3, 0] = 1
         victim = engine.crew[0]
         os.kill(victim.process.pid, signal.SIGSTOP)
-        results = engine.train([jobs(setup)[3], jobs(setup)[0]])
+        results = engine.train([jobs(either)[3], jobs(either)[0]])
         outcome = [next(results)]
         os.kill(victim.process.pid, signal.SIGKILL)
         outcome += results
@@ -131,34 +149,77 @@ def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(setup: S
         engine.close()
 
 
-def test_results_of_a_round_that_was_given_up_never_reach_the_next(setup: Setup) -> None:
-    engine = Workers(setup.bench, setup.config, 2, 100)
+def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
     try:
-        ready(engine, setup)
-        results = engine.train(jobs(setup))
+        ready(engine, either)
+        results = engine.train(jobs(either))
         next(results)
         results.close()
-        assert not any(worker.job for worker in engine.crew)
-        later = list(engine.train(jobs(setup)))
+        assert not any(worker.group for worker in engine.crew)
+        later = list(engine.train(jobs(either)))
         assert sorted(r.up.client for r in later if isinstance(r, Reply)) == list(range(6))
     finally:
         engine.close()
 
 
-def test_short_work_stays_in_this_process_and_long_work_does_not(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("price", ["PAYS_OFF", "PAYS_OFF_FORKED"])
+def test_short_work_stays_in_this_process_and_long_work_does_not(monkeypatch: pytest.MonkeyPatch, price: str) -> None:
+    """Six jobs take less than a thousand seconds, and a million million take more."""
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
-    short = Workers(setup.bench, setup.config, 0, jobs=6)
-    list(short.train(jobs(setup)))
-    assert short.crew == []
-    long = Workers(setup.bench, setup.config, 0, jobs=10**6)
+    monkeypatch.setattr(workers_module, price, 1000.0)
+    setup = make_setup(threads=1 if price == "PAYS_OFF_FORKED" else 2)
+    hired = {}
+    for number, left in ((0, 6), (0, 10**12), (1, 10**12)):
+        engine = Workers(setup.bench, setup.config, number, jobs=left)
+        try:
+            list(engine.train(jobs(setup)))
+            hired[number, left] = len(engine.crew)
+        finally:
+            engine.close()
+    assert hired == {(0, 6): 0, (0, 10**12): 2, (1, 10**12): 0}
+
+
+def kill_for(setup: Setup, victim: int) -> None:
+    """Let one client's summary end its process, unless it is this one."""
+    here = os.getpid()
+
+    def summarize(_model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        if visit.client.index == victim:
+            assert os.getpid() != here, "a job that killed a worker is not done in the run's own process"
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}, {}
+
+    setup.bench.method.summarize = summarize  # type: ignore[method-assign]
+
+
+def test_the_job_that_kills_a_groups_worker_is_found_and_the_others_are_done() -> None:
+    setup = make_setup(stack=3)
+    kill_for(setup, 4)
+    engine = Workers(setup.bench, setup.config, 2, 100)
     try:
-        list(long.train(jobs(setup)))
-        assert len(long.crew) == 2
+        engine._hire(2)
+        results = list(engine.train(jobs(setup)))
+        assert sorted(r.up.client for r in results if isinstance(r, Reply)) == [0, 1, 2, 3, 5]
+        assert [r for r in results if isinstance(r, Failure)] == [
+            Failure(4, "its worker process died twice (signal 9)")
+        ]
+        assert {client: n for (client, _), n in engine.deaths.items() if n > 1} == {4: 2}
     finally:
-        long.close()
-    single = Workers(setup.bench, setup.config, 1, jobs=10**6)
-    list(single.train(jobs(setup)))
-    assert single.crew == []
+        engine.close()
+
+
+def test_forked_workers_hold_no_pipe_but_their_own(setup: Setup) -> None:
+    """Else they would not notice that the run has ended."""
+    engine = Workers(setup.bench, setup.config, 3, 100)
+    try:
+        engine._hire(2)
+        first = engine.crew[0]
+        first.line.pipe.close()
+        assert first.process.wait(10) == 0
+    finally:
+        engine.crew = engine.crew[1:]
+        engine.close()
 
 
 def test_one_client_needs_no_workers() -> None:
@@ -176,16 +237,11 @@ def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if "cafedcl.engine.worker" in (entry / "cmdline").read_text() and parent_of(entry) in (
-                        process.pid,
-                        1,
-                    ):
-                        found.append(int(entry.name))
+                    found += [int(entry.name)] if parent_of(entry) == process.pid else []
         return found
 
-    before = set(children())
     until = time.monotonic() + 60
-    while len(mine := set(children()) - before) < 2 or not (tmp_path / "run" / "metrics.jsonl").exists():
+    while len(mine := children()) < 2 or not (tmp_path / "run" / "metrics.jsonl").exists():
         assert time.monotonic() < until, "the workers never started"
         time.sleep(0.05)
     process.kill()

@@ -5,8 +5,8 @@ from typing import Any
 
 from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply
+from cafedcl.engine import wire
 from cafedcl.engine.flower.records import OWN, SHARED
-from cafedcl.engine.wire import pack_result, unpack_result
 from cafedcl.pack import Header, Tensors, pack, unpack
 from cafedcl.remote import Place
 
@@ -75,7 +75,7 @@ def answer_train(result: Reply | Failure, round: int) -> Parts:
     """Return a finished job, and which round it is for."""
     if isinstance(result, Failure):
         return answer_error(result.reason)
-    return {OWN: pack({}, {"round": round}), SHARED: pack_result(result)}
+    return {OWN: pack({}, {"round": round}), SHARED: pack(*wire.result_parts(result))}
 
 
 def answer_plain(tensors: Tensors, header: Header) -> Parts:
@@ -104,7 +104,7 @@ def read_train(parts: Parts, client: int, round: int) -> Reply | Failure:
         _, about = read_plain(parts)
         if about.get("round") != round:
             return Failure(client, f"answers for round {about.get('round')}, not for {round}")
-        result = checked(unpack_result(parts[SHARED]))
+        result = checked(wire.to_result(wire.Parts(*unpack(parts[SHARED]))))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Failure(client, f"its answer cannot be used: {error}")
     if result.up.client != client:

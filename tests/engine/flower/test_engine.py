@@ -12,10 +12,11 @@ from cafedcl.contract import TICKET
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.flower.messages import answer_train, read_train
 from cafedcl.engine.flower.records import OWN, SHARED, wrap
-from cafedcl.engine.wire import pack_result, unpack_result
+from cafedcl.engine.wire import Parts, result_parts, to_result
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation
 from cafedcl.methods import find_method, method_names
+from cafedcl.pack import pack, unpack
 from cafedcl.setup import prepare
 
 METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
@@ -109,27 +110,31 @@ def spoilt(change):
     return twist
 
 
+def reply_in(parts):
+    return to_result(Parts(*unpack(parts[SHARED])))
+
+
 def edit(**changes):
     """Make a change of the tensors in a reply."""
 
     def change(parts):
-        reply = unpack_result(parts[SHARED])
+        reply = reply_in(parts)
         tensors = {**reply.up.tensors, **{name.replace("__", "/"): f(reply) for name, f in changes.items()}}
-        return {**parts, SHARED: pack_result(replace(reply, up=replace(reply.up, tensors=tensors)))}
+        return {**parts, SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, tensors=tensors))))}
 
     return change
 
 
 def as_client(client):
     def change(parts):
-        reply = unpack_result(parts[SHARED])
-        return {**parts, SHARED: pack_result(replace(reply, up=replace(reply.up, client=client)))}
+        reply = reply_in(parts)
+        return {**parts, SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, client=client))))}
 
     return change
 
 
 def at_round(round):
-    return lambda parts: {**parts, OWN: answer_train(unpack_result(parts[SHARED]), round)[OWN]}
+    return lambda parts: {**parts, OWN: answer_train(reply_in(parts), round)[OWN]}
 
 
 FAULTS = {

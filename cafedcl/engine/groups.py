@@ -1,0 +1,96 @@
+"""Which clients of a round train side by side. It follows from the jobs alone, so every run has the same groups."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.contract import Job
+from cafedcl.engine.base import Bench
+from cafedcl.models.base import Network, Shape
+from cafedcl.pack import MODEL, Tensors, without
+
+Group = tuple[Job, ...]
+WINDOW = 4
+"""Groups are made of so many groups' jobs at a time: results come nearly in order, and few have to be kept waiting."""
+ENOUGH, LARGE = 0.8e9, 1.5e9
+"""Floating-point operations in the forward pass of a stack's step that are enough for it, and of a client's step above
+which it gains nothing."""
+MOST = 10
+"""Clients in a stack of small steps: more gain little, and leave other processes without work."""
+
+
+def make_groups(bench: Bench, jobs: Iterable[Job], size: int) -> Iterator[Group]:
+    """Part a round's jobs into groups of at most ``size`` that can train side by side, of like length and width."""
+    if size == 1:
+        yield from ((job,) for job in jobs)
+        return
+    waiting = iter(jobs)
+    while window := list(islice(waiting, WINDOW * size)):
+        alike: dict[object, list[Job]] = {}
+        for job in window:
+            alike.setdefault(form(without(MODEL, job.memory)), []).append(job)
+        for part in alike.values():
+            part.sort(key=lambda job: _length(bench, job), reverse=True)
+            number = -(-len(part) // size)
+            cuts = [len(part) * index // number for index in range(number + 1)]
+            yield from (tuple(part[a:b]) for a, b in pairwise(cuts))
+
+
+def form(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    """Return names, shapes and types of tensors, in whatever order they are."""
+    return tuple((name, tensors[name].shape, tensors[name].dtype) for name in sorted(tensors))
+
+
+def _length(bench: Bench, job: Job) -> tuple[int, int]:
+    images = len(bench.shards.train[job.client])
+    return bench.steps(images), bench.batch_size(images)
+
+
+def grid(width: int) -> int:
+    """Return the next width of those that batches are padded to: four to every doubling, so that steps are shared."""
+    step = 1 << max(0, width.bit_length() - 3)
+    return -(-width // step) * step
+
+
+def choose_size(bench: Bench) -> int:
+    """Return how many clients had best train side by side; 1 is one after another."""
+    convolutions = any(isinstance(module, nn.Conv2d) for module in bench.network.modules())
+    if obstacle(bench) is not None or (convolutions and bench.onednn):
+        return 1  # stacked convolutions have been measured against PyTorch's own only
+    work = operations(bench.network, bench.data.shape) * bench.batch_size(bench.typical)
+    return 1 if work > LARGE else max(2, min(MOST, int(ENOUGH / work)))
+
+
+def obstacle(bench: Bench) -> str | None:
+    """Return why clients cannot train side by side, or None."""
+    if bench.device.type != "cpu":
+        return f"they do so on a CPU only, not on '{bench.device}'"
+    if bench.method.pooled:
+        return "all data lie in one place"
+    if bench.wanted.any():
+        return "tail augmentation gives clients images of their own"
+    trained = {name for name, value in bench.network.named_parameters() if value.requires_grad}
+    name = next((name for name in bench.network.state_dict() if name not in trained), None)
+    return name and f"'{name}' is kept besides the weights that are trained"
+
+
+@torch.no_grad()
+def operations(network: Network, shape: Shape) -> float:
+    """Return the floating-point operations of one image's forward pass in convolutions and linear layers."""
+    counted = [0.0]
+
+    def count(layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        counted[0] += 2.0 * weight.numel() / len(weight) * output.numel()
+
+    layers = [layer for layer in network.encoder.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    training = network.training
+    network.eval().features(torch.zeros(1, *shape, device=next(network.parameters()).device))
+    network.train(training)
+    for hook in hooks:
+        hook.remove()
+    return counted[0]
