@@ -10,13 +10,17 @@ from cafedcl.config import Config
 from cafedcl.deploy.flower import require
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import Address, free_port, start_superlink
+from cafedcl.errors import CafedclError
 from cafedcl.federation import Watcher
 from cafedcl.optional import optional
+from cafedcl.remote import is_remote
 from cafedcl.store import RunFolder
 
 
 def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> api.Run:
     """Run a config with its clients as Flower's simulated nodes."""
+    if is_remote(config):
+        raise CafedclError("data.name = sites: a simulation has no sites with data; use `cafedcl deploy run`")
     if out is None:
         with tempfile.TemporaryDirectory(prefix="cafedcl-") as folder:
             return replace(simulate(config, folder, watchers), path=None)

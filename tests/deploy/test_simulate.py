@@ -45,3 +45,9 @@ def test_a_run_that_is_there_is_not_overwritten(tmp_path):
 def test_a_federation_on_flower_is_not_made_here():
     with pytest.raises(CafedclError, match="made by Flower's server"):
         Federation(resolve({"engine": {"name": "flower", "device": "cpu"}}))
+
+
+def test_a_simulation_has_no_sites_with_data(tmp_path):
+    with pytest.raises(CafedclError, match="use `cafedcl deploy run`"):
+        api.start(resolve({"engine": {"name": "flower"}, "data": {"name": "sites"}}), tmp_path / "run", [])
+    assert not (tmp_path / "run").exists()
