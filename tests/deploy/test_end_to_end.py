@@ -33,7 +33,7 @@ def config(engine):
             "model": {"name": "mlp"},
             "train": {"epochs": 1, "iterations": 2},
             "federation": {"clients": 3, "rounds": 4},
-            "engine": {"name": engine, "device": "cpu", "deadline": DEADLINE, "workers": 1},
+            "engine": {"name": engine, "device": "cpu", "deadline": DEADLINE, "workers": 1, "stack": 1},
             "store": {"checkpoint_every": 1},
         }
     )

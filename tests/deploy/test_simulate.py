@@ -24,7 +24,7 @@ def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path):
     chosen = {"method": "moon", "clients": 3, "rounds": 2, "split": "dirichlet:1"}
     out = tmp_path / "run"
     there = cafedcl.run(**chosen, engine="flower", out=out, settings=SETTINGS)
-    here = cafedcl.run(**chosen, engine="eager", settings={**SETTINGS, "engine.workers": 1})
+    here = cafedcl.run(**chosen, engine="eager", settings={**SETTINGS, "engine.workers": 1, "engine.stack": 1})
     assert there.state.keys() == here.state.keys()
     for name, value in here.state.items():
         assert torch.equal(there.state[name], value), name
