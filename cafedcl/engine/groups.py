@@ -14,7 +14,7 @@ from cafedcl.pack import MODEL, Tensors, without
 Group = tuple[Job, ...]
 WINDOW = 4
 """Groups are made of so many groups' jobs at a time: results come nearly in order, and few have to be kept waiting."""
-ENOUGH, LARGE = 0.8e9, 1.5e9
+ENOUGH, LARGE = 0.3e9, 1.5e9
 """Floating-point operations in the forward pass of a stack's step that are enough for it, and of a client's step above
 which it gains nothing."""
 MOST = 10
