@@ -6,7 +6,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 import pytest
 import torch
@@ -120,6 +120,15 @@ def test_the_ratios_to_peers_on_the_page_are_those_of_the_result_file() -> None:
         for line, key in zip(lines, ("ratio", "wall_ratio"), strict=True):
             assert re.findall(r"\d+\.\d\d", line) == [f"{row[key]:.2f}" for row in rows.values()], job
         assert result["measured"][job]["command"] in text
+
+
+def test_the_growth_on_the_page_is_that_of_the_result_file() -> None:
+    result = json.loads((HOME / "benchmarks" / "results" / "growth-cpu.json").read_text(encoding="utf-8"))
+    text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
+    for key, cases in (("round_s", ("time-20", "time-500")), ("peak_mib", ("memory-100", "memory-10000"))):
+        few, many = (median(run[key] for run in result["runs"][case]) for case in cases)
+        form = ".1f" if key == "round_s" else ".0f"
+        assert f"| {few:{form}} | {many:{form}} | {many / few:.2f} |" in text, key
 
 
 def test_the_excess_drifts_on_the_page_are_those_of_the_result_file() -> None:
