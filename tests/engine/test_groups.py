@@ -154,3 +154,10 @@ def test_what_stands_in_the_way(make: Make) -> None:
     )
     assert obstacle(make("central").bench) == "all data lie in one place"
     assert make("central").config.engine.stack == 1
+
+
+def test_clients_with_synthetic_images_train_one_after_another(make: Make) -> None:
+    setup = make("cafedcl+mixup")
+    assert obstacle(setup.bench) == "tail augmentation gives clients images of their own"
+    assert setup.config.engine.stack == 1
+    assert make("cafedcl").config.engine.stack > 1
