@@ -1,6 +1,7 @@
 """The commands that list what there is: methods, tail augmentations, models, data sets and options."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,10 +28,8 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's o
     """List the methods; with a name, everything about one."""
     import dataclasses
 
-    from rich.table import Table
-
     from cafedcl.methods import find_method, method_names
-    from cafedcl.options import meaning, to_toml
+    from cafedcl.options import to_toml
 
     screen = console()
     if name is None:
@@ -51,38 +50,43 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's o
         return
     method, preset = find_method(name)
     screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})\n{method.__doc__}", soft_wrap=True)
-    table = Table("option", "default", "meaning", box=None, header_style="bold")
-    for field in dataclasses.fields(method.Options):
-        table.add_row(field.name, to_toml(preset.get(field.name, field.default)), meaning(field))
-    if table.row_count:
-        screen.print(table)
+    show_options(screen, method.Options, preset)
     for title, values in method.presets.items():
         screen.print(f"{method.name}:{title}  " + ", ".join(f"{k} = {to_toml(v)}" for k, v in values.items()))
 
 
-def augmenters(name: Annotated[str | None, typer.Argument(help="Show one's options.")] = None) -> None:
-    """List the tail augmentations; with a name, its options."""
+def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any]) -> None:
+    """Print options with their defaults, or what a preset makes of them, and their meanings, if there are any."""
     import dataclasses
 
     from rich.table import Table
 
-    from cafedcl.augment import AUGMENTERS, find_augmenter
     from cafedcl.options import meaning, to_toml
 
+    table = Table("option", "default", "meaning", box=None, header_style="bold")
+    for field in dataclasses.fields(options):
+        table.add_row(field.name, to_toml(preset.get(field.name, field.default)), meaning(field))
+    if table.row_count:
+        screen.print(table)
+
+
+def augmenters(name: Annotated[str | None, typer.Argument(help="Show one's options.")] = None) -> None:
+    """List the tail augmentations; with a name, its options."""
+    from rich.table import Table
+
+    from cafedcl.augment import AUGMENTERS, find_augmenter
+
     screen = console()
-    table = Table("augmentation", "what it does", box=None, header_style="bold")
-    for known in AUGMENTERS if name is None else ():
-        table.add_row(known, str(find_augmenter(known).__doc__).splitlines()[0])
     if name is not None:
         found = find_augmenter(name)
         screen.print(f"[bold]{name}[/]  {found.__doc__}", soft_wrap=True)
-        table = Table("option", "default", "meaning", box=None, header_style="bold")
-        for field in dataclasses.fields(found.Options):
-            table.add_row(field.name, to_toml(field.default), meaning(field))
-    if table.row_count:
-        screen.print(table)
-    if name is None:
-        print("with any method: --augment NAME, or --method METHOD+NAME; your own: --augment package.module:Class")
+        show_options(screen, found.Options, {})
+        return
+    table = Table("augmentation", "what it does", box=None, header_style="bold")
+    for known in AUGMENTERS:
+        table.add_row(known, str(find_augmenter(known).__doc__).splitlines()[0])
+    screen.print(table)
+    print("with any method: --augment NAME, or --method METHOD+NAME; your own: --augment package.module:Class")
 
 
 def models() -> None:

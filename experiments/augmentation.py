@@ -124,10 +124,11 @@ def recognised(path: str, network: nn.Module, data: Dataset) -> dict[str, float]
         if "augment/verdict" not in memory:
             continue
         weights = {name: value.to(device) for name, value in under(f"augment/{GENERATOR}", memory).items()}
+        if not weights:
+            continue
+        generator = Generator(run.shape, len(run.names), weights["last.weight"].shape[1]).to(device)
+        generator.load_state_dict(weights)
         for label in np.flatnonzero(np.isin(memory["augment/verdict"].numpy(), (FINE, COPIES))).tolist():
-            width = weights["last.weight"].shape[1]
-            generator = Generator(run.shape, len(run.names), width).to(device)
-            generator.load_state_dict(weights)
             y = torch.full((PER_CLASS,), label, device=device)
             x = pixels(generator(torch.randn(PER_CLASS, NOISE, generator=draws).to(device), y))
             shares.append(share_right(network, data, x, y))

@@ -61,11 +61,7 @@ class Own:
 
     def pick(self, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Draw a real image of the same class for every label; returns indices into ``x``."""
-        order = np.argsort(self.known, kind="stable")
-        ends = np.r_[0, np.cumsum(np.bincount(self.known, minlength=len(self.wanted)))]
-        first, last = ends[labels], ends[labels + 1]
-        at = first + np.floor(self.draws.random(len(labels)) * (last - first)).astype(np.int64)
-        return np.asarray(order[at], np.int64)
+        return pick(self.known, labels, len(self.wanted), self.draws)
 
     def images(self, rows: npt.NDArray[np.int64]) -> Tensor:
         """Return some of the training images."""
@@ -128,7 +124,7 @@ class Augmenter:
 
 
 class Nothing(Augmenter):
-    """None."""
+    """Gives clients nothing."""
 
     name = "none"
     Options = NoTail
@@ -165,6 +161,16 @@ def fill(counts: Tensor, options: TailOptions) -> Tensor:
     missing = options.fill * torch.where(n > 0, level - n, torch.zeros_like(n)).clamp_min(0)
     bounded = torch.minimum(missing, options.most * n) if options.most else missing
     return bounded.round().long()
+
+
+def pick(
+    known: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: int, draws: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Draw for every label one of the images whose ``known`` label it is; returns their indices."""
+    counts = np.bincount(known, minlength=classes)
+    order, ends = np.argsort(known, kind="stable"), np.r_[0, np.cumsum(counts)]
+    at = ends[labels] + np.floor(draws.random(labels.shape) * counts[labels]).astype(np.int64)
+    return np.asarray(order[at], np.int64)
 
 
 def put(values: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -60,7 +60,8 @@ class GAN(Augmenter):
     def __init__(self, options: Any, classes: int, shape: tuple[int, int, int], seed: int) -> None:
         super().__init__(options, classes, shape, seed)
         self.width = options.width or min(32, max(8, *shape[1:]))
-        self.sampler = Generator(shape, classes, self.width).to("meta")
+        with torch.device("meta"):
+            self.sampler = Generator(shape, classes, self.width)
         self.idle: list[Trainer] = []
         self.lock = Lock()
 

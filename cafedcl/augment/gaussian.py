@@ -8,10 +8,11 @@ from cafedcl.contrast import class_means
 
 
 class Gaussian(Augmenter):
-    """z = z(x_i) + (p_c − z₀(x_i)) + σ ε for real images x_i of a tail class.
+    """Samples features around a tail class's prototype, with the spread of head classes.
 
-    z₀ and p_c are the features and the class mean under the received weights, σ² the variance within the client's head
-    classes. So the features are N(p_c, σ²) when training begins, move with the encoder, and pass gradients to it.
+    They are z = z(x_i) + (p_c − z₀(x_i)) + σ ε for real images x_i of the class. z₀ and p_c are the features and the
+    class mean under the received weights, σ² the variance within the client's head classes. So the features are
+    N(p_c, σ²) when training begins, move with the encoder, and pass gradients to it.
     """
 
     name, shifts = "gaussian", True

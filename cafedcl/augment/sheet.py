@@ -10,7 +10,7 @@ from cafedcl.augment.base import Extra
 from cafedcl.contract import TICKET, Down, Job
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Record, Watcher
-from cafedcl.pack import Tensors
+from cafedcl.pack import AUGMENT, Tensors
 from cafedcl.store import explained
 
 ACROSS, ROWS, CLIENTS = 8, 12, 20
@@ -36,7 +36,7 @@ class Sheets(Watcher):
             memory = federation.memories.get(client, {})
             if TICKET in memory:
                 continue
-            learned = memory.get("augment/fitted")
+            learned = memory.get(f"{AUGMENT}fitted")
             new = client not in self.seen if learned is None else int(learned) == record.round
             if new and bench.wanted[client].any():
                 self.seen.add(client)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cafedcl.augment.base import put
+from cafedcl.augment.base import pick, put
 from cafedcl.augment.networks import NOISE, Discriminator, Generator, jitter
+from cafedcl.check import all_finite
 from cafedcl.engine.lane import Lane
 from cafedcl.pack import Tensors
 from cafedcl.rng import torch_stream
@@ -35,11 +36,11 @@ class Trainer:
         with torch_stream(seed, "augment"):
             self.generator = Generator(shape, classes, width).to(device)
             self.critic = Discriminator(shape, classes, width).to(device)
-        self.first = {
-            id(module): {name: value.detach().clone() for name, value in module.state_dict().items()}
+        self.first: dict[nn.Module, Tensors] = {
+            module: {name: value.detach().clone() for name, value in module.state_dict().items()}
             for module in (self.generator, self.critic)
         }
-        self.average = {name: value.clone() for name, value in self.first[id(self.generator)].items()}
+        self.average = {name: value.clone() for name, value in self.first[self.generator].items()}
         self.optimizers: dict[nn.Module, torch.optim.Adam] = {
             module: torch.optim.Adam(module.parameters(), rate, BETAS, fused=True, capturable=device.type == "cuda")
             for module in (self.generator, self.critic)
@@ -64,8 +65,8 @@ class Trainer:
             for _ in range(steps):
                 self.replay()
             self.critic.eval()
-            log = self.tables["log"][:steps]
-            fine = bool(log.isfinite().all() & all_finite(self.average) & all_finite(self.critic.state_dict()))
+            weights = (*self.average.values(), *self.critic.state_dict().values())
+            fine = all_finite([self.tables["log"][:steps], *weights])
         if self.lane.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.lane.stream)
         return fine
@@ -89,12 +90,12 @@ class Trainer:
         self.cursor.zero_()
         for module in (self.generator, self.critic):
             for name, value in module.state_dict().items():
-                value.copy_(self.first[id(module)][name])
+                value.copy_(self.first[module][name])
             for state in self.optimizers[module].state.values():
                 for value in state.values():
                     value.zero_()
         for name, value in self.average.items():
-            value.copy_(self.first[id(self.generator)][name])
+            value.copy_(self.first[self.generator][name])
 
     def _step(self) -> None:
         """Train the discriminator, then the generator: the non-saturating logistic loss."""
@@ -139,17 +140,10 @@ def plan(
     counts = np.bincount(y, minlength=classes)
     chances = np.sqrt(counts) / np.sqrt(counts).sum()
     labels, claimed = (draws.choice(classes, (steps, BATCH), p=chances) for _ in range(2))
-    order, ends = np.argsort(y, kind="stable"), np.r_[0, np.cumsum(counts)]
-    rows = order[ends[labels] + np.floor(draws.random((steps, BATCH)) * counts[labels]).astype(np.int64)]
     return {
-        "rows": rows,
+        "rows": pick(y, labels, classes, draws),
         "labels": labels,
         "claimed": claimed,
         "noise": draws.standard_normal((steps, 2, BATCH, NOISE), np.float32),
         "jitter": draws.random((steps, 3 * BATCH, 6), np.float32),
     }
-
-
-def all_finite(tensors: Tensors) -> Tensor:
-    """Return whether nothing but finite numbers is in there."""
-    return torch.stack([value.isfinite().all() for value in tensors.values()]).all()
