@@ -31,6 +31,9 @@ class DataOptions:
     test: str = option("", "sites: data whose test images the server scores on too; empty: only sites on their own")
     dir: str = option("", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder")
     download: bool = option(True, "fetch a data set that is not there from its official address")
+    images: int = option(
+        0, "training images to keep at most, the same part of every class, the same for every seed; 0: all", low=0
+    )
     size: int = option(
         0, "pixels that your own images, gtsrb and ham10000 are resized to; 0: most common, 32", low=0, high=4096
     )

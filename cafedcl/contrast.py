@@ -70,12 +70,28 @@ def cosine_logits(z: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Ten
     return logits if known is None else logits.masked_fill(~known, -1e9)
 
 
-def i2p_loss(z: Tensor, y: Tensor, weight: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Tensor:
+def i2p_loss(
+    z: Tensor, y: Tensor, weight: Tensor, p: Tensor, known: Tensor | None, tau: float, prior: Tensor | None = None
+) -> Tensor:
     """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of cosine similarities to the anchors over τ.
 
-    Samples whose class has no anchor contribute nothing.
+    Samples whose class has no anchor contribute nothing. ``prior`` is added to every sample's logits.
     """
-    return cross_entropy(cosine_logits(z, p, known, tau), y, weight if known is None else weight * known[y])
+    logits = cosine_logits(z, p, known, tau)
+    logits = logits if prior is None else logits + prior
+    return cross_entropy(logits, y, weight if known is None else weight * known[y])
+
+
+def log_prior(counts: Tensor, strength: float) -> Tensor | None:
+    """Return κ·log(n_{k,c}/n_k), which calibrates logits to a client's labels; a class it lacks cannot be chosen.
+
+    With κ = 1 it is the balanced softmax: what is learnt is what would be learnt from as many images of every class.
+    With κ = 0 there is none.
+    """
+    if not strength:
+        return None
+    share = counts / counts.sum().clamp_min(1)
+    return (strength * share.clamp_min(1e-12).log()).masked_fill(counts <= 0, -1e9)
 
 
 def align_loss(local: Tensor, p: Tensor, present: Tensor) -> Tensor:

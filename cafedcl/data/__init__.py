@@ -40,9 +40,9 @@ def load_dataset(options: DataOptions) -> Dataset:
     """Load the data set that the options name; what was left out of your own data is said on stderr."""
     name = options.name
     if ":" in name and not name.startswith("hf:") and not is_path(name):
-        return _imported(name)
+        return _imported(name).reduced(options.images)
     try:
-        return _load(options)
+        return _load(options).reduced(options.images)
     except OSError as error:
         place = error.filename or data_folder(options.dir)
         raise CafedclError(f"data set '{name}': {place} cannot be read: {error.strerror or error}") from None

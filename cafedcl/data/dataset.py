@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cafedcl.pack import Tensors
+from cafedcl.rng import stream
 
 _FIELDS = ("train_x", "train_y", "test_x", "test_y", "mean", "std", "owners")
 
@@ -63,6 +65,21 @@ class Dataset:
         """Channels, height and width."""
         channels, height, width = self.train_x.shape[1:]
         return channels, height, width
+
+    def reduced(self, images: int) -> "Dataset":
+        """Return it with so many training images at most, the same part of every class; 0: all of them."""
+        number = len(self.train_y)
+        if not images or images >= number:
+            return self
+        rng, labels = stream(0, "part of the training images"), self.train_y.numpy()
+        chosen = []
+        for label in range(self.classes):
+            members = np.flatnonzero(labels == label)
+            chosen.append(rng.permutation(members)[: max(1, round(images * len(members) / number))])
+        rows = torch.from_numpy(np.sort(np.concatenate(chosen)))
+        owners = self.owners[rows] if len(self.owners) else None
+        test = self.test_x, self.test_y
+        return self.of(self.train_x[rows], self.train_y[rows], *test, self.names, owners, self.owner_names)
 
     def images(self, x: Tensor) -> Tensor:
         """Return uint8 images as the encoder sees them."""

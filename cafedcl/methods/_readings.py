@@ -46,6 +46,9 @@ class CAFedCLOptions:
     prototype_of: str = option(
         "real", "p_kc is the mean of real images, or of synthetic ones too, by γ", choices=("real", "augmented")
     )
+    calibrate: float = option(
+        0.0, "κ: logits of I2P, and of a client's own model, get κ·log of the class's share in its data", low=0.0
+    )
     classifier: str = option("literal", "none, or a head with cross-entropy", choices=("literal", "ce"))
     inference: str = option("anchors", "what an image is compared with", choices=("anchors", "own", "head"))
     init: str = option("orthonormal", "anchors of round 0", choices=("orthonormal", "simplex", "means"))

@@ -46,8 +46,7 @@ class CAFedCL(Method):
         table, o = no_prototypes(self.classes, self.dim), self.options
         if o.init != "means":
             make = contrast.simplex if o.init == "simplex" else contrast.orthonormal
-            known = torch.ones_like(table["anchors/known"])
-            table = {"anchors/prototypes": make(self.classes, self.dim), "anchors/known": known}
+            table = {"anchors/prototypes": make(self.classes, self.dim), "anchors/known": ~table["anchors/known"]}
         return {**table, "server/confidence": torch.zeros(self.classes)}
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
@@ -62,15 +61,15 @@ class CAFedCL(Method):
         p, known, z = visit.anchors["prototypes"], self.known(visit), unit(raw)
         sums, counts = contrast.class_sums(z, batch.y, batch.weight, self.classes)
         q, present = unit(sums), counts > 0
-        terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau)}
+        prior = contrast.log_prior(visit.client.counts, o.calibrate)
+        terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau, prior)}
         if o.lam_align:
             warm = ((visit.round + 1) / max(o.align_warmup, 1)).clamp(max=1.0)
             align = contrast.align(o.align, o.align_norm, raw, q, present, batch, p, known, visit.scratch)
             terms["align"] = o.lam_align * warm * align
         if o.lam_geo and o.geo != "server":
-            terms["geo"] = o.lam_geo * contrast.geometry(
-                o.geo, q, present, p, known, o.margin, o.geo_reduction, o.prior
-            )
+            geo = contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction, o.prior)
+            terms["geo"] = o.lam_geo * geo
         if o.classifier == "ce":
             terms["ce"] = contrast.cross_entropy(model.part("classify")(raw), batch.y, batch.weight)
         return terms
@@ -111,14 +110,15 @@ class CAFedCL(Method):
         return {"prototypes": Field((self.dim,), -bound, bound), "confidence": trust}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        return {"prototypes": self.prototypes(visit)} if self.options.inference == "own" else {}
+        own = {"prototypes": self.prototypes(visit)} if self.options.inference == "own" else {}
+        prior = contrast.log_prior(visit.client.counts, self.options.calibrate)
+        return own if prior is None else {**own, "prior": prior}
 
     def weigh(self, ups: list[Up]) -> Tensor:
         o, held = self.options, holders(ups, self.classes)
         trust = spread(ups, "confidence", self.classes).double().cpu()
         trust = normalise(trust) * held if o.encoder_weight == "alpha" else trust
-        over = "present" if o.weights == "uniform" else o.conf_over
-        return conf.client_confidence(trust, held, over)
+        return conf.client_confidence(trust, held, "present" if o.weights == "uniform" else o.conf_over)
 
     def alphas(self, ups: list[Up]) -> Tensor:
         return normalise(spread(ups, "confidence", self.classes).double(), self.epsilon)
@@ -134,8 +134,8 @@ class CAFedCL(Method):
         fresh = unit((1 - o.momentum) * fresh + o.momentum * old) if o.momentum else fresh
         fresh = contrast.separate(fresh, seen, o.margin, o.prior) if o.geo == "server" and o.lam_geo else fresh
         table = torch.where(seen[:, None], fresh, old if o.unseen == "keep" else torch.zeros_like(old))
-        known = {"anchors/known": state["anchors/known"] | seen}
-        return {"anchors/prototypes": table, "server/confidence": kept, **known}
+        known = state["anchors/known"] | seen
+        return {"anchors/prototypes": table, "anchors/known": known, "server/confidence": kept}
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         z, p, known = self.embed(model, x), anchors["prototypes"], anchors["known"]
@@ -144,7 +144,7 @@ class CAFedCL(Method):
         if "prototypes" in memory:
             own = memory["prototypes"].square().sum(1) > 0
             p, known = torch.where(own[:, None], unit(memory["prototypes"]), p), known | own
-        return contrast.cosine_logits(unit(z), p, known, self.options.tau)
+        return contrast.cosine_logits(unit(z), p, known, self.options.tau) + memory.get("prior", 0.0)
 
     def similarity(self, scores: Tensor) -> Tensor:
         return super().similarity(scores) if self.options.inference == "head" else scores * self.options.tau

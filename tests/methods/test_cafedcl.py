@@ -561,3 +561,26 @@ def test_a_class_nobody_reported_keeps_its_anchor_through_a_round(tiny):
     assert torch.equal(after[~seen], before[~seen])
     assert not torch.isclose(after[seen], before[seen]).all(1).any()
     torch.testing.assert_close(after.norm(dim=1), torch.ones(10), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_calibrated_logits_follow_the_client_s_labels(scene, strength):
+    terms, _ = scene.run(calibrate=strength)
+    z = unit(scene.x @ scene.weight.T)
+    held = [0, 2, 3]
+    logits = z @ scene.p[held].T / 0.1 + strength * np.log(np.array([3, 3, 1]) / 7)
+    own = logits[np.arange(7), [held.index(c) for c in scene.y]]
+    assert terms["i2p"] == pytest.approx(np.mean(np.log(np.exp(logits).sum(1)) - own), rel=1e-6)
+
+
+def test_only_a_client_s_own_model_knows_its_labels(scene):
+    method = method_with(calibrate=1.0)
+    network, visit = scene.network(method), scene.visit(method)
+    kept = method.remember(network, visit)
+    server = method.scores(network, scene.batch.x, visit.anchors, {}).detach().numpy()
+    own = method.scores(network, scene.batch.x, visit.anchors, kept).detach().numpy()
+    assert server == pytest.approx(unit(scene.x @ scene.weight.T) @ scene.p.T / 0.1, rel=1e-6)
+    held = [0, 2, 3]
+    assert own[:, held] - server[:, held] == pytest.approx(np.tile(np.log(np.array([3, 3, 1]) / 7), (7, 1)), rel=1e-6)
+    assert set(own.argmax(1)) <= set(held)
+    assert method_with().remember(network, visit) == {}

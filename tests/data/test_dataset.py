@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cafedcl.data import Dataset
+
+
+def data_with(counts, owners=False):
+    y = torch.cat([torch.full((n,), c) for c, n in enumerate(counts)])
+    x = torch.arange(len(y), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
+    names = tuple(str(c) for c in range(len(counts)))
+    return Dataset.of(x, y, x[:3], y[:3], names, torch.arange(len(y)) if owners else None)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 200))
+def test_a_part_of_the_images_keeps_the_share_of_every_class(counts, images):
+    data = data_with(counts)
+    part, total = data.reduced(images), sum(counts)
+    kept = np.bincount(part.train_y.numpy(), minlength=len(counts))
+    if images >= total:
+        assert part is data
+    else:
+        assert all(abs(k - images * n / total) <= 1 and k >= 1 for k, n in zip(kept, counts, strict=True))
+    assert len(part.test_y) == len(data.test_y)
+
+
+def test_the_part_is_the_same_every_time_and_measured_anew():
+    data = data_with([20, 10], owners=True)
+    part = data.reduced(15)
+    assert torch.equal(part.train_x, data.reduced(15).train_x)
+    assert torch.equal(part.owners, part.train_x[:, 0, 0, 0].long())
+    assert part.mean.item() == pytest.approx(part.train_x.double().mean().item() / 255, rel=1e-6)
+    assert data.reduced(0) is data
