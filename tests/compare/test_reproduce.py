@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,94 @@ def test_a_study_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path, mo
     assert "The clients' own models" in text
     runs = read_runs([Path(out)])
     assert {entry.method for group in runs.groups for entry in group.entries} == {"fedavg", "cafedcl+gan"}
+    results = json.loads(Path(out, "results.json").read_text(encoding="utf-8"))
+    one, two = results["runs"]
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    assert one["own"] == {name: value and round(value, 6) for name, value in lines[-1]["own"].items()}
+    assert one["best"]["server"] == round(max(line["server"]["accuracy"] for line in lines), 6)
+    assert one["seconds"] == pytest.approx(sum(sum(line["seconds"].values()) for line in lines), abs=1e-3)
+    assert [(it["setting"], it["method"], it["split"], it["seed"], it["rounds"]) for it in (one, two)] == [
+        ("cifar10-practical", method, "dirichlet:0.1", 0, 2) for method in ("fedavg", "cafedcl+gan")
+    ]
+    assert one["options"] == {"split.kind": "dirichlet", "model.name": "mlp", "train.epochs": 1}
+    assert two["options"]["augment.steps"] == 2
+    assert len(json.dumps(two)) < 1200
+    assert results["environment"]["device"] == "cpu"
+    assert " ".join(results["environment"]["command"]) == (
+        "cafedcl reproduce table1 --scale smoke --seeds 1 --only cifar10-practical --methods fedavg,cafedcl+gan"
+    )
+    metrics.write_text(json.dumps(lines[0]) + "\n", encoding="utf-8")
+    assert run("table1", "--scale", "smoke", "--out", out, "--gather", "--quiet").exit_code == 0
+    again = json.loads(Path(out, "results.json").read_text(encoding="utf-8"))
+    assert again["runs"] == [two]
+    assert again["unfinished"] == {"cifar10-practical/fedavg/s0": "1 of 2 rounds are done"}
     other = run("table1", *part, "--set", "train.lr=0.2")
     assert other.exit_code != 0
     assert "holds another plan" in str(other.exception)
+
+
+def record(method: str, seed: int, accuracy: float, **changes: Any) -> dict[str, Any]:
+    scores = dict.fromkeys(("accuracy", "client_mean", "client_std", "client_worst"), accuracy)
+    plain = {
+        "setting": "cifar10-practical", "data": "cifar10", "split": "dirichlet:0.1", "method": method, "changed": {},
+        "seed": seed, "rounds": 100, "server": scores, "own": scores, "clients": 20, "options": {"model.width": 0.5},
+    }  # fmt: skip
+    return plain | changes
+
+
+def results_file(path: Path, runs: list[dict[str, Any]], **changes: Any) -> str:
+    place = {"command": ["x"], "set": ["train.crop=4"], "device_name": "one"}
+    content = {"study": "table1", "scale": {"name": "short"}, "environment": place, "runs": runs}
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
+    return str(path)
+
+
+def test_runs_from_elsewhere_are_gathered_in_the_studys_order_and_the_last_one_counts(tmp_path: Path) -> None:
+    first = [record("cafedcl:literal", 0, 0.9), record("cafedcl", 1, 0.7), record("fedavg", 0, 0.1)]
+    later = [record("fedavg", 0, 0.3), record("cafedcl", 0, 0.5), record("fedavg", 0, 0.2, changed={"method.x": 1})]
+    sources = [
+        results_file(tmp_path / "a.json", first),
+        results_file(tmp_path / "b.json", later[:2], environment={"command": ["x"], "device_name": "two", "set": []}),
+        results_file(tmp_path / "c.json", later[2:]),
+    ]
+    out = tmp_path / "out"
+    done = run("table1", "--gather", "--out", str(out), *(word for path in sources for word in ("--from", path)))
+    assert done.exit_code == 0, done.output
+    content = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [(it["method"], it["changed"], it["seed"], it["server"]["accuracy"]) for it in content["runs"]] == [
+        ("fedavg", {}, 0, 0.3),
+        ("fedavg", {"method.x": 1}, 0, 0.2),
+        ("cafedcl", {}, 0, 0.5),
+        ("cafedcl", {}, 1, 0.7),
+        ("cafedcl:literal", {}, 0, 0.9),
+    ]
+    assert content["environment"]["device_name"] == "one"
+    assert content["environment"]["command"][-2:] == ["--set", "train.crop=4"]
+    assert [it.get("environment") for it in content["runs"]] == [
+        *({"device_name": "two", "set": []} if at in (0, 2) else None for at in range(5))
+    ]
+    assert "60.00 ± 14.14" in (out / "table.md").read_text(encoding="utf-8")
+    whole = (out / "results.json").read_bytes()
+    run("table1", "--gather", "--quiet", "--out", str(tmp_path / "copy"), "--from", str(out / "results.json"))
+    assert (tmp_path / "copy" / "results.json").read_bytes() == whole, "nothing is lost on the way"
+
+
+def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    other = results_file(tmp_path / "other.json", [], scale={"name": "paper"})
+    nothing = str(tmp_path / "nothing")
+    for words, said in (
+        (["--gather"], "there is nothing to gather"),
+        (["--from", other], "it goes with --gather"),
+        (["--gather", "--from", other], "it is of table1 at scale paper, not of table1 at scale short"),
+        (["--gather", "--from", str(tmp_path / "broken.json")], "not a results.json"),
+        (["--gather", "--from", str(tmp_path / "no.json")], "cannot be read"),
+        (["--gather", "--from", str(tmp_path / "empty")], "no reproduce.toml"),
+    ):
+        error = run("table1", "--out", nothing, *words).exception
+        assert isinstance(error, CafedclError), words
+        assert said in str(error)
 
 
 def test_the_papers_figures_stand_beside_ours() -> None:
