@@ -12,6 +12,8 @@ from cafedcl.errors import CafedclError, nearest
 from cafedcl.options import to_toml
 
 SCALES = "scales.toml"
+OTHERS = (SCALES, "tuning.toml")
+"""Files beside the studies that are none."""
 FOLDER = Path("experiments")
 HOME = Path(__file__).parents[2] / FOLDER
 """Where the studies are in a checkout; from an installed package they are looked for in the working folder."""
@@ -121,7 +123,7 @@ def folder_of() -> Path:
 
 def study_names(folder: Path) -> list[str]:
     """Return the names of all studies."""
-    return sorted(path.stem for path in folder.glob("*.toml") if path.name != SCALES)
+    return sorted(path.stem for path in folder.glob("*.toml") if path.name not in OTHERS)
 
 
 def read_study(name: str, folder: Path) -> Study:
