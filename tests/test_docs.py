@@ -165,6 +165,12 @@ def test_the_numbers_on_tail_augmentation_are_those_of_the_result_file() -> None
                 assert f"p = {row[key]:.3f}" in text, (row["augment"], key)
 
 
+def test_the_tables_of_the_reproduction_are_those_of_the_result_files() -> None:
+    script = [sys.executable, str(HOME / "experiments" / "reproduction.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_augmentation_in_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import cafedcl
 

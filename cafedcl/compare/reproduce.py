@@ -1,6 +1,7 @@
 """`cafedcl reproduce`: a table or figure of the paper, run or gone on with, and set beside the paper's figures."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from cafedcl.listing import DataDir, Quiet, Settings, console
 
 if TYPE_CHECKING:
     from cafedcl.compare.jobs import Job
+    from cafedcl.compare.results import Member
+    from cafedcl.compare.study import Scale, Study
 
 FILE, TABLE = "reproduce.toml", "table.md"
 
@@ -27,6 +30,17 @@ def reproduce(
     ] = None,
     methods: Annotated[list[str] | None, typer.Option(help="These methods only, separated by commas.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs; by default runs/STUDY-SCALE.")] = None,
+    gather: Annotated[
+        bool, typer.Option("--gather", help="Run nothing; write table.md and results.json from what is there.")
+    ] = False,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER|RESULTS.JSON",
+            help="With --gather: what was run elsewhere; of the same run, the last one counts. Repeatable.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     settings: Settings = None,
     jobs: Jobs = None,
@@ -41,7 +55,7 @@ def reproduce(
     study is asked for next.
     """
     from cafedcl.compare.jobs import run_all
-    from cafedcl.compare.plan import planned, words_of
+    from cafedcl.compare.plan import planned, stored_plan, words_of
     from cafedcl.compare.run import Means, end, fetch_data, scheduled
     from cafedcl.compare.study import folder_of, read_scales, read_study
     from cafedcl.config import assign
@@ -54,11 +68,21 @@ def reproduce(
     if scale not in scales:
         raise CafedclError(f"--scale {scale}: there is no such scale; {nearest(scale, list(scales))}")
     place, size = out or Path("runs") / f"{Path(study).stem}-{scale}", scales[scale]
-    chosen = read_study(study, folder).only(words_of(only or ()), words_of(methods or ())).at(size)
+    whole = read_study(study, folder)
+    chosen = whole.only(words_of(only or ()), words_of(methods or ())).at(size)
+    if sources and not gather:
+        raise CafedclError("--from: it goes with --gather")
     overrides = [*([f"data.dir={data_dir}"] if data_dir else []), *(settings or ())]
     wanted = {"study": Path(study).stem, "scale": scale, "settings": list(settings or ())}
     means = Means(jobs, devices or (), ray, quiet, as_json)
+    if gather and not settings and (place / FILE).is_file():
+        wanted["settings"] = stored_plan(place, FILE, "reproduce")["settings"]
+    elif gather and not sources and not place.exists():
+        raise CafedclError(f"{place}: there is nothing to gather; run the study, or name what was run by --from")
     with planned(place, wanted, FILE, "reproduce"):
+        if gather:
+            write(place, whole, wanted, size, sources or (), means.silent)
+            return
         todo, left_out = [], []
         for setting in chosen.settings:
             asked = list(chosen.jobs(place, setting, seeds or size.seeds, overrides))
@@ -76,7 +100,7 @@ def reproduce(
             rounds = sum(job.rounds for job in todo)
             with scheduled(place, "reproduce", (len(todo), rounds), {}, means) as pool:
                 outcomes = run_all(sorted(todo, key=seed_of), pool)
-            write_table(place, chosen.title, f"{scale}: {size.about}", means.silent)
+            write(place, whole, wanted, size, (), means.silent)
         for line in left_out:
             print(f"left out: {line}", file=sys.stderr)
     if todo:
@@ -103,17 +127,48 @@ def listing(folder: Path) -> None:
         screen.print(f"--scale {name}  {scale.about}", soft_wrap=True)
 
 
-def write_table(out: Path, title: str, scale: str, silent: bool) -> None:
-    """Write the table of all runs that are there beside the paper's figures, and print it."""
+def write(
+    out: Path, study: "Study", plan: dict[str, Any], size: "Scale", sources: Sequence[Path], silent: bool
+) -> None:
+    """Write the table and the results of all runs that are there, and of those from elsewhere."""
+    from cafedcl.compare.results import RESULTS, as_text, merged, read_folder, read_results, results_of
+    from cafedcl.store import explained, write_atomically
+
+    name, scale = plan["study"], plan["scale"]
+    found = [read_folder(out, study, size, plan["settings"])]
+    for path in sources:
+        if path.is_dir():
+            found.append(read_folder(path, study, size, settings_of(path, name, scale)))
+        else:
+            found.append(read_results(path, name, scale))
+    members = merged(found, study)
+    with explained(out):
+        write_atomically(out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode())
+    write_table(out, members, f"# {study.title}\n\nScale {scale}: {size.about}.\n", silent)
+
+
+def settings_of(path: Path, study: str, scale: str) -> list[str]:
+    """Return the `--set` options of a folder with runs; it must be of the same study and scale."""
+    from cafedcl.compare.plan import stored_plan
+
+    plan = stored_plan(path, FILE, "reproduce")
+    if (plan.get("study"), plan.get("scale")) != (study, scale):
+        there = f"{plan.get('study')} at scale {plan.get('scale')}"
+        raise CafedclError(f"--from {path}: it is of {there}, not of {study} at scale {scale}")
+    return list(plan.get("settings", ()))
+
+
+def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool) -> None:
+    """Write the table of runs beside the paper's figures, and print it."""
     from cafedcl.report.printed import as_markdown, as_rich
-    from cafedcl.report.runs import read_runs
+    from cafedcl.report.runs import summarise
     from cafedcl.report.table import board
     from cafedcl.store import explained, write_atomically
 
-    summary = read_runs([out])
+    summary = summarise([member.run for member in members])
     if not summary.groups:
         return
-    text = f"# {title}\n\nScale {scale}.\n"
+    text = head
     for protocol, words in (("server", "The server's model"), ("own", "The clients' own models")):
         text += f"\n## {words}\n\n{as_markdown(board(summary, protocol), True)}"
     with explained(out):

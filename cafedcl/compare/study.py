@@ -12,6 +12,8 @@ from cafedcl.errors import CafedclError, nearest
 from cafedcl.options import to_toml
 
 SCALES = "scales.toml"
+OTHERS = (SCALES, "tuning.toml")
+"""Files beside the studies that are none."""
 FOLDER = Path("experiments")
 HOME = Path(__file__).parents[2] / FOLDER
 """Where the studies are in a checkout; from an installed package they are looked for in the working folder."""
@@ -64,11 +66,21 @@ class Study:
 
     def jobs(self, out: Path, setting: Setting, seeds: int, overrides: Sequence[str]) -> Iterator[Job]:
         """Yield the runs of one setting: with everything as it is, then with one option changed at a time."""
+        for point, place in self.points(out, setting):
+            yield from self._plan(setting, seeds, {**setting.options, **point}, overrides).jobs(place)
+
+    def points(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], Path]]:
+        """Yield what is changed in one setting, at first nothing, and where the runs with it are."""
         for point in ({}, *self.changes()):
-            options = {**setting.options, **point}
             words = ",".join(f"{name.partition('.')[2]}={to_toml(value)}" for name, value in point.items())
-            place = out / setting.name / slug(words) if point else out / setting.name
-            yield from self._plan(setting, seeds, options, overrides).jobs(place)
+            yield point, out / setting.name / slug(words) if point else out / setting.name
+
+    def places(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], str, Path]]:
+        """Yield what is changed, the method, and the folder with a run per seed."""
+        for point, place in self.points(out, setting):
+            plan = self._plan(setting, 1, {**setting.options, **point}, ())
+            for method, job in zip(plan.methods, plan.jobs(place), strict=True):
+                yield point, method, job.folder.parent
 
     def at(self, scale: Scale) -> "Study":
         """Return it as it is at a scale: settings that become the same there are there once."""
@@ -111,7 +123,7 @@ def folder_of() -> Path:
 
 def study_names(folder: Path) -> list[str]:
     """Return the names of all studies."""
-    return sorted(path.stem for path in folder.glob("*.toml") if path.name != SCALES)
+    return sorted(path.stem for path in folder.glob("*.toml") if path.name not in OTHERS)
 
 
 def read_study(name: str, folder: Path) -> Study:

@@ -26,16 +26,9 @@ SCORES = {
 }
 """What stands for accuracy, spread between clients and worst tenth: for the server's model, for the clients' own."""
 KEPT_OUT = (
-    "run.",
-    "engine.",
-    "store.",
-    "data.dir",
-    "data.download",
-    "data.strict",
-    "evaluate.batch",
-    "method.name",
+    "run.", "engine.", "store.", "data.dir", "data.download", "data.strict", "evaluate.batch", "method.name",
     "augment.name",
-)
+)  # fmt: skip
 """Options that do not make another experiment."""
 SETTING = ("data.", "split.", "federation.clients")
 """Options that make the setting: data set × split × clients."""
@@ -220,7 +213,12 @@ def read_runs(paths: Iterable[str | Path]) -> Summary:
         raise CafedclError(
             f"{', '.join(map(str, given))}: holds no run folder (none with a config.toml); start one with `cafedcl run`"
         )
-    runs = set_repeats_aside([read_run(folder) for folder in folders])
+    return summarise([read_run(folder) for folder in folders])
+
+
+def summarise(found: Sequence[Run]) -> Summary:
+    """Put together the runs that belong together."""
+    runs = set_repeats_aside(found)
     settings = sorted({run.setting for run in runs if usable(run)})
     groups = [Group(setting, entries([r for r in runs if usable(r) and r.setting == setting])) for setting in settings]
     return Summary(tuple(groups), tuple(runs))

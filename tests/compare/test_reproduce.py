@@ -1,3 +1,5 @@
+import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -6,11 +8,13 @@ from typer.testing import CliRunner
 
 from cafedcl.cli import app
 from cafedcl.compare.study import HOME, Scale, Setting, Study, folder_of, read_scales, read_study, study_names
-from cafedcl.config import parse_split, resolve
+from cafedcl.config import gather, parse_split, resolve
+from cafedcl.data import Dataset
 from cafedcl.errors import CafedclError
 from cafedcl.report.paper import COLUMNS_2, FIRST, place
 from cafedcl.report.runs import Setting as Shown
-from cafedcl.report.runs import flat, read_runs
+from cafedcl.report.runs import flat
+from cafedcl.setup import prepare
 
 STUDIES = ["ablation", "sensitivity", "skin", "standins", "table1", "table2"]
 
@@ -76,25 +80,125 @@ def test_settings_that_become_the_same_at_a_scale_are_run_once() -> None:
     assert [one.split for one in study.at(Scale("", 1)).settings] == ["dirichlet:0.1", "dirichlet:0.1", "iid"]
 
 
-def test_a_study_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = str(tmp_path / "out")
-    part = ["--scale", "smoke", "--out", out, "--jobs", "1", "--devices", "cpu"]
+@pytest.mark.parametrize("name", STUDIES)
+def test_at_the_smoke_scale_the_digits_can_be_dealt_in_every_setting(name: str, digits: Dataset) -> None:
+    for setting in read_study(name, HOME).at(read_scales(HOME)["smoke"]).settings:
+        clients = setting.options["federation.clients"]
+        prepare(gather(data=setting.data, split=setting.split, clients=clients, device="cpu"), digits)
+
+
+@pytest.mark.slow
+def test_the_whole_of_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path) -> None:
+    """At the smoke scale; what the runs may take is counted in seconds of two processors, whoever else uses them."""
+    out, spent = str(tmp_path / "out"), processor_seconds()
+    part = ["--scale", "smoke", "--out", out, "--jobs", "2", "--devices", "cpu"]
     first = run("table1", *part, "--only", "cifar10-practical", "--methods", "fedavg")
     assert first.exit_code == 0, first.output
     assert "written" in first.output
     metrics = next(Path(out).rglob("metrics.jsonl"))
     before = metrics.stat().st_mtime_ns
-    second = run("table1", *part, "--only", "cifar10-practical", "--methods", "fedavg,cafedcl+gan", "--quiet")
+    second = run("table1", *part, "--quiet")
     assert second.exit_code == 0, second.output
+    assert (processor_seconds() - spent) / 2 < 90
     assert metrics.stat().st_mtime_ns == before, "what is there is kept"
     text = Path(out, "table.md").read_text(encoding="utf-8")
     assert "cafedcl+gan" in text
     assert "The clients' own models" in text
-    runs = read_runs([Path(out)])
-    assert {entry.method for group in runs.groups for entry in group.entries} == {"fedavg", "cafedcl+gan"}
+    study = read_study("table1", HOME)
+    results = json.loads(Path(out, "results.json").read_text(encoding="utf-8"))
+    assert [(it["setting"], it["method"], it["split"], it["seed"], it["rounds"]) for it in results["runs"]] == [
+        (f"cifar10-{kind}", method, split, 0, 2)
+        for kind, split in (("practical", "dirichlet:0.1"), ("pathological", "pathological:3,ir=10"))
+        for method in study.methods
+    ]
+    assert results["unfinished"] == {}
+    assert " ".join(results["environment"]["command"]) == "cafedcl reproduce table1 --scale smoke --seeds 1"
+    assert results["environment"]["device"] == "cpu"
+    one, two = (next(it for it in results["runs"] if it["method"] == name) for name in ("fedavg", "cafedcl+gan"))
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    assert one["own"] == {name: value and round(value, 6) for name, value in lines[-1]["own"].items()}
+    assert one["best"]["server"] == round(max(line["server"]["accuracy"] for line in lines), 6)
+    assert one["seconds"] == pytest.approx(sum(sum(line["seconds"].values()) for line in lines), abs=1e-3)
+    assert one["options"] == {"split.kind": "dirichlet", "model.name": "mlp", "train.epochs": 1}
+    assert two["options"]["augment.steps"] == 2
+    assert max(len(json.dumps(it)) for it in results["runs"]) < 1200
+    metrics.write_text(json.dumps(lines[0]) + "\n", encoding="utf-8")
+    assert run("table1", "--scale", "smoke", "--out", out, "--gather", "--quiet").exit_code == 0
+    again = json.loads(Path(out, "results.json").read_text(encoding="utf-8"))
+    assert again["runs"] == [it for it in results["runs"] if it != one]
+    assert again["unfinished"] == {"cifar10-practical/fedavg/s0": "1 of 2 rounds are done"}
     other = run("table1", *part, "--set", "train.lr=0.2")
     assert other.exit_code != 0
     assert "holds another plan" in str(other.exception)
+
+
+def processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def record(method: str, seed: int, accuracy: float, **changes: Any) -> dict[str, Any]:
+    scores = dict.fromkeys(("accuracy", "client_mean", "client_std", "client_worst"), accuracy)
+    plain = {
+        "setting": "cifar10-practical", "data": "cifar10", "split": "dirichlet:0.1", "method": method, "changed": {},
+        "seed": seed, "rounds": 100, "server": scores, "own": scores, "clients": 20, "options": {"model.width": 0.5},
+    }  # fmt: skip
+    return plain | changes
+
+
+def results_file(path: Path, runs: list[dict[str, Any]], **changes: Any) -> str:
+    place = {"command": ["x"], "set": ["train.crop=4"], "device_name": "one"}
+    content = {"study": "table1", "scale": {"name": "short"}, "environment": place, "runs": runs}
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
+    return str(path)
+
+
+def test_runs_from_elsewhere_are_gathered_in_the_studys_order_and_the_last_one_counts(tmp_path: Path) -> None:
+    first = [record("cafedcl:literal", 0, 0.9), record("cafedcl", 1, 0.7), record("fedavg", 0, 0.1)]
+    later = [record("fedavg", 0, 0.3), record("cafedcl", 0, 0.5), record("fedavg", 0, 0.2, changed={"method.x": 1})]
+    sources = [
+        results_file(tmp_path / "a.json", first),
+        results_file(tmp_path / "b.json", later[:2], environment={"command": ["x"], "device_name": "two", "set": []}),
+        results_file(tmp_path / "c.json", later[2:]),
+    ]
+    out = tmp_path / "out"
+    done = run("table1", "--gather", "--out", str(out), *(word for path in sources for word in ("--from", path)))
+    assert done.exit_code == 0, done.output
+    content = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [(it["method"], it["changed"], it["seed"], it["server"]["accuracy"]) for it in content["runs"]] == [
+        ("fedavg", {}, 0, 0.3),
+        ("fedavg", {"method.x": 1}, 0, 0.2),
+        ("cafedcl", {}, 0, 0.5),
+        ("cafedcl", {}, 1, 0.7),
+        ("cafedcl:literal", {}, 0, 0.9),
+    ]
+    assert content["environment"]["device_name"] == "one"
+    assert content["environment"]["command"][-2:] == ["--set", "train.crop=4"]
+    assert [it.get("environment") for it in content["runs"]] == [
+        *({"device_name": "two", "set": []} if at in (0, 2) else None for at in range(5))
+    ]
+    assert "60.00 ± 14.14" in (out / "table.md").read_text(encoding="utf-8")
+    whole = (out / "results.json").read_bytes()
+    run("table1", "--gather", "--quiet", "--out", str(tmp_path / "copy"), "--from", str(out / "results.json"))
+    assert (tmp_path / "copy" / "results.json").read_bytes() == whole, "nothing is lost on the way"
+
+
+def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    other = results_file(tmp_path / "other.json", [], scale={"name": "paper"})
+    nothing = str(tmp_path / "nothing")
+    for words, said in (
+        (["--gather"], "there is nothing to gather"),
+        (["--from", other], "it goes with --gather"),
+        (["--gather", "--from", other], "it is of table1 at scale paper, not of table1 at scale short"),
+        (["--gather", "--from", str(tmp_path / "broken.json")], "not a results.json"),
+        (["--gather", "--from", str(tmp_path / "no.json")], "cannot be read"),
+        (["--gather", "--from", str(tmp_path / "empty")], "no reproduce.toml"),
+    ):
+        error = run("table1", "--out", nothing, *words).exception
+        assert isinstance(error, CafedclError), words
+        assert said in str(error)
 
 
 def test_the_papers_figures_stand_beside_ours() -> None:

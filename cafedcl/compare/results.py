@@ -1,0 +1,221 @@
+"""What a study's runs came to, in one small file: a line per finished run, which needs none of the run folders."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cafedcl.compare.plan import Tables, overlay
+from cafedcl.compare.study import Scale, Study
+from cafedcl.config import parse_split, resolve
+from cafedcl.errors import CafedclError
+from cafedcl.options import to_toml
+from cafedcl.report.runs import SCORES, Run, flat, read_run
+from cafedcl.store import RunFolder
+
+RESULTS = "results.json"
+DIGITS = 6
+UNSAID = ("run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds")
+"""Options that are said elsewhere, or that change no result."""
+PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
+"""What is kept of where a run was made."""
+WHERE = "environment"
+
+Record = dict[str, Any]
+Key = tuple[str, str, str, int]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run of a study: which one, what is kept of it if it is finished, and how a table reads it."""
+
+    key: Key
+    """Setting, method, what was changed (as JSON), seed."""
+    run: Run
+    record: Record | None
+    where: dict[str, Any]
+    """Where it was made, and the `--set` options of all runs that it belongs to."""
+
+    @property
+    def name(self) -> str:
+        """The run in one word."""
+        setting, method, changed, seed = self.key
+        words = [f"{name}={to_toml(value)}" for name, value in json.loads(changed).items()]
+        return "/".join([setting, *words, method, f"s{seed}"])
+
+
+def key_of(setting: str, method: str, changed: Mapping[str, Any], seed: int) -> Key:
+    """Return what tells a study's runs apart."""
+    return setting, method, json.dumps(changed, sort_keys=True), seed
+
+
+def read_folder(out: Path, study: Study, scale: Scale, settings: Sequence[str]) -> list[Member]:
+    """Return all runs of a study, begun or finished, that a folder holds."""
+    found, shared = [], [text for text in settings if not text.startswith("data.dir")]
+    for one in study.settings:
+        (setting,) = study.only([one.name], ()).at(scale).settings
+        for changed, method, place in study.places(out, setting):
+            paths = (path for path in place.glob("s*") if path.name[1:].isdecimal())
+            for path in sorted(paths, key=lambda path: int(path.name[1:])):
+                run = read_run(path)
+                key = key_of(setting.name, method, changed, int(path.name[1:]))
+                record = {"setting": setting.name, **record_of(run, changed)} if run.state == "finished" else None
+                made = {name: value for name, value in RunFolder(path).environment().items() if name in PLACE}
+                found.append(Member(key, run, record, {"set": shared, **made}))
+    return found
+
+
+def record_of(run: Run, changed: Mapping[str, Any]) -> Record:
+    """Return what is kept of a finished run, the setting's name apart."""
+    counts = RunFolder(run.path).data()[0]["counts"]
+    options, scores = run.settings, {}
+    for protocol in SCORES:
+        last = next((line for line in reversed(run.lines) if line.get(protocol)), {})
+        scores[protocol] = {name: rounded(value) for name, value in last.get(protocol, {}).items()}
+    best = {protocol: run.chosen(protocol, "best") for protocol in SCORES}
+    return {
+        "data": run.setting.data,
+        "split": run.setting.split,
+        "method": run.method,
+        "changed": dict(changed),
+        "seed": run.seed,
+        "rounds": run.rounds,
+        **scores,
+        "best": {
+            protocol: None if line is None else rounded(run.value(line, protocol, "accuracy"))
+            for protocol, line in best.items()
+        },
+        "seconds": round(sum(sum((line.get("seconds") or {}).values()) for line in run.lines), 3),
+        "images": int(counts.sum()),
+        "clients": len(counts),
+        "model": options["model.name"],
+        "width": options["model.width"],
+        "lr": options["train.lr"],
+        "epochs": options["train.epochs"],
+        "engine": options["engine.name"],
+        "precision": options["engine.precision"],
+        "failed_visits": sum(len(line.get("failed") or ()) for line in run.lines),
+        "skipped_rounds": sum(line.get("status") == "skipped" for line in run.lines),
+        "options": departures(run),
+    }
+
+
+def rounded(value: Any) -> Any:
+    """Return a score with as many digits as mean something."""
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def departures(run: Run) -> dict[str, Any]:
+    """Return the options in which a run departs from its method's defaults."""
+    names = {section: {"name": run.settings[f"{section}.name"]} for section in ("method", "augment")}
+    usual = flat(resolve(names).to_plain())
+    return {
+        name: value
+        for name, value in run.settings.items()
+        if not name.startswith(UNSAID) and usual.get(name) != value and name != "federation.clients"
+    }
+
+
+def read_results(path: Path, study: str, scale: str) -> list[Member]:
+    """Return the runs of a file that was written here or elsewhere; it must be of the same study and scale."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        there = content["study"], content["scale"]["name"]
+        if there == (study, scale):
+            place = {name: value for name, value in content[WHERE].items() if name != "command"}
+            return [member_of(record, place) for record in content["runs"]]
+    except OSError as error:
+        raise CafedclError(f"--from {path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CafedclError(f"--from {path}: not a {RESULTS} of `cafedcl reproduce`") from None
+    raise CafedclError(f"--from {path}: it is of {there[0]} at scale {there[1]}, not of {study} at scale {scale}")
+
+
+def member_of(record: Record, place: Mapping[str, Any]) -> Member:
+    """Return the run that a line of a results file stands for; its last round is all there is of it."""
+    record = dict(record)
+    said = {**place, **record.pop(WHERE, {})}
+    where = {name: said[name] for name in ("set", *PLACE) if name in said}
+    method, _, tail = str(record["method"]).partition("+")
+    tables: Tables = {"method": {"name": method}, "augment": {"name": tail or "none"}, "data": {"name": record["data"]}}
+    overlay(tables, {f"split.{name}": value for name, value in parse_split(record["split"]).items()})
+    overlay(tables, record["options"])
+    overlay(
+        tables,
+        {
+            "run.seed": record["seed"],
+            "federation.rounds": record["rounds"],
+            "federation.clients": record["clients"],
+        },
+    )
+    line = {"round": record["rounds"] - 1, **{protocol: record[protocol] for protocol in SCORES}}
+    key = key_of(record["setting"], record["method"], record["changed"], record["seed"])
+    path = Path(record["setting"], record["method"], f"s{record['seed']}")
+    return Member(key, Run(path, "finished", "", flat(resolve(tables).to_plain()), [line]), record, where)
+
+
+def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
+    """Return the runs of several sources in the study's order; of the same run, the last finished one counts."""
+    found: dict[Key, Member] = {}
+    for source in sources:
+        for member in source:
+            if member.record is not None or member.key not in found:
+                found[member.key] = member
+    settings = {one.name: place for place, one in enumerate(study.settings)}
+    methods = {name: place for place, name in enumerate(study.methods)}
+    changes = {json.dumps(point, sort_keys=True): place for place, point in enumerate([{}, *study.changes()])}
+    last = len(settings) + len(methods) + len(changes)
+
+    def order(key: Key) -> tuple[Any, ...]:
+        setting, method, changed, seed = key
+        known = settings.get(setting, last), methods.get(method, last), changes.get(changed, last)
+        return known[0], setting, known[1], method, known[2], changed, seed
+
+    return [found[key] for key in sorted(found, key=order)]
+
+
+def results_of(members: Sequence[Member], name: str, study: Study, scale: str, size: Scale) -> dict[str, Any]:
+    """Return what the file says. Where most runs were made is said once; a run that was made elsewhere says so."""
+    done = [member for member in members if member.record is not None]
+    usual = most_common([member.where for member in done])
+    records = []
+    for member in done:
+        other = {name: value for name, value in member.where.items() if usual.get(name) != value}
+        records.append({**(member.record or {}), **({WHERE: other} if other else {})})
+    command = ["cafedcl", "reproduce", name, "--scale", scale, *narrowed(records, study, size)]
+    command += [word for setting in usual.get("set", ()) for word in ("--set", setting)]
+    return {
+        "study": name,
+        "title": study.title,
+        "scale": {"name": scale, "about": size.about, "options": size.options},
+        WHERE: {"command": command, **usual},
+        "unfinished": {member.name: member.run.problem for member in members if member.record is None},
+        "runs": records,
+    }
+
+
+def most_common(places: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the one that most runs share, the first of these if there are several."""
+    written = Counter(json.dumps(place) for place in places)
+    return json.loads(written.most_common(1)[0][0]) if written else {}
+
+
+def narrowed(records: Sequence[Record], study: Study, size: Scale) -> list[str]:
+    """Return the options by which a command makes these runs, where they are not the whole study."""
+    words = ["--seeds", str(max((record["seed"] for record in records), default=0) + 1)]
+    for option, key, whole in (
+        ("--only", "setting", [one.name for one in study.at(size).settings]),
+        ("--methods", "method", list(study.methods)),
+    ):
+        there = list(dict.fromkeys(record[key] for record in records))
+        words += [option, ",".join(there)] if there and set(there) != set(whole) else []
+    return words
+
+
+def as_text(results: Mapping[str, Any]) -> str:
+    """Return the file's text: a line per run, so that two versions can be compared."""
+    head = json.dumps({name: value for name, value in results.items() if name != "runs"}, indent=1, ensure_ascii=False)
+    lines = ",\n".join("  " + json.dumps(record, ensure_ascii=False) for record in results["runs"])
+    return head.removesuffix("\n}") + ',\n "runs": [' + (f"\n{lines}\n ]" if lines else "]") + "\n}\n"

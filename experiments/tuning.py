@@ -1,0 +1,216 @@
+"""The same tuning budget for every method.
+
+    python experiments/tuning.py --out runs/tuning --jobs 4
+
+runs every candidate of every method in experiments/tuning.toml, the same number for each, through one pool, and writes
+OUT/tuning.json: every candidate's score and the best one per method. The scores are measured on training images that
+are held out once, for all alike; nobody looks at the test set. The same command again goes on where it stopped, and
+candidates that were added since are run besides.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cafedcl.compare.devices import choose_launcher
+from cafedcl.compare.jobs import Job, Outcome, Pool, polite, run_all
+from cafedcl.compare.plan import words_of
+from cafedcl.compare.run import fetch_data
+from cafedcl.compare.sweep import Point, Sweep, sweep_settings
+from cafedcl.compare.view import choose_view
+from cafedcl.config import read_file
+from cafedcl.environment import environment
+from cafedcl.errors import CafedclError, nearest
+from cafedcl.listing import console
+from cafedcl.options import to_toml
+from cafedcl.store import RunFolder, explained, write_atomically
+
+PLAN = Path(__file__).with_name("tuning.toml")
+RESULT, SHARED = "tuning.json", "shared.json"
+ENTRIES = ("data", "split", "hold_out", "score", "options", "scores", "candidates")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A plan: what all runs share, and the candidates of every method."""
+
+    data: str
+    split: str
+    hold_out: float
+    score: str
+    options: dict[str, Any]
+    scores: dict[str, str]
+    candidates: dict[str, list[Point]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Tuning":
+        """Read a plan; one that does not give every method the same number of candidates is refused."""
+        table = read_file(path)
+        for name in {*table} ^ {*ENTRIES}:
+            what = "there is no such entry" if name in table else "it is missing"
+            raise CafedclError(f"{path}: {name}: {what}; a plan has {', '.join(ENTRIES)}")
+        made = cls(**table)
+        if not made.candidates:
+            raise CafedclError(f"{path}: candidates: there are none")
+        sizes = {name: len(points) for name, points in made.candidates.items()}
+        if len(set(sizes.values())) > 1:
+            said = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            raise CafedclError(f"{path}: every method must have the same number of candidates ({said})")
+        for name, points in made.candidates.items():
+            if len({json.dumps(point, sort_keys=True) for point in points}) < len(points):
+                raise CafedclError(f"{path}: candidates: {name}: one of them is there twice")
+        for name in made.scores:
+            if name not in made.candidates:
+                raise CafedclError(f"{path}: scores: {name}: {nearest(name, list(made.candidates))}")
+        return made
+
+    @property
+    def budget(self) -> int:
+        """How many candidates every method has."""
+        return len(next(iter(self.candidates.values())))
+
+    def shared(self, settings: Sequence[str]) -> list[str]:
+        """Return the options of all runs as they are set."""
+        return [*(f"{name}={to_toml(value)}" for name, value in self.options.items()), *settings]
+
+    def sweep(self, method: str, seeds: int, settings: Sequence[str]) -> Sweep:
+        """Return the runs of one method, as a sweep whose points are named one by one."""
+        return Sweep(
+            settings=sweep_settings({}, method, self.data, self.split, self.shared(settings)),
+            seeds=seeds,
+            first_seed=0,
+            score=self.scores.get(method, self.score),
+            on="validation",
+            hold_out=self.hold_out,
+            grid={},
+            ranges={},
+            choices={},
+            prune=False,
+        )
+
+    def jobs(self, out: Path, method: str, sweep: Sweep) -> list[tuple[Point, list[Job]]]:
+        """Return a method's candidates, each with a run per seed."""
+        found = []
+        for point in self.candidates[method]:
+            try:
+                found.append((point, sweep.jobs(out, f"{method}/{sweep.place(point) or 'defaults'}", point)))
+            except CafedclError as error:
+                raise CafedclError(f"{method}: {error}") from None
+        return found
+
+
+@contextmanager
+def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
+    """Hold the folder; runs that share other options than those in it are refused."""
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    folder, path = RunFolder(out), out / SHARED
+    folder.lock()
+    try:
+        text = json.dumps(shared, indent=1) + "\n"
+        if path.is_file() and path.read_text(encoding="utf-8") != text:
+            raise CafedclError(f"{out}: its runs share other options, see {path}; choose another --out")
+        write_atomically(path, text.encode())
+        yield
+    finally:
+        folder.unlock()
+
+
+def run(jobs: Sequence[Job], number: int | None, quiet: bool) -> list[Outcome]:
+    """Run what is not finished, so many at a time."""
+    launcher = choose_launcher((), number, 1, None)
+    with choose_view(console(), len(jobs), sum(job.rounds for job in jobs), quiet, False) as view:
+        pool = Pool(launcher, view)
+        with polite(pool):
+            return run_all(jobs, pool)
+
+
+def scored(sweep: Sweep, candidates: Sequence[tuple[Point, list[Job]]]) -> dict[str, Any]:
+    """Return every candidate's score, the mean over seeds, and the best of those that have one."""
+    rows = []
+    for point, jobs in candidates:
+        values = [sweep.score_of(job) for job in jobs if job.finished]
+        value = sweep.value(jobs) if len(values) == len(jobs) else math.nan
+        rows.append({"options": point, "value": value if math.isfinite(value) else None, "values": values})
+    known = [row for row in rows if row["value"] is not None]
+    best = (max if sweep.higher else min)(known, key=lambda row: row["value"]) if known else None
+    return {
+        "score": sweep.score,
+        "best": best and best["options"],
+        "value": best and best["value"],
+        "without_score": len(rows) - len(known),
+        "candidates": rows,
+    }
+
+
+def tune(arguments: argparse.Namespace) -> list[Outcome]:
+    """Run the plan, or what is asked for of it, and write down what came of it and of what was there before."""
+    plan, out, settings = Tuning.read(arguments.plan), arguments.out, list(arguments.set)
+    chosen = words_of(arguments.methods) or list(plan.candidates)
+    for name in chosen:
+        if name not in plan.candidates:
+            raise CafedclError(f"--methods {name}: it has no candidates; {nearest(name, list(plan.candidates))}")
+    local = [f"data.dir={to_toml(arguments.data_dir)}"] if arguments.data_dir else []
+    sweeps = {name: plan.sweep(name, arguments.seeds, [*settings, *local]) for name in plan.candidates}
+    jobs = {name: plan.jobs(out, name, sweep) for name, sweep in sweeps.items()}
+    shared = {"data": plan.data, "split": plan.split, "hold_out": plan.hold_out, "options": plan.shared(settings)}
+    with held(out, shared):
+        first = next(iter(sweeps.values()))
+        fetch_data([first.tables({})])
+        measured_on = first.prepare(out)
+        asked = [job for name in chosen for _, its in jobs[name] for job in its]
+        outcomes = run(
+            sorted(asked, key=lambda job: int(job.place.rpartition("/s")[2])), arguments.jobs, arguments.quiet
+        )
+        methods = {name: scored(sweeps[name], jobs[name]) for name in sweeps}
+        command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
+        command += [word for setting in settings for word in ("--set", setting)]
+        result = {
+            **shared,
+            "measured_on": measured_on,
+            "budget": plan.budget,
+            "seeds": arguments.seeds,
+            "methods": {name: it for name, it in methods.items() if it["best"] is not None},
+            "environment": environment(command, "cuda" if torch.cuda.is_available() else "cpu"),
+        }
+        write_atomically(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+    if not arguments.quiet:
+        for name, it in result["methods"].items():
+            print(f"{name}: {it['score']} {it['value']:.4f} with {it['best']}", flush=True)
+    return outcomes
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Read the command line, tune, and say what failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", type=Path, default=PLAN, help="the file with the candidates")
+    parser.add_argument("--out", type=Path, default=Path("runs/tuning"), help="the folder of all runs")
+    parser.add_argument("--data-dir", default="", help="folder with data files")
+    parser.add_argument("--jobs", type=int, default=None, help="runs at a time; on GPUs, on each")
+    parser.add_argument("--methods", action="append", default=[], help="these only, separated by commas")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of every candidate")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="an option of all runs")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    try:
+        outcomes = tune(parser.parse_args(words))
+    except CafedclError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted; saved. The same command goes on.", file=sys.stderr)
+        sys.exit(130)
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        print(f"failed: {outcome.job.folder}: {outcome.error}  (all of it: {outcome.job.log})", file=sys.stderr)
+    sys.exit(f"runs that failed: {len(failed)}; the same command tries them again" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

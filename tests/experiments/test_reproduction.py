@@ -1,0 +1,193 @@
+"""The tables of the reproduction page: their numbers against a computation by hand, and a page that cannot drift."""
+
+import json
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+FILE = Path(__file__).parents[2] / "experiments" / "reproduction.py"
+ACCURACY = {
+    "fedavg": [0.50, 0.54, 0.53],
+    "moon": [0.60, 0.61, 0.59],
+    "fedlc": [0.55, 0.70],
+    "cafedcl": [0.62, 0.65, 0.66],
+    "central": [0.9, 0.9, 0.9],
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    return runpy.run_path(str(FILE))
+
+
+def record(method: str, seed: int, accuracy: float | None, **changes: Any) -> dict[str, Any]:
+    names = ("accuracy", "balanced", "client_mean", "client_std", "client_worst", "few")
+    scores = {} if accuracy is None else dict.fromkeys(names, accuracy)
+    plain = {
+        "setting": "cifar10-practical", "data": "cifar10", "split": "dirichlet:0.1", "method": method, "changed": {},
+        "seed": seed, "rounds": 100, "server": scores, "own": scores, "images": 45000, "clients": 20,
+        "model": "resnet18", "width": 0.5, "engine": "graphs", "precision": "bf16", "failed_visits": 0,
+        "skipped_rounds": 0, "options": {"model.width": 0.5},
+    }  # fmt: skip
+    return plain | changes
+
+
+def write(folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
+    place = {
+        "command": ["cafedcl", "reproduce", "table1", "--scale", "short"], "python": "3.11", "device_name": "a chip",
+        "packages": {"torch": "2.9", "pandas": None},
+    }  # fmt: skip
+    content = {"study": "table1", "environment": place, "unfinished": {}, "runs": runs}
+    (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def main_runs() -> list[dict[str, Any]]:
+    return [record(method, seed, value) for method, values in ACCURACY.items() for seed, value in enumerate(values)]
+
+
+def cells(text: str, start: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_methods_stand_beside_the_paper_and_the_best_is_bold(page: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, "table1-short", main_runs())
+    text = page["block"]("table1:methods", tmp_path)
+    values = 100 * np.array(ACCURACY["cafedcl"])
+    shown = f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+    assert cells(text, "`cafedcl`")[1:] == [f"**{shown}**", shown, f"**{shown}**", shown, "91.15", "4.87", "3"]
+    assert cells(text, "`fedavg`")[2].startswith("**"), "of a spread, the least is best"
+    assert "**" not in text[text.index("`central`") :].splitlines()[0], "it has all data and does not compete"
+    assert cells(text, "`fedlc`")[-1] == "2"
+    for word in (
+        "100 rounds",
+        "resnet18, width 0.5",
+        "45000 training images",
+        "20 clients",
+        "seeds 0 to 2",
+        "complete",
+    ):
+        assert word in text
+    assert "torch 2.9; a chip; <code>cafedcl reproduce table1 --scale short</code></sub>" in text
+
+
+def test_differences_are_those_computed_by_hand(page: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, "table1", main_runs())
+    text = page["block"]("table1:tests", tmp_path)
+    found = {}
+    for rival in ("fedavg", "moon"):
+        gaps = 100 * (np.array(ACCURACY["cafedcl"]) - np.array(ACCURACY[rival]))
+        error = gaps.std(ddof=1) / math.sqrt(3)
+        t = abs(gaps.mean() / error)
+        found[rival] = gaps.mean(), error, 1 - t / math.sqrt(t * t + 2)
+    small, large = sorted(found, key=lambda rival: found[rival][2])
+    holm = {small: min(1, 2 * found[small][2]), large: max(2 * found[small][2], found[large][2])}
+    for rival, (gap, error, p) in found.items():
+        assert cells(text, f"`cafedcl` − `{rival}`")[1:] == [
+            *[f"{gap:+.2f} ± {error:.2f}", f"{p:.3f}", f"{holm[rival]:.3f}"] * 2,
+            "3",
+        ]
+    assert cells(text, "`cafedcl` − `fedlc`")[1:] == [*["n/a"] * 6, "2"]
+    assert "central" not in text
+
+
+def test_holms_correction_is_never_smaller_than_that_of_a_smaller_p(page: dict[str, Any]) -> None:
+    assert page["holm"]([0.04, None, 0.01, 0.03, 0.9]) == pytest.approx([0.09, None, 0.04, 0.09, 0.9])
+    assert page["holm"]([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_differences_that_do_not_vary_have_no_p(page: dict[str, Any]) -> None:
+    assert page["compared"]({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == (1.0, 0.0, None)
+    assert page["compared"]({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}) is None
+
+
+def test_a_variant_is_compared_with_the_whole_of_the_same_augmentation(page: dict[str, Any], tmp_path: Path) -> None:
+    labels = ["cafedcl+gan", "cafedcl", "cafedcl:no-geo+gan", "cafedcl:no-geo", "fedproto+gan"]
+    runs = [
+        record(name, seed, 0.5 + at / 100 + at * seed**2 / 1000) for at, name in enumerate(labels) for seed in range(3)
+    ]
+    write(tmp_path, "ablation", runs)
+    text = page["block"]("ablation:ablation", tmp_path)
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")]
+    assert rows == [
+        "`cafedcl` − `cafedcl+gan`",
+        "`cafedcl:no-geo+gan` − `cafedcl+gan`",
+        "`cafedcl:no-geo` − `cafedcl`",
+        "`fedproto+gan` − `cafedcl+gan`",
+    ]
+    gaps = [1 + seed**2 / 10 for seed in range(3)]
+    assert cells(text, rows[0])[1].startswith(f"{np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1) / math.sqrt(3):.2f}")
+
+
+def test_an_option_has_a_table_with_its_usual_value_among_the_others(page: dict[str, Any], tmp_path: Path) -> None:
+    points = [
+        ({}, 0.5),
+        ({"method.gamma": 1.0}, 0.7),
+        ({"method.gamma": 0.2}, 0.6),
+        ({"method.w": [1.0, 0.0, 0.0]}, 0.4),
+    ]
+    write(tmp_path, "sensitivity", [record("cafedcl", 0, value, changed=changed) for changed, value in points])
+    text = page["block"]("sensitivity:sensitivity", tmp_path)
+    gamma, w = text.split("`method.w`")
+    first = [line.split("|")[1:3] for line in gamma.splitlines() if line[2:3].isdigit()]
+    assert [[cell.strip(" *") for cell in row] for row in first] == [
+        ["0.2", "60.00"],
+        ["0.6 (default)", "50.00"],
+        ["1.0", "70.00"],
+    ]
+    assert "| [0.4, 0.3, 0.3] (default) | **50.00** |" in w
+    assert "| [1.0, 0.0, 0.0] | 40.00 |" in w
+
+
+def test_rare_classes_have_scores_of_their_own_and_a_method_without_a_server_none(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    runs = [record("fedavg", 0, 0.5), record("fedproto", 0, 0.6, server={})]
+    write(tmp_path, "skin-short", runs)
+    text = page["block"]("skin:skin", tmp_path)
+    assert "server: balanced acc. | server: few-shot recall | server: accuracy | server: worst clients" in text
+    assert cells(text, "`fedproto`")[1:] == [*["–"] * 4, *["**60.00**"] * 4, "1"]
+
+
+def test_options_that_only_some_methods_have_are_said(page: dict[str, Any], tmp_path: Path) -> None:
+    shared = {"train.crop": 4}
+    runs = [record("fedavg", 0, 0.5, options={**shared, "train.lr": 0.03}), record("moon", 0, 0.5, options=shared)]
+    write(tmp_path, "tuned", runs)
+    assert "options of its own: fedavg train.lr=0.03;" in page["block"]("tuned:methods", tmp_path)
+
+
+def test_a_page_is_written_and_a_stale_one_is_found(page: dict[str, Any], tmp_path: Path) -> None:
+    file, words = tmp_path / "page.md", ["--page", str(tmp_path / "page.md"), "--results", str(tmp_path)]
+    file.write_text("# Title\n<!-- table:table1:methods -->\n<!-- /table -->\nend\n", encoding="utf-8")
+    page["main"](words)
+    assert "No result file yet" in file.read_text(encoding="utf-8")
+    page["main"]([*words, "--check"])
+    write(tmp_path, "table1", main_runs())
+    with pytest.raises(SystemExit, match="not up to date"):
+        page["main"]([*words, "--check"])
+    page["main"](words)
+    page["main"]([*words, "--check"])
+    text = file.read_text(encoding="utf-8")
+    assert "cifar10-practical" in text
+    assert text.endswith("<!-- /table -->\nend\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<!-- table:table1:method -->\n<!-- /table -->", "did you mean 'methods'"),
+        ("<!-- table:tabel1:methods -->\n<!-- /table -->", "did you mean 'table1'"),
+        ("<!-- table:table1:methods -->\n", "needs its"),
+        ("<!-- table:table2:methods -->\n<!-- /table -->", "table2.json: not a result"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(page: dict[str, Any], tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "page.md"
+    file.write_text(text, encoding="utf-8")
+    (tmp_path / "table2.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(SystemExit, match=said):
+        page["main"](["--page", str(file), "--results", str(tmp_path)])

@@ -1,0 +1,105 @@
+"""The same tuning budget for every method: what is run, what it is scored on, and what is refused."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cafedcl.config import read_file
+from cafedcl.data import Dataset
+from cafedcl.methods import find_method
+
+FILE = Path(__file__).parents[2] / "experiments" / "tuning.py"
+PLAN = """
+data = "digits"
+split = "dirichlet:0.3"
+hold_out = 0.2
+score = "server.accuracy"
+[options]
+"federation.rounds" = 1
+"federation.clients" = 3
+"model.name" = "mlp"
+"train.epochs" = 1
+[scores]
+fedproto = "own.client_mean"
+[candidates]
+fedavg = [{ "train.lr" = 0.0001 }, { "train.lr" = 0.3 }]
+fedproto = [{ "train.lr" = 0.3 }, { "train.lr" = 0.0001, "method.lam" = 0.5 }]
+"""
+
+
+@pytest.fixture(scope="module")
+def tuning() -> dict[str, Any]:
+    return runpy.run_path(str(FILE))
+
+
+def run(tuning: dict[str, Any], plan: Path, *words: str) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        tuning["main"](["--plan", str(plan), "--jobs", "2", "--quiet", *words])
+    return ended.value.code
+
+
+def test_all_candidates_are_scored_on_the_same_held_out_images(
+    tuning: dict[str, Any], tmp_path: Path, digits: Dataset
+) -> None:
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text(PLAN, encoding="utf-8")
+    assert run(tuning, plan, "--out", str(out), "--methods", "fedavg") == 0
+    assert list(json.loads((out / "tuning.json").read_text())["methods"]) == ["fedavg"]
+    assert run(tuning, plan, "--out", str(out)) == 0
+    result = json.loads((out / "tuning.json").read_text())
+    assert result["budget"] == 2
+    assert "the test set was not looked at" in result["measured_on"]
+    for method, protocol, score in (("fedavg", "server", "accuracy"), ("fedproto", "own", "client_mean")):
+        it = result["methods"][method]
+        values = []
+        for row in it["candidates"]:
+            (folder,) = out.glob(f"{method}/*lr={row['options']['train.lr']}*/s0")
+            (line,) = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+            values.append(line[protocol][score])
+            assert read_file(folder / "config.toml")["data"]["name"] == str((out / "held-out.npz").resolve())
+        assert [row["value"] for row in it["candidates"]] == values
+        assert it["value"] == max(values)
+        assert it["best"]["train.lr"] == 0.3
+    held = np.load(out / "held-out.npz")
+    assert len(held["y_train"]) + len(held["y_test"]) == len(digits.train_y)
+    assert str(tmp_path) not in json.dumps(result["environment"]), "a result file names no folder of its machine"
+    said = run(tuning, plan, "--out", str(out), "--set", "train.crop=1")
+    assert "its runs share other options" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (', { "train.lr" = 0.3 }]', "]", "same number of candidates (fedavg 1, fedproto 2)"),
+        ("= 0.3 }]", "= 0.0001 }]", "fedavg: one of them is there twice"),
+        ("method.lam", "method.lamb", "fedproto: method.lamb"),
+        ("hold_out = 0.2", "", "hold_out: it is missing"),
+        ("hold_out", "held_out = 1\nhold_out", "held_out: there is no such entry"),
+        ('fedproto = "own', 'fedprot = "own', "did you mean 'fedproto'"),
+        ("own.client_mean", "own.client_men", "did you mean 'own.client_mean'"),
+    ],
+)
+def test_a_plan_that_is_not_fair_or_not_right_is_one_line(
+    tuning: dict[str, Any], tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(PLAN.replace(before, after, 1), encoding="utf-8")
+    assert said in run(tuning, plan, "--out", str(tmp_path / "out"))
+
+
+def test_the_plan_gives_every_method_its_defaults_among_as_many_candidates(
+    tuning: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = tuning["Tuning"].read(FILE.with_suffix(".toml"))
+    assert plan.budget == 12
+    usual = {"train.lr": 0.1, "train.momentum": 0.0}
+    for name, points in plan.candidates.items():
+        jobs = plan.jobs(tmp_path, name, plan.sweep(name, 1, ()))
+        assert len({job.folder for _, (job,) in jobs}) == 12
+        options = find_method(name)[0].Options()
+        own = {f"method.{key}": value for key, value in vars(options).items()}
+        assert any({**own, **usual, **point} == {**own, **usual} for point in points), name
