@@ -51,6 +51,8 @@ class Study:
     settings: tuple[Setting, ...]
     vary: dict[str, list[Any]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    each: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options of single methods, by their names: what tuning has found for them."""
 
     def only(self, settings: Sequence[str], methods: Sequence[str]) -> "Study":
         """Return the part of it whose settings and methods have these names."""
@@ -67,7 +69,8 @@ class Study:
     def jobs(self, out: Path, setting: Setting, seeds: int, overrides: Sequence[str]) -> Iterator[Job]:
         """Yield the runs of one setting: with everything as it is, then with one option changed at a time."""
         for point, place in self.points(out, setting):
-            yield from self._plan(setting, seeds, {**setting.options, **point}, overrides).jobs(place)
+            for plan in self._plans(setting, seeds, point, overrides):
+                yield from plan.jobs(place)
 
     def points(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], Path]]:
         """Yield what is changed in one setting, at first nothing, and where the runs with it are."""
@@ -78,9 +81,9 @@ class Study:
     def places(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], str, Path]]:
         """Yield what is changed, the method, and the folder with a run per seed."""
         for point, place in self.points(out, setting):
-            plan = self._plan(setting, 1, {**setting.options, **point}, ())
-            for method, job in zip(plan.methods, plan.jobs(place), strict=True):
-                yield point, method, job.folder.parent
+            for plan in self._plans(setting, 1, point, ()):
+                for method, job in zip(plan.methods, plan.jobs(place), strict=True):
+                    yield point, method, job.folder.parent
 
     def at(self, scale: Scale) -> "Study":
         """Return it as it is at a scale: settings that become the same there are there once."""
@@ -99,18 +102,25 @@ class Study:
             section, _, key = name.partition(".")
             yield from ({name: value} for value in values if value != usual[section].get(key))
 
-    def _plan(self, setting: Setting, seeds: int, options: Mapping[str, Any], overrides: Sequence[str]) -> Comparison:
-        generated = any(resolve({"method": {"name": name}}).augment.name == "gan" for name in self.methods)
-        taken = {name: value for name, value in options.items() if generated or not name.startswith("augment.")}
-        return Comparison.make(
-            methods=self.methods,
-            data=[setting.data],
-            splits=[setting.split],
-            seeds=seeds,
-            first_seed=0,
-            tables={},
-            settings=[*(f"{name}={to_toml(value)}" for name, value in taken.items()), *overrides],
-        )
+    def _plans(
+        self, setting: Setting, seeds: int, point: Mapping[str, Any], overrides: Sequence[str]
+    ) -> Iterator[Comparison]:
+        """Yield the plan of all methods that share their options, then those of methods that have their own."""
+        shared = tuple(name for name in self.methods if name not in self.each)
+        for methods in (shared, *((name,) for name in self.methods if name in self.each)):
+            generated = any(resolve({"method": {"name": name}}).augment.name == "gan" for name in methods)
+            options = {**setting.options, **(self.each.get(methods[0], {}) if methods else {}), **point}
+            taken = {name: value for name, value in options.items() if generated or not name.startswith("augment.")}
+            if methods:
+                yield Comparison.make(
+                    methods=methods,
+                    data=[setting.data],
+                    splits=[setting.split],
+                    seeds=seeds,
+                    first_seed=0,
+                    tables={},
+                    settings=[*(f"{name}={to_toml(value)}" for name, value in taken.items()), *overrides],
+                )
 
 
 def folder_of() -> Path:
@@ -134,6 +144,11 @@ def read_study(name: str, folder: Path) -> Study:
     table = read_file(path)
     settings = tuple(build(Setting, one, f"{path}: settings") for one in table.pop("settings", []))
     made: Study = build(Study, {**table, "settings": settings}, str(path))
+    for method in made.each:
+        if method not in made.methods:
+            raise CafedclError(
+                f"{path}: each: {method}: it is not among its methods; {nearest(method, list(made.methods))}"
+            )
     if not made.settings or not made.methods:
         raise CafedclError(f"{path}: a study has methods and [[settings]]")
     return made
