@@ -152,7 +152,10 @@ def scored(sweep: Sweep, candidates: Sequence[tuple[Point, list[Job]]]) -> dict[
 
 
 def tune(arguments: argparse.Namespace) -> list[Outcome]:
-    """Run the plan, or what is asked for of it, and write down what came of it and of what was there before."""
+    """Run the plan, or what is asked for of it, and write down what came of it and of what was there before.
+
+    It is written down after an interrupt too.
+    """
     plan, out, settings = Tuning.read(arguments.plan), arguments.out, list(arguments.set)
     chosen = words_of(arguments.methods) or list(plan.candidates)
     for name in chosen:
@@ -167,25 +170,25 @@ def tune(arguments: argparse.Namespace) -> list[Outcome]:
         fetch_data([first.tables({})])
         measured_on = first.prepare(out)
         asked = [job for name in chosen for _, its in jobs[name] for job in its]
-        outcomes = run(
-            sorted(asked, key=lambda job: int(job.place.rpartition("/s")[2])), arguments.jobs, arguments.quiet
-        )
-        methods = {name: scored(sweeps[name], jobs[name]) for name in sweeps}
-        command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
-        command += [word for setting in settings for word in ("--set", setting)]
-        result = {
-            **shared,
-            "measured_on": measured_on,
-            "budget": plan.budget,
-            "seeds": arguments.seeds,
-            "methods": {name: it for name, it in methods.items() if it["best"] is not None},
-            "environment": environment(command, "cuda" if torch.cuda.is_available() else "cpu"),
-        }
-        write_atomically(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
-    if not arguments.quiet:
-        for name, it in result["methods"].items():
-            print(f"{name}: {it['score']} {it['value']:.4f} with {it['best']}", flush=True)
-    return outcomes
+        in_order = sorted(asked, key=lambda job: int(job.place.rpartition("/s")[2]))
+        try:
+            return run(in_order, arguments.jobs, arguments.quiet)
+        finally:
+            methods = {name: scored(sweeps[name], jobs[name]) for name in sweeps}
+            command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
+            command += [word for setting in settings for word in ("--set", setting)]
+            result = {
+                **shared,
+                "measured_on": measured_on,
+                "budget": plan.budget,
+                "seeds": arguments.seeds,
+                "methods": {name: it for name, it in methods.items() if it["best"] is not None},
+                "environment": environment(command, "cuda" if torch.cuda.is_available() else "cpu"),
+            }
+            write_atomically(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+            if not arguments.quiet:
+                for name, it in result["methods"].items():
+                    print(f"{name}: {it['score']} {it['value']:.4f} with {it['best']}", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
