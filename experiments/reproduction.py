@@ -4,7 +4,8 @@
     python experiments/reproduction.py --check    # compares only; exit status 1 if the page is not up to date
 
 A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from every file RESULT*.json in
-experiments/results, each a results.json of `cafedcl reproduce`. KINDS has the kinds of tables.
+experiments/results, each a results.json of `cafedcl reproduce`, or what experiments/tuning.py has written. KINDS has the
+kinds of tables.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from cafedcl.report.table import Cell, ranks
 
 HOME = Path(__file__).parents[1]
 PAGE, RESULTS = HOME / "docs" / "reproduction.md", HOME / "experiments" / "results"
-NAMES = ("table1", "table2", "ablation", "sensitivity", "standins", "skin", "tuned")
+NAMES = ("table1", "table2", "ablation", "sensitivity", "standins", "skin", "tuned", "tuning")
 BLOCK = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 MARK = re.compile(r"<!-- (?:table:\S+|/table) -->")
 EMPTY = "_No result file yet._\n\n"
@@ -39,7 +40,7 @@ SKIN = (
     "server.balanced", "server.few", "server.accuracy", "server.client_worst",
     "own.balanced", "own.few", "own.client_mean", "own.client_worst",
 )  # fmt: skip
-TESTED, BALANCED = ("server.accuracy", "own.client_mean"), ("server.balanced", "own.balanced")
+BALANCED = ("server.balanced", "own.balanced")
 TITLES = {
     "accuracy": "accuracy", "balanced": "balanced acc.", "few": "few-shot recall", "client_mean": "client mean",
     "client_std": "client std", "client_worst": "worst clients",
@@ -47,6 +48,8 @@ TITLES = {
 OURS = ("cafedcl", "cafedcl:best")
 REFERENCES = ("local", "central")
 """Rows that are no rivals: no federation at all, and all data in one place, which is never marked as the best."""
+SURE = 0.05
+"""A difference is significant below this p."""
 FEWEST = 3
 """Shared seeds that a test needs."""
 
@@ -176,11 +179,11 @@ def differences(records: Sequence[Record], pairs: Sequence[tuple[str, str]], tes
         corrected = holm([None if it is None else it[2] for it in found])
         columns.append(
             [
-                ["n/a"] * 3 if it is None else [f"{it[0]:+.2f} ± {it[1]:.2f}", number(it[2]), number(fixed)]
+                ["n/a"] * 2 if it is None else [f"{it[0]:+.2f} ± {it[1]:.2f}", f"{number(it[2])} / {number(fixed)}"]
                 for it, fixed in zip(found, corrected, strict=True)
             ]
         )
-    head = ["difference", *(word for score in tested for word in (title_of(score), "p", "Holm p")), "shared seeds"]
+    head = ["difference", *(word for score in tested for word in (title_of(score), "p / Holm")), "shared seeds"]
     lines = []
     for at, (one, other) in enumerate(pairs):
         seeds = [len(scores(records, one, s).keys() & scores(records, other, s).keys()) for s in tested]
@@ -193,7 +196,7 @@ def base_of(method: str) -> str:
     return re.split("[:+]", method)[0]
 
 
-def rivals_table(records: Sequence[Record], tested: Sequence[str] = TESTED) -> str:
+def rivals_table(records: Sequence[Record], tested: Sequence[str] = MAIN) -> str:
     """Return CAFedCL against every rival, per setting."""
     text = ""
     for setting, mine in by_setting(records):
@@ -202,6 +205,39 @@ def rivals_table(records: Sequence[Record], tested: Sequence[str] = TESTED) -> s
         tables = [differences(mine, [(ours, rival) for rival in rivals], tested) for ours in OURS if ours in there]
         text += heading(setting, mine) + "".join(tables) if rivals and tables else ""
     return text
+
+
+def verdict(gap: Statistics | None, leads: bool, higher: bool) -> str:
+    """Return whether a claim to be the best holds, from how much more ours is than the best rival's."""
+    if gap is None or gap[2] is None:
+        return "cannot be said"
+    sure = gap[2] < SURE and (gap[0] > 0) == (leads == higher)
+    if leads:
+        return "**holds**" if sure else "ahead, not significantly"
+    return "**does not hold**" if sure else "not ahead, not significantly behind"
+
+
+def claims_table(records: Sequence[Record]) -> str:
+    """Return, per setting and score, whether CAFedCL leads all rivals, with the test against the best of them."""
+    lines = []
+    for setting, mine in by_setting(records):
+        for score in MAIN:
+            higher = not score.endswith("std")
+            rivals = {name: scores(mine, name, score) for name in methods_of(mine) if base_of(name) != "cafedcl"}
+            known = {name: mean(its.values()) for name, its in rivals.items() if its and name not in REFERENCES}
+            for ours in OURS:
+                own = scores(mine, ours, score)
+                if not own or not known:
+                    continue
+                best = (max if higher else min)(known, key=lambda name: known[name])
+                ahead = [name for name, value in known.items() if (value > mean(own.values())) == higher]
+                gap = compared(own, rivals[best])
+                said = "n/a" if gap is None else f"{gap[0]:+.2f} ± {gap[1]:.2f} ({number(gap[2])})"
+                rank = f"{len(ahead) + 1} of {len(known) + 1}"
+                lines.append(
+                    [f"`{ours}`, {setting}", title_of(score), rank, f"`{best}`", said, verdict(gap, not ahead, higher)]
+                )
+    return rows_text(["method, setting", "score", "rank", "best rival", "difference to it (p)", "first?"], lines)
 
 
 def ablation_table(records: Sequence[Record]) -> str:
@@ -215,7 +251,7 @@ def ablation_table(records: Sequence[Record]) -> str:
             whole = "cafedcl+gan" if name == "cafedcl" else f"cafedcl{plus}{tail}"
             if whole in there and whole != name:
                 pairs.append((name, whole))
-        text += heading(setting, mine) + differences(mine, pairs, TESTED) if pairs else ""
+        text += heading(setting, mine) + differences(mine, pairs, MAIN) if pairs else ""
     return text
 
 
@@ -251,13 +287,42 @@ def sensitivity_table(records: Sequence[Record]) -> str:
     return text
 
 
-KINDS: dict[str, Callable[[Sequence[Record]], str]] = {
-    "methods": methods_table,
-    "tests": rivals_table,
-    "balanced-tests": partial(rivals_table, tested=BALANCED),
-    "ablation": ablation_table,
-    "sensitivity": sensitivity_table,
-    "skin": skin_table,
+def tuning_table(result: Mapping[str, Any]) -> str:
+    """Return what every method's candidates came to on the images held out."""
+
+    def words(point: Mapping[str, Any]) -> str:
+        return ", ".join(f"`{name.partition('.')[2]}={to_toml(value)}`" for name, value in point.items())
+
+    lines = []
+    for method, its in result["methods"].items():
+        ordered = sorted((one for one in its["candidates"] if one["value"] is not None), key=lambda one: -one["value"])
+        others = "; ".join(f"{words(one['options'])} {100 * one['value']:.1f}" for one in ordered[1:])
+        lines.append([f"`{method}`", title_of(its["score"]), words(its["best"]), f"{100 * its['value']:.1f}", others])
+    where = result["environment"]
+    said = [
+        f"{result['budget']} candidates each, {result['seeds']} seed{'s' if result['seeds'] > 1 else ''}",
+        f"{result['data']}, {result['split']}, {', '.join(result['options'])}",
+        f"scores on {result['measured_on']}",
+        str(where["device_name"]),
+    ]
+    table = rows_text(["method", "chosen by", "best candidate", "score", "the others"], lines)
+    return table + f"<sub>{'; '.join(said)}; <code>{' '.join(where['command'])}</code></sub>\n\n"
+
+
+def of_runs(table: Callable[[Sequence[Record]], str], result: Mapping[str, Any]) -> str:
+    """Return a table of runs and what stands below it."""
+    return table(result["runs"]) + small_print(result) if result["runs"] else ""
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "methods": partial(of_runs, methods_table),
+    "tests": partial(of_runs, rivals_table),
+    "claims": partial(of_runs, claims_table),
+    "balanced-tests": partial(of_runs, partial(rivals_table, tested=BALANCED)),
+    "ablation": partial(of_runs, ablation_table),
+    "sensitivity": partial(of_runs, sensitivity_table),
+    "skin": partial(of_runs, skin_table),
+    "tuning": tuning_table,
 }
 
 
@@ -315,9 +380,7 @@ def block(name: str, results: Path) -> str:
     text = ""
     for path in sorted(results.glob(f"{wanted}*.json")):
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            if result["runs"]:
-                text += KINDS[kind](result["runs"]) + small_print(result)
+            text += KINDS[kind](json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CafedclError(f"{path}: not a result of `cafedcl reproduce`: {error!r}") from None
     return "\n" + (text or EMPTY)

@@ -220,10 +220,10 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
     path = out / file
     if path.is_file():
         if stored_plan(out, file, command) != plan:
-            said = differences(read_file(path), plan)
+            there = read_file(path)
             raise CafedclError(
-                f"{out}: holds another plan ({said}); go on with it by `cafedcl {command} --resume {out}`, "
-                "or choose another --out"
+                f"{out}: holds another plan ({differences(there, plan)}); go on with it by "
+                f"`{way_on(command, there, out)}`, or choose another --out"
             )
     elif out.exists() and not (out.is_dir() and not any(child.name != "lock" for child in out.iterdir())):
         raise CafedclError(f"{out}: exists and holds no plan of `cafedcl {command}`; choose another --out")
@@ -240,6 +240,13 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
         folder.unlock()
 
 
+def way_on(command: str, plan: Mapping[str, Any], out: object) -> str:
+    """Return the command that goes on with a plan: of a study, with any part of it."""
+    if "study" in plan:
+        return f"cafedcl {command} {plan['study']} --scale {plan['scale']} --out {out}"
+    return f"cafedcl {command} --resume {out}"
+
+
 def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
     """Return the plan that a folder holds."""
     if not (out / file).is_file():
@@ -249,7 +256,7 @@ def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
 
 def plan_toml(plan: Mapping[str, Any], command: str) -> str:
     """Return a plan as TOML: plain values first, then its tables."""
-    lines = [f"# written by `cafedcl {command}`; go on with: cafedcl {command} --resume THIS-FOLDER"]
+    lines = [f"# written by `cafedcl {command}`; go on with: {way_on(command, plan, 'THIS-FOLDER')}"]
     lines += [f"{name} = {to_toml(value)}" for name, value in plan.items() if not isinstance(value, Mapping)]
     for name, value in plan.items():
         if isinstance(value, Mapping):

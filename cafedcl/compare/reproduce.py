@@ -98,7 +98,7 @@ def reproduce(
             todo += asked
         if todo:
             rounds = sum(job.rounds for job in todo)
-            with scheduled(place, "reproduce", (len(todo), rounds), {}, means) as pool:
+            with scheduled("the same command", (len(todo), rounds), {}, means) as pool:
                 outcomes = run_all(sorted(todo, key=seed_of), pool)
             write(place, whole, wanted, size, (), means.silent)
         for line in left_out:
@@ -140,7 +140,7 @@ def write(
         if path.is_dir():
             found.append(read_folder(path, study, size, settings_of(path, name, scale)))
         else:
-            found.append(read_results(path, name, scale))
+            found.append(read_results(path, name, study, scale))
     members = merged(found, study)
     with explained(out):
         write_atomically(out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode())

@@ -118,19 +118,33 @@ def departures(run: Run) -> dict[str, Any]:
     }
 
 
-def read_results(path: Path, study: str, scale: str) -> list[Member]:
-    """Return the runs of a file that was written here or elsewhere; it must be of the same study and scale."""
+def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member]:
+    """Return the runs of a file that was written here or elsewhere, of the same scale.
+
+    Of another study's file those count that this study has too: same setting, same data and split, same method.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        there = content["study"], content["scale"]["name"]
-        if there == (study, scale):
-            place = {name: value for name, value in content[WHERE].items() if name != "command"}
-            return [member_of(record, place) for record in content["runs"]]
+        there, size = str(content["study"]), content["scale"]["name"]
+        place = {name: value for name, value in content[WHERE].items() if name != "command"}
+        members = [member_of(record, place) for record in content["runs"]] if size == scale else []
     except OSError as error:
         raise CafedclError(f"--from {path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CafedclError(f"--from {path}: not a {RESULTS} of `cafedcl reproduce`") from None
-    raise CafedclError(f"--from {path}: it is of {there[0]} at scale {there[1]}, not of {study} at scale {scale}")
+    if size != scale:
+        raise CafedclError(f"--from {path}: it is of {there} at scale {size}, not at scale {scale}")
+    if there == name:
+        return members
+    plain = {(one.name, one.data, one.split) for one in study.settings if not (study.options or one.options)}
+    methods = {method for method in study.methods if method not in study.each}
+    return [
+        member
+        for member in members
+        if (record := member.record or {})["method"] in methods
+        and (record["setting"], record["data"], record["split"]) in plain
+        and not record["changed"]
+    ]
 
 
 def member_of(record: Record, place: Mapping[str, Any]) -> Member:

@@ -11,7 +11,7 @@ import typer
 
 from cafedcl.compare.devices import choose_launcher
 from cafedcl.compare.jobs import Outcome, Pool, polite, run_all
-from cafedcl.compare.plan import Comparison, Tables, planned, words_of
+from cafedcl.compare.plan import Comparison, Tables, planned, way_on, words_of
 from cafedcl.compare.sweep import Point, Sweep
 from cafedcl.compare.view import choose_view
 from cafedcl.config import resolve
@@ -52,7 +52,7 @@ def run_comparison(plan: Comparison, out: Path, means: Means) -> None:
         if means.ray is None:
             fetch_data([plan.tables(plan.methods[0], name, None, plan.first_seed) for name in plan.data])
         rounds = sum(job.rounds for job in jobs)
-        with scheduled(out, Comparison.COMMAND, (len(jobs), rounds), plan.settings, means) as pool:
+        with scheduled(way_on(Comparison.COMMAND, {}, out), (len(jobs), rounds), plan.settings, means) as pool:
             outcomes = run_all(jobs, pool)
     if not means.silent:
         show_table(out)
@@ -78,7 +78,8 @@ def run_grid(plan: Sweep, out: Path, means: Means) -> tuple[list[Outcome], tuple
     """Run every point of a grid; returns how the runs ended, and the best point among the finished ones."""
     points = [(point, plan.jobs(out, plan.place(point), point)) for point in plan.points()]
     jobs = [job for seed in zip(*(jobs for _, jobs in points), strict=True) for job in seed]
-    with scheduled(out, Sweep.COMMAND, (len(jobs), sum(job.rounds for job in jobs)), plan.settings, means) as pool:
+    size = len(jobs), sum(job.rounds for job in jobs)
+    with scheduled(way_on(Sweep.COMMAND, {}, out), size, plan.settings, means) as pool:
         outcomes = run_all(jobs, pool)
     if not means.silent:
         show_table(out)
@@ -99,7 +100,7 @@ def run_search(
     number = trials or int(search.study.user_attrs.get("trials", 0))
     to_do = max(0, number - len(search.finished())) * plan.seeds
     rounds = resolve(plan.tables({})).federation.rounds
-    with scheduled(out, Sweep.COMMAND, (to_do, to_do * rounds), plan.settings, means) as pool:
+    with scheduled(way_on(Sweep.COMMAND, {}, out), (to_do, to_do * rounds), plan.settings, means) as pool:
         search.run(number, pool)
     if not means.silent:
         console().print(trial_table(search))
@@ -107,9 +108,7 @@ def run_search(
 
 
 @contextmanager
-def scheduled(
-    out: Path, command: str, size: tuple[int, int], settings: Mapping[str, Any], means: Means
-) -> Iterator[Pool]:
+def scheduled(on: str, size: tuple[int, int], settings: Mapping[str, Any], means: Means) -> Iterator[Pool]:
     """Give a pool for so many jobs with so many rounds; on an interrupt, its jobs are saved and the way on is said."""
     threads = int(settings.get("engine.threads", 1))
     launcher = choose_launcher(words_of(means.devices), means.jobs, threads, means.ray)
@@ -119,7 +118,7 @@ def scheduled(
             with polite(pool):
                 yield pool
     except KeyboardInterrupt:
-        print(f"\ninterrupted; saved. Go on with: cafedcl {command} --resume {out}", file=sys.stderr)
+        print(f"\ninterrupted; saved. Go on with: {on}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
@@ -177,7 +176,7 @@ def write_best(plan: Sweep, out: Path, point: Point, value: float, measured_on: 
 
 def again(out: Path, command: str) -> str:
     """Return what to do about failed runs."""
-    return f"try them again with: cafedcl {command} --resume {out}"
+    return f"try them again with: {way_on(command, {}, out)}"
 
 
 def end(outcomes: Sequence[Outcome], then: str) -> None:

@@ -183,6 +183,42 @@ def test_runs_from_elsewhere_are_gathered_in_the_studys_order_and_the_last_one_c
     assert (tmp_path / "copy" / "results.json").read_bytes() == whole, "nothing is lost on the way"
 
 
+def test_runs_that_two_studies_share_are_taken_from_either(tmp_path: Path) -> None:
+    runs = [
+        record("cafedcl", 0, 0.5),
+        record("fedavg", 0, 0.4),
+        record("cafedcl", 0, 0.3, split="dirichlet:0.3"),
+        record("cafedcl", 0, 0.2, setting="alpha-1"),
+        record("cafedcl", 0, 0.1, changed={"method.tau": 0.2}),
+    ]
+    out = tmp_path / "out"
+    done = run("ablation", "--gather", "--out", str(out), "--from", results_file(tmp_path / "a.json", runs))
+    assert done.exit_code == 0, done.output
+    content = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [(it["method"], it["server"]["accuracy"]) for it in content["runs"]] == [("cafedcl", 0.5)]
+
+
+def test_a_method_may_have_options_of_its_own(tmp_path: Path) -> None:
+    text = """
+title = "tuned"
+methods = ["fedavg", "cafedcl"]
+[each]
+cafedcl = { "method.tau" = 0.2, "train.lr" = 0.05 }
+[[settings]]
+name = "one"
+data = "digits"
+split = "iid"
+"""
+    (tmp_path / "tuned.toml").write_text(text, encoding="utf-8")
+    study = read_study(str(tmp_path / "tuned.toml"), HOME)
+    jobs = {job.place: job.arguments for job in study.jobs(tmp_path, study.settings[0], 1, ["train.epochs=1"])}
+    assert [any("train.lr" in word for word in words) for words in jobs.values()] == [False, True]
+    assert all("train.epochs=1" in words for words in jobs.values())
+    (tmp_path / "bad.toml").write_text(text.replace("cafedcl = {", "cafedc = {"), encoding="utf-8")
+    with pytest.raises(CafedclError, match=r"each: cafedc: .*did you mean 'cafedcl'"):
+        read_study(str(tmp_path / "bad.toml"), HOME)
+
+
 def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     (tmp_path / "empty").mkdir()
@@ -191,7 +227,7 @@ def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
     for words, said in (
         (["--gather"], "there is nothing to gather"),
         (["--from", other], "it goes with --gather"),
-        (["--gather", "--from", other], "it is of table1 at scale paper, not of table1 at scale short"),
+        (["--gather", "--from", other], "it is of table1 at scale paper, not at scale short"),
         (["--gather", "--from", str(tmp_path / "broken.json")], "not a results.json"),
         (["--gather", "--from", str(tmp_path / "no.json")], "cannot be read"),
         (["--gather", "--from", str(tmp_path / "empty")], "no reproduce.toml"),

@@ -88,11 +88,53 @@ def test_differences_are_those_computed_by_hand(page: dict[str, Any], tmp_path: 
     holm = {small: min(1, 2 * found[small][2]), large: max(2 * found[small][2], found[large][2])}
     for rival, (gap, error, p) in found.items():
         assert cells(text, f"`cafedcl` − `{rival}`")[1:] == [
-            *[f"{gap:+.2f} ± {error:.2f}", f"{p:.3f}", f"{holm[rival]:.3f}"] * 2,
+            *[f"{gap:+.2f} ± {error:.2f}", f"{p:.3f} / {holm[rival]:.3f}"] * 4,
             "3",
         ]
-    assert cells(text, "`cafedcl` − `fedlc`")[1:] == [*["n/a"] * 6, "2"]
+    assert cells(text, "`cafedcl` − `fedlc`")[1:] == [*["n/a"] * 8, "2"]
     assert "central" not in text
+
+
+def test_a_claim_holds_only_if_it_is_ahead_of_the_best_rival_by_more_than_chance(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    ahead = {"fedavg": [0.50, 0.54, 0.53], "moon": [0.60, 0.61, 0.59], "local": [0.9] * 3, "cafedcl": [0.7, 0.71, 0.7]}
+    write(
+        tmp_path, "table1", [record(name, seed, value) for name, its in ahead.items() for seed, value in enumerate(its)]
+    )
+    text = page["block"]("table1:claims", tmp_path)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "cafedcl" in line]
+    gaps = 100 * (np.array(ahead["cafedcl"]) - np.array(ahead["moon"]))
+    t = gaps.mean() / (gaps.std(ddof=1) / math.sqrt(3))
+    p = 1 - t / math.sqrt(t * t + 2)
+    assert lines[0][1:3] == ["server: accuracy", "1 of 3"]
+    assert lines[0][3:] == [
+        "`moon`", f"{gaps.mean():+.2f} ± {gaps.std(ddof=1) / math.sqrt(3):.2f} ({p:.3f})", "**holds**"
+    ]  # fmt: skip
+    assert lines[1][1:4] == ["server: client std", "3 of 3", "`fedavg`"]
+    assert lines[1][-1] == "**does not hold**", "of a spread, the least is best"
+    verdict = page["verdict"]
+    assert verdict((1.0, 0.5, 0.2), True, True) == "ahead, not significantly"
+    assert verdict((-1.0, 0.5, 0.2), False, True) == "not ahead, not significantly behind"
+    assert verdict((-9.0, 0.5, 0.01), True, False) == "**holds**"
+    assert verdict(None, True, True) == "cannot be said"
+
+
+def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: Path) -> None:
+    candidates = [
+        {"options": {"train.lr": 0.1}, "value": 0.5, "values": [0.5]},
+        {"options": {"train.lr": 0.2, "method.mu": 1.0}, "value": 0.625, "values": [0.625]},
+        {"options": {"train.lr": 9.0}, "value": None, "values": []},
+    ]
+    its = {"score": "server.accuracy", "best": candidates[1]["options"], "value": 0.625, "candidates": candidates}
+    content = {
+        "data": "cifar10", "split": "iid", "options": ["a=1"], "measured_on": "9 images", "budget": 3, "seeds": 1,
+        "methods": {"fedprox": its}, "environment": {"command": ["python", "x"], "device_name": "a chip"},
+    }  # fmt: skip
+    (tmp_path / "tuning.json").write_text(json.dumps(content), encoding="utf-8")
+    text = page["block"]("tuning:tuning", tmp_path)
+    assert cells(text, "`fedprox`")[1:] == ["server: accuracy", "`lr=0.2`, `mu=1.0`", "62.5", "`lr=0.1` 50.0"]
+    assert "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip; <code>python x</code>" in text
 
 
 def test_holms_correction_is_never_smaller_than_that_of_a_smaller_p(page: dict[str, Any]) -> None:
