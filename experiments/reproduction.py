@@ -4,8 +4,8 @@
     python experiments/reproduction.py --check    # compares only; exit status 1 if the page is not up to date
 
 A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from every file RESULT*.json in
-experiments/results, each a results.json of `cafedcl reproduce`, or what experiments/tuning.py has written. KINDS has the
-kinds of tables.
+experiments/results, each a results.json of `cafedcl reproduce`, or what experiments/tuning.py has written. KINDS has
+all kinds of tables.
 """
 
 import argparse
