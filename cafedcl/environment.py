@@ -10,6 +10,11 @@ from typing import Any
 PACKAGES = ("cafedcl", "torch", "numpy", "scikit-learn", "safetensors", "pandas")
 
 
+def is_arm() -> bool:
+    """Return whether this machine's processor is an ARM."""
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
 def environment(command: list[str], device: str) -> dict[str, Any]:
     """Return versions, machine, device, commit and command."""
     import torch

@@ -1,6 +1,5 @@
 """From a config to what runs: data, shards, method, network."""
 
-import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from cafedcl.data.shards import Shards, pool
 from cafedcl.data.splits import split
 from cafedcl.engine.base import Bench
 from cafedcl.engine.groups import choose_size
+from cafedcl.environment import is_arm
 from cafedcl.errors import CafedclError
 from cafedcl.method import Method
 from cafedcl.methods import find_method
@@ -86,8 +86,7 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     if model.name == "auto":
         model = replace(model, name=auto_model(data.shape))
     if engine.onednn == "auto":
-        slow = platform.machine().lower() in ("aarch64", "arm64") or model.name == "cnn8"
-        engine = replace(engine, onednn="off" if slow else "on")
+        engine = replace(engine, onednn="off" if is_arm() or model.name == "cnn8" else "on")
     if engine.name == "auto":
         engine = replace(engine, name="graphs" if device.type == "cuda" else "eager")
     if engine.name == "graphs" and device.type != "cuda":

@@ -1,6 +1,6 @@
 """Which clients of a round train side by side. It follows from the jobs alone, so every run has the same groups."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 
 import torch
@@ -17,6 +17,8 @@ WINDOW = 4
 ENOUGH, LARGE = 0.3e9, 1.5e9
 """Floating-point operations in the forward pass of a stack's step that are enough for it, and of a client's step above
 which it gains nothing."""
+WIDTHS = 8
+"""Different sizes of batches up to which every one is recorded as it is, without padding."""
 MOST = 10
 """Clients in a stack of small steps: more gain little, and leave other processes without work."""
 
@@ -46,6 +48,12 @@ def form(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
 def _length(bench: Bench, job: Job) -> tuple[int, int]:
     images = len(bench.shards.train[job.client])
     return bench.steps(images), bench.batch_size(images)
+
+
+def widths(bench: Bench) -> Callable[[int], int]:
+    """Return what gives the width that a batch is padded to: its own where there are few different ones."""
+    sizes = {bench.batch_size(len(rows)) for rows in bench.shards.train}
+    return grid if len(sizes) > WIDTHS else lambda width: width
 
 
 def grid(width: int) -> int:

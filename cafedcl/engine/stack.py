@@ -19,7 +19,7 @@ from cafedcl.contract import Batch, Client, Failure, Job, Reply, Visit
 from cafedcl.data.augment import augment
 from cafedcl.engine.base import Bench, Results, arithmetic
 from cafedcl.engine.eager import Eager
-from cafedcl.engine.groups import Group, form, grid, make_groups
+from cafedcl.engine.groups import Group, form, make_groups, widths
 from cafedcl.engine.kernels import adapt
 from cafedcl.engine.layout import Layout
 from cafedcl.engine.schedule import Schedule, make_schedule
@@ -66,6 +66,7 @@ class Stack(Eager):
         self.play = copy.deepcopy(bench.network).train()
         adapt(self.play)
         self.layout = Layout(self.play, channels_last=True)
+        self.width = widths(bench)
         self.tapes: dict[object, Tape | None] = {}
         self.trained: dict[int, Trained] = {}
         self.done = False
@@ -120,7 +121,7 @@ class Stack(Eager):
         """Train all clients of a group."""
         began, bench = time.perf_counter(), self.bench
         shards = [bench.shards.train[job.client] for job in group]
-        width = grid(max(bench.batch_size(len(shard)) for shard in shards))
+        width = self.width(max(bench.batch_size(len(shard)) for shard in shards))
         schedules, start = list[Schedule](), 0
         for job, shard in zip(group, shards, strict=True):
             local = np.arange(start, start + len(shard))

@@ -22,6 +22,7 @@ from cafedcl.engine.slab import Slab
 from cafedcl.engine.stack import Stack
 from cafedcl.engine.wire import DOWN, JOBS, READY, RESULTS, Line, down_parts, group_parts, to_group_results
 from cafedcl.engine.worker import GONE, Forked, serve
+from cafedcl.environment import is_arm
 from cafedcl.pack import Tensors, nbytes, pack
 
 PAYS_OFF, PAYS_OFF_FORKED = 8.0, 0.5
@@ -115,8 +116,12 @@ class Workers:
 
     @property
     def forks(self) -> bool:
-        """Whether workers go on from this process. They cannot where it has had threads at work in its kernels."""
-        return sys.platform == "linux" and self.bench.threads == 1
+        """Whether workers go on from this process. They cannot where it has had threads at work in its kernels.
+
+        On ARM oneDNN may have started threads of its own, whatever number it is asked for; after a fork it waits for
+        them forever.
+        """
+        return sys.platform == "linux" and self.bench.threads == 1 and not (self.bench.onednn and is_arm())
 
     def _hire(self, waiting: int) -> None:
         """Start the processes that are missing, if it pays; one that could not even start is not tried again."""

@@ -13,7 +13,7 @@ from cafedcl.config import resolve
 from cafedcl.contract import Down, Job
 from cafedcl.data import Dataset
 from cafedcl.engine.base import Bench
-from cafedcl.engine.groups import WINDOW, choose_size, grid, make_groups, obstacle, operations
+from cafedcl.engine.groups import WINDOW, choose_size, grid, make_groups, obstacle, operations, widths
 from cafedcl.models import Network
 from cafedcl.setup import Setup, prepare
 
@@ -161,3 +161,10 @@ def test_clients_with_synthetic_images_train_one_after_another(make: Make) -> No
     assert obstacle(setup.bench) == "tail augmentation gives clients images of their own"
     assert setup.config.engine.stack == 1
     assert make("cafedcl").config.engine.stack > 1
+
+
+def test_few_sizes_of_batches_are_not_padded_and_many_share_widths(make: Make) -> None:
+    exact = widths(make(split={"kind": "iid"}, train={"batch_size": 50}, federation={"clients": 4}).bench)
+    assert [exact(size) for size in (50, 37)] == [50, 37]
+    shared = widths(make(split={"kind": "quantity", "alpha": 0.5}, federation={"clients": 40}).bench)
+    assert [shared(size) for size in (50, 37)] == [56, 40]

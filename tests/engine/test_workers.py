@@ -1,15 +1,18 @@
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import cafedcl
 from cafedcl.config import resolve
 from cafedcl.contract import Down, Failure, Job, Reply, Visit
 from cafedcl.engine import workers as workers_module
@@ -103,6 +106,22 @@ def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> No
             assert any(line.split()[4] == str(inode) for line in maps.splitlines()), "the data file is not mapped"
     finally:
         engine.close()
+
+
+def test_workers_are_not_forked_where_a_library_may_have_threads_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, setup: Setup
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for machine, onednn, forked in (("aarch64", True, False), ("aarch64", False, True), ("x86_64", True, True)):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        workers = Workers(replace(setup.bench, onednn=onednn), setup.config, 2, 4)
+        assert workers.forks is forked, (machine, onednn)
+
+
+def test_onednn_in_workers_does_not_wait_forever() -> None:
+    settings = {"engine.workers": 2, "engine.onednn": "on", "engine.stack": 4, "train.epochs": 1}
+    run = cafedcl.run("fedavg", data="digits", clients=4, rounds=2, settings=settings)
+    assert run.records[-1]["failed"] == []
 
 
 def test_closing_ends_the_processes(either: Setup) -> None:
