@@ -17,7 +17,7 @@ from torch import Tensor
 from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine.base import Bench, Results
-from cafedcl.engine.groups import Group, obstacle
+from cafedcl.engine.groups import Group, obstacle, operations
 from cafedcl.engine.slab import Slab
 from cafedcl.engine.stack import Stack
 from cafedcl.engine.wire import DOWN, JOBS, READY, RESULTS, Line, down_parts, group_parts, to_group_results
@@ -27,6 +27,8 @@ from cafedcl.pack import Tensors, nbytes, pack
 
 PAYS_OFF, PAYS_OFF_FORKED = 8.0, 0.5
 """Seconds of serial work left above which starting processes is faster: anew takes two to three seconds each."""
+FASTEST = 2e11
+"""Floating-point operations a second that no core exceeds."""
 TRIES = 2
 """How often a job may take its worker down with it before it counts as failed."""
 ROOM, MODELS = 2**22, 6
@@ -62,8 +64,8 @@ class Worker:
 class Workers:
     """Hands groups of jobs to worker processes, and does them itself until the first is ready.
 
-    ``number`` is how many processes; 0 starts as many as there are cores once the measured time of a job says that
-    it pays. Every group gives the same bits wherever it runs, so none of this shows in the results.
+    ``number`` is how many processes; 0 starts as many as there are cores once a job's number of operations, or its
+    measured time, says that it pays. Every group gives the same bits wherever it runs, so none of this shows in the results.
     """
 
     def __init__(self, bench: Bench, config: Config, number: int, jobs: int) -> None:
@@ -72,6 +74,7 @@ class Workers:
         self.number = number
         self.jobs_left = jobs
         self.fastest = 0.0
+        self.least = least_seconds(bench)
         self.crew: list[Worker] = []
         self.deaths: dict[tuple[int, int], int] = {}
         self.shared: IO[bytes] | None = None
@@ -129,7 +132,7 @@ class Workers:
         if missing < 1 or waiting < (1 if self.forks else 2) or self.number == 1:
             return
         enough = PAYS_OFF_FORKED if self.forks else PAYS_OFF
-        if self.number == 0 and (cores() < 2 or self.fastest * self.jobs_left < enough):
+        if self.number == 0 and (cores() < 2 or max(self.fastest, self.least) * self.jobs_left < enough):
             return
         for _ in range(missing):
             self.crew.append(self._fork() if self.forks else self._start())
@@ -231,6 +234,12 @@ class Workers:
         self.crew = []
         if self.shared is not None:
             self.shared.close()
+
+
+def least_seconds(bench: Bench) -> float:
+    """Return the least that a typical client's training takes: what is long on any core need not be tried out first."""
+    images = bench.typical * bench.train.epochs
+    return 3 * operations(bench.network, bench.data.shape) * images / FASTEST
 
 
 def share(bench: Bench) -> IO[bytes]:

@@ -199,6 +199,20 @@ def test_short_work_stays_in_this_process_and_long_work_does_not(monkeypatch: py
     assert hired == {(0, 6): 0, (0, 10**12): 2, (1, 10**12): 0}
 
 
+def test_work_that_is_long_on_any_core_is_handed_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "cores", lambda: 2)
+    setup = make_setup(threads=1)
+    for fastest, at_once in ((1e30, False), (1e3, True)):
+        monkeypatch.setattr(workers_module, "FASTEST", fastest)
+        engine = Workers(setup.bench, setup.config, 0, jobs=6)
+        try:
+            replies = list(engine.train(jobs(setup)))
+            assert len(replies) == 6
+            assert (engine.fastest == 0.0) is at_once, "whether a job was tried out here"
+        finally:
+            engine.close()
+
+
 def kill_for(setup: Setup, victim: int) -> None:
     """Let one client's summary end its process, unless it is this one."""
     here = os.getpid()
