@@ -65,7 +65,8 @@ class Workers:
     """Hands groups of jobs to worker processes, and does them itself until the first is ready.
 
     ``number`` is how many processes; 0 starts as many as there are cores once a job's number of operations, or its
-    measured time, says that it pays. Every group gives the same bits wherever it runs, so none of this shows in the results.
+    measured time, says that it pays. Every group gives the same bits wherever it runs, so none of this shows in the
+    results.
     """
 
     def __init__(self, bench: Bench, config: Config, number: int, jobs: int) -> None:
