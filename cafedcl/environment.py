@@ -1,5 +1,6 @@
 """Where and how a run was made."""
 
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -8,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("cafedcl", "torch", "numpy", "scikit-learn", "safetensors", "pandas")
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_arm() -> bool:

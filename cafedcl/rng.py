@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import torch
+
+Labels = npt.NDArray[np.int64]
 
 
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
@@ -19,6 +22,12 @@ def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedS
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     """Return the numpy generator of one purpose, e.g. ``stream(seed, "batches", client, round)``."""
     return np.random.default_rng(_sequence(seed, purpose, keys))
+
+
+def draw_by_class(labels: Labels, keep: Labels, rng: np.random.Generator) -> Labels:
+    """Draw so many images of every class, all of a class that has fewer; returns their sorted indices."""
+    members = (rng.permutation(np.flatnonzero(labels == label))[:number] for label, number in enumerate(keep))
+    return np.sort(np.concatenate(list(members)))
 
 
 @contextmanager

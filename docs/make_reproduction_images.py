@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from cafedcl.compare.results import Record, by_setting, scores
 from cafedcl.report.palette import look
 from cafedcl.report.plots import STYLE, sheet
 
@@ -37,9 +37,9 @@ VARIANTS = {
     "cafedcl:no-geo": "without geometry",
     "cafedcl:fixed-anchors": "anchors that never move",
 }
-ABLATED = (("server", "accuracy", "accuracy"), ("server", "client_std", "std between clients"))
+ABLATED = {"server.accuracy": "accuracy", "server.client_std": "std between clients"}
 
-Records = Sequence[dict[str, Any]]
+Records = Sequence[Record]
 FIGURES: dict[str, Callable[[Records], Figure]] = {}
 
 
@@ -49,29 +49,18 @@ def figure(make: Callable[[Records], Figure]) -> Callable[[Records], Figure]:
     return make
 
 
-def values(records: Records, setting: str, method: str, protocol: str, score: str) -> dict[int, float]:
-    """Return a score by seed, in %."""
-    mine = (one for one in records if (one["setting"], one["method"]) == (setting, method) and not one["changed"])
-    found = {one["seed"]: one[protocol].get(score) for one in mine}
-    return {seed: 100 * value for seed, value in found.items() if value is not None}
-
-
-def settings_of(records: Records) -> list[str]:
-    """Return the settings in the order of the file."""
-    return list(dict.fromkeys(one["setting"] for one in records))
-
-
 @figure
 def table1(records: Records) -> Figure:
     """Every method's accuracy and spread between clients, of the server's model and of the clients' own."""
-    settings, methods = settings_of(records), list(dict.fromkeys(one["method"] for one in records))
+    settings, methods = dict(by_setting(records)), list(dict.fromkeys(one["method"] for one in records))
     picture, axes = sheet(2 * len(settings), height=3.1)
     for ax, (setting, spread) in zip(
         axes, [(one, spread) for one in settings for spread in (False, True)], strict=True
     ):
         for protocol, (words, accuracy, marker) in PROTOCOLS.items():
             for row, method in enumerate(methods):
-                found = list(values(records, setting, method, protocol, "client_std" if spread else accuracy).values())
+                score = f"{protocol}.{'client_std' if spread else accuracy}"
+                found = list(scores(settings[setting], method, score).values())
                 if found:
                     ax.errorbar(
                         mean(found), row, xerr=stdev(found) if len(found) > 1 else 0, marker=marker, linestyle="none",
@@ -92,14 +81,14 @@ def table1(records: Records) -> Figure:
 @figure
 def ablation(records: Records) -> Figure:
     """What changes when a part of CAFedCL is taken away: paired differences and their standard errors."""
-    settings = settings_of(records)
+    settings = dict(by_setting(records))
     picture, axes = sheet(len(ABLATED), 1, height=2.5)
-    for ax, (protocol, score, words) in zip(axes, ABLATED, strict=True):
+    for ax, (score, words) in zip(axes, ABLATED.items(), strict=True):
         ax.axvline(0, color="#8a8f98", linewidth=0.8)
-        for at, setting in enumerate(settings):
-            whole = values(records, setting, "cafedcl", protocol, score)
+        for at, (setting, mine) in enumerate(settings.items()):
+            whole = scores(mine, OURS, score)
             for row, method in enumerate(VARIANTS):
-                found = values(records, setting, method, protocol, score)
+                found = scores(mine, method, score)
                 gaps = [found[seed] - whole[seed] for seed in sorted(found.keys() & whole.keys())]
                 if gaps:
                     error = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0

@@ -13,21 +13,19 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from scipy.stats import ttest_rel
-
-from cafedcl.compare.results import member_of
+from cafedcl.compare.results import Record, by_setting, member_of, scores
 from cafedcl.config import parse_split
 from cafedcl.errors import CafedclError, nearest
 from cafedcl.options import to_toml
 from cafedcl.report.paper import place
 from cafedcl.report.runs import Setting
-from cafedcl.report.table import Cell, ranks
+from cafedcl.report.table import Cell, p_values, ranks
 
 HOME = Path(__file__).parents[1]
 PAGE, RESULTS = HOME / "docs" / "reproduction.md", HOME / "experiments" / "results"
@@ -53,16 +51,8 @@ SURE = 0.05
 FEWEST = 3
 """Shared seeds that a test needs."""
 
-Record = dict[str, Any]
 Statistics = tuple[float, float, float | None]
 """Mean difference in points, its standard error, p."""
-
-
-def scores(records: Sequence[Record], method: str, score: str) -> dict[int, float]:
-    """Return a method's score by seed, in %."""
-    protocol, _, name = score.partition(".")
-    mine = ((one["seed"], one[protocol].get(name)) for one in records if one["method"] == method)
-    return {seed: 100 * value for seed, value in mine if value is not None}
 
 
 def methods_of(records: Sequence[Record]) -> list[str]:
@@ -76,10 +66,7 @@ def compared(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Statisti
     if len(shared) < FEWEST:
         return None
     gaps = [ours[seed] - theirs[seed] for seed in shared]
-    error = stdev(gaps) / math.sqrt(len(gaps))
-    if error < 1e-9:
-        return mean(gaps), 0.0, None
-    return mean(gaps), error, float(ttest_rel([ours[s] for s in shared], [theirs[s] for s in shared]).pvalue)
+    return mean(gaps), stdev(gaps) / math.sqrt(len(gaps)), p_values(gaps)[0]
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -130,13 +117,6 @@ def heading(setting: str, records: Sequence[Record]) -> str:
         f"**{setting}**: {one['data']}, `{one['split']}`, {one['clients']} clients, "
         f"{' / '.join(images)} training images\n\n"
     )
-
-
-def by_setting(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield the settings with their runs; those with a changed option are left out."""
-    plain = [one for one in records if not one["changed"]]
-    for setting in dict.fromkeys(one["setting"] for one in plain):
-        yield setting, [one for one in plain if one["setting"] == setting]
 
 
 def paper_figures(record: Record) -> dict[str, tuple[float, float]]:

@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
-from cafedcl.compare.devices import choose_launcher
-from cafedcl.compare.jobs import Job, Outcome, Pool, polite, run_all
+from cafedcl.compare.jobs import Job, Outcome, run_all
 from cafedcl.compare.plan import words_of
-from cafedcl.compare.run import fetch_data
+from cafedcl.compare.run import Means, end, fetch_data, scheduled
 from cafedcl.compare.sweep import Point, Sweep, sweep_settings
-from cafedcl.compare.view import choose_view
 from cafedcl.config import read_file
 from cafedcl.environment import environment
 from cafedcl.errors import CafedclError, nearest
-from cafedcl.listing import console
 from cafedcl.options import to_toml
 from cafedcl.store import RunFolder, explained, write_atomically
 
@@ -126,11 +124,9 @@ def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
 
 def run(jobs: Sequence[Job], number: int | None, quiet: bool) -> list[Outcome]:
     """Run what is not finished, so many at a time."""
-    launcher = choose_launcher((), number, 1, None)
-    with choose_view(console(), len(jobs), sum(job.rounds for job in jobs), quiet, False) as view:
-        pool = Pool(launcher, view)
-        with polite(pool):
-            return run_all(jobs, pool)
+    size = len(jobs), sum(job.rounds for job in jobs)
+    with scheduled("the same command", size, {}, Means(number, quiet=quiet)) as pool:
+        return run_all(jobs, pool)
 
 
 def scored(sweep: Sweep, candidates: Sequence[tuple[Point, list[Job]]]) -> dict[str, Any]:
@@ -170,9 +166,8 @@ def tune(arguments: argparse.Namespace) -> list[Outcome]:
         fetch_data([first.tables({})])
         measured_on = first.prepare(out)
         asked = [job for name in chosen for _, its in jobs[name] for job in its]
-        in_order = sorted(asked, key=lambda job: int(job.place.rpartition("/s")[2]))
         try:
-            return run(in_order, arguments.jobs, arguments.quiet)
+            return run(sorted(asked, key=lambda job: job.seed), arguments.jobs, arguments.quiet)
         finally:
             methods = {name: scored(sweeps[name], jobs[name]) for name in sweeps}
             command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
@@ -203,16 +198,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="an option of all runs")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     try:
-        outcomes = tune(parser.parse_args(words))
+        end(tune(parser.parse_args(words)), "the same command tries them again")
     except CafedclError as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted; saved. The same command goes on.", file=sys.stderr)
-        sys.exit(130)
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    for outcome in failed:
-        print(f"failed: {outcome.job.folder}: {outcome.error}  (all of it: {outcome.job.log})", file=sys.stderr)
-    sys.exit(f"runs that failed: {len(failed)}; the same command tries them again" if failed else 0)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

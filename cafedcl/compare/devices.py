@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import POLL, Handle, Launcher, Local, Slot
+from cafedcl.environment import cores
 from cafedcl.errors import CafedclError
 from cafedcl.optional import optional
 
@@ -26,11 +27,6 @@ def choose_launcher(devices: Sequence[str], jobs: int | None, threads: int, ray:
     slots = [slot_of(device) for device in here]
     usual = max(1, cores() // threads) if here == ["cpu"] else 1
     return Local(slots * (jobs or usual))
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slot_of(device: str) -> Slot:

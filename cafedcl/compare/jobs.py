@@ -66,6 +66,11 @@ class Job:
         return self.out / self.place
 
     @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.place.rpartition("/s")[2])
+
+    @property
     def log(self) -> Path:
         """Where the job's standard error goes."""
         return self.out / LOGS / f"{self.place}.txt"

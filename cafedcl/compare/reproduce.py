@@ -1,7 +1,7 @@
 """`cafedcl reproduce`: a table or figure of the paper, run or gone on with, and set beside the paper's figures."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,6 @@ from cafedcl.errors import CafedclError, nearest
 from cafedcl.listing import DataDir, Quiet, Settings, console
 
 if TYPE_CHECKING:
-    from cafedcl.compare.jobs import Job
     from cafedcl.compare.results import Member
     from cafedcl.compare.study import Scale, Study
 
@@ -23,7 +22,7 @@ def reproduce(
     study: Annotated[
         str | None, typer.Argument(metavar="[STUDY]", help="A study's name, or its file; without one, all are listed.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke, short or paper; see experiments/scales.toml.")] = "short",
+    scale: Annotated[str, typer.Option(help="smoke, short, medium or paper; see experiments/scales.toml.")] = "short",
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; by default the scale's.", min=1)] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="SETTING", help="These settings only, separated by commas; repeatable.")
@@ -56,9 +55,8 @@ def reproduce(
     """
     from cafedcl.compare.jobs import run_all
     from cafedcl.compare.plan import planned, stored_plan, words_of
-    from cafedcl.compare.run import Means, end, fetch_data, scheduled
+    from cafedcl.compare.run import Means, end, scheduled
     from cafedcl.compare.study import folder_of, read_scales, read_study
-    from cafedcl.config import assign
 
     folder = folder_of()
     scales = read_scales(folder)
@@ -83,23 +81,14 @@ def reproduce(
         if gather:
             write(place, whole, wanted, size, sources or (), means.silent)
             return
-        todo, left_out = [], []
-        for setting in chosen.settings:
-            asked = list(chosen.jobs(place, setting, seeds or size.seeds, overrides))
-            tables: dict[str, dict[str, Any]] = {"data": {"name": setting.data}}
-            for override in overrides:
-                if override.startswith("data."):
-                    assign(tables, override)
-            try:
-                fetch_data([tables])
-            except CafedclError as error:
-                left_out.append(f"{setting.name}: {error}")
-                continue
-            todo += asked
+        asked = [(one, list(chosen.jobs(place, one, seeds or size.seeds, overrides))) for one in chosen.settings]
+        absent = unreadable(dict.fromkeys(one.data for one, _ in asked), overrides)
+        todo = [job for one, its in asked if one.data not in absent for job in its]
+        left_out = [f"{one.name}: {absent[one.data]}" for one, _ in asked if one.data in absent]
         if todo:
             rounds = sum(job.rounds for job in todo)
             with scheduled("the same command", (len(todo), rounds), {}, means) as pool:
-                outcomes = run_all(sorted(todo, key=seed_of), pool)
+                outcomes = run_all(sorted(todo, key=lambda job: job.seed), pool)
             write(place, whole, wanted, size, (), means.silent)
         for line in left_out:
             print(f"left out: {line}", file=sys.stderr)
@@ -109,9 +98,22 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def seed_of(job: "Job") -> int:
-    """Return a run's seed: one seed of everything comes before the next."""
-    return int(job.place.rpartition("/s")[2])
+def unreadable(names: Iterable[str], overrides: Sequence[str]) -> dict[str, CafedclError]:
+    """Return which data sets cannot be had, and why; the others are fetched and decoded now."""
+    from cafedcl.compare.run import fetch_data
+    from cafedcl.config import assign
+
+    absent = {}
+    for name in names:
+        tables: dict[str, dict[str, Any]] = {"data": {"name": name}}
+        for override in overrides:
+            if override.startswith("data."):
+                assign(tables, override)
+        try:
+            fetch_data([tables])
+        except CafedclError as error:
+            absent[name] = error
+    return absent
 
 
 def listing(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,3 +233,17 @@ def as_text(results: Mapping[str, Any]) -> str:
     head = json.dumps({name: value for name, value in results.items() if name != "runs"}, indent=1, ensure_ascii=False)
     lines = ",\n".join("  " + json.dumps(record, ensure_ascii=False) for record in results["runs"])
     return head.removesuffix("\n}") + ',\n "runs": [' + (f"\n{lines}\n ]" if lines else "]") + "\n}\n"
+
+
+def scores(records: Sequence[Record], method: str, score: str) -> dict[int, float]:
+    """Return a method's score by seed, in %."""
+    protocol, _, name = score.partition(".")
+    mine = ((one["seed"], one[protocol].get(name)) for one in records if one["method"] == method)
+    return {seed: 100 * value for seed, value in mine if value is not None}
+
+
+def by_setting(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
+    """Yield the settings with their runs; those with a changed option are left out."""
+    plain = [one for one in records if not one["changed"]]
+    for setting in dict.fromkeys(one["setting"] for one in plain):
+        yield setting, [one for one in plain if one["setting"] == setting]

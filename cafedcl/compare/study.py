@@ -107,20 +107,20 @@ class Study:
     ) -> Iterator[Comparison]:
         """Yield the plan of all methods that share their options, then those of methods that have their own."""
         shared = tuple(name for name in self.methods if name not in self.each)
-        for methods in (shared, *((name,) for name in self.methods if name in self.each)):
+        single = ((name,) for name in self.methods if name in self.each)
+        for methods in (*([shared] if shared else []), *single):
             generated = any(resolve({"method": {"name": name}}).augment.name == "gan" for name in methods)
-            options = {**setting.options, **(self.each.get(methods[0], {}) if methods else {}), **point}
+            options = {**setting.options, **self.each.get(methods[0], {}), **point}
             taken = {name: value for name, value in options.items() if generated or not name.startswith("augment.")}
-            if methods:
-                yield Comparison.make(
-                    methods=methods,
-                    data=[setting.data],
-                    splits=[setting.split],
-                    seeds=seeds,
-                    first_seed=0,
-                    tables={},
-                    settings=[*(f"{name}={to_toml(value)}" for name, value in taken.items()), *overrides],
-                )
+            yield Comparison.make(
+                methods=methods,
+                data=[setting.data],
+                splits=[setting.split],
+                seeds=seeds,
+                first_seed=0,
+                tables={},
+                settings=[*(f"{name}={to_toml(value)}" for name, value in taken.items()), *overrides],
+            )
 
 
 def folder_of() -> Path:

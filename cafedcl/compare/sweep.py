@@ -256,7 +256,8 @@ def hold_out(out: Path, tables: Tables, share: float) -> str:
     The choice is the same for every seed and every search. Returns in words what the scores are measured on.
     """
     from cafedcl.data import load_dataset
-    from cafedcl.rng import stream
+    from cafedcl.data.checked import part_of
+    from cafedcl.rng import draw_by_class, stream
 
     path, config = out / HELD_OUT, resolve(tables)
     if not path.is_file():
@@ -269,9 +270,7 @@ def hold_out(out: Path, tables: Tables, share: float) -> str:
             )
         labels = data.train_y.numpy()
         rng, held = stream(0, "held out for tuning"), np.zeros(len(labels), dtype=np.bool_)
-        for label in range(data.classes):
-            members = rng.permutation(np.flatnonzero(labels == label))
-            held[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
+        held[draw_by_class(labels, part_of(np.bincount(labels), share), rng)] = True
         images, content = data.train_x.numpy(), io.BytesIO()
         np.savez(
             content,

@@ -10,7 +10,7 @@ from torch import Tensor
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.formats import Array, Bytes
 from cafedcl.errors import CafedclError
-from cafedcl.rng import stream
+from cafedcl.rng import draw_by_class, stream
 
 Ints = npt.NDArray[np.int64]
 
@@ -110,6 +110,11 @@ def whole_labels(y: Array, where: object) -> Ints:
     return y.astype(np.int64)
 
 
+def part_of(counts: Ints, share: float) -> Ints:
+    """Return how many images of every class are held out: its share, at least one, and never all."""
+    return np.clip(np.round(share * counts).astype(np.int64), 1, np.maximum(counts - 1, 0))
+
+
 def choose_test(labels: Ints, owners: Ints | None = None) -> npt.NDArray[np.bool_]:
     """Choose a fifth of the images for testing, stratified by class, and within clients where there are any.
 
@@ -118,9 +123,7 @@ def choose_test(labels: Ints, owners: Ints | None = None) -> npt.NDArray[np.bool
     rng = stream(0, "test set")
     held = np.zeros(len(labels), dtype=np.bool_)
     if owners is None:
-        for label in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == label))
-            held[members[: min(max(1, round(TEST_SHARE * len(members))), len(members) - 1)]] = True
+        held[draw_by_class(labels, part_of(np.bincount(labels), TEST_SHARE), rng)] = True
         return held
     # A client may have few images of a class, so every fifth in the order of (client, class) keeps all shares close.
     order = rng.permutation(len(labels))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.pack import Tensors
-from cafedcl.rng import stream
+from cafedcl.rng import draw_by_class, stream
 
 _FIELDS = ("train_x", "train_y", "test_x", "test_y", "mean", "std", "owners")
 
@@ -72,11 +72,8 @@ class Dataset:
         if not images or images >= number:
             return self
         rng, labels = stream(0, "part of the training images"), self.train_y.numpy()
-        chosen = []
-        for label in range(self.classes):
-            members = np.flatnonzero(labels == label)
-            chosen.append(rng.permutation(members)[: max(1, round(images * len(members) / number))])
-        rows = torch.from_numpy(np.sort(np.concatenate(chosen)))
+        share = np.bincount(labels, minlength=self.classes) * images / number
+        rows = torch.from_numpy(draw_by_class(labels, np.maximum(1, np.round(share)).astype(np.int64), rng))
         owners = self.owners[rows] if len(self.owners) else None
         test = self.test_x, self.test_y
         return self.of(self.train_x[rows], self.train_y[rows], *test, self.names, owners, self.owner_names)

@@ -8,7 +8,7 @@ from torch import Tensor
 from cafedcl.config import SplitOptions
 from cafedcl.data.shards import Ints, Shards, gather, hold_out, load_shards
 from cafedcl.errors import CafedclError
-from cafedcl.rng import stream
+from cafedcl.rng import draw_by_class, stream
 
 MIN_SIZE = 10
 MAX_TRIES = 1000
@@ -29,8 +29,7 @@ def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
 def long_tail(labels: Ints, classes: int, ir: float, shape: str, rng: np.random.Generator) -> Ints:
     """Return the images that a long tail keeps of the global training set."""
     keep = tail_profile(int(np.bincount(labels, minlength=classes).max()), classes, ir, shape)
-    members = [rng.permutation(np.flatnonzero(labels == c))[: keep[c]] for c in range(classes)]
-    return np.sort(np.concatenate(members))
+    return draw_by_class(labels, keep, rng)
 
 
 def dirichlet_per_client(labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator) -> Ints:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,7 +23,7 @@ from cafedcl.engine.slab import Slab
 from cafedcl.engine.stack import Stack
 from cafedcl.engine.wire import DOWN, JOBS, READY, RESULTS, Line, down_parts, group_parts, to_group_results
 from cafedcl.engine.worker import GONE, Forked, serve
-from cafedcl.environment import is_arm
+from cafedcl.environment import cores, is_arm
 from cafedcl.pack import Tensors, nbytes, pack
 
 PAYS_OFF, PAYS_OFF_FORKED = 8.0, 0.5
@@ -75,7 +76,6 @@ class Workers:
         self.number = number
         self.jobs_left = jobs
         self.fastest = 0.0
-        self.least = least_seconds(bench)
         self.crew: list[Worker] = []
         self.deaths: dict[tuple[int, int], int] = {}
         self.shared: IO[bytes] | None = None
@@ -117,6 +117,11 @@ class Workers:
         self.fastest = min(self.fastest or took, took)
         self.jobs_left -= len(group)
         return iter(results)
+
+    @cached_property
+    def least(self) -> float:
+        """The least seconds that a typical job takes."""
+        return least_seconds(self.bench)
 
     @property
     def forks(self) -> bool:
@@ -250,8 +255,3 @@ def share(bench: Bench) -> IO[bytes]:
     file.write(pack(bench.data.tensors(), {"names": list(bench.data.names)}))
     file.flush()
     return file
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
