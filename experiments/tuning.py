@@ -5,7 +5,8 @@
 runs every candidate of every method in experiments/tuning.toml, the same number for each, through one pool, and writes
 OUT/tuning.json: every candidate's score and the best one per method. The scores are measured on training images that
 are held out once, for all alike; nobody looks at the test set. The same command again goes on where it stopped, and
-candidates that were added since are run besides.
+candidates that were added since are run besides. `--from tuning.json` takes the scores of candidates that an earlier
+result of the same settings has, so that only the others are run.
 """
 
 import argparse
@@ -63,7 +64,7 @@ class Tuning:
             said = ", ".join(f"{name} {size}" for name, size in sizes.items())
             raise CafedclError(f"{path}: every method must have the same number of candidates ({said})")
         for name, points in made.candidates.items():
-            if len({json.dumps(point, sort_keys=True) for point in points}) < len(points):
+            if len({named(point) for point in points}) < len(points):
                 raise CafedclError(f"{path}: candidates: {name}: one of them is there twice")
         for name in made.scores:
             if name not in made.candidates:
@@ -129,12 +130,54 @@ def run(jobs: Sequence[Job], number: int | None, quiet: bool) -> list[Outcome]:
         return run_all(jobs, pool)
 
 
-def scored(sweep: Sweep, candidates: Sequence[tuple[Point, list[Job]]]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier result tells: the runs of candidates that need not be run again, and where they ran."""
+
+    values: dict[tuple[str, str], list[float]]
+    environments: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path | None, same: dict[str, Any]) -> "Earlier":
+        """Read a result; one of other settings is refused."""
+        if path is None:
+            return cls({}, [])
+        try:
+            with explained(path):
+                told = json.loads(path.read_text(encoding="utf-8"))
+            for name, value in same.items():
+                if told[name] != value:
+                    raise CafedclError(f"--from {path}: its {name} was {told[name]}, not {value}")
+            rows = [(method, row) for method, it in told["methods"].items() for row in it["candidates"]]
+            values = {
+                (method, named(row["options"])): row["values"] for method, row in rows if row["value"] is not None
+            }
+            return cls(values, [*told.get("earlier", []), told["environment"]])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CafedclError(f"--from {path}: it is no result of this tuning ({error!r})") from None
+
+    def has(self, method: str, point: Point) -> bool:
+        """Return whether a candidate's score is known."""
+        return (method, named(point)) in self.values
+
+
+def named(point: Point) -> str:
+    """Return a name that no other candidate of a method has."""
+    return json.dumps(point, sort_keys=True)
+
+
+def scored(
+    method: str, sweep: Sweep, candidates: Sequence[tuple[Point, list[Job]]], earlier: Earlier
+) -> dict[str, Any]:
     """Return every candidate's score, the mean over seeds, and the best of those that have one."""
     rows = []
     for point, jobs in candidates:
-        values = [sweep.score_of(job) for job in jobs if job.finished]
-        value = sweep.value(jobs) if len(values) == len(jobs) else math.nan
+        if earlier.has(method, point):
+            values = earlier.values[method, named(point)]
+            value = math.fsum(values) / len(values)
+        else:
+            values = [sweep.score_of(job) for job in jobs if job.finished]
+            value = sweep.value(jobs) if len(values) == len(jobs) else math.nan
         rows.append({"options": point, "value": value if math.isfinite(value) else None, "values": values})
     known = [row for row in rows if row["value"] is not None]
     best = (max if sweep.higher else min)(known, key=lambda row: row["value"]) if known else None
@@ -165,11 +208,12 @@ def tune(arguments: argparse.Namespace) -> list[Outcome]:
         first = next(iter(sweeps.values()))
         fetch_data([first.tables({})])
         measured_on = first.prepare(out)
-        asked = [job for name in chosen for _, its in jobs[name] for job in its]
+        earlier = Earlier.read(arguments.earlier, {**shared, "measured_on": measured_on, "seeds": arguments.seeds})
+        asked = [job for name in chosen for it, its in jobs[name] if not earlier.has(name, it) for job in its]
         try:
             return run(sorted(asked, key=lambda job: job.seed), arguments.jobs, arguments.quiet)
         finally:
-            methods = {name: scored(sweeps[name], jobs[name]) for name in sweeps}
+            methods = {name: scored(name, sweeps[name], jobs[name], earlier) for name in sweeps}
             command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
             command += [word for setting in settings for word in ("--set", setting)]
             result = {
@@ -178,6 +222,7 @@ def tune(arguments: argparse.Namespace) -> list[Outcome]:
                 "budget": plan.budget,
                 "seeds": arguments.seeds,
                 "methods": {name: it for name, it in methods.items() if it["best"] is not None},
+                "earlier": earlier.environments,
                 "environment": environment(command, "cuda" if torch.cuda.is_available() else "cpu"),
             }
             write_atomically(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
@@ -192,6 +237,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", type=Path, default=PLAN, help="the file with the candidates")
     parser.add_argument("--out", type=Path, default=Path("runs/tuning"), help="the folder of all runs")
     parser.add_argument("--data-dir", default="", help="folder with data files")
+    parser.add_argument("--from", dest="earlier", type=Path, help="an earlier result; what it scored is not run again")
     parser.add_argument("--jobs", type=int, default=None, help="runs at a time; on GPUs, on each")
     parser.add_argument("--methods", action="append", default=[], help="these only, separated by commas")
     parser.add_argument("--seeds", type=int, default=1, help="runs of every candidate")

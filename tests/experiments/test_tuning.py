@@ -64,6 +64,24 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         assert [row["value"] for row in it["candidates"]] == values
         assert it["value"] == max(values)
         assert it["best"]["train.lr"] == 0.3
+    again = tmp_path / "again"
+    more = PLAN.replace('"train.lr" = 0.3 }]', '"train.lr" = 0.3 }, { "train.lr" = 0.1 }]').replace(
+        "0.5 }]", "0.5 }, {}]"
+    )
+    plan.write_text(more, encoding="utf-8")
+    assert run(tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"), "--methods", "fedavg") == 0
+    (made,) = {folder.parent for folder in again.glob("*/*/s0")}
+    assert "lr=0.1" in made.name, "only the candidate that was added is run"
+    merged = json.loads((again / "tuning.json").read_text())
+    assert merged["methods"]["fedavg"]["candidates"][:2] == result["methods"]["fedavg"]["candidates"]
+    assert merged["methods"]["fedavg"]["candidates"][2]["value"] is not None
+    assert merged["methods"]["fedproto"]["candidates"][:2] == result["methods"]["fedproto"]["candidates"]
+    assert merged["methods"]["fedproto"]["without_score"] == 1
+    assert merged["earlier"] == [result["environment"]]
+    said = run(tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"), "--seeds", "2")
+    assert "its seeds was 1, not 2" in said
+    assert "no result of this tuning" in run(tuning, plan, "--out", str(again), "--from", str(again / "shared.json"))
+    plan.write_text(PLAN, encoding="utf-8")
     held = np.load(out / "held-out.npz")
     assert len(held["y_train"]) + len(held["y_test"]) == len(digits.train_y)
     assert str(tmp_path) not in json.dumps(result["environment"]), "a result file names no folder of its machine"
@@ -95,11 +113,11 @@ def test_the_plan_gives_every_method_its_defaults_among_as_many_candidates(
     tuning: dict[str, Any], tmp_path: Path
 ) -> None:
     plan = tuning["Tuning"].read(FILE.with_suffix(".toml"))
-    assert plan.budget == 6
+    assert plan.budget == 12
     usual = {"train.lr": 0.1}
     for name, points in plan.candidates.items():
         jobs = plan.jobs(tmp_path, name, plan.sweep(name, 1, ()))
-        assert len({job.folder for _, (job,) in jobs}) == 6
+        assert len({job.folder for _, (job,) in jobs}) == 12
         options = find_method(name)[0].Options()
         own = {f"method.{key}": value for key, value in vars(options).items()}
         assert any({**own, **usual, **point} == {**own, **usual} for point in points), name
