@@ -5,10 +5,15 @@ import torch
 from torch import nn
 
 from cafedcl.config import resolve
+from cafedcl.contract import Up
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs
 from cafedcl.federation import Federation, Watcher
 from cafedcl.methods import method_names
+from cafedcl.methods.fedtgp import FedTGP, FedTGPOptions
+from cafedcl.models import Network
+from cafedcl.pack import moved
+from cafedcl.repeat import repeat
 from cafedcl.setup import prepare
 
 pytestmark = [
@@ -57,6 +62,58 @@ def test_captured_steps_are_the_eager_steps(method: str) -> None:
     captured = one_round(method, name="graphs", device="cuda", streams=3)
     assert isinstance(captured.engine, Graphs)
     assert furthest(one_round(method, name="eager", device="cuda"), captured) <= 1e-5
+
+
+@pytest.mark.parametrize("times", [1, 11, 12, 25, 1003])
+def test_steps_are_repeated_between_what_the_caller_queues_before_and_after(times: int) -> None:
+    """On a stream of the caller's own, which is kept busy, so that a step that does not wait would be overwritten."""
+    caller = torch.cuda.Stream()
+    with torch.cuda.stream(caller):
+        count = torch.zeros(1, device="cuda")
+        torch.cuda._sleep(20_000_000)
+        count.fill_(5)
+        repeat(lambda: count.add_(1), times, count.device)
+        doubled = 2 * count
+    caller.synchronize()
+    assert doubled.item() == 2 * (5 + times)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 10, 500])
+def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch: int) -> None:
+    """To a relative 1e-3 of the norm, over two rounds; the second one begins with what the first one left."""
+    method, draws = FedTGP(FedTGPOptions(batch=batch), 10, 64), torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    start, found = method.start(Network(nn.Identity(), nn.Identity())), []
+    uploads = [
+        {
+            "classes": torch.randperm(10, generator=draws)[:6].sort().values,
+            "prototypes": torch.randn(6, 64, generator=draws),
+        }
+        for _ in range(8)
+    ]
+    for device in ("cpu", "cuda"):
+        state = moved(start, device)
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            ups = [Up(client, 10, moved(tensors, device)) for client, tensors in enumerate(uploads)]
+            state = {**state, **method.update(state, ups)}
+        assert all(value.device.type == device for value in state.values())
+        found.append(moved(state, "cpu"))
+    here, there = found
+    assert here.keys() == there.keys()
+    for name, value in here.items():
+        assert float((value.float() - there[name].float()).norm() / value.float().norm()) <= 1e-3, name
+        assert not torch.equal(value, start[name]), name
+
+
+@pytest.mark.parametrize("name", ["eager", "graphs"])
+@pytest.mark.parametrize(("method", "home"), [("fedtgp", "cuda"), ("fedproto", "cpu")])
+def test_what_the_server_works_on_is_on_the_device_only_if_it_trains(method: str, home: str, name: str) -> None:
+    federation = one_round(method, name=name, device="cuda")
+    assert {value.device.type for value in federation.state.values()} == {home}
+    federation.restore(*federation.snapshot())
+    assert {value.device.type for value in federation.state.values()} == {home}
+    assert federation.step().failed == []
 
 
 @pytest.mark.parametrize("kind", ["resample", "mixup", "cutmix", "gaussian"])
