@@ -78,19 +78,16 @@ def test_steps_are_repeated_between_what_the_caller_queues_before_and_after(time
     assert doubled.item() == 2 * (5 + times)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 10, 500])
+@pytest.mark.parametrize("batch", [7, 10, 500])
 def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch: int) -> None:
     """To a relative 1e-3 of the norm, over two rounds; the second one begins with what the first one left."""
-    method, draws = FedTGP(FedTGPOptions(batch=batch), 10, 64), torch.Generator().manual_seed(0)
+    method, draws = FedTGP(FedTGPOptions(batch=batch, epochs=30), 10, 64), torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     start, found = method.start(Network(nn.Identity(), nn.Identity())), []
-    uploads = [
-        {
-            "classes": torch.randperm(10, generator=draws)[:6].sort().values,
-            "prototypes": torch.randn(6, 64, generator=draws),
-        }
-        for _ in range(8)
-    ]
+    centres, uploads = torch.randn(10, 64, generator=draws), []
+    for _ in range(8):
+        held = torch.randperm(10, generator=draws)[:6].sort().values
+        uploads.append({"classes": held, "prototypes": centres[held] + 0.2 * torch.randn(6, 64, generator=draws)})
     for device in ("cpu", "cuda"):
         state = moved(start, device)
         for seed in (1, 2):
