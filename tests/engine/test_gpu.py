@@ -1,9 +1,11 @@
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from cafedcl.cluster import k_means
 from cafedcl.config import resolve
 from cafedcl.contract import Up
 from cafedcl.engine.eager import Eager
@@ -101,6 +103,44 @@ def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch:
     for name, value in here.items():
         assert float((value.float() - there[name].float()).norm() / value.float().norm()) <= 1e-3, name
         assert not torch.equal(value, start[name]), name
+
+
+def clouds() -> tuple[torch.Tensor, torch.Tensor]:
+    """Classes of 3, 9, 45 and 300 points in three clouds each, and one that is the same point twenty times."""
+    draws, sizes = torch.Generator().manual_seed(0), (3, 9, 45, 300)
+    z = [6 * torch.randn(3, 64, generator=draws).repeat(n // 3, 1) + torch.randn(n, 64, generator=draws) for n in sizes]
+    y = torch.tensor([0, 1, 2, 3, 5]).repeat_interleave(torch.tensor([*sizes, 20]))
+    order = torch.randperm(len(y), generator=draws)
+    return torch.cat([*z, torch.ones(20, 64)])[order], y[order]
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_centroids_on_the_gpu_are_those_on_the_cpu(k: int) -> None:
+    z, y = clouds()
+    (classes, centroids), (there, found) = (
+        k_means(z, y, y.unique(), k),
+        k_means(z.cuda(), y.cuda(), y.unique().cuda(), k),
+    )
+    assert found.is_cuda
+    assert classes.tolist() == there.tolist()
+    if k <= 3:
+        torch.testing.assert_close(found.cpu(), centroids, atol=1e-3, rtol=1e-3)
+    costs = [torch.cdist(z[y == 3], rows[classes == 3]).square().amin(1).sum() for rows in (centroids, found.cpu())]
+    torch.testing.assert_close(costs[0], costs[1], atol=0, rtol=0.02)
+
+
+def test_the_device_is_waited_for_once_for_all_centroids_of_a_client() -> None:
+    z, y = (part.cuda() for part in clouds())
+    held = y.unique()
+    k_means(z, y, held, 3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            k_means(z, y, held, 3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing CUDA operation" in str(each.message) for each in said) <= 1
 
 
 @pytest.mark.parametrize("name", ["eager", "graphs"])
