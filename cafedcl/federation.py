@@ -170,11 +170,12 @@ class Federation:
                 yield failure or result
 
     def received(self, result: Reply | Failure) -> Reply | Failure:
-        """Return a result with its per-class entries, which are small, on the host, where the server works on them."""
+        """Return a result with its per-class entries, which are small, where the server works on them."""
         if isinstance(result, Failure):
             return result
-        small = {name: value.cpu() for name, value in result.up.tensors.items() if name in self.bench.by_class}
-        return replace(result, up=replace(result.up, tensors={**result.up.tensors, **small}))
+        small = {name: value for name, value in result.up.tensors.items() if name in self.bench.by_class}
+        tensors = {**result.up.tensors, **moved(small, self.bench.home)}
+        return replace(result, up=replace(result.up, tensors=tensors))
 
     def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:
         """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""

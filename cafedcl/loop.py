@@ -6,7 +6,7 @@ e⁺ = ρ e + (1−ρ) b + ξ̄, where e = p_g − μ is its drift from the clas
 (variance). Here μ is measured, ρ estimated, and ‖e⁺‖² parted into the three, which add up to it exactly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,7 +16,7 @@ from cafedcl.aggregation import holders, normalise, spread
 from cafedcl.contract import Up
 from cafedcl.data.shards import Shards
 from cafedcl.engine.base import Bench, Engine
-from cafedcl.pack import Tensors
+from cafedcl.pack import Tensors, moved
 from cafedcl.rng import stream
 
 PROTOTYPES = "anchors/prototypes"
@@ -73,6 +73,7 @@ class Loop:
         if not self.per_class or PROTOTYPES not in after or not ups or (self.bench.remote and self.bench.serves):
             return {}
         old, new, method = before[PROTOTYPES].cpu(), after[PROTOTYPES].cpu(), self.bench.method
+        ups = [replace(up, tensors=moved(up.tensors, "cpu")) for up in ups]
         clients = [up.client for up in ups]
         counts, sent = self.bench.shards.counts[clients].double(), spread(ups, "prototypes", len(new)).double()
         held, alpha = holders(ups, len(new)), method.alphas(ups)

@@ -37,6 +37,8 @@ class Method:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     separable: bool = True
     """Whether a client's weight follows from its own reply, so that its model can be counted in and let go at once."""
+    server_trains: ClassVar[bool] = False
+    """Whether the server step is a training of its own, which belongs on the device; means of a few numbers do not."""
     epsilon: float = 0.0
     """What is added to the sum of the weights that the average is divided by."""
     Options: ClassVar[type] = NoOptions

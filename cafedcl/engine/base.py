@@ -84,12 +84,15 @@ class Bench:
 
     @property
     def home(self) -> torch.device:
-        """Where the server keeps its state besides the model: on the host, if that is per class and small."""
-        return torch.device("cpu") if self.by_class else self.device
+        """Where the server keeps its state besides the model, and what clients send per class.
+
+        That is the host for means of a few numbers, and the device if nothing is per class, or the server trains.
+        """
+        return torch.device("cpu") if self.by_class and not self.method.server_trains else self.device
 
     @cached_property
     def by_class(self) -> frozenset[str]:
-        """What clients send per class: small, and worked on by the server on the host."""
+        """What clients send per class, which is small: the server works on it at home."""
         fields = self.method.fields(self.network)
         names = {name for name, field in fields.items() if field.per_class}
         return frozenset({"classes", *names} if names else ())

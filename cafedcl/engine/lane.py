@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from cafedcl.pack import Tensors
+from cafedcl.repeat import WARM_UP, capture
 
 Launcher = ThreadPoolExecutor
 """Threads that queue replays: a launch does not need the interpreter, so others can run meanwhile."""
-WARM_UP = 2
-"""Runs before a capture: libraries choose their kernels and allocate their workspaces in them."""
 
 
 class Mark:
@@ -70,14 +69,7 @@ class Lane:
             work()
         if self.stream is None:
             return work
-        self.stream.synchronize()
-        with self.on():
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
+        graph = capture(work, self.stream, self.pool)
         self.pool = graph.pool()
         return graph.replay
 

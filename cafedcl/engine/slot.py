@@ -317,7 +317,8 @@ class Slot:
                 kept = method.remember(self.network, visit)
             shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.layout.rest})
             sends = self.fresh({**prefixed(MODEL, shared), **summary})
-            sends |= to_host({name: value for name, value in sends.items() if name in bench.by_class})
+            if bench.home != bench.device:
+                sends |= to_host({name: value for name, value in sends.items() if name in bench.by_class})
             memory = self.fresh({**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))})
             predictions: Tensors = {}
             if job.evaluate:

@@ -9,6 +9,8 @@ from torch.func import functional_call
 
 from cafedcl.aggregation import merge_prototypes, no_prototypes
 from cafedcl.contract import Up
+from cafedcl.contrast import cross_entropy
+from cafedcl.descent import descend, draw_batches
 from cafedcl.methods.fedproto import FedProto
 from cafedcl.models.base import Network
 from cafedcl.options import option
@@ -40,7 +42,7 @@ class FedTGP(FedProto):
     negatives (Eqs. 6 to 8 of the paper). The network persists, its SGD is new in every round, and it is never sent.
     """
 
-    name, year, Options = "fedtgp", 2024, FedTGPOptions  # type: ignore[assignment]
+    name, year, Options, server_trains = "fedtgp", 2024, FedTGPOptions, True  # type: ignore[assignment]
     paper = "Zhang et al., FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning"
 
     def start(self, model: Network) -> Tensors:
@@ -58,16 +60,14 @@ class FedTGP(FedProto):
         labels = torch.cat([up.tensors["classes"] for up in ups])
         means = merge_prototypes({n: torch.zeros_like(v) for n, v in state.items() if n.startswith("anchors/")}, ups)
         delta = adaptive_margin(means["anchors/prototypes"], means["anchors/known"], self.options)
-        network = self.server().to(points.device)
+        network, options = self.server(), self.options
         weights = {n: v.clone().requires_grad_() for n, v in under("server/", state).items()}
-        sgd = torch.optim.SGD(weights.values(), self.options.lr)
-        for _ in range(self.options.epochs):
-            for rows in torch.randperm(len(points)).split(self.options.batch):
-                made = functional_call(network, under("net/", weights), (weights["table"],))
-                loss = F.cross_entropy(margin_logits(points[rows], labels[rows], made, delta), labels[rows])
-                sgd.zero_grad()
-                loss.backward()
-                sgd.step()
+
+        def loss(rows: Tensor, weight: Tensor) -> Tensor:
+            made = functional_call(network, under("net/", weights), (weights["table"],))
+            return cross_entropy(margin_logits(points[rows], labels[rows], made, delta), labels[rows], weight)
+
+        descend(loss, weights, draw_batches(len(points), options.batch, options.epochs), options.lr)
         learned = {name: value.detach() for name, value in weights.items()}
         made = functional_call(network, under("net/", learned), (learned["table"],))
         known = torch.ones_like(state["anchors/known"])

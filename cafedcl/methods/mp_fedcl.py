@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from cafedcl.cluster import k_means
 from cafedcl.contract import Batch, Field, Up, Visit
 from cafedcl.contrast import cross_entropy, unit, weighted_average
 from cafedcl.method import Method
@@ -50,10 +50,8 @@ class MPFedCL(Method):
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         z, y = visit.embed("train", "trained")
-        with threadpool_limits(1):  # so that bits repeat
-            centroids = [k_means(z[y == c], self.options.k) for c in visit.client.holds]
-        sizes = torch.tensor([len(rows) for rows in centroids], device=y.device)
-        return {"classes": visit.client.holds.repeat_interleave(sizes), "prototypes": torch.cat(centroids)}, {}
+        classes, centroids = k_means(z, y, visit.client.holds, self.options.k)
+        return {"classes": classes, "prototypes": centroids}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
         return {"prototypes": Field((self.dim,), repeated=True)}
@@ -74,12 +72,3 @@ class MPFedCL(Method):
 
     def similarity(self, scores: Tensor) -> Tensor:
         return scores if self.options.inference == "pool" else super().similarity(scores)
-
-
-def k_means(points: Tensor, k: int) -> Tensor:
-    """Return k centroids, fewer for fewer distinct points, by k-means++ with ten starts and a fixed seed."""
-    from sklearn.cluster import KMeans
-
-    distinct = len(points.unique(dim=0))
-    model = KMeans(min(k, distinct), n_init=10, random_state=0).fit(points.cpu().numpy())
-    return torch.from_numpy(model.cluster_centers_).to(points)

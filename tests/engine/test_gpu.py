@@ -1,14 +1,21 @@
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from cafedcl.cluster import k_means
 from cafedcl.config import resolve
+from cafedcl.contract import Up
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs
 from cafedcl.federation import Federation, Watcher
 from cafedcl.methods import method_names
+from cafedcl.methods.fedtgp import FedTGP, FedTGPOptions
+from cafedcl.models import Network
+from cafedcl.pack import moved
+from cafedcl.repeat import repeat
 from cafedcl.setup import prepare
 
 pytestmark = [
@@ -57,6 +64,93 @@ def test_captured_steps_are_the_eager_steps(method: str) -> None:
     captured = one_round(method, name="graphs", device="cuda", streams=3)
     assert isinstance(captured.engine, Graphs)
     assert furthest(one_round(method, name="eager", device="cuda"), captured) <= 1e-5
+
+
+@pytest.mark.parametrize("times", [1, 11, 12, 25, 1003])
+def test_steps_are_repeated_between_what_the_caller_queues_before_and_after(times: int) -> None:
+    """On a stream of the caller's own, which is kept busy, so that a step that does not wait would be overwritten."""
+    caller = torch.cuda.Stream()
+    with torch.cuda.stream(caller):
+        count = torch.zeros(1, device="cuda")
+        torch.cuda._sleep(20_000_000)
+        count.fill_(5)
+        repeat(lambda: count.add_(1), times, count.device)
+        doubled = 2 * count
+    caller.synchronize()
+    assert doubled.item() == 2 * (5 + times)
+
+
+@pytest.mark.parametrize("batch", [7, 10, 500])
+def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch: int) -> None:
+    """To a relative 1e-3 of the norm, over two rounds; the second one begins with what the first one left."""
+    method, draws = FedTGP(FedTGPOptions(batch=batch, epochs=30), 10, 64), torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    start, found = method.start(Network(nn.Identity(), nn.Identity())), []
+    centres, uploads = torch.randn(10, 64, generator=draws), []
+    for _ in range(8):
+        held = torch.randperm(10, generator=draws)[:6].sort().values
+        uploads.append({"classes": held, "prototypes": centres[held] + 0.2 * torch.randn(6, 64, generator=draws)})
+    for device in ("cpu", "cuda"):
+        state = moved(start, device)
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            ups = [Up(client, 10, moved(tensors, device)) for client, tensors in enumerate(uploads)]
+            state = {**state, **method.update(state, ups)}
+        assert all(value.device.type == device for value in state.values())
+        found.append(moved(state, "cpu"))
+    here, there = found
+    assert here.keys() == there.keys()
+    for name, value in here.items():
+        assert float((value.float() - there[name].float()).norm() / value.float().norm()) <= 1e-3, name
+        assert not torch.equal(value, start[name]), name
+
+
+def clouds() -> tuple[torch.Tensor, torch.Tensor]:
+    """Classes of 3, 9, 45 and 300 points in three clouds each, and one that is the same point twenty times."""
+    draws, sizes = torch.Generator().manual_seed(0), (3, 9, 45, 300)
+    z = [6 * torch.randn(3, 64, generator=draws).repeat(n // 3, 1) + torch.randn(n, 64, generator=draws) for n in sizes]
+    y = torch.tensor([0, 1, 2, 3, 5]).repeat_interleave(torch.tensor([*sizes, 20]))
+    order = torch.randperm(len(y), generator=draws)
+    return torch.cat([*z, torch.ones(20, 64)])[order], y[order]
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_centroids_on_the_gpu_are_those_on_the_cpu(k: int) -> None:
+    z, y = clouds()
+    (classes, centroids), (there, found) = (
+        k_means(z, y, y.unique(), k),
+        k_means(z.cuda(), y.cuda(), y.unique().cuda(), k),
+    )
+    assert found.is_cuda
+    assert classes.tolist() == there.tolist()
+    if k <= 3:
+        torch.testing.assert_close(found.cpu(), centroids, atol=1e-3, rtol=1e-3)
+    costs = [torch.cdist(z[y == 3], rows[classes == 3]).square().amin(1).sum() for rows in (centroids, found.cpu())]
+    torch.testing.assert_close(costs[0], costs[1], atol=0, rtol=0.02)
+
+
+def test_the_device_is_waited_for_once_for_all_centroids_of_a_client() -> None:
+    z, y = (part.cuda() for part in clouds())
+    held = y.unique()
+    k_means(z, y, held, 3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            k_means(z, y, held, 3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing CUDA operation" in str(each.message) for each in said) <= 1
+
+
+@pytest.mark.parametrize("name", ["eager", "graphs"])
+@pytest.mark.parametrize(("method", "home"), [("fedtgp", "cuda"), ("fedproto", "cpu")])
+def test_what_the_server_works_on_is_on_the_device_only_if_it_trains(method: str, home: str, name: str) -> None:
+    federation = one_round(method, name=name, device="cuda")
+    assert {value.device.type for value in federation.state.values()} == {home}
+    federation.restore(*federation.snapshot())
+    assert {value.device.type for value in federation.state.values()} == {home}
+    assert federation.step().failed == []
 
 
 @pytest.mark.parametrize("kind", ["resample", "mixup", "cutmix", "gaussian"])

@@ -210,6 +210,31 @@ def test_every_batch_is_a_step():
         np.testing.assert_allclose(after[f"server/{name}"], w[name], atol=2e-5)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3, 10])
+def test_a_round_of_the_server_is_torchs_own_sgd_over_the_pairs_in_drawn_order(batch):
+    method, ups = method_with(epochs=20, lr=0.1, batch=batch), ups_of(4)
+    state = start_of(method)
+    w = {name: state[f"server/{name}"].clone().requires_grad_() for name in NAMES}
+    points, labels, delta = (torch.as_tensor(part) for part in pairs_of(ups))
+    torch.manual_seed(9)
+    after = method.update(state, ups)
+    torch.manual_seed(9)
+    method.server()
+    sgd = torch.optim.SGD(w.values(), 0.1)
+    for _ in range(20):
+        for rows in torch.randperm(5).split(batch):
+            hidden = nn.functional.linear(w["table"], w["net/0.weight"], w["net/0.bias"]).relu()
+            made = nn.functional.linear(hidden, w["net/2.weight"], w["net/2.bias"])
+            away = (points[rows].float()[:, None] - made).norm(dim=-1)
+            target = torch.eye(CLASSES)[labels[rows]]
+            loss = nn.functional.cross_entropy(-(away + delta * target), labels[rows])
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+    for name in NAMES:
+        np.testing.assert_allclose(after[f"server/{name}"], w[name].detach(), atol=1e-5)
+
+
 def test_the_order_of_the_pairs_is_drawn_at_random():
     method, ups = method_with(epochs=1, lr=0.2, batch=1), ups_of(0)
     results = []

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cafedcl.contract import Batch, Down, Up
-from cafedcl.methods.mp_fedcl import MPFedCL, MPFedCLOptions, k_means
+from cafedcl.methods.mp_fedcl import MPFedCL, MPFedCLOptions
 from cafedcl.models import Network, build_encoder
 
 CLASSES, DIM = 4, 3
@@ -107,7 +107,7 @@ def test_round_0_is_fedavg_and_round_1_is_not(tiny):
     assert not all(torch.equal(pooled.state[name], value) for name, value in plain.state.items())
 
 
-# k-means
+# what travels
 
 
 def cost(points, centroids):
@@ -122,67 +122,6 @@ def best_cost(points, k):
             centroids = [points[np.array(groups) == g].mean(0) for g in set(groups)]
             least = min(least, cost(points, centroids))
     return least
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_no_way_to_part_a_few_points_is_better_than_k_means(seed, k):
-    points = np.random.default_rng(seed).normal(size=(7, 2))
-    centroids = k_means(torch.from_numpy(points), k)
-    assert centroids.shape == (k, 2)
-    assert centroids.dtype == torch.float64
-    assert cost(points, centroids.numpy()) == pytest.approx(best_cost(points, k), rel=1e-9)
-
-
-def test_three_clouds_give_their_three_means():
-    rng = np.random.default_rng(0)
-    clouds = [5 * centre + rng.normal(size=(20, 4)) for centre in np.eye(4)[:3]]
-    found = k_means(torch.from_numpy(np.concatenate(clouds)).float(), 3).numpy()
-    expected = np.array([cloud.mean(0) for cloud in clouds])
-    order = [int(np.linalg.norm(found - mean, axis=1).argmin()) for mean in expected]
-    assert sorted(order) == [0, 1, 2]
-    np.testing.assert_allclose(found[order], expected, atol=1e-5)
-
-
-def test_one_sample_is_its_own_centroid():
-    point = torch.tensor([[1.0, -2.0, 0.5]])
-    assert torch.equal(k_means(point, 3), point)
-
-
-def test_fewer_samples_than_k_are_all_centroids():
-    points = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
-    found = k_means(points, 5)
-    np.testing.assert_allclose(sorted(found.tolist()), sorted(points.tolist()), atol=1e-6)
-
-
-@pytest.mark.parametrize("value", [0.0, 0.7])
-def test_identical_samples_have_one_centroid(value):
-    points = torch.full((6, DIM), value)
-    found = k_means(points, 3)
-    assert found.shape == (1, DIM)
-    np.testing.assert_allclose(found, points[:1], atol=1e-6)
-
-
-def test_two_distinct_values_among_many_samples_have_two_centroids():
-    points = torch.tensor([[0.0, 1.0]] * 5 + [[2.0, 2.0]] * 3)
-    np.testing.assert_allclose(sorted(k_means(points, 3).tolist()), [[0.0, 1.0], [2.0, 2.0]], atol=1e-6)
-
-
-def test_samples_that_differ_in_the_last_bit_do_not_fail():
-    points = torch.full((6, 2), 0.7)
-    points[0, 0] = torch.nextafter(points[0, 0], torch.tensor(1.0))
-    points[1, 1] = torch.nextafter(points[1, 1], torch.tensor(0.0))
-    found = k_means(points, 3)
-    assert 1 <= len(found) <= 3
-    np.testing.assert_allclose(found, points[: len(found)], atol=1e-5)
-
-
-def test_the_same_points_give_the_same_bits():
-    points = torch.randn(40, 8)
-    assert torch.equal(k_means(points, 4), k_means(points, 4))
-
-
-# what travels
 
 
 def test_a_client_sends_as_many_centroids_per_class_as_it_has_samples_at_most_k(visit_with):

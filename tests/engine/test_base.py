@@ -1,0 +1,56 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cafedcl.contract import Failure, Reply, Up
+from cafedcl.federation import Federation
+from cafedcl.methods import method_names
+
+Tiny = Callable[..., Federation]
+AWAY = torch.device("meta")
+"""A device that is not the host and needs no hardware."""
+
+
+def away(federation: Federation) -> Federation:
+    federation.bench = replace(federation.bench, data=federation.bench.data.to(AWAY))
+    return federation
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_the_servers_state_is_on_the_device_unless_it_is_means_of_what_clients_send_per_class(
+    tiny: Tiny, method: str
+) -> None:
+    bench = away(tiny(method)).bench
+    assert bench.device == AWAY
+    assert bench.method.server_trains == (method == "fedtgp")
+    on_host = bool(bench.by_class) and method != "fedtgp"
+    assert bench.home == (torch.device("cpu") if on_host else AWAY)
+
+
+def test_what_clients_send_per_class_does_not_depend_on_where_it_is_kept(tiny: Tiny) -> None:
+    assert tiny("fedtgp").bench.by_class == tiny("fedproto").bench.by_class == {"classes", "prototypes"}
+    assert tiny("fedavg").bench.by_class == set()
+
+
+@pytest.mark.parametrize(("method", "home"), [("fedtgp", AWAY), ("fedproto", torch.device("cpu"))])
+def test_per_class_entries_of_a_reply_and_the_restored_state_go_home(
+    tiny: Tiny, method: str, home: torch.device
+) -> None:
+    federation = away(tiny(method))
+    sent = {"classes": torch.tensor([1]), "prototypes": torch.zeros(1, 16), "model/w": torch.zeros(2)}
+    reply = federation.received(Reply(Up(0, 3, sent), {}, {}))
+    assert isinstance(reply, Reply)
+    assert {name: value.device for name, value in reply.up.tensors.items()} == {
+        "classes": home,
+        "prototypes": home,
+        "model/w": torch.device("cpu"),
+    }
+    federation.restore(*federation.snapshot())
+    assert {value.device for value in federation.state.values()} == {home}
+
+
+def test_a_failure_is_received_as_it_is(tiny: Tiny) -> None:
+    failure = Failure(2, "gone")
+    assert tiny("fedtgp").received(failure) is failure
