@@ -166,9 +166,14 @@ def differences(records: Sequence[Record], pairs: Sequence[tuple[str, str]], tes
     head = ["difference", *(word for score in tested for word in (title_of(score), "p / Holm")), "shared seeds"]
     lines = []
     for at, (one, other) in enumerate(pairs):
-        seeds = [len(scores(records, one, s).keys() & scores(records, other, s).keys()) for s in tested]
-        lines.append([f"`{one}` − `{other}`", *(word for it in columns for word in it[at]), str(max(seeds))])
+        seeds = most_shared(records, one, other, tested)
+        lines.append([f"`{one}` − `{other}`", *(word for it in columns for word in it[at]), str(seeds)])
     return rows_text(head, lines)
+
+
+def most_shared(records: Sequence[Record], one: str, other: str, tested: Sequence[str]) -> int:
+    """Return how many seeds two methods share, in the score in which it is most."""
+    return max(len(scores(records, one, score).keys() & scores(records, other, score).keys()) for score in tested)
 
 
 def base_of(method: str) -> str:
@@ -182,8 +187,13 @@ def rivals_table(records: Sequence[Record], tested: Sequence[str] = MAIN) -> str
     for setting, mine in by_setting(records):
         there = methods_of(mine)
         rivals = [name for name in there if name not in REFERENCES and base_of(name) != "cafedcl"]
-        tables = [differences(mine, [(ours, rival) for rival in rivals], tested) for ours in OURS if ours in there]
-        text += heading(setting, mine) + "".join(tables) if rivals and tables else ""
+        tables = ""
+        for ours in (name for name in OURS if name in there):
+            known = [rival for rival in rivals if most_shared(mine, ours, rival, tested) >= FEWEST]
+            few = [f"`{rival}`" for rival in rivals if rival not in known]
+            tables += differences(mine, [(ours, rival) for rival in known], tested) if known else ""
+            tables += f"Fewer than {FEWEST} seeds shared with `{ours}`: {', '.join(few)}.\n\n" if few else ""
+        text += heading(setting, mine) + tables if tables else ""
     return text
 
 

@@ -6,7 +6,8 @@ runs every candidate of every method in experiments/tuning.toml, the same number
 OUT/tuning.json: every candidate's score and the best one per method. The scores are measured on training images that
 are held out once, for all alike; nobody looks at the test set. The same command again goes on where it stopped, and
 candidates that were added since are run besides. `--from tuning.json` takes the scores of candidates that an earlier
-result of the same settings has, so that only the others are run.
+result of the same settings has, so that only the others are run. `--study experiments/tuned.toml` runs nothing and
+writes the study in which every rival has the options of its best candidate, from the result that --from names.
 """
 
 import argparse
@@ -35,6 +36,28 @@ from cafedcl.store import RunFolder, explained, write_atomically
 PLAN = Path(__file__).with_name("tuning.toml")
 RESULT, SHARED = "tuning.json", "shared.json"
 ENTRIES = ("data", "split", "hold_out", "score", "options", "scores", "candidates")
+
+
+STUDY = """\
+# cafedcl reproduce tuned --scale short
+#
+# CIFAR-10 as in Table 1, every method with the options that did best on held-out images among as many candidates each:
+# written by `python experiments/tuning.py --from experiments/results/tuning.json --study experiments/tuned.toml`.
+title = "Table 1 with the same tuning budget for every method"
+methods = {methods}
+
+[[settings]]
+name = "cifar10-practical"
+data = "cifar10"
+split = "dirichlet:0.1"
+
+[[settings]]
+name = "cifar10-pathological"
+data = "cifar10"
+split = "pathological:2,ir=10"
+smoke = "pathological:3,ir=10"
+
+{tables}"""
 
 
 @dataclass(frozen=True)
@@ -143,8 +166,7 @@ class Earlier:
         if path is None:
             return cls({}, [])
         try:
-            with explained(path):
-                told = json.loads(path.read_text(encoding="utf-8"))
+            told = read_result(path)
             for name, value in same.items():
                 if told[name] != value:
                     raise CafedclError(f"--from {path}: its {name} was {told[name]}, not {value}")
@@ -159,6 +181,17 @@ class Earlier:
     def has(self, method: str, point: Point) -> bool:
         """Return whether a candidate's score is known."""
         return (method, named(point)) in self.values
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return what a result file says."""
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CafedclError(f"--from {path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise CafedclError(f"--from {path}: it is no result of this tuning") from None
+    return told
 
 
 def named(point: Point) -> str:
@@ -231,6 +264,16 @@ def tune(arguments: argparse.Namespace) -> list[Outcome]:
                     print(f"{name}: {it['score']} {it['value']:.4f} with {it['best']}", flush=True)
 
 
+def study_of(result: dict[str, Any]) -> str:
+    """Return the study of tuned methods, as the text of its file. CAFedCL's best candidate is its preset."""
+    rivals = {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
+    tables = (
+        f"[each.{name}]\n" + "".join(f"{json.dumps(key)} = {to_toml(value)}\n" for key, value in best.items())
+        for name, best in rivals.items()
+    )
+    return STUDY.format(methods=to_toml([*rivals, "cafedcl:best"]), tables="\n".join(tables))
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line, tune, and say what failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -238,13 +281,20 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/tuning"), help="the folder of all runs")
     parser.add_argument("--data-dir", default="", help="folder with data files")
     parser.add_argument("--from", dest="earlier", type=Path, help="an earlier result; what it scored is not run again")
+    parser.add_argument("--study", type=Path, help="run nothing; write the study of the best candidates to this file")
     parser.add_argument("--jobs", type=int, default=None, help="runs at a time; on GPUs, on each")
     parser.add_argument("--methods", action="append", default=[], help="these only, separated by commas")
     parser.add_argument("--seeds", type=int, default=1, help="runs of every candidate")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="an option of all runs")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    arguments = parser.parse_args(words)
+    if arguments.study and not arguments.earlier:
+        parser.error("--study needs --from, the result that the best candidates are taken from")
     try:
-        end(tune(parser.parse_args(words)), "the same command tries them again")
+        if arguments.study:
+            write_atomically(arguments.study, study_of(read_result(arguments.earlier)).encode())
+        else:
+            end(tune(arguments), "the same command tries them again")
     except CafedclError as error:
         sys.exit(f"error: {error}")
     except typer.Exit as ended:

@@ -16,7 +16,7 @@ from cafedcl.report.runs import Setting as Shown
 from cafedcl.report.runs import flat
 from cafedcl.setup import prepare
 
-STUDIES = ["ablation", "sensitivity", "sensitivity_plain", "skin", "standins", "table1", "table2"]
+STUDIES = ["ablation", "sensitivity", "sensitivity_plain", "skin", "standins", "table1", "table2", "tuned"]
 
 
 def run(*arguments: str) -> Any:

@@ -121,3 +121,25 @@ def test_the_plan_gives_every_method_its_defaults_among_as_many_candidates(
         options = find_method(name)[0].Options()
         own = {f"method.{key}": value for key, value in vars(options).items()}
         assert any({**own, **usual, **point} == {**own, **usual} for point in points), name
+
+
+def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
+    tuning: dict[str, Any], tmp_path: Path
+) -> None:
+    result = json.loads((FILE.parent / "results" / "tuning.json").read_text(encoding="utf-8"))
+    for name, it in result["methods"].items():
+        scores = [row["value"] for row in it["candidates"] if row["value"] is not None]
+        (best,) = [row["options"] for row in it["candidates"] if row["value"] == max(scores)][:1]
+        assert it["best"] == best, name
+    written = tmp_path / "tuned.toml"
+    with pytest.raises(SystemExit) as ended:
+        tuning["main"](["--from", str(FILE.parent / "results" / "tuning.json"), "--study", str(written)])
+    assert ended.value.code == 0
+    assert written.read_text(encoding="utf-8") == (FILE.parent / "tuned.toml").read_text(encoding="utf-8")
+    study = read_file(written)
+    assert study["each"] == {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
+    preset = find_method("cafedcl:best")[1]
+    assert {f"method.{name}": value for name, value in preset.items()} == result["methods"]["cafedcl"]["best"]
+    with pytest.raises(SystemExit) as ended:
+        tuning["main"](["--from", str(tmp_path / "nothing.json"), "--study", str(written)])
+    assert "cannot be read" in str(ended.value.code)
