@@ -19,6 +19,8 @@ RESULTS = "results.json"
 DIGITS = 6
 UNSAID = ("run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds")
 """Options that are said elsewhere, or that change no result."""
+OWN = ("train.", "method.", "augment.")
+"""Sections whose options a study may give to single methods."""
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
 """What is kept of where a run was made."""
 WHERE = "environment"
@@ -121,7 +123,8 @@ def departures(run: Run) -> dict[str, Any]:
 def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member]:
     """Return the runs of a file that was written here or elsewhere, of the same scale.
 
-    Of another study's file those count that this study has too: same setting, same data and split, same method.
+    Of another study's file those count that this study has too: same setting, same data and split, same method, and
+    no options that the other study has for that method alone.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -144,7 +147,14 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
         if (record := member.record or {})["method"] in methods
         and (record["setting"], record["data"], record["split"]) in plain
         and not record["changed"]
+        and not of_its_own(record, member.where.get("set", ()))
     ]
+
+
+def of_its_own(record: Record, shared: Sequence[str]) -> list[str]:
+    """Return the options of training and method that a run has besides its method's and those set for all runs."""
+    common = {text.partition("=")[0] for text in shared}
+    return [name for name in record["options"] if name.startswith(OWN) and name not in common]
 
 
 def member_of(record: Record, place: Mapping[str, Any]) -> Member:

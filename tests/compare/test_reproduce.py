@@ -190,12 +190,14 @@ def test_runs_that_two_studies_share_are_taken_from_either(tmp_path: Path) -> No
         record("cafedcl", 0, 0.3, split="dirichlet:0.3"),
         record("cafedcl", 0, 0.2, setting="alpha-1"),
         record("cafedcl", 0, 0.1, changed={"method.tau": 0.2}),
+        record("cafedcl", 1, 0.1, options={"train.lr": 0.2}),
+        record("cafedcl", 2, 0.6, options={"train.crop": 4}),
     ]
     out = tmp_path / "out"
     done = run("ablation", "--gather", "--out", str(out), "--from", results_file(tmp_path / "a.json", runs))
     assert done.exit_code == 0, done.output
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert [(it["method"], it["server"]["accuracy"]) for it in content["runs"]] == [("cafedcl", 0.5)]
+    assert [(it["method"], it["server"]["accuracy"]) for it in content["runs"]] == [("cafedcl", 0.5), ("cafedcl", 0.6)]
 
 
 def test_a_method_may_have_options_of_its_own(tmp_path: Path) -> None:
