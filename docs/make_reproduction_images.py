@@ -1,8 +1,8 @@
-"""Draw docs/images/reproduction-table1.svg and reproduction-ablation.svg from the result files.
+"""Draw docs/images/reproduction-*.svg from the result files of the paper's experiments.
 
 python docs/make_reproduction_images.py
 
-Every figure carries the digest of the file it was drawn from, so that it cannot fall behind it unseen.
+Every figure carries the digests of the files it was drawn from, so that it cannot fall behind them unseen.
 """
 
 import hashlib
@@ -26,9 +26,18 @@ PROTOCOLS = {
     "own": ("the clients' own models after local training", "client_mean", "D"),
 }
 """What it is called, its accuracy, and how it is marked."""
+BASE = "fedavg"
+HIGHLIGHT = {"cafedcl": "#fbe3d0", "cafedcl:best": "#fdf0e6"}
 WORDS = {
     "cifar10-practical": "CIFAR-10, Dirichlet 0.1",
     "cifar10-pathological": "CIFAR-10, 2 classes per client, IR 10",
+    "ir-50": "CIFAR-10, 2 classes per client, IR 50",
+    "ir-100": "CIFAR-10, 2 classes per client, IR 100",
+    "gtsrb-practical": "GTSRB, Dirichlet 0.1",
+    "gtsrb-pathological": "GTSRB, 8 classes per client, IR 10",
+    "fashion-practical": "Fashion-MNIST, Dirichlet 0.1",
+    "fashion-pathological": "Fashion-MNIST, 2 classes per client, IR 10",
+    "ham10000": "skin lesions, Dirichlet 0.5, 10 clients",
 }
 VARIANTS = {
     "cafedcl:no-confagg-uniform": "uniform weights",
@@ -37,19 +46,59 @@ VARIANTS = {
     "cafedcl:no-geo": "without geometry",
     "cafedcl:fixed-anchors": "anchors that never move",
 }
-ABLATED = {"server.accuracy": "accuracy", "server.client_std": "std between clients"}
+SHOWN = {"server.accuracy": "accuracy", "server.client_std": "client std"}
+REACH = {"server.accuracy": (-16, 13), "server.client_std": (-13, 16)}
+"""How far the overview's axes go; what lies beyond is at their edge."""
 
 Records = Sequence[Record]
-FIGURES: dict[str, Callable[[Records], Figure]] = {}
+Make = Callable[[Records], Figure]
+FIGURES: dict[str, tuple[tuple[str, ...], Make]] = {}
 
 
-def figure(make: Callable[[Records], Figure]) -> Callable[[Records], Figure]:
-    """Make this one of the figures, drawn from the result file of its name."""
-    FIGURES[make.__name__] = make
-    return make
+def figure(*studies: str) -> Callable[[Make], Make]:
+    """Make this one of the figures, drawn from the runs of these studies."""
+
+    def add(make: Make) -> Make:
+        FIGURES[make.__name__] = studies, make
+        return make
+
+    return add
 
 
-@figure
+def gaps(records: Records, method: str, base: str, score: str) -> list[float]:
+    """Return how much more a method's score is than another's, on the seeds they share."""
+    ours, theirs = scores(records, method, score), scores(records, base, score)
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
+@figure("table1", "table2", "standins", "skin")
+def overview(records: Records) -> Figure:
+    """Every method against FedAvg, in every setting: accuracy and spread of the server's model."""
+    settings = dict(by_setting(records))
+    picture, axes = sheet(len(SHOWN), 1, height=0.32 * len(settings) + 0.9)
+    for ax, (score, words) in zip(axes, SHOWN.items(), strict=True):
+        low, high = REACH[score]
+        ax.axvline(0, color="#8a8f98", linewidth=0.8)
+        for row, mine in enumerate(settings.values()):
+            ax.axhline(row, color="#e4e6ea", linewidth=0.8, zorder=0)
+            for method in dict.fromkeys(one["method"] for one in mine):
+                found = gaps(mine, method, BASE, score)
+                if found and method not in (BASE, "central") and "+" not in method:
+                    best = method.endswith(":best")
+                    shape = {"marker": "D" if best else "o", "markersize": 7 if method in HIGHLIGHT else 4.5}
+                    face = "white" if best else look(method).colour
+                    at = min(max(mean(found), low), high)
+                    ax.plot(at, row, color=look(method).colour, mfc=face, linestyle="none", label=method, **shape)
+        ax.set_xlim(low - 0.7, high + 0.7)
+        ax.set_yticks(range(len(settings)), [WORDS.get(one, one) for one in settings] if ax is axes[0] else [])
+        ax.invert_yaxis()
+        ax.set_title(f"{words}, points above FedAvg", loc="left")
+    named = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
+    picture.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), columnspacing=1, handletextpad=0.2)
+    return picture
+
+
+@figure("table1")
 def table1(records: Records) -> Figure:
     """Every method's accuracy and spread between clients, of the server's model and of the clients' own."""
     settings, methods = dict(by_setting(records)), list(dict.fromkeys(one["method"] for one in records))
@@ -67,7 +116,8 @@ def table1(records: Records) -> Figure:
                         color=look(method).colour, mfc=look(method).colour if marker == "o" else "white",
                         markersize=5, elinewidth=0.8, label=words if method == OURS else "",
                     )  # fmt: skip
-        ax.axhspan(methods.index(OURS) - 0.5, methods.index(OURS) + 0.5, color="#fdf0e6", zorder=0)
+        for row, colour in ((methods.index(name), colour) for name, colour in HIGHLIGHT.items() if name in methods):
+            ax.axhspan(row - 0.5, row + 0.5, color=colour, zorder=0)
         ax.set_yticks(range(len(methods)), methods if ax is axes[0] else [])
         ax.invert_yaxis()
         ax.set_xlabel("std between clients" if spread else "accuracy, %")
@@ -78,23 +128,21 @@ def table1(records: Records) -> Figure:
     return picture
 
 
-@figure
+@figure("ablation")
 def ablation(records: Records) -> Figure:
     """What changes when a part of CAFedCL is taken away: paired differences and their standard errors."""
     settings = dict(by_setting(records))
-    picture, axes = sheet(len(ABLATED), 1, height=2.5)
-    for ax, (score, words) in zip(axes, ABLATED.items(), strict=True):
+    picture, axes = sheet(len(SHOWN), 1, height=2.5)
+    for ax, (score, words) in zip(axes, SHOWN.items(), strict=True):
         ax.axvline(0, color="#8a8f98", linewidth=0.8)
         for at, (setting, mine) in enumerate(settings.items()):
-            whole = scores(mine, OURS, score)
             for row, method in enumerate(VARIANTS):
-                found = scores(mine, method, score)
-                gaps = [found[seed] - whole[seed] for seed in sorted(found.keys() & whole.keys())]
-                if gaps:
-                    error = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0
+                found = gaps(mine, method, OURS, score)
+                if found:
+                    error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0
                     height = row + 0.16 * (2 * at - len(settings) + 1)
                     ax.errorbar(
-                        mean(gaps), height, xerr=error, marker="os"[at % 2], color=("#D55E00", "#0A7ABF")[at % 2],
+                        mean(found), height, xerr=error, marker="os"[at % 2], color=("#D55E00", "#0A7ABF")[at % 2],
                         markersize=5, elinewidth=1, linestyle="none", label="" if row else WORDS.get(setting, setting),
                     )  # fmt: skip
         ax.set_yticks(range(len(VARIANTS)), list(VARIANTS.values()))
@@ -110,14 +158,20 @@ def digest(path: Path) -> str:
     return f"{path.name} sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
+def sources(name: str) -> list[Path]:
+    """Return the result files that a figure is drawn from."""
+    return [RESULTS / f"{study}-short.json" for study in FIGURES[name][0]]
+
+
 def main() -> None:
-    """Draw every figure that there is a result file for."""
-    for name, make in FIGURES.items():
-        path = RESULTS / f"{name}-short.json"
+    """Draw every figure."""
+    for name, (_, make) in FIGURES.items():
+        paths = sources(name)
+        runs = [one for path in paths for one in json.loads(path.read_text(encoding="utf-8"))["runs"]]
         with mpl.rc_context(STYLE):
-            drawn = make(json.loads(path.read_text(encoding="utf-8"))["runs"])
+            drawn = make(runs)
             out = IMAGES / f"reproduction-{name}.svg"
-            drawn.savefig(out, metadata={"Date": None, "Description": digest(path)})
+            drawn.savefig(out, metadata={"Date": None, "Description": "; ".join(map(digest, paths))})
         text = "\n".join(line.rstrip() for line in out.read_text(encoding="utf-8").splitlines())
         out.write_text(text + "\n", encoding="utf-8")
         print(out)
