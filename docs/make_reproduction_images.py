@@ -94,7 +94,8 @@ def overview(records: Records) -> Figure:
         ax.invert_yaxis()
         ax.set_title(f"{words}, points above FedAvg", loc="left")
     named = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
-    picture.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), columnspacing=1, handletextpad=0.2)
+    tight = {"columnspacing": 1, "handletextpad": 0.2}
+    picture.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), **tight)
     return picture
 
 
