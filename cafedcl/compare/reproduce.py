@@ -37,7 +37,7 @@ def reproduce(
         typer.Option(
             "--from",
             metavar="FOLDER|RESULTS.JSON",
-            help="With --gather: what was run elsewhere; of the same run, the last one counts. Repeatable.",
+            help="What was run elsewhere: it is not run again; of the same run, the last one counts. Repeatable.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -68,8 +68,6 @@ def reproduce(
     place, size = out or Path("runs") / f"{Path(study).stem}-{scale}", scales[scale]
     whole = read_study(study, folder)
     chosen = whole.only(words_of(only or ()), words_of(methods or ())).at(size)
-    if sources and not gather:
-        raise CafedclError("--from: it goes with --gather")
     overrides = [*([f"data.dir={data_dir}"] if data_dir else []), *(settings or ())]
     wanted = {"study": Path(study).stem, "scale": scale, "settings": list(settings or ())}
     means = Means(jobs, devices or (), ray, quiet, as_json)
@@ -81,15 +79,17 @@ def reproduce(
         if gather:
             write(place, whole, wanted, size, sources or (), means.silent)
             return
+        known = done_elsewhere(place, whole, wanted, size, sources or ())
         asked = [(one, list(chosen.jobs(place, one, seeds or size.seeds, overrides))) for one in chosen.settings]
         absent = unreadable(dict.fromkeys(one.data for one, _ in asked), overrides)
-        todo = [job for one, its in asked if one.data not in absent for job in its]
+        todo = [job for one, its in asked if one.data not in absent for job in its if job.folder not in known]
         left_out = [f"{one.name}: {absent[one.data]}" for one, _ in asked if one.data in absent]
         if todo:
             rounds = sum(job.rounds for job in todo)
             with scheduled("the same command", (len(todo), rounds), {}, means) as pool:
                 outcomes = run_all(sorted(todo, key=lambda job: job.seed), pool)
-            write(place, whole, wanted, size, (), means.silent)
+        if todo or sources:
+            write(place, whole, wanted, size, sources or (), means.silent)
         for line in left_out:
             print(f"left out: {line}", file=sys.stderr)
     if todo:
@@ -133,20 +133,43 @@ def write(
     out: Path, study: "Study", plan: dict[str, Any], size: "Scale", sources: Sequence[Path], silent: bool
 ) -> None:
     """Write the table and the results of all runs that are there, and of those from elsewhere."""
-    from cafedcl.compare.results import RESULTS, as_text, merged, read_folder, read_results, results_of
+    from cafedcl.compare.results import RESULTS, as_text, merged, read_folder, results_of
     from cafedcl.store import explained, write_atomically
 
     name, scale = plan["study"], plan["scale"]
-    found = [read_folder(out, study, size, plan["settings"])]
-    for path in sources:
-        if path.is_dir():
-            found.append(read_folder(path, study, size, settings_of(path, name, scale)))
-        else:
-            found.append(read_results(path, name, study, scale))
-    members = merged(found, study)
+    here = read_folder(out, study, size, plan["settings"])
+    members = merged([here, *(from_elsewhere(path, study, plan, size) for path in sources)], study)
     with explained(out):
         write_atomically(out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode())
     write_table(out, members, f"# {study.title}\n\nScale {scale}: {size.about}.\n", silent)
+
+
+def from_elsewhere(path: Path, study: "Study", plan: dict[str, Any], size: "Scale") -> "list[Member]":
+    """Return the runs of another folder, or of a results file."""
+    from cafedcl.compare.results import read_folder, read_results
+
+    name, scale = plan["study"], plan["scale"]
+    if path.is_dir():
+        return read_folder(path, study, size, settings_of(path, name, scale))
+    return read_results(path, name, study, scale)
+
+
+def done_elsewhere(
+    out: Path, study: "Study", plan: dict[str, Any], size: "Scale", sources: Sequence[Path]
+) -> set[Path]:
+    """Return the folders of runs that need not be made, because they are finished elsewhere."""
+    from cafedcl.compare.results import key_of
+
+    found = [member for path in sources for member in from_elsewhere(path, study, plan, size)]
+    keys = {member.key for member in found if member.record is not None}
+    seeds = {seed for *_, seed in keys}
+    return {
+        folder / f"s{seed}"
+        for setting in (study.at(size).settings if keys else ())
+        for changed, method, folder in study.places(out, setting)
+        for seed in seeds
+        if key_of(setting.name, method, changed, seed) in keys
+    }
 
 
 def settings_of(path: Path, study: str, scale: str) -> list[str]:

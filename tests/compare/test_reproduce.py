@@ -200,6 +200,19 @@ def test_runs_that_two_studies_share_are_taken_from_either(tmp_path: Path) -> No
     assert [(it["method"], it["server"]["accuracy"]) for it in content["runs"]] == [("cafedcl", 0.5), ("cafedcl", 0.6)]
 
 
+def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
+    part = ["--scale", "smoke", "--only", "cifar10-practical", "--methods", "local,fedavg", "--quiet"]
+    assert run("table1", *part, "--seeds", "1", "--out", str(tmp_path / "one")).exit_code == 0
+    earlier = tmp_path / "one" / "results.json"
+    assert run("table1", *part, "--seeds", "2", "--out", str(tmp_path / "two"), "--from", str(earlier)).exit_code == 0
+    assert {path.name for path in (tmp_path / "two" / "cifar10-practical").glob("*/*/*/s*")} == {"s1"}
+    content = json.loads((tmp_path / "two" / "results.json").read_text(encoding="utf-8"))
+    assert [(it["method"], it["seed"]) for it in content["runs"]] == [
+        *[("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)]
+    ]
+    assert json.loads(earlier.read_text(encoding="utf-8"))["runs"] == [it for it in content["runs"] if not it["seed"]]
+
+
 def test_a_method_may_have_options_of_its_own(tmp_path: Path) -> None:
     text = """
 title = "tuned"
@@ -228,7 +241,7 @@ def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
     nothing = str(tmp_path / "nothing")
     for words, said in (
         (["--gather"], "there is nothing to gather"),
-        (["--from", other], "it goes with --gather"),
+        (["--from", other], "it is of table1 at scale paper, not at scale short"),
         (["--gather", "--from", other], "it is of table1 at scale paper, not at scale short"),
         (["--gather", "--from", str(tmp_path / "broken.json")], "not a results.json"),
         (["--gather", "--from", str(tmp_path / "no.json")], "cannot be read"),
