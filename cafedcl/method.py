@@ -37,6 +37,12 @@ class Method:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     separable: bool = True
     """Whether a client's weight follows from its own reply, so that its model can be counted in and let go at once."""
+    replayed: ClassVar[bool] = False
+    """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client, as a loss is.
+
+    Then they read tensors only, send entries per class only, and use ``holds`` for nothing but to choose what is sent;
+    embeddings may come with padding, whose label is −1.
+    """
     epsilon: float = 0.0
     """What is added to the sum of the weights that the average is divided by."""
     Options: ClassVar[type] = NoOptions

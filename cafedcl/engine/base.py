@@ -100,12 +100,13 @@ class Bench:
 
     def parted(self, weights: Tensors) -> tuple[Tensors, Tensors]:
         """Return the weights that are averaged, and those that stay with their client."""
-        own = {name: value for name, value in weights.items() if self.is_personal(name)}
+        own = {name: value for name, value in weights.items() if name in self.personal}
         return {name: value for name, value in weights.items() if name not in own}, own
 
-    def is_personal(self, weight: str) -> bool:
-        """Return whether a weight stays with its client."""
-        return re.fullmatch(self.method.personal, weight) is not None
+    @cached_property
+    def personal(self) -> frozenset[str]:
+        """The weights that stay with their client."""
+        return frozenset(name for name in self.initial if re.fullmatch(self.method.personal, name))
 
     @property
     def serves(self) -> bool:
@@ -115,11 +116,15 @@ class Bench:
     def client(self, index: int) -> Client:
         """Return what a client knows of itself and was told when it enrolled."""
         if index not in self._clients:
-            counts = self.shards.counts[index]
-            holds = counts.nonzero().flatten().to(self.device)
+            samples, holds = int(self.shards.counts[index].sum()), self.holds[index].to(self.device)
             most, total = (value.float().to(self.device) for value in self.census)
-            self._clients[index] = Client(index, int(counts.sum()), self._counts[index], holds, most, total)
+            self._clients[index] = Client(index, samples, self._counts[index], holds, most, total)
         return self._clients[index]
+
+    @cached_property
+    def holds(self) -> tuple[Tensor, ...]:
+        """The classes each client has, in order, on the host."""
+        return tuple(counts.nonzero().flatten() for counts in self.shards.counts)
 
     @cached_property
     def _clients(self) -> dict[int, Client]:

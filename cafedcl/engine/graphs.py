@@ -57,13 +57,15 @@ class Graphs:
         self.learners = Launcher(LEARNERS) if threaded and bench.wanted.any() else None
 
     def trial(self, down: Down) -> None:
-        """Capture a first step; raises whatever stands in the way of it."""
+        """Capture a first step and summary; raises whatever stands in the way of it."""
         generator = torch.cuda.get_rng_state(self.bench.device) if self.bench.device.type == "cuda" else None
         with self.arithmetic():
             slot, job = self._slot(0), Job(0, down, {}, False)
             with slot.lane.on():
                 slot.receive(self._sent(down), job)
-                slot.prepare(slot.plan(job), self.supply.width(0))
+                plan = slot.plan(job)
+                slot.prepare(plan, self.supply.width(0))
+                slot.replayed(plan, 0)
         if generator is not None and not torch.equal(generator, torch.cuda.get_rng_state(self.bench.device)):
             raise ValueError("the model or the method draws random numbers in a step")
 

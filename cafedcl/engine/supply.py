@@ -1,14 +1,20 @@
 """What all lanes of a device share: the program, and the images as it sees them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
+from cafedcl.contract import Part
 from cafedcl.engine.base import Bench
 from cafedcl.engine.program import Program
 from cafedcl.pack import Tensors
+
+PARTS: tuple[Part, ...] = ("train", "validation", "synthetic")
+PASSES = 4
+"""In so many passes at most the images of a client can be looked at under a capture."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,25 @@ class Supply:
         """Return the width a client's batches are padded to."""
         size = self.bench.batch_size(len(self.bench.rows[client]))
         return next(width for width in self.widths if width >= size)
+
+    def looked(self, client: int) -> Tensor | None:
+        """Return a client's images, padded to a few passes, and the number of each one's part, which is −1 for padding.
+
+        There is nothing for a client that has more images than that.
+        """
+        if client not in self._looked:
+            parts = [self.bench.shards.train[client], self.bench.shards.validation[client]]
+            number = sum(len(rows) for rows in parts)
+            passes = 1 << max(-(-number // self.look) - 1, 0).bit_length()
+            place = torch.stack([torch.zeros(passes * self.look), torch.full((passes * self.look,), -1)]).long()
+            place[0, :number] = torch.cat(parts).cpu()
+            place[1, :number] = torch.arange(2).repeat_interleave(torch.tensor([len(rows) for rows in parts]))
+            self._looked[client] = None if passes > PASSES else place.to(self.bench.device)
+        return self._looked[client]
+
+    @cached_property
+    def _looked(self) -> dict[int, Tensor | None]:
+        return {}
 
     def test_rows(self, client: int | None) -> Tensor:
         """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib` the client's own."""

@@ -44,6 +44,7 @@ class FedNH(Method):
     name, year, Options = "fednh", 2023, FedNHOptions
     paper = "Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes"
     travels, predicts = "model, prototypes, counts", "nearest prototype (cosine)"
+    replayed = True
 
     def head(self) -> nn.Module:
         return Scale(self.options.scale)

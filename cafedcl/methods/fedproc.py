@@ -34,6 +34,7 @@ class FedProc(Method):
     name, year, Options = "fedproc", 2023, FedProcOptions
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data"
     travels = "model, prototypes, counts"
+    replayed = True
 
     def head(self) -> nn.Module:
         return projection_head(self.dim, self.options.dim, self.classes)

@@ -30,6 +30,7 @@ class FedProto(Method):
     name, year, Options = "fedproto", 2022, FedProtoOptions
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients"
     travels, predicts, personal = "prototypes", "nearest prototype (L2)", ".*"
+    replayed = True
 
     def start(self, model: Network) -> Tensors:
         return no_prototypes(self.classes, self.dim)
