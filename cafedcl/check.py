@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -48,6 +49,11 @@ class Inspector:
     def _model(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
 
+    @cached_property
+    def _bounds(self) -> dict[str, tuple[float, float]]:
+        """Ranges in the precision of what is sent."""
+        return {n: (float(np.float32(field.low)), float(np.float32(field.high))) for n, field in self.fields.items()}
+
     def _entries(self, up: Up) -> str | None:
         """Names, shapes and types."""
         expected = dict(self._model)
@@ -79,13 +85,13 @@ class Inspector:
         return f"'{min(unexpected)}' was not asked for" if unexpected else None
 
     def _ranges(self, up: Up) -> str | None:
-        for name, field in self.fields.items():
+        for name, (least, most) in self._bounds.items():
             value = up.tensors[name]
-            if not value.numel() or (field.low, field.high) == (-math.inf, math.inf):
+            if not value.numel() or (least, most) == (-math.inf, math.inf):
                 continue
-            low, high = value.aminmax()
-            if low < field.low or high > field.high:
-                return f"'{name}' lies in [{float(low):g}, {float(high):g}], outside [{field.low:g}, {field.high:g}]"
+            low, high = (float(bound) for bound in value.aminmax())
+            if low < least or high > most:
+                return f"'{name}' lies in [{low:g}, {high:g}], outside [{least:g}, {most:g}]"
         return None
 
     def _hits(self, hits: Tensors) -> str | None:

@@ -106,7 +106,7 @@ class Injection:
     scatter: Tensor
     """Within-class variance as each client measured it; NaN where it has fewer than two images."""
 
-    @property
+    @cached_property
     def noise(self) -> Tensor:
         """s_k = σ̂_k²/n_k; a client with one image takes the variance of all clients together."""
         degrees = (self.counts - 1).clamp_min(0) * ~self.scatter.isnan()

@@ -140,6 +140,15 @@ class Bench:
         return self.augmenter.wanted(self.shards.counts.cpu()).numpy()
 
     @cached_property
+    def augmented(self) -> tuple[bool, ...]:
+        """Which clients have synthetic images."""
+        return tuple(bool(numbers.any()) for numbers in self.wanted)
+
+    @cached_property
+    def _nothing(self) -> Extra:
+        return Extra(self.data.train_x[:0], self.data.train_y[:0])
+
+    @cached_property
     def rows(self) -> tuple[npt.NDArray[np.int64], ...]:
         """The images each client trains on, on the host.
 
@@ -151,15 +160,15 @@ class Bench:
 
     def learned(self, job: Job) -> Job:
         """Return the job of a client that has learned what its tail augmentation needs."""
-        if not self.wanted[job.client].any():
+        if not self.augmented[job.client]:
             return job
         memory = self.augmenter.learn(self._own(job, "learn", lambda: torch.zeros(0)))
         return replace(job, memory={**job.memory, **prefixed(AUGMENT, memory)})
 
     def extra(self, job: Job, features: Callable[[], Tensor]) -> Extra:
         """Return the synthetic images of a client; ``features`` gives the encoder's features of its own images."""
-        if not self.wanted[job.client].any():
-            return Extra(self.data.train_x[:0], self.data.train_y[:0])
+        if not self.augmented[job.client]:
+            return self._nothing
         return self.augmenter.make(self._own(job, "augment", features))
 
     def _own(self, job: Job, purpose: str, features: Callable[[], Tensor]) -> Own:

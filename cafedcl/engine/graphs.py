@@ -30,6 +30,8 @@ LARGE = 5_000_000
 """From so many weights a network fills the device with fewer streams."""
 LAUNCHERS = 2
 """Threads that queue replays."""
+AHEAD = 4
+"""Visits that have been begun, and whose training is being queued, while an earlier one is finished."""
 LEARNERS = 8
 """Clients that learn at the same time what their tail augmentation needs."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
@@ -73,31 +75,42 @@ class Graphs:
         """Run the jobs of one round.
 
         On every lane one visit is begun while the one before it runs, and replies are waited for as late as possible:
-        the device always has work queued.
+        the device always has work queued. A visit is finished some visits after it was begun, when its training has
+        been queued meanwhile.
         """
         waiting, turn = deque(self._learned(jobs)), 0
         begun: deque[tuple[Slot, Begun]] = deque()
         queued: deque[Callable[[], Reply]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
+        ahead = min(AHEAD, self.number - 1)
+
+        def queue() -> Failure | None:
+            """Queue what can be queued before a reply is waited for; the failure of a visit that cannot."""
+            nonlocal turn
+            while waiting or begun:
+                job = begun[0][1].job if begun else waiting[0]
+                try:
+                    if waiting and len(begun) < self.number and len(begun) + len(queued) < 2 * self.number:
+                        job, slot = waiting.popleft(), self._slot(turn % self.number)
+                        if turn < self.number:
+                            slot.lane.follow()
+                        begun.append((slot, slot.begin(job, sent)))
+                        turn += 1
+                    elif begun and (len(begun) > ahead or not waiting or not queued):
+                        slot, visit = begun.popleft()
+                        queued.append(slot.finish(visit, self._room(visit.job.client)))
+                    else:
+                        break
+                except Exception as error:
+                    return Failure(job.client, f"{type(error).__name__}: {error}")
+            return None
+
         try:
             while waiting or begun or queued:
-                job = begun[0][1].job if begun else None
-                try:
-                    with self.arithmetic():
-                        if waiting and len(begun) < self.number and len(begun) + len(queued) < 2 * self.number:
-                            job = waiting.popleft()
-                            slot = self._slot(turn % self.number)
-                            slot.lane.follow()
-                            begun.append((slot, slot.begin(job, sent)))
-                            turn += 1
-                            continue
-                        if begun:
-                            slot, visit = begun.popleft()
-                            queued.append(slot.finish(visit, self._room(visit.job.client)))
-                            continue
-                except Exception as error:
-                    assert job is not None
-                    yield Failure(job.client, f"{type(error).__name__}: {error}")
+                with self.arithmetic():
+                    failure = queue()
+                if failure:
+                    yield failure
                     continue
                 reply = queued.popleft()()
                 self._note(reply)
@@ -149,7 +162,7 @@ class Graphs:
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
         with self._server(tensors) as (slot, _):
-            return slot.embed(rows.to(self.bench.device)).cpu()
+            return slot.embed(rows.to(self.bench.device), self.bench.chunk).cpu()
 
     @contextmanager
     def _server(self, tensors: Tensors) -> Iterator[tuple[Slot, Job]]:

@@ -1,6 +1,6 @@
 """Several small tensors as one, so that one copy takes them to another device."""
 
-from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,22 +8,38 @@ from torch import Tensor
 from cafedcl.pack import Tensors
 
 
+class Stretch(NamedTuple):
+    """Tensors of one type, which lie one after another."""
+
+    dtype: torch.dtype
+    start: int
+    bytes: int
+    shapes: dict[str, torch.Size]
+
+
 class Parcel:
     """Where tensors of certain names, shapes and types lie in one vector of bytes."""
 
     def __init__(self, tensors: Tensors) -> None:
-        self.names = sorted(tensors, key=lambda name: -tensors[name].element_size())
-        self.kinds = [(tensors[name].shape, tensors[name].dtype) for name in self.names]
-        self.sizes = [tensors[name].numel() * tensors[name].element_size() for name in self.names]
-        self.starts = [0, *accumulate(self.sizes)]
+        self.stretches: list[Stretch] = []
+        start = 0
+        for dtype in sorted(
+            {value.dtype for value in tensors.values()}, key=lambda dtype: (-dtype.itemsize, str(dtype))
+        ):
+            shapes = {name: value.shape for name, value in tensors.items() if value.dtype == dtype}
+            size = dtype.itemsize * sum(shape.numel() for shape in shapes.values())
+            self.stretches.append(Stretch(dtype, start, size, shapes))
+            start += size
 
     def wrap(self, tensors: Tensors) -> Tensor:
         """Return the tensors as bytes, those of the widest types first, so that each lies where it may be read."""
-        return torch.cat([tensors[name].reshape(-1).view(torch.uint8) for name in self.names])
+        names = (name for stretch in self.stretches for name in stretch.shapes)
+        return torch.cat([tensors[name].reshape(-1).view(torch.uint8) for name in names])
 
     def unwrap(self, data: Tensor) -> Tensors:
         """Return the tensors that lie in a vector, as views of it."""
-        places = zip(self.names, self.kinds, self.starts, self.sizes, strict=False)
-        return {
-            name: data.narrow(0, start, size).view(dtype).view(shape) for name, (shape, dtype), start, size in places
-        }
+        found: Tensors = {}
+        for dtype, start, size, shapes in self.stretches:
+            values = data[start : start + size].view(dtype).split([shape.numel() for shape in shapes.values()])
+            found |= {name: value.view(shape) for (name, shape), value in zip(shapes.items(), values, strict=True)}
+        return found

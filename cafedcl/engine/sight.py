@@ -40,11 +40,12 @@ class Sight:
         self.network.runner = Bound(supply.program.play.runner, self.weights.body)
         self.received, device = torch.empty_like(self.flat), self.bench.device
         self.extra = supply.room()
-        self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
-        self.seen: Tensor | None = None
-        self.see: Callable[[], None] | None = None
-        self.asked = torch.zeros(self.bench.chunk, dtype=torch.int64, device=device)
-        self.called = torch.zeros(self.bench.chunk, 2, dtype=torch.int16, device=device)
+        self.passes: dict[int, tuple[Tensor, Callable[[], None], Tensor]] = {}
+        """By the images of a pass: the place for their rows, the capture, and what is seen."""
+        whole = -(-len(supply.test_x) // self.bench.chunk) * self.bench.chunk
+        self.asked = torch.zeros(whole, dtype=torch.int64, device=device)
+        self.called = torch.zeros(whole, 2, dtype=torch.int16, device=device)
+        self.next = torch.arange(self.bench.chunk, device=device)
 
     def load(self, flat: Tensor) -> None:
         """Make these the current weights."""
@@ -53,37 +54,42 @@ class Sight:
             self.half.copy_(flat)
 
     @torch.no_grad()
-    def embed(self, rows: Tensor) -> Tensor:
-        """Return the embeddings of training images under the current weights."""
-        self.supply.program.play.eval()
+    def embed(self, rows: Tensor, size: int) -> Tensor:
+        """Return the embeddings of training images under the current weights, so many in one pass."""
+        if size not in self.passes:
+            looking, seen = torch.zeros(size, dtype=rows.dtype, device=rows.device), list[Tensor]()
 
-        def look() -> None:
-            z = self.look(self.looking)
-            if self.seen is None:
-                self.seen = torch.empty_like(z)
-            self.seen.copy_(z)
+            def look() -> None:
+                z = self.look(looking)
+                if not seen:
+                    seen.append(torch.empty_like(z))
+                seen[0].copy_(z)
 
-        self.see = self.see or self.lane.capture(look)
-        assert self.seen is not None
-        return over(rows, self.looking, self.see, self.seen)
+            self.supply.program.play.eval()
+            replay = self.lane.capture(look)
+            self.passes[size] = looking, replay, seen[0]
+        return over(rows, *self.passes[size])
 
     def look(self, rows: Tensor) -> Tensor:
-        """Return the embeddings of as many training images as are looked at in one pass."""
+        """Return the embeddings of training images in one pass, uncaptured."""
         return self.supply.program.embed(self.weights, self.supply.training, self.extra, rows)
 
     def embedder(self, client: int, extra: Extra) -> Embed:
         """Return the function that gives a method its client's embeddings; real images are embedded all at once."""
-        data, own, held_out = self.bench.data, self.bench.shards.train[client], self.bench.shards.validation[client]
-        made = torch.arange(len(extra), device=own.device) + len(data.train_y)
+        own, held_out, y = (
+            self.bench.shards.train[client],
+            self.bench.shards.validation[client],
+            self.bench.data.train_y,
+        )
         cache: dict[tuple[bool, Weights], Tensor] = {}
 
-        @torch.no_grad()
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
             real = part != "synthetic"
             if (real, weights) not in cache:
+                rows = torch.cat([own, held_out]) if real else torch.arange(len(extra), device=own.device) + len(y)
                 with self.holding(weights):
-                    cache[real, weights] = self.embed(torch.cat([own, held_out]) if real else made)
-            z, y = cache[real, weights], data.train_y
+                    cache[real, weights] = self.embed(rows, self.supply.look)
+            z = cache[real, weights]
             if not real:
                 return z, extra.y
             return (z[: len(own)], y[own]) if part == "train" else (z[len(own) :], y[held_out])
@@ -99,7 +105,7 @@ class Sight:
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
             if weights not in cache:
                 with self.holding(weights):
-                    cache[weights] = torch.cat([self.look(part) for part in rows.split(self.supply.look)])
+                    cache[weights] = torch.cat([self.look(few) for few in rows.split(self.supply.look)])
             return cache[weights], y.masked_fill(parts != PARTS.index(part), -1)
 
         return embed
@@ -129,17 +135,25 @@ class Sight:
         copy_into(plan.kept, kept)
         plan.held.copy_(held)
 
-        program, anchors = self.supply.program, plan.visit.anchors
-        program.play.eval()
+        program, anchors, size = self.supply.program, plan.visit.anchors, self.bench.chunk
+
+        def begin() -> None:
+            torch.arange(size, out=self.next)
 
         def score() -> None:
-            called = program.predict(self.weights, self.supply.testing, self.asked, anchors, plan.kept, plan.held)
-            self.called.copy_(called)
+            few = self.asked.index_select(0, self.next)
+            called = program.predict(self.weights, self.supply.testing, few, anchors, plan.kept, plan.held)
+            self.called.index_copy_(0, self.next, called)
+            self.next.add_(size)
 
+        self.asked[: len(rows)].copy_(rows)
         if SCORE not in plan.captures:
-            plan.captures[SCORE] = self.lane.capture(score)
-        called = over(rows, self.asked, plan.captures[SCORE], self.called)
-        return {"all": called[:, 0].contiguous(), "held": called[:, 1].contiguous()}
+            program.play.eval()
+            plan.captures[SCORE] = self.lane.capture(score, begin)
+        begin()
+        for _ in range(-(-len(rows) // size)):
+            plan.captures[SCORE]()
+        return {"all": self.called[: len(rows), 0].clone(), "held": self.called[: len(rows), 1].clone()}
 
 
 def shapes(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:

@@ -1,5 +1,6 @@
 """One lane's place of work: static tensors, the steps captured on them, and a client's whole visit queued there."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
-from cafedcl.check import all_finite, largest
+from cafedcl.check import largest
 from cafedcl.contract import Client, Job, Reply, Up, Visit
 from cafedcl.engine.lane import Launcher, Mark, to_host
 from cafedcl.engine.parcel import Parcel
@@ -72,11 +73,11 @@ class Slot(Sight):
         visit, client = plan.visit, self.bench.client(job.client)
         if plan.down is not job.down:
             copy_into(visit.anchors, anchors)
+            visit.round.fill_(job.down.round)
+            visit.progress.fill_(job.down.round / self.bench.rounds)
             plan.down = job.down
         copy_into(visit.memory, memory)
         visit.client.counts.copy_(client.counts)
-        visit.round.fill_(job.down.round)
-        visit.progress.fill_(job.down.round / self.bench.rounds)
         return plan
 
     def _static_visit(self, index: int, anchors: Tensors, memory: Tensors) -> Visit:
@@ -227,7 +228,7 @@ class Slot(Sight):
                 seconds=done.seconds_since(begun.mark),
             )
             right = hits(called, bench.test_labels(job.client), method.classes) if called else {}
-            sound = not augmented and all_finite([told[LARGEST], *small.values()])
+            sound = not augmented and math.isfinite(told[LARGEST])
             return Reply(up, self.lane.hand_over(memory), right, sound)
 
         return reply
@@ -235,7 +236,6 @@ class Slot(Sight):
     def outcome(self, begun: Begun) -> Outcome:
         """Return what a visit comes to, with what it tells on its way to the host."""
         plan, client, extra, bench = begun.plan, begun.job.client, begun.extra, self.bench
-        self.supply.program.play.eval()
         made, keep = None if len(extra) else self.replayed(plan, client), cloned
         if made is None:
             visit = replace(
@@ -268,6 +268,7 @@ class Slot(Sight):
                 visit = replace(plan.visit, client=anyone, embed=self.static_embedder(place))
                 plan.outcomes[size] = self.conclude(plan, visit)
 
+            self.supply.program.play.eval()
             plan.captures["outcome", size, 1] = self.lane.capture(conclude)
         plan.captures["outcome", size, 1]()
         return plan.outcomes[size]
@@ -279,13 +280,13 @@ class Slot(Sight):
         summary, notes = method.summarize(self.network, visit)
         kept = method.remember(self.network, visit)
         sent = {name: value for name, value in summary.items() if name not in small}
-        others = (*sent.values(), *kept.values(), *self.layout.rest.values())
-        sizes = [value for value in others if value.is_floating_point() and value.numel()]
+        others = (*summary.values(), *kept.values(), *self.layout.rest.values())
+        numbers = [value for value in others if value.is_floating_point() and value.numel()]
         told = {
             **prefixed(SENT, {name: value for name, value in summary.items() if name in small}),
             **prefixed(NOTE, notes),
             LOG: plan.log,
-            LARGEST: largest([self.flat, *sizes]),
+            LARGEST: largest([self.flat, *numbers]),
         }
         parcel, whole = Parcel(told), summary.get("classes") is visit.client.holds
         return Outcome(sent, kept, parcel.wrap(moved(told, self.bench.device)), parcel, whole)
