@@ -51,6 +51,7 @@ class Graphs:
         most = options.streams or (4 if large else 12)
         self.number = math.ceil(participants / math.ceil(participants / most))
         self.slots: list[Slot] = []
+        self.sent: Tensor | None = None
         self.budget = MEMORY_SHARE * total_memory(bench.device)
         self.ledger: dict[int, int] = {}
         self.used = 0
@@ -150,7 +151,10 @@ class Graphs:
 
     @torch.no_grad()
     def _sent(self, down: Down) -> Tensor:
-        return self._slot(0).layout.lay({**self.bench.initial, **under(MODEL, moved(down.tensors, self.bench.device))})
+        """Return what the server sends, laid where every lane takes it from; none is at work meanwhile."""
+        weights = {**self.bench.initial, **moved(under(MODEL, down.tensors), self.bench.device)}
+        self.sent = self._slot(0).layout.lay(weights, self.sent)
+        return self.sent
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""

@@ -55,10 +55,10 @@ class Layout:
         )
         return torch.cat([part.reshape(len(part), -1) for part in laid], 1)
 
-    def lay(self, weights: Tensors) -> Tensor:
-        """Return weights as a flat tensor."""
-        first = weights[next(iter(self.entries))]
-        flat = first.new_empty(sum(self.sizes))
+    def lay(self, weights: Tensors, flat: Tensor | None = None) -> Tensor:
+        """Return weights as a flat tensor: a new one, or the one that is given."""
+        if flat is None:
+            flat = weights[next(iter(self.entries))].new_empty(sum(self.sizes))
         for name, view in self.views(flat).items():
             view.copy_(weights[name].detach())
         return flat

@@ -13,7 +13,8 @@ class Stretch(NamedTuple):
 
     dtype: torch.dtype
     start: int
-    bytes: int
+    end: int
+    sizes: list[int]
     shapes: dict[str, torch.Size]
 
 
@@ -27,9 +28,10 @@ class Parcel:
             {value.dtype for value in tensors.values()}, key=lambda dtype: (-dtype.itemsize, str(dtype))
         ):
             shapes = {name: value.shape for name, value in tensors.items() if value.dtype == dtype}
-            size = dtype.itemsize * sum(shape.numel() for shape in shapes.values())
-            self.stretches.append(Stretch(dtype, start, size, shapes))
-            start += size
+            sizes = [shape.numel() for shape in shapes.values()]
+            end = start + dtype.itemsize * sum(sizes)
+            self.stretches.append(Stretch(dtype, start, end, sizes, shapes))
+            start = end
 
     def wrap(self, tensors: Tensors) -> Tensor:
         """Return the tensors as bytes, those of the widest types first, so that each lies where it may be read."""
@@ -39,7 +41,7 @@ class Parcel:
     def unwrap(self, data: Tensor) -> Tensors:
         """Return the tensors that lie in a vector, as views of it."""
         found: Tensors = {}
-        for dtype, start, size, shapes in self.stretches:
-            values = data[start : start + size].view(dtype).split([shape.numel() for shape in shapes.values()])
+        for dtype, start, end, sizes, shapes in self.stretches:
+            values = data[start:end].view(dtype).split(sizes)
             found |= {name: value.view(shape) for (name, shape), value in zip(shapes.items(), values, strict=True)}
         return found

@@ -49,6 +49,8 @@ class Slot(Sight):
         self.velocity = [torch.zeros_like(leaf) for leaf in self.moving] if self.bench.train.momentum else []
         self.one = torch.ones((), device=self.bench.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.bench.device)
+        self.arrival: tuple[Tensor, Callable[[], None]] | None = None
+        """Where the server's weights are taken from, and the capture that takes them."""
         self.feeds: dict[int, Tensors] = {}
         self.fed: dict[tuple[int, str], object] = {}
         self.looked: dict[int, Tensor] = {}
@@ -97,15 +99,26 @@ class Slot(Sight):
 
     @torch.no_grad()
     def receive(self, sent: Tensor, job: Job) -> None:
-        """Take in the server's weights, and the client's own over them."""
-        self.received.copy_(sent)
+        """Go to the start of a visit: take in the server's weights, and the client's own over them."""
+        if self.arrival is None or self.arrival[0] is not sent:
+            self.arrival = sent, self.lane.capture(lambda: self.arrive(sent))
+        self.arrival[1]()
         own = under(MODEL, job.memory)
         if own:
             views = self.layout.views(self.received)
             copy_into({name: views[name] for name in own if name in views}, own)
-        copy_into(self.layout.rest, {**self.bench.initial, **under(MODEL, job.down.tensors), **own})
-        copy_into(self.still, under(ENCODER, self.layout.rest))
-        self.load(self.received)
+            self.load(self.received)
+        if self.layout.rest:
+            copy_into(self.layout.rest, {**self.bench.initial, **under(MODEL, job.down.tensors), **own})
+            copy_into(self.still, under(ENCODER, self.layout.rest))
+
+    def arrive(self, sent: Tensor) -> None:
+        """Take in the server's weights, before the first step. This is captured."""
+        self.received.copy_(sent)
+        self.load(sent)
+        self.cursor.zero_()
+        for velocity in self.velocity:
+            velocity.zero_()
 
     # training
 
@@ -139,10 +152,7 @@ class Slot(Sight):
         return self.feeds[width]
 
     def fill(self, schedule: Schedule, width: int) -> None:
-        """Go to the start of a schedule: copy it into the static tables, but for what is there already."""
-        self.cursor.zero_()
-        for velocity in self.velocity:
-            velocity.zero_()
+        """Copy a schedule into the static tables, but for what is there already."""
         feed = self.feed(width)
         for name, table in schedule.tables.items():
             if schedule.marks.get(name) is None or self.fed.get((width, name)) != schedule.marks[name]:
