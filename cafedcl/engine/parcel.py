@@ -42,6 +42,7 @@ class Parcel:
         """Return the tensors that lie in a vector, as views of it."""
         found: Tensors = {}
         for dtype, start, end, sizes, shapes in self.stretches:
-            values = data[start:end].view(dtype).split(sizes)
-            found |= {name: value.view(shape) for (name, shape), value in zip(shapes.items(), values, strict=True)}
+            values = data[start:end].view(dtype).split_with_sizes(sizes)
+            for (name, shape), value in zip(shapes.items(), values, strict=True):
+                found[name] = value if len(shape) == 1 else value.view(shape)
         return found

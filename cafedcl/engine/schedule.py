@@ -54,7 +54,7 @@ def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round
     steps, full = len(sizes), images // size
     draws = stream(bench.seed, "batches", client, round)
     rows = np.full((options.epochs, steps, width), shard[0])
-    order = shard[np.stack([draws.permutation(images) for _ in rows])]
+    order = shard[np.array([draws.permutation(images) for _ in rows])]
     rows[:, :full, :size] = order[:, : full * size].reshape(len(order), full, size)
     if full < steps:
         rows[:, full, : images - full * size] = order[:, full * size :]
