@@ -210,7 +210,7 @@ class Slot(Sight):
         job, plan, bench, method = begun.job, begun.plan, self.bench, self.bench.method
         client, augmented = bench.client(job.client), prefixed(AUGMENT, under(AUGMENT, job.memory))
         begun.launched()
-        with self.lane.on():
+        with self.lane.on(), torch.no_grad():
             outcome = self.outcome(begun)
             shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.fresh(self.layout.rest)})
             sends = {**prefixed(MODEL, shared), **outcome.sent}
@@ -258,6 +258,7 @@ class Slot(Sight):
             made, keep = self.conclude(plan, visit)._replace(whole=False), self.fresh
         return made._replace(sent=keep(made.sent), kept=keep(made.kept), told=made.told.to("cpu", non_blocking=True))
 
+    @torch.no_grad()
     def replayed(self, plan: Plan, client: int) -> Outcome | None:
         """Return what a visit comes to by one replay, if the method can be captured and the client's images are few.
 
@@ -283,7 +284,6 @@ class Slot(Sight):
         plan.captures["outcome", size, 1]()
         return plan.outcomes[size]
 
-    @torch.no_grad()
     def conclude(self, plan: Plan, visit: Visit) -> Outcome:
         """Let the method summarize a visit, and put together what the host is told."""
         method, small = self.bench.method, self.bench.by_class
