@@ -166,7 +166,7 @@ class Graphs:
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
         with self._server(tensors) as (slot, _):
-            return slot.embed(rows.to(self.bench.device), self.bench.chunk).cpu()
+            return slot.embed(rows.to(self.bench.device)).cpu()
 
     @contextmanager
     def _server(self, tensors: Tensors) -> Iterator[tuple[Slot, Job]]:

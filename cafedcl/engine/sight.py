@@ -40,8 +40,9 @@ class Sight:
         self.network.runner = Bound(supply.program.play.runner, self.weights.body)
         self.received, device = torch.empty_like(self.flat), self.bench.device
         self.extra = supply.room()
-        self.passes: dict[int, tuple[Tensor, Callable[[], None], Tensor]] = {}
-        """By the images of a pass: the place for their rows, the capture, and what is seen."""
+        self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
+        self.seen: Tensor | None = None
+        self.see: Callable[[], None] | None = None
         whole = -(-len(supply.test_x) // self.bench.chunk) * self.bench.chunk
         self.asked = torch.zeros(whole, dtype=torch.int64, device=device)
         self.called = torch.zeros(whole, 2, dtype=torch.int16, device=device)
@@ -54,21 +55,20 @@ class Sight:
             self.half.copy_(flat)
 
     @torch.no_grad()
-    def embed(self, rows: Tensor, size: int) -> Tensor:
-        """Return the embeddings of training images under the current weights, so many in one pass."""
-        if size not in self.passes:
-            looking, seen = torch.zeros(size, dtype=rows.dtype, device=rows.device), list[Tensor]()
+    def embed(self, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the current weights."""
 
-            def look() -> None:
-                z = self.look(looking)
-                if not seen:
-                    seen.append(torch.empty_like(z))
-                seen[0].copy_(z)
+        def look() -> None:
+            z = self.look(self.looking)
+            if self.seen is None:
+                self.seen = torch.empty_like(z)
+            self.seen.copy_(z)
 
+        if self.see is None:
             self.supply.program.play.eval()
-            replay = self.lane.capture(look)
-            self.passes[size] = looking, replay, seen[0]
-        return over(rows, *self.passes[size])
+            self.see = self.lane.capture(look)
+        assert self.seen is not None
+        return over(rows, self.looking, self.see, self.seen)
 
     def look(self, rows: Tensor) -> Tensor:
         """Return the embeddings of training images in one pass, uncaptured."""
@@ -88,7 +88,7 @@ class Sight:
             if (real, weights) not in cache:
                 rows = torch.cat([own, held_out]) if real else torch.arange(len(extra), device=own.device) + len(y)
                 with self.holding(weights):
-                    cache[real, weights] = self.embed(rows, self.supply.look)
+                    cache[real, weights] = self.embed(rows)
             z = cache[real, weights]
             if not real:
                 return z, extra.y
