@@ -44,13 +44,14 @@ class Supply:
         There is nothing for a client that has more images than that.
         """
         if client not in self._looked:
-            parts = [self.bench.shards.train[client], self.bench.shards.validation[client]]
-            number = sum(len(rows) for rows in parts)
+            train, validation = self.bench.shards.train[client], self.bench.shards.validation[client]
+            number = len(train) + len(validation)
             passes = 1 << max(-(-number // self.look) - 1, 0).bit_length()
-            place = torch.stack([torch.zeros(passes * self.look), torch.full((passes * self.look,), -1)]).long()
-            place[0, :number] = torch.cat(parts).cpu()
-            place[1, :number] = torch.arange(2).repeat_interleave(torch.tensor([len(rows) for rows in parts]))
-            self._looked[client] = None if passes > PASSES else place.to(self.bench.device)
+            place = torch.zeros(2, passes * self.look, dtype=torch.int64, device=self.bench.device)
+            place[0, :number] = torch.cat([train, validation])
+            place[1, len(train) : number] = PARTS.index("validation")
+            place[1, number:] = -1
+            self._looked[client] = None if passes > PASSES else place
         return self._looked[client]
 
     @cached_property

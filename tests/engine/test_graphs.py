@@ -304,6 +304,35 @@ def test_clients_are_spread_evenly_over_the_lanes(tiny: Tiny, participants: int,
     assert Graphs(tiny("fedavg").bench, options, participants, compiled=False).number == number
 
 
+@pytest.mark.parametrize("streams", [1, 2, 4, 12])
+def test_visits_are_begun_ahead_and_a_lane_is_not_given_a_visit_before_it_has_finished_one(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    federation = captured(tiny("fedavg", federation__clients=30, **EVERYONE), streams)
+    begin, finish, begun, most = slot_module.Slot.begin, slot_module.Slot.finish, list[object](), list[int]()
+
+    def noted_begin(self: Any, *details: Any) -> Any:
+        assert self not in begun
+        begun.append(self)
+        return begin(self, *details)
+
+    def noted_finish(self: Any, *details: Any) -> Any:
+        most.append(len(begun))
+        assert begun.pop(0) is self
+        return finish(self, *details)
+
+    monkeypatch.setattr(slot_module.Slot, "begin", noted_begin)
+    monkeypatch.setattr(slot_module.Slot, "finish", noted_finish)
+    replies = federation.engine.train(jobs_of(federation, *range(30)))
+    assert sorted(reply.up.client for reply in replies) == list(range(30))
+    number = federation.engine.number
+    ahead = min(graphs_module.AHEAD, number - 1)
+    assert begun == []
+    assert max(most) <= number
+    assert min(most[: 30 - ahead]) == ahead + 1
+    assert most[30 - ahead :] == list(range(ahead, 0, -1))
+
+
 def test_every_job_is_answered_once_and_no_job_is_no_result(tiny: Tiny) -> None:
     federation = captured(tiny("fedavg"), 2)
     assert list(federation.engine.train([])) == []
