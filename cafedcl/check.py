@@ -1,8 +1,12 @@
 """What a reply must look like before it is aggregated. Nothing a client sends is trusted."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -23,45 +27,57 @@ class Inspector:
     def problem(self, reply: Reply) -> str | None:
         """Return why a reply is rejected, or None."""
         up = reply.up
-        if not 0 <= up.client < len(self.counts):
+        if not 0 <= up.client < len(self._enrolled):
             return f"unknown client {up.client}"
-        enrolled = int(self.counts[up.client].sum())
+        enrolled = self._enrolled[up.client]
         if up.samples != enrolled:
             return f"reports {up.samples} samples, but enrolled with {enrolled}"
         problem = self._entries(up)
         if problem:
             return problem
         for where, tensors in (("reply", up.tensors), ("memory", reply.memory)):
-            if not all_finite(tensors.values()):
+            if not reply.sound and not all_finite(tensors.values()):
                 name = next(name for name, value in tensors.items() if not all_finite([value]))
                 return f"{where} has NaN or Inf in '{name}'"
         return self._ranges(up) or self._hits(reply.hits) or self._notes(up.notes)
 
+    @cached_property
+    def _enrolled(self) -> list[int]:
+        return [int(samples) for samples in self.counts.sum(1)]
+
+    @cached_property
+    def _model(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
+
+    @cached_property
+    def _bounds(self) -> dict[str, tuple[float, float]]:
+        """Ranges in the precision of what is sent."""
+        return {n: (float(np.float32(field.low)), float(np.float32(field.high))) for n, field in self.fields.items()}
+
     def _entries(self, up: Up) -> str | None:
         """Names, shapes and types."""
-        expected = {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
+        expected = dict(self._model)
         per_class = [field for field in self.fields.values() if field.per_class]
-        listed = torch.zeros(0)
+        rows = 0
         if per_class:
             if "classes" not in up.tensors:
                 return "'classes' is missing"
             listed = up.tensors["classes"]
             if listed.dim() != 1 or listed.dtype != torch.int64:
                 return "'classes' is not a list of class numbers"
-            step = 0 if any(field.repeated for field in per_class) else 1
-            if len(listed) and (
-                listed.min() < 0 or listed.max() >= self.counts.shape[1] or (listed.diff() < step).any()
-            ):
+            step, numbers = 0 if any(field.repeated for field in per_class) else 1, listed.tolist()
+            inside = all(0 <= number < self.counts.shape[1] for number in numbers)
+            if not inside or any(after - before < step for before, after in pairwise(numbers)):
                 return "'classes' are not distinct class numbers in order"
-            expected["classes"] = (tuple(listed.shape), torch.int64)
+            rows = len(numbers)
+            expected["classes"] = ((rows,), torch.int64)
         for name, field in self.fields.items():
-            rows = (len(listed),) if field.per_class else ()
-            expected[name] = ((*rows, *field.shape), torch.float32)
+            expected[name] = ((rows, *field.shape) if field.per_class else field.shape, torch.float32)
         for name, (shape, dtype) in expected.items():
             if name not in up.tensors:
                 return f"'{name}' is missing"
             value = up.tensors[name]
-            if tuple(value.shape) != shape:
+            if value.shape != shape:
                 return f"'{name}' has shape {tuple(value.shape)}, expected {shape}"
             if value.dtype != dtype:
                 return f"'{name}' is {value.dtype}, expected {dtype}"
@@ -69,11 +85,13 @@ class Inspector:
         return f"'{min(unexpected)}' was not asked for" if unexpected else None
 
     def _ranges(self, up: Up) -> str | None:
-        for name, field in self.fields.items():
+        for name, (least, most) in self._bounds.items():
             value = up.tensors[name]
-            if value.numel() and (value.min() < field.low or value.max() > field.high):
-                low, high = float(value.min()), float(value.max())
-                return f"'{name}' lies in [{low:g}, {high:g}], outside [{field.low:g}, {field.high:g}]"
+            if not value.numel() or (least, most) == (-math.inf, math.inf):
+                continue
+            low, high = (float(bound) for bound in value.aminmax())
+            if low < least or high > most:
+                return f"'{name}' lies in [{low:g}, {high:g}], outside [{least:g}, {most:g}]"
         return None
 
     def _hits(self, hits: Tensors) -> str | None:
@@ -102,6 +120,11 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     On a CPU a sum is faster to find, and it is never finite if one of its terms is not.
     """
     floating = [value for value in values if value.is_floating_point() and value.numel()]
-    if all(value.is_cpu for value in floating) and all(bool(value.sum().isfinite()) for value in floating):
+    if all(value.is_cpu for value in floating) and all(math.isfinite(value.sum()) for value in floating):
         return True
-    return not floating or bool(get_total_norm(floating, torch.inf).isfinite())
+    return bool(largest(floating).isfinite())
+
+
+def largest(values: Sequence[Tensor]) -> Tensor:
+    """Return the size of the largest number, NaN or infinite if any is, without waiting for the device."""
+    return torch.linalg.vector_norm(values[0], torch.inf) if len(values) == 1 else get_total_norm(values, torch.inf)

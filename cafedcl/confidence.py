@@ -27,11 +27,11 @@ def uncertainty(logits: Tensor, y: Tensor, classes: int, kind: str, unseen: floa
     ``entropy`` is normalised by ln C and lies in [0, 1]; ``nll`` also sees confident mistakes; ``doubt`` is 1 − p_y;
     ``error`` is the share of wrong predictions.
     """
-    log_p = F.log_softmax(logits, 1)
+    log_p, own = F.log_softmax(logits, 1), y.clamp_min(0)[:, None]
     value = {
         "entropy": lambda: -(log_p.exp() * log_p).sum(1) / math.log(max(classes, 2)),
-        "nll": lambda: -log_p.gather(1, y[:, None])[:, 0],
-        "doubt": lambda: 1 - log_p.gather(1, y[:, None])[:, 0].exp(),
+        "nll": lambda: -log_p.gather(1, own)[:, 0],
+        "doubt": lambda: 1 - log_p.gather(1, own)[:, 0].exp(),
         "error": lambda: (logits.argmax(1) != y).to(logits.dtype),
     }[kind]()
     means, counts = class_means(value[:, None], y, classes)

@@ -73,6 +73,8 @@ class Reply:
     up: Up
     memory: Tensors
     hits: Tensors
+    sound: bool = False
+    """Whether the engine has seen that all its numbers are finite; a reply from elsewhere is looked through."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,11 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return Σ z and Σ 1 per class: the numerator and denominator of Eq. 1 (eq:local_proto), for any z."""
-    member = F.one_hot(y, classes).to(z.dtype) * weight[:, None]
+    """Return Σ z and Σ 1 per class: the numerator and denominator of Eq. 1 (eq:local_proto), for any z.
+
+    A label of no class, such as −1, is not counted.
+    """
+    member = (y[:, None] == torch.arange(classes, device=y.device)).to(z.dtype) * weight[:, None]
     return member.T @ z, member.sum(0)
 
 
@@ -58,9 +61,9 @@ def local_prototypes(
 
 def class_scatter(z: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return the unbiased variance E‖z − μ_c‖² per class, for any z; NaN where there are fewer than two."""
-    means, counts = class_means(z, y, classes)
-    squares, _ = class_means(z.square().sum(1, keepdim=True), y, classes)
-    spread = counts / (counts - 1) * (squares[:, 0] - means.square().sum(1)).clamp_min(0)
+    both, counts = class_means(torch.cat([z, z.square().sum(1, keepdim=True)], 1), y, classes)
+    means, squares = both[:, :-1], both[:, -1]
+    spread = counts / (counts - 1) * (squares - means.square().sum(1)).clamp_min(0)
     return torch.where(counts > 1, spread, torch.full_like(spread, torch.nan))
 
 

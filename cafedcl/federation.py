@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from cafedcl.check import Inspector
 from cafedcl.config import Config
@@ -156,7 +157,8 @@ class Federation:
         sampled = sorted(int(k) for k in chosen)
         chance, planned = self.options.dropout, self.schedule.get(t, set())
         seed = self.config.run.seed
-        return sampled, [k for k in sampled if k in planned or stream(seed, "dropout", k, t).random() < chance]
+        drawn = {k for k in sampled if stream(seed, "dropout", k, t).random() < chance} if chance else set()
+        return sampled, [k for k in sampled if k in planned or k in drawn]
 
     def train(self, down: Down, clients: list[int]) -> Results:
         """Run the clients' jobs; every reply is checked, and both replies and failures come in the order of clients."""
@@ -210,11 +212,15 @@ class Federation:
 
     def notes(self, replies: list[Reply]) -> Tensors:
         """Return what clients told about themselves, (clients, …) with NaN for those that did not reply."""
-        gathered: Tensors = {}
+        told: dict[str, dict[int, Tensor]] = {}
         for reply in replies:
             for name, value in reply.up.notes.items():
-                gathered.setdefault(name, torch.full((len(self.counts), *value.shape), torch.nan))
-                gathered[name][reply.up.client] = value.cpu()
+                told.setdefault(name, {})[reply.up.client] = value.cpu()
+        gathered: Tensors = {}
+        for name, values in told.items():
+            rows = torch.stack(list(values.values()))
+            gathered[name] = torch.full((len(self.counts), *rows.shape[1:]), torch.nan)
+            gathered[name][list(values)] = rows.float()
         return gathered
 
     def is_due(self, t: int, every: int) -> bool:

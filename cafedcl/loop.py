@@ -80,12 +80,12 @@ class Loop:
         centre = self.centre(engine, after, normalise(counts * held), sent).to(new.dtype)
         noise, tables = torch.zeros(len(new)), Tensors()
         if alpha is not None and "scatter" in notes:
-            injection = Injection(alpha, counts, notes["scatter"][clients].double())
+            tables = Injection(alpha, counts, notes["scatter"][clients].double()).tables()
             mean = torch.einsum("kc,kcd->cd", alpha, sent)
-            noise = injection.under(alpha) * (new.double().norm(dim=1) / mean.norm(dim=1)).square()
-            tables = injection.tables()
+            noise = tables["injected"] * (new.double().norm(dim=1) / mean.norm(dim=1)).square()
         tables |= decompose(old, new, centre, noise)
-        return {name: value.float().masked_fill(~held.any(0), torch.nan) for name, value in tables.items()}
+        absent = ~held.any(0)
+        return {name: value.float().masked_fill(absent, torch.nan) for name, value in tables.items()}
 
     def centre(self, engine: Engine, state: Tensors, share: Tensor, sent: Tensor) -> Tensor:
         """Return every class's centre: over the reference images under the server's encoder.
@@ -107,7 +107,7 @@ class Injection:
     scatter: Tensor
     """Within-class variance as each client measured it; NaN where it has fewer than two images."""
 
-    @property
+    @cached_property
     def noise(self) -> Tensor:
         """s_k = σ̂_k²/n_k; a client with one image takes the variance of all clients together."""
         degrees = (self.counts - 1).clamp_min(0) * ~self.scatter.isnan()
@@ -115,17 +115,21 @@ class Injection:
         return torch.where(self.scatter.isnan(), pooled, self.scatter) / self.counts.clamp_min(1)
 
     def under(self, weights: Tensor) -> Tensor:
-        """Return V = Σ_k α_k² s_k per class for weights, which are normalised over the clients that have the class."""
+        """Return V = Σ_k α_k² s_k per class for weights, which are normalised over the clients that have the class.
+
+        There may be several sets of weights, (…, clients, classes).
+        """
         held = weights * (self.counts > 0)
-        alpha = held / held.sum(0)
-        return (alpha.square() * torch.where(alpha > 0, self.noise, torch.zeros_like(alpha))).sum(0)
+        alpha = held / held.sum(-2, keepdim=True)
+        return (alpha.square() * torch.where(alpha > 0, self.noise, torch.zeros_like(alpha))).sum(-2)
 
     def tables(self) -> Tensors:
         """Return the effective number of clients 1/Σα², and V under the chosen weights and under three others."""
-        return {
-            "clients": 1 / self.alpha.square().sum(0),
-            "injected": self.under(self.alpha),
-            "injected_uniform": self.under(torch.ones_like(self.counts)),
-            "injected_counts": self.under(self.counts),
-            "injected_best": self.under(1 / self.noise.clamp_min(1e-12)),
+        weights = {
+            "injected": self.alpha,
+            "injected_uniform": torch.ones_like(self.counts),
+            "injected_counts": self.counts,
+            "injected_best": 1 / self.noise.clamp_min(1e-12),
         }
+        injected = self.under(torch.stack(list(weights.values())))
+        return {"clients": 1 / self.alpha.square().sum(0), **dict(zip(weights, injected, strict=True))}

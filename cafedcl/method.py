@@ -13,6 +13,9 @@ from cafedcl.contrast import class_means
 from cafedcl.models.base import Network
 from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under, without
 
+TOGETHER = 8
+"""So many replies are weighed at a time, and their models counted in and let go."""
+
 
 @dataclass(frozen=True)
 class NoOptions:
@@ -36,7 +39,13 @@ class Method:
     """A pattern: the weights whose whole name matches stay with their client instead of being averaged."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     separable: bool = True
-    """Whether a client's weight follows from its own reply, so that its model can be counted in and let go at once."""
+    """Whether a client's weight follows from its own reply, so that its model can be counted in and let go soon."""
+    replayed: ClassVar[bool] = False
+    """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client, as a loss is.
+
+    Then they read tensors only, send entries per class only, and use ``holds`` for nothing but to choose what is sent;
+    embeddings may come with padding, whose label is −1.
+    """
     server_trains: ClassVar[bool] = False
     """Whether the server step is a training of its own, which belongs on the device; means of a few numbers do not."""
     epsilon: float = 0.0
@@ -94,7 +103,7 @@ class Method:
         average, waiting, counted = Average(self.epsilon), list[Up](), list[Up]()
         for up in ups:
             waiting.append(up)
-            if self.separable:
+            if self.separable and len(waiting) == TOGETHER:
                 self._count(average, waiting, counted)
         self._count(average, waiting, counted)
         if not counted:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cafedcl.check import Inspector
+from cafedcl.check import Inspector, largest
 from cafedcl.contract import Field, Reply, Up
 
 COUNTS = torch.tensor([[3, 0, 2], [0, 4, 0]])
@@ -143,3 +143,24 @@ def test_a_note_of_another_shape_is_named():
     assert "'generated_round'" in problem(
         replace(reply, up=replace(reply.up, notes={"generated_round": torch.zeros(3)}))
     )
+
+
+@pytest.mark.parametrize("sound", [False, True])
+def test_numbers_the_engine_has_seen_to_be_finite_are_not_looked_through_again(sound):
+    reply = replace(changed(spare=torch.full((4,), torch.nan)), sound=sound)
+    assert (problem(reply) is None) == sound
+
+
+@pytest.mark.parametrize(("value", "fits"), [(0.0, True), (-0.1, False), (1e30, True)])
+def test_a_range_may_have_one_end_only(value, fits):
+    fields = {"trust": Field((), 0.0, float("inf"), per_class=False)}
+    reply = Reply(Up(1, 4, {"model/head.weight": torch.ones(3, 2), "model/steps": torch.tensor(7)}), {}, {})
+    reply.up.tensors["trust"] = torch.tensor(value)
+    assert (Inspector(WEIGHTS, fields, COUNTS).problem(reply) is None) == fits
+
+
+@pytest.mark.parametrize("values", [[torch.ones(2)], [torch.ones(2), torch.zeros(3)]])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_the_largest_number_is_not_finite_if_any_is_not(values, bad):
+    assert float(largest(values)) == 1
+    assert not largest([*values[:-1], torch.tensor([0.0, bad, 1.0])]).isfinite()

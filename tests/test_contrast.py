@@ -370,3 +370,10 @@ def test_simplex_anchors_are_equally_far_apart(classes, distance):
     assert gaps.min().item() == pytest.approx(distance, abs=1e-4)
     assert gaps.max().item() == pytest.approx(distance, abs=1e-4)
     torch.testing.assert_close(p.norm(dim=1), torch.ones(classes).double(), atol=1e-5, rtol=0)
+
+
+def test_a_label_of_no_class_is_not_counted():
+    z, y = torch.tensor([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 0, -1])
+    sums, counts = contrast.class_sums(z, y, torch.ones(3), 2)
+    assert sums.tolist() == [[4, 6], [0, 0]]
+    assert counts.tolist() == [2, 0]

@@ -103,12 +103,13 @@ class Bench:
 
     def parted(self, weights: Tensors) -> tuple[Tensors, Tensors]:
         """Return the weights that are averaged, and those that stay with their client."""
-        own = {name: value for name, value in weights.items() if self.is_personal(name)}
+        own = {name: value for name, value in weights.items() if name in self.personal}
         return {name: value for name, value in weights.items() if name not in own}, own
 
-    def is_personal(self, weight: str) -> bool:
-        """Return whether a weight stays with its client."""
-        return re.fullmatch(self.method.personal, weight) is not None
+    @cached_property
+    def personal(self) -> frozenset[str]:
+        """The weights that stay with their client."""
+        return frozenset(name for name in self.initial if re.fullmatch(self.method.personal, name))
 
     @property
     def serves(self) -> bool:
@@ -118,11 +119,15 @@ class Bench:
     def client(self, index: int) -> Client:
         """Return what a client knows of itself and was told when it enrolled."""
         if index not in self._clients:
-            counts = self.shards.counts[index]
-            holds = counts.nonzero().flatten().to(self.device)
+            samples, holds = int(self.shards.counts[index].sum()), self.holds[index].to(self.device)
             most, total = (value.float().to(self.device) for value in self.census)
-            self._clients[index] = Client(index, int(counts.sum()), self._counts[index], holds, most, total)
+            self._clients[index] = Client(index, samples, self._counts[index], holds, most, total)
         return self._clients[index]
+
+    @cached_property
+    def holds(self) -> tuple[Tensor, ...]:
+        """The classes each client has, in order, on the host."""
+        return tuple(counts.nonzero().flatten() for counts in self.shards.counts)
 
     @cached_property
     def _clients(self) -> dict[int, Client]:
@@ -138,6 +143,15 @@ class Bench:
         return self.augmenter.wanted(self.shards.counts.cpu()).numpy()
 
     @cached_property
+    def augmented(self) -> tuple[bool, ...]:
+        """Which clients have synthetic images."""
+        return tuple(bool(numbers.any()) for numbers in self.wanted)
+
+    @cached_property
+    def _nothing(self) -> Extra:
+        return Extra(self.data.train_x[:0], self.data.train_y[:0])
+
+    @cached_property
     def rows(self) -> tuple[npt.NDArray[np.int64], ...]:
         """The images each client trains on, on the host.
 
@@ -149,15 +163,15 @@ class Bench:
 
     def learned(self, job: Job) -> Job:
         """Return the job of a client that has learned what its tail augmentation needs."""
-        if not self.wanted[job.client].any():
+        if not self.augmented[job.client]:
             return job
         memory = self.augmenter.learn(self._own(job, "learn", lambda: torch.zeros(0)))
         return replace(job, memory={**job.memory, **prefixed(AUGMENT, memory)})
 
     def extra(self, job: Job, features: Callable[[], Tensor]) -> Extra:
         """Return the synthetic images of a client; ``features`` gives the encoder's features of its own images."""
-        if not self.wanted[job.client].any():
-            return Extra(self.data.train_x[:0], self.data.train_y[:0])
+        if not self.augmented[job.client]:
+            return self._nothing
         return self.augmenter.make(self._own(job, "augment", features))
 
     def _own(self, job: Job, purpose: str, features: Callable[[], Tensor]) -> Own:

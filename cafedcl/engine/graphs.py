@@ -30,6 +30,8 @@ LARGE = 5_000_000
 """From so many weights a network fills the device with fewer streams."""
 LAUNCHERS = 2
 """Threads that queue replays."""
+AHEAD = 4
+"""Visits that have been begun, and whose training is being queued, while an earlier one is finished."""
 LEARNERS = 8
 """Clients that learn at the same time what their tail augmentation needs."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
@@ -49,6 +51,7 @@ class Graphs:
         most = options.streams or (4 if large else 12)
         self.number = math.ceil(participants / math.ceil(participants / most))
         self.slots: list[Slot] = []
+        self.sent: Tensor | None = None
         self.budget = MEMORY_SHARE * total_memory(bench.device)
         self.ledger: dict[int, int] = {}
         self.used = 0
@@ -57,13 +60,15 @@ class Graphs:
         self.learners = Launcher(LEARNERS) if threaded and bench.wanted.any() else None
 
     def trial(self, down: Down) -> None:
-        """Capture a first step; raises whatever stands in the way of it."""
+        """Capture a first step and summary; raises whatever stands in the way of it."""
         generator = torch.cuda.get_rng_state(self.bench.device) if self.bench.device.type == "cuda" else None
         with self.arithmetic():
             slot, job = self._slot(0), Job(0, down, {}, False)
             with slot.lane.on():
                 slot.receive(self._sent(down), job)
-                slot.prepare(slot.plan(job), self.supply.width(0))
+                plan = slot.plan(job)
+                slot.prepare(plan, self.supply.width(0))
+                slot.replayed(plan, 0)
         if generator is not None and not torch.equal(generator, torch.cuda.get_rng_state(self.bench.device)):
             raise ValueError("the model or the method draws random numbers in a step")
 
@@ -71,31 +76,42 @@ class Graphs:
         """Run the jobs of one round.
 
         On every lane one visit is begun while the one before it runs, and replies are waited for as late as possible:
-        the device always has work queued.
+        the device always has work queued. A visit is finished some visits after it was begun, when its training has
+        been queued meanwhile.
         """
         waiting, turn = deque(self._learned(jobs)), 0
         begun: deque[tuple[Slot, Begun]] = deque()
         queued: deque[Callable[[], Reply]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
+        ahead = min(AHEAD, self.number - 1)
+
+        def queue() -> Failure | None:
+            """Queue what can be queued before a reply is waited for; the failure of a visit that cannot."""
+            nonlocal turn
+            while waiting or begun:
+                job = begun[0][1].job if begun else waiting[0]
+                try:
+                    if waiting and len(begun) < self.number and len(begun) + len(queued) < 2 * self.number:
+                        job, slot = waiting.popleft(), self._slot(turn % self.number)
+                        if turn < self.number:
+                            slot.lane.follow()
+                        begun.append((slot, slot.begin(job, sent)))
+                        turn += 1
+                    elif begun and (len(begun) > ahead or not waiting or not queued):
+                        slot, visit = begun.popleft()
+                        queued.append(slot.finish(visit, self._room(visit.job.client)))
+                    else:
+                        break
+                except Exception as error:
+                    return Failure(job.client, f"{type(error).__name__}: {error}")
+            return None
+
         try:
             while waiting or begun or queued:
-                job = begun[0][1].job if begun else None
-                try:
-                    with self.arithmetic():
-                        if waiting and len(begun) < self.number and len(begun) + len(queued) < 2 * self.number:
-                            job = waiting.popleft()
-                            slot = self._slot(turn % self.number)
-                            slot.lane.follow()
-                            begun.append((slot, slot.begin(job, sent)))
-                            turn += 1
-                            continue
-                        if begun:
-                            slot, visit = begun.popleft()
-                            queued.append(slot.finish(visit, self._room(visit.job.client)))
-                            continue
-                except Exception as error:
-                    assert job is not None
-                    yield Failure(job.client, f"{type(error).__name__}: {error}")
+                with self.arithmetic():
+                    failure = queue()
+                if failure:
+                    yield failure
                     continue
                 reply = queued.popleft()()
                 self._note(reply)
@@ -135,7 +151,10 @@ class Graphs:
 
     @torch.no_grad()
     def _sent(self, down: Down) -> Tensor:
-        return self._slot(0).layout.lay({**self.bench.initial, **under(MODEL, moved(down.tensors, self.bench.device))})
+        """Return what the server sends, laid where every lane takes it from; none is at work meanwhile."""
+        weights = {**self.bench.initial, **moved(under(MODEL, down.tensors), self.bench.device)}
+        self.sent = self._slot(0).layout.lay(weights, self.sent)
+        return self.sent
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images."""

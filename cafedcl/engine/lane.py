@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from cafedcl.engine.parcel import Parcel
 from cafedcl.pack import Tensors
 from cafedcl.repeat import WARM_UP, capture
 
@@ -101,4 +102,8 @@ class Lane:
 
 def to_host(tensors: Tensors) -> Tensors:
     """Return tensors on the host; on a stream, they are there once the lane's mark has been waited for."""
-    return {name: value.to("cpu", non_blocking=True) for name, value in tensors.items()}
+    away = {name: value for name, value in tensors.items() if not value.is_cpu}
+    if not away:
+        return tensors
+    parcel = Parcel(away)
+    return {**tensors, **parcel.unwrap(parcel.wrap(away).to("cpu", non_blocking=True))}

@@ -10,12 +10,13 @@ from cafedcl.pack import Tensors
 
 
 class Entry(NamedTuple):
-    """One weight: its module and key, its shape, and whether its channels lie last in memory."""
+    """One weight: its module and key, its shape, whether its channels lie last in memory, and its shape as it lies."""
 
     module: nn.Module
     key: str
     shape: torch.Size
     last: bool
+    laid: torch.Size
 
 
 class Layout:
@@ -31,7 +32,8 @@ class Layout:
                 if parameter.requires_grad:
                     name = f"{prefix}.{key}" if prefix else key
                     last = channels_last and parameter.dim() == 4
-                    self.entries[name] = Entry(module, key, parameter.shape, last)
+                    laid = parameter.movedim(1, -1).shape if last else parameter.shape
+                    self.entries[name] = Entry(module, key, parameter.shape, last, laid)
         self.sizes = [entry.shape.numel() for entry in self.entries.values()]
         state = network.state_dict()
         self.rest = {name: value for name, value in state.items() if name not in self.entries}
@@ -42,9 +44,11 @@ class Layout:
 
     def views(self, flat: Tensor) -> Tensors:
         """Return the weights that lie in a flat tensor, by name; those of several clients, if it has a row for each."""
+        parts, rows = flat.split_with_sizes(self.sizes, -1), flat.shape[:-1]
+        shaped = (part.view(rows + entry.laid) for entry, part in zip(self.entries.values(), parts, strict=True))
         return {
-            name: _shaped(part, entry)
-            for (name, entry), part in zip(self.entries.items(), flat.split(self.sizes, -1), strict=True)
+            name: view.movedim(-1, -3) if entry.last else view
+            for (name, entry), view in zip(self.entries.items(), shaped, strict=True)
         }
 
     def flatten(self, parts: Sequence[Tensor]) -> Tensor:
@@ -55,17 +59,10 @@ class Layout:
         )
         return torch.cat([part.reshape(len(part), -1) for part in laid], 1)
 
-    def lay(self, weights: Tensors) -> Tensor:
-        """Return weights as a flat tensor."""
-        first = weights[next(iter(self.entries))]
-        flat = first.new_empty(sum(self.sizes))
+    def lay(self, weights: Tensors, flat: Tensor | None = None) -> Tensor:
+        """Return weights as a flat tensor: a new one, or the one that is given."""
+        if flat is None:
+            flat = weights[next(iter(self.entries))].new_empty(sum(self.sizes))
         for name, view in self.views(flat).items():
             view.copy_(weights[name].detach())
         return flat
-
-
-def _shaped(part: Tensor, entry: Entry) -> Tensor:
-    if not entry.last:
-        return part.view(*part.shape[:-1], *entry.shape)
-    out, channels, height, width = entry.shape
-    return part.view(*part.shape[:-1], out, height, width, channels).movedim(-1, -3)

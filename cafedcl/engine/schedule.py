@@ -41,7 +41,7 @@ class Schedule:
 
     def losses(self, names: Sequence[str], log: Tensor) -> dict[str, float]:
         """Return the mean of every term over the last epoch from what was logged at every step."""
-        last = log[self.steps - len(self.sizes) : self.steps].double().numpy()
+        last = log.numpy()[self.steps - len(self.sizes) : self.steps].astype(np.float64)
         means = self.sizes @ last / self.sizes.sum()
         return dict(zip(names, means.tolist(), strict=True))
 
@@ -54,16 +54,15 @@ def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round
     steps, full = len(sizes), images // size
     draws = stream(bench.seed, "batches", client, round)
     rows = np.full((options.epochs, steps, width), shard[0])
-    for epoch in rows:
-        order = shard[draws.permutation(images)]
-        epoch[:full, :size] = order[: full * size].reshape(full, size)
-        if full < steps:
-            epoch[full, : images - full * size] = order[full * size :]
-    rates = [bench.learning_rate(round, epoch) for epoch in range(options.epochs)]
+    order = shard[np.array([draws.permutation(images) for _ in rows])]
+    rows[:, :full, :size] = order[:, : full * size].reshape(len(order), full, size)
+    if full < steps:
+        rows[:, full, : images - full * size] = order[:, full * size :]
+    rates = tuple(bench.learning_rate(round, epoch) for epoch in range(options.epochs))
     tables = {
         "rows": torch.from_numpy(rows.reshape(-1, width)),
         "weight": weight,
-        "rate": torch.tensor(rates).repeat_interleave(steps),
+        "rate": _rate(rates, steps),
         "first": first,
     }
     if options.flip or options.crop:
@@ -90,6 +89,12 @@ def _pattern(images: int, size: int, width: int, epochs: int) -> tuple[npt.NDArr
         torch.from_numpy(np.tile(weight, (epochs, 1))),
         torch.from_numpy(np.tile(first, epochs)),
     )
+
+
+@lru_cache(maxsize=64)
+def _rate(rates: tuple[float, ...], steps: int) -> Tensor:
+    """Return the learning rate of every step, which is that of its epoch."""
+    return torch.tensor(rates).repeat_interleave(steps)
 
 
 def _padded(draws: Sequence[Tensor], width: int) -> Tensor:

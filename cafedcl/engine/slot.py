@@ -1,50 +1,31 @@
 """One lane's place of work: static tensors, the steps captured on them, and a client's whole visit queued there."""
 
-import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
-from cafedcl.contract import Client, Down, Embed, Job, Part, Reply, Up, Visit, Weights
-from cafedcl.engine.lane import Lane, Launcher, Mark, to_host
-from cafedcl.engine.layout import Layout
-from cafedcl.engine.program import ENCODER, Bound, Given
+from cafedcl.check import largest
+from cafedcl.contract import Client, Job, Reply, Up, Visit
+from cafedcl.engine.lane import Launcher, Mark, to_host
+from cafedcl.engine.parcel import Parcel
+from cafedcl.engine.plan import Anyone, Known, Outcome, Plan, embeds_nothing
+from cafedcl.engine.program import ENCODER
 from cafedcl.engine.schedule import Schedule, make_schedule
+from cafedcl.engine.sight import Sight, copy_into, shapes
 from cafedcl.engine.supply import Supply
-from cafedcl.errors import CafedclError
 from cafedcl.metrics import hits
-from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, nbytes, prefixed, under, without
+from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, moved, nbytes, prefixed, under, without
 
 CHAIN = 8
 """Steps in the longer of the two captures of a training step: fewer, larger launches."""
 PLANS = 4
 """Captures are kept for so many different sets of anchors and memories."""
-
-
-class Known(NamedTuple):
-    """What a loss may know of a client: tensors, which can be exchanged under a capture. Numbers cannot."""
-
-    counts: Tensor
-    most: Tensor
-    total: Tensor
-
-
-class Plan:
-    """Static anchors and memory of one shape, and what was captured on them."""
-
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
-        self.down: Down | None = None
-        self.kept: Tensors = {}
-        self.names: tuple[str, ...] = ()
-        self.log = torch.zeros(0)
-        self.held = torch.ones_like(visit.client.counts, dtype=torch.bool)
-        self.captures: dict[tuple[str, int, int], Callable[[], None]] = {}
 
 
 @dataclass(frozen=True)
@@ -59,39 +40,23 @@ class Begun:
     launched: Callable[[], None]
 
 
-class Slot:
-    """A copy of the network on one lane. Every visit is copied into the same tensors and replayed there."""
+class Slot(Sight):
+    """A place where every visit is copied into the same tensors and replayed."""
 
     def __init__(self, supply: Supply, launcher: Launcher | None) -> None:
-        self.supply, self.bench = supply, supply.bench
-        self.lane = Lane(self.bench.device, launcher)
-        self.network = copy.deepcopy(self.bench.network).eval()
-        self.layout = Layout(self.network, supply.channels_last)
-        self.flat, self.leaves = self.layout.flat, self.layout.leaves
+        super().__init__(supply, launcher)
         self.moving = [leaf.detach() for leaf in self.leaves.values()]
         self.velocity = [torch.zeros_like(leaf) for leaf in self.moving] if self.bench.train.momentum else []
-        dtype, network = supply.program.dtype, {**self.leaves, **self.layout.rest}
-        self.half = self.flat if dtype == self.flat.dtype else self.flat.to(dtype)
-        self.halves = {} if self.half is self.flat else under(ENCODER, self.layout.views(self.half))
-        self.moving_halves = [half.detach() for half in self.halves.values()]
-        for half in self.halves.values():
-            half.requires_grad_()
-        rest = under(ENCODER, self.layout.rest)
-        self.still = {} if self.half is self.flat else supply.program.play.runner.cast(rest)
-        self.weights = Given(network, {**under(ENCODER, network), **self.still, **self.halves})
-        self.network.runner = Bound(supply.program.play.runner, self.weights.body)
-        self.received, device = torch.empty_like(self.flat), self.bench.device
-        self.one = torch.ones((), device=device)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.extra = supply.room()
+        self.one = torch.ones((), device=self.bench.device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.bench.device)
+        self.arrival: tuple[Tensor, Callable[[], None]] | None = None
+        """Where the server's weights are taken from, and the capture that takes them."""
         self.feeds: dict[int, Tensors] = {}
         self.fed: dict[tuple[int, str], object] = {}
-        self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
-        self.seen: Tensor | None = None
-        self.look: Callable[[], None] | None = None
-        self.asked = torch.zeros(self.bench.chunk, dtype=torch.int64, device=device)
-        self.called = torch.zeros(self.bench.chunk, 2, dtype=torch.int16, device=device)
+        self.looked: dict[int, Tensor] = {}
         self.plans: dict[object, Plan] = {}
+        self.static: set[int] = set()
+        """Where tensors lie that every visit overwrites; found anew when there is a new plan."""
 
     # receiving
 
@@ -99,19 +64,22 @@ class Slot:
         """Return the plan for the shapes of a job's anchors and memory, with their values copied in."""
         anchors = under(ANCHORS, job.down.tensors)
         memory = without((MODEL, AUGMENT), job.memory)
-        shape = (_shapes(anchors), _shapes(memory))
-        plan = self.plans.pop(shape, None) or Plan(self._static_visit(job.client, anchors, memory))
+        shape = (shapes(anchors), shapes(memory))
+        plan = self.plans.pop(shape, None)
+        if plan is None:
+            plan = Plan(self._static_visit(job.client, anchors, memory))
+            self.static.clear()
         self.plans[shape] = plan
         while len(self.plans) > PLANS:
             del self.plans[next(iter(self.plans))]
         visit, client = plan.visit, self.bench.client(job.client)
         if plan.down is not job.down:
-            _copy(visit.anchors, anchors)
+            copy_into(visit.anchors, anchors)
+            visit.round.fill_(job.down.round)
+            visit.progress.fill_(job.down.round / self.bench.rounds)
             plan.down = job.down
-        _copy(visit.memory, memory)
+        copy_into(visit.memory, memory)
         visit.client.counts.copy_(client.counts)
-        visit.round.fill_(job.down.round)
-        visit.progress.fill_(job.down.round / self.bench.rounds)
         return plan
 
     def _static_visit(self, index: int, anchors: Tensors, memory: Tensors) -> Visit:
@@ -131,21 +99,26 @@ class Slot:
 
     @torch.no_grad()
     def receive(self, sent: Tensor, job: Job) -> None:
-        """Take in the server's weights, and the client's own over them."""
-        self.received.copy_(sent)
+        """Go to the start of a visit: take in the server's weights, and the client's own over them."""
+        if self.arrival is None or self.arrival[0] is not sent:
+            self.arrival = sent, self.lane.capture(lambda: self.arrive(sent))
+        self.arrival[1]()
         own = under(MODEL, job.memory)
         if own:
             views = self.layout.views(self.received)
-            _copy({name: views[name] for name in own if name in views}, own)
-        _copy(self.layout.rest, {**self.bench.initial, **under(MODEL, job.down.tensors), **own})
-        _copy(self.still, under(ENCODER, self.layout.rest))
-        self.load(self.received)
+            copy_into({name: views[name] for name in own if name in views}, own)
+            self.load(self.received)
+        if self.layout.rest:
+            copy_into(self.layout.rest, {**self.bench.initial, **under(MODEL, job.down.tensors), **own})
+            copy_into(self.still, under(ENCODER, self.layout.rest))
 
-    def load(self, flat: Tensor) -> None:
-        """Make these the current weights."""
-        self.flat.copy_(flat)
-        if self.half is not self.flat:
-            self.half.copy_(flat)
+    def arrive(self, sent: Tensor) -> None:
+        """Take in the server's weights, before the first step. This is captured."""
+        self.received.copy_(sent)
+        self.load(sent)
+        self.cursor.zero_()
+        for velocity in self.velocity:
+            velocity.zero_()
 
     # training
 
@@ -179,10 +152,7 @@ class Slot:
         return self.feeds[width]
 
     def fill(self, schedule: Schedule, width: int) -> None:
-        """Go to the start of a schedule: copy it into the static tables, but for what is there already."""
-        self.cursor.zero_()
-        for velocity in self.velocity:
-            velocity.zero_()
+        """Copy a schedule into the static tables, but for what is there already."""
         feed = self.feed(width)
         for name, table in schedule.tables.items():
             if schedule.marks.get(name) is None or self.fed.get((width, name)) != schedule.marks[name]:
@@ -215,74 +185,6 @@ class Slot:
             for _ in range(times):
                 plan.captures["step", width, number]()
 
-    # looking at data
-
-    @torch.no_grad()
-    def embed(self, rows: Tensor) -> Tensor:
-        """Return the embeddings of training images under the current weights."""
-        program = self.supply.program
-        program.play.eval()
-
-        def look() -> None:
-            z = program.embed(self.weights, self.supply.training, self.extra, self.looking)
-            if self.seen is None:
-                self.seen = torch.empty_like(z)
-            self.seen.copy_(z)
-
-        self.look = self.look or self.lane.capture(look)
-        assert self.seen is not None
-        return _over(rows, self.looking, self.look, self.seen)
-
-    def embedder(self, client: int, extra: Extra) -> Embed:
-        """Return the function that gives a method its client's embeddings; real images are embedded all at once."""
-        data, own, held_out = self.bench.data, self.bench.shards.train[client], self.bench.shards.validation[client]
-        made = torch.arange(len(extra), device=own.device) + len(data.train_y)
-        cache: dict[tuple[bool, Weights], Tensor] = {}
-
-        @torch.no_grad()
-        def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
-            real = part != "synthetic"
-            if (real, weights) not in cache:
-                trained = self.flat.clone() if weights == "received" else None
-                if trained is not None:
-                    self.load(self.received)
-                cache[real, weights] = self.embed(torch.cat([own, held_out]) if real else made)
-                if trained is not None:
-                    self.load(trained)
-            z, y = cache[real, weights], data.train_y
-            if not real:
-                return z, extra.y
-            return (z[: len(own)], y[own]) if part == "train" else (z[len(own) :], y[held_out])
-
-        return embed
-
-    @torch.no_grad()
-    def features(self, client: int) -> Tensor:
-        """Return the encoder's features of a client's training images under the current weights."""
-        rows = self.bench.shards.train[client].split(self.bench.chunk)
-        return torch.cat([self.network.features(self.supply.training(part, {})[0]) for part in rows])
-
-    @torch.no_grad()
-    def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor) -> Tensors:
-        """Return the predicted classes of test images, among all classes and among those held."""
-        if _shapes(kept) != _shapes(plan.kept):
-            plan.kept = {name: value.clone() for name, value in kept.items()}
-            plan.captures.pop(SCORE, None)
-        _copy(plan.kept, kept)
-        plan.held.copy_(held)
-
-        program, anchors = self.supply.program, plan.visit.anchors
-        program.play.eval()
-
-        def score() -> None:
-            called = program.predict(self.weights, self.supply.testing, self.asked, anchors, plan.kept, plan.held)
-            self.called.copy_(called)
-
-        if SCORE not in plan.captures:
-            plan.captures[SCORE] = self.lane.capture(score)
-        called = _over(rows, self.asked, plan.captures[SCORE], self.called)
-        return {"all": called[:, 0].contiguous(), "held": called[:, 1].contiguous()}
-
     # a client's visit
 
     def begin(self, job: Job, sent: Tensor) -> Begun:
@@ -306,46 +208,103 @@ class Slot:
         ``room`` is how many bytes of its memory may stay on the device.
         """
         job, plan, bench, method = begun.job, begun.plan, self.bench, self.bench.method
-        client = bench.client(job.client)
+        client, augmented = bench.client(job.client), prefixed(AUGMENT, under(AUGMENT, job.memory))
         begun.launched()
-        with self.lane.on():
-            rates = bench.rates(job.client, job.down.round)
-            embed, signals = self.embedder(job.client, begun.extra), begun.extra.signals
-            visit = replace(plan.visit, client=client, embed=embed, rates=rates, signals=signals)
-            with torch.no_grad():
-                summary, notes = method.summarize(self.network, visit)
-                kept = method.remember(self.network, visit)
-            shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.layout.rest})
-            sends = self.fresh({**prefixed(MODEL, shared), **summary})
-            if bench.home != bench.device:
-                sends |= to_host({name: value for name, value in sends.items() if name in bench.by_class})
-            memory = self.fresh({**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))})
-            predictions: Tensors = {}
+        with self.lane.on(), torch.no_grad():
+            outcome = self.outcome(begun)
+            shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.fresh(self.layout.rest)})
+            sends = {**prefixed(MODEL, shared), **outcome.sent}
+            memory = {**prefixed(MODEL, own), **outcome.kept, **augmented}
+            called: Tensors = {}
             if job.evaluate:
-                predictions = to_host(self.predict(plan, self.supply.test_rows(job.client), kept, client.counts > 0))
+                rows = self.supply.test_rows(job.client)
+                called = to_host(self.predict(plan, rows, outcome.kept, client.counts > 0))
             memory = memory if nbytes(memory) <= room else to_host(memory)
-            told = to_host({**self.fresh(notes), **begun.extra.notes, LOG: plan.log[: begun.schedule.steps].clone()})
+            notes = to_host(begun.extra.notes)
             done = self.lane.mark()
 
         def reply() -> Reply:
             done.wait()
+            told = outcome.parcel.unwrap(outcome.told)
+            small, held = under(SENT, told), bench.holds[job.client]
+            if outcome.whole and len(held) < method.classes:
+                small = {name: value[held] for name, value in small.items()}
             up = Up(
                 client=job.client,
                 samples=client.samples,
-                tensors=self.lane.hand_over(sends),
-                notes={name: value for name, value in told.items() if name != LOG},
+                tensors={**self.lane.hand_over(sends), **small},
+                notes={**under(NOTE, told), **notes},
                 losses=begun.schedule.losses(plan.names, told[LOG]),
                 seconds=done.seconds_since(begun.mark),
             )
-            right = hits(predictions, bench.test_labels(job.client), method.classes) if predictions else {}
-            return Reply(up, self.lane.hand_over(memory), right)
+            right = hits(called, bench.test_labels(job.client), method.classes) if called else {}
+            sound = not augmented and math.isfinite(told[LARGEST])
+            return Reply(up, self.lane.hand_over(memory), right, sound)
 
         return reply
 
+    def outcome(self, begun: Begun) -> Outcome:
+        """Return what a visit comes to, with what it tells on its way to the host."""
+        plan, client, extra, bench = begun.plan, begun.job.client, begun.extra, self.bench
+        made, keep = None if len(extra) else self.replayed(plan, client), cloned
+        if made is None:
+            visit = replace(
+                plan.visit,
+                client=bench.client(client),
+                embed=self.embedder(client, extra),
+                rates=bench.rates(client, begun.job.down.round),
+                signals=extra.signals,
+            )
+            made, keep = self.conclude(plan, visit)._replace(whole=False), self.fresh
+        return made._replace(sent=keep(made.sent), kept=keep(made.kept), told=made.told.to("cpu", non_blocking=True))
+
+    @torch.no_grad()
+    def replayed(self, plan: Plan, client: int) -> Outcome | None:
+        """Return what a visit comes to by one replay, if the method can be captured and the client's images are few.
+
+        It is good until the next replay.
+        """
+        looked = self.supply.looked(client) if self.bench.method.replayed else None
+        if looked is None:
+            return None
+        size = looked.shape[1]
+        if size not in self.looked:
+            self.looked[size] = torch.zeros_like(looked)
+        place = self.looked[size].copy_(looked)
+        if ("outcome", size, 1) not in plan.captures:
+            known, holds = plan.visit.client, torch.arange(self.bench.method.classes, device=looked.device)
+            anyone = cast(Client, Anyone(known.counts, holds, known.most, known.total))
+
+            def conclude() -> None:
+                visit = replace(plan.visit, client=anyone, embed=self.static_embedder(place))
+                plan.outcomes[size] = self.conclude(plan, visit)
+
+            self.supply.program.play.eval()
+            plan.captures["outcome", size, 1] = self.lane.capture(conclude)
+        plan.captures["outcome", size, 1]()
+        return plan.outcomes[size]
+
+    def conclude(self, plan: Plan, visit: Visit) -> Outcome:
+        """Let the method summarize a visit, and put together what the host is told."""
+        method, small = self.bench.method, self.bench.by_class
+        summary, notes = method.summarize(self.network, visit)
+        kept = method.remember(self.network, visit)
+        sent = {name: value for name, value in summary.items() if name not in small}
+        others = (*summary.values(), *kept.values(), *self.layout.rest.values())
+        numbers = [value for value in others if value.is_floating_point() and value.numel()]
+        told = {
+            **prefixed(SENT, {name: value for name, value in summary.items() if name in small}),
+            **prefixed(NOTE, notes),
+            LOG: plan.log,
+            LARGEST: largest([self.flat, *numbers]),
+        }
+        parcel, whole = Parcel(told), summary.get("classes") is visit.client.holds
+        return Outcome(sent, kept, parcel.wrap(moved(told, self.bench.device)), parcel, whole)
+
     def fresh(self, tensors: Tensors) -> Tensors:
         """Return tensors none of which the next visit overwrites."""
-        static = {value.untyped_storage().data_ptr() for value in self._static()}
-        return {n: v.clone() if v.untyped_storage().data_ptr() in static else v for n, v in tensors.items()}
+        self.static = self.static or {value.untyped_storage().data_ptr() for value in self._static()}
+        return {n: v.clone() if v.untyped_storage().data_ptr() in self.static else v for n, v in tensors.items()}
 
     def _static(self) -> Iterator[Tensor]:
         yield from (self.flat, self.received, *self.layout.rest.values())
@@ -355,33 +314,14 @@ class Slot:
             yield from (plan.visit.client.counts, plan.visit.round, plan.visit.progress)
 
 
-SCORE = ("score", 0, 0)
-LOG = "log of the losses"
+LOG, LARGEST, SENT, NOTE = "log", "largest", "sent/", "note/"
+"""What the host is told of a visit: the losses, the largest number, entries per class, and notes."""
 
 
-def _shapes(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-    return tuple((name, value.shape, value.dtype) for name, value in tensors.items())
-
-
-def _copy(static: Tensors, values: Tensors) -> None:
-    for name, tensor in static.items():
-        tensor.copy_(values[name], non_blocking=True)
-
-
-def _over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tensor) -> Tensor:
-    """Return the answers for all rows: a static tensor is filled with as many as fit, replayed and read, in turn."""
-    answers = []
-    for part in rows.split(len(asked)):
-        asked[: len(part)].copy_(part)
-        replay()
-        answers.append(answer[: len(part)].clone())
-    return torch.cat(answers) if answers else answer[:0].clone()
+def cloned(tensors: Tensors) -> Tensors:
+    """Return copies of tensors."""
+    return {name: value.clone() for name, value in tensors.items()}
 
 
 def _pinned(table: Tensor, device: torch.device) -> Tensor:
     return table.pin_memory() if device.type == "cuda" else table
-
-
-def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
-    """What a loss finds where it wants to embed its client's data."""
-    raise CafedclError("a loss embeds nothing; its batch is what it sees")

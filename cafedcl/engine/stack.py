@@ -22,9 +22,9 @@ from cafedcl.engine.eager import Eager
 from cafedcl.engine.groups import Group, form, make_groups, widths
 from cafedcl.engine.kernels import adapt
 from cafedcl.engine.layout import Layout
+from cafedcl.engine.plan import Known, embeds_nothing
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.sgd import descend
-from cafedcl.engine.slot import Known, embeds_nothing
 from cafedcl.engine.tape import Play, record
 from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under, without
 

@@ -1,14 +1,20 @@
 """What all lanes of a device share: the program, and the images as it sees them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
+from cafedcl.contract import Part
 from cafedcl.engine.base import Bench
 from cafedcl.engine.program import Program
 from cafedcl.pack import Tensors
+
+PARTS: tuple[Part, ...] = ("train", "validation", "synthetic")
+PASSES = 4
+"""In so many passes at most the images of a client can be looked at under a capture."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,26 @@ class Supply:
         """Return the width a client's batches are padded to."""
         size = self.bench.batch_size(len(self.bench.rows[client]))
         return next(width for width in self.widths if width >= size)
+
+    def looked(self, client: int) -> Tensor | None:
+        """Return a client's images, padded to a few passes, and the number of each one's part, which is −1 for padding.
+
+        There is nothing for a client that has more images than that.
+        """
+        if client not in self._looked:
+            train, validation = self.bench.shards.train[client], self.bench.shards.validation[client]
+            number = len(train) + len(validation)
+            passes = 1 << max(-(-number // self.look) - 1, 0).bit_length()
+            place = torch.zeros(2, passes * self.look, dtype=torch.int64, device=self.bench.device)
+            place[0, :number] = torch.cat([train, validation])
+            place[1, len(train) : number] = PARTS.index("validation")
+            place[1, number:] = -1
+            self._looked[client] = None if passes > PASSES else place
+        return self._looked[client]
+
+    @cached_property
+    def _looked(self) -> dict[int, Tensor | None]:
+        return {}
 
     def test_rows(self, client: int | None) -> Tensor:
         """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib` the client's own."""

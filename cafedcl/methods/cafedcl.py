@@ -25,7 +25,7 @@ class CAFedCL(Method):
     name, year = "cafedcl", 2026
     paper = "Wu et al., Breaking the Prototype Bias Loop: Confidence-Aware Federated Contrastive Learning"
     travels, predicts = "model, prototypes, confidences", "nearest prototype (cosine)"
-    Options, presets = CAFedCLOptions, PRESETS
+    Options, presets, replayed = CAFedCLOptions, PRESETS, True
 
     def __init__(self, options: CAFedCLOptions, classes: int, dim: int, clients: int = 1) -> None:
         super().__init__(options, classes, dim, clients)
@@ -92,7 +92,7 @@ class CAFedCL(Method):
         made, quality = visit.signals.get("synthetic"), visit.signals.get("quality")
         n_eff = conf.effective_counts(client.counts, made, o.gamma)
         z, y = visit.embed("validation", o.judged)
-        logits = contrast.cosine_logits(unit(z), visit.anchors["prototypes"], visit.anchors["known"], o.tau)
+        logits = contrast.cosine_logits(unit(z), visit.anchors["prototypes"], self.known(visit), o.tau)
         u = conf.uncertainty(logits, y, self.classes, o.uncertainty, o.unvalidated)
         data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
         val = conf.validation_confidence(u, o.beta)

@@ -41,7 +41,7 @@ class FedNH(Method):
     normalised ρW + (1−ρ)·mean. Models are averaged uniformly, as in the authors' code.
     """
 
-    name, year, Options = "fednh", 2023, FedNHOptions
+    name, year, Options, replayed = "fednh", 2023, FedNHOptions, True
     paper = "Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes"
     travels, predicts = "model, prototypes, counts", "nearest prototype (cosine)"
 

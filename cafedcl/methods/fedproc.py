@@ -31,7 +31,7 @@ class FedProc(Method):
     by enumeration index, wrong under partial participation; ours by the participants' samples.
     """
 
-    name, year, Options = "fedproc", 2023, FedProcOptions
+    name, year, Options, replayed = "fedproc", 2023, FedProcOptions, True
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data"
     travels = "model, prototypes, counts"
 

@@ -27,7 +27,7 @@ class FedProto(Method):
     A class without a prototype adds 0 but stays in the mean; among such classes the classifier decides.
     """
 
-    name, year, Options = "fedproto", 2022, FedProtoOptions
+    name, year, Options, replayed = "fedproto", 2022, FedProtoOptions, True
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients"
     travels, predicts, personal = "prototypes", "nearest prototype (L2)", ".*"
 

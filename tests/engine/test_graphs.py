@@ -12,6 +12,7 @@ from cafedcl.config import EngineOptions
 from cafedcl.contract import Down, Failure, Job, Reply, Up
 from cafedcl.engine import graphs as graphs_module
 from cafedcl.engine import slot as slot_module
+from cafedcl.engine import supply as supply_module
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs, obstacle
 from cafedcl.engine.slot import CHAIN, PLANS
@@ -201,6 +202,50 @@ def test_the_layout_that_is_compiled_changes_no_result(
     assert_same(one, other, 1e-4)
 
 
+SUMMARIES = {
+    **{name: (name, {}) for name in ("cafedcl", "fedproto", "fedproc", "fednh", "fedtgp")},
+    **{f"cafedcl by {kind}": ("cafedcl", {"method__uncertainty": kind}) for kind in ("nll", "doubt", "error")},
+    "cafedcl under the received weights": ("cafedcl", {"method__judged": "received"}),
+    "cafedcl with absent classes": ("cafedcl", {"method__absent": "literal"}),
+    "cafedcl with a memory": ("cafedcl", {"method__inference": "own", "method__calibrate": 1.0}),
+    "cafedcl from nothing": ("cafedcl", {"method__init": "means", "method__prototype_of": "augmented"}),
+}
+
+
+@pytest.mark.parametrize("summary", SUMMARIES)
+def test_a_captured_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str) -> None:
+    """Clients' images take two passes, four, or more than are captured."""
+    method, settings = SUMMARIES[summary]
+    settings = {
+        "federation__clients": 6,
+        "evaluate__batch": 70,
+        **UNEQUAL,
+        **EVERYONE,
+        **SHORT.get(method, {}),
+        **settings,
+    }
+    one, other = (captured(tiny(method, **settings)) for _ in range(2))
+    found = [one.step()]
+    sizes = {size for slot in one.engine.slots for plan in slot.plans.values() for size in plan.outcomes}
+    assert len(sizes) > 1
+    assert any(one.engine.supply.looked(client) is None for client in range(6))
+    monkeypatch.setattr(supply_module, "PASSES", 0)
+    found.append(other.step())
+    assert not any(plan.outcomes for slot in other.engine.slots for plan in slot.plans.values())
+    assert_same(one, other, 1e-5)
+    assert_same_records(*found, 1e-5)
+
+
+def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
+    federation = captured(tiny("cafedcl", **EVERYONE))
+    assert all(reply.sound for reply in federation.engine.train(jobs_of(federation, *range(5))))
+    tensors = dict(federation.method.broadcast(federation.state))
+    tensors["model/encoder.second.bias"] = torch.full_like(tensors["model/encoder.second.bias"], torch.nan)
+    replies = list(federation.engine.train([Job(client, Down(0, tensors), {}, False) for client in range(5)]))
+    assert not any(reply.sound for reply in replies)
+    assert "NaN or Inf in 'model/" in federation.inspector.problem(replies[0])
+
+
 @pytest.mark.parametrize("protocol", ["complete", "pfllib"])
 def test_images_that_are_too_many_to_be_kept_ready_give_the_same_results(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, protocol: str
@@ -257,6 +302,35 @@ def test_the_number_of_lanes_changes_no_result(tiny: Tiny, method: str) -> None:
 def test_clients_are_spread_evenly_over_the_lanes(tiny: Tiny, participants: int, streams: int, number: int) -> None:
     options = replace(EngineOptions(), precision="fp32", streams=streams)
     assert Graphs(tiny("fedavg").bench, options, participants, compiled=False).number == number
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4, 12])
+def test_visits_are_begun_ahead_and_a_lane_is_not_given_a_visit_before_it_has_finished_one(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    federation = captured(tiny("fedavg", federation__clients=30, **EVERYONE), streams)
+    begin, finish, begun, most = slot_module.Slot.begin, slot_module.Slot.finish, list[object](), list[int]()
+
+    def noted_begin(self: Any, *details: Any) -> Any:
+        assert self not in begun
+        begun.append(self)
+        return begin(self, *details)
+
+    def noted_finish(self: Any, *details: Any) -> Any:
+        most.append(len(begun))
+        assert begun.pop(0) is self
+        return finish(self, *details)
+
+    monkeypatch.setattr(slot_module.Slot, "begin", noted_begin)
+    monkeypatch.setattr(slot_module.Slot, "finish", noted_finish)
+    replies = federation.engine.train(jobs_of(federation, *range(30)))
+    assert sorted(reply.up.client for reply in replies) == list(range(30))
+    number = federation.engine.number
+    ahead = min(graphs_module.AHEAD, number - 1)
+    assert begun == []
+    assert max(most) <= number
+    assert min(most[: 30 - ahead]) == ahead + 1
+    assert most[30 - ahead :] == list(range(ahead, 0, -1))
 
 
 def test_every_job_is_answered_once_and_no_job_is_no_result(tiny: Tiny) -> None:

@@ -1,0 +1,62 @@
+"""Captures for visits of one shape: the static tensors of a visit, and what a loss and a summary may know of it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cafedcl.contract import Down, Part, Visit, Weights
+from cafedcl.engine.parcel import Parcel
+from cafedcl.errors import CafedclError
+from cafedcl.pack import Tensors
+
+
+class Known(NamedTuple):
+    """What a loss may know of a client: tensors, which can be exchanged under a capture. Numbers cannot."""
+
+    counts: Tensor
+    most: Tensor
+    total: Tensor
+
+
+class Anyone(NamedTuple):
+    """What a captured summary may know of a client: as if it held every class; its own are picked afterwards."""
+
+    counts: Tensor
+    holds: Tensor
+    most: Tensor
+    total: Tensor
+
+
+class Outcome(NamedTuple):
+    """What a visit comes to."""
+
+    sent: Tensors
+    """What goes up, but for entries per class."""
+    kept: Tensors
+    told: Tensor
+    """What goes to the host, in one parcel: entries per class, notes, the losses, and the largest number of all."""
+    parcel: Parcel
+    whole: bool
+    """Whether entries are of all classes, and not yet of those the client holds."""
+
+
+class Plan:
+    """Static anchors and memory of one shape, and what was captured on them."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+        self.down: Down | None = None
+        self.kept: Tensors = {}
+        self.names: tuple[str, ...] = ()
+        self.log = torch.zeros(0)
+        self.held = torch.ones_like(visit.client.counts, dtype=torch.bool)
+        self.captures: dict[tuple[str, int, int], Callable[[], None]] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        """What captured summaries give, by the passes over the client's images that they take."""
+
+
+def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
+    """What a loss finds where it wants to embed its client's data."""
+    raise CafedclError("a loss embeds nothing; its batch is what it sees")

@@ -1,0 +1,177 @@
+"""One lane's network: static weights, and passes over images with them, captured once and replayed."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from cafedcl.augment.base import Extra
+from cafedcl.contract import Embed, Part, Weights
+from cafedcl.engine.lane import Lane, Launcher
+from cafedcl.engine.layout import Layout
+from cafedcl.engine.plan import Plan
+from cafedcl.engine.program import ENCODER, Bound, Given
+from cafedcl.engine.supply import PARTS, Supply
+from cafedcl.pack import Tensors, under
+
+SCORE = ("score", 0, 0)
+
+
+class Sight:
+    """A copy of the network on one lane, whose weights always lie in the same tensors, and what it sees in images."""
+
+    def __init__(self, supply: Supply, launcher: Launcher | None) -> None:
+        self.supply, self.bench = supply, supply.bench
+        self.lane = Lane(self.bench.device, launcher)
+        self.network = copy.deepcopy(self.bench.network).eval()
+        self.layout = Layout(self.network, supply.channels_last)
+        self.flat, self.leaves = self.layout.flat, self.layout.leaves
+        dtype, network = supply.program.dtype, {**self.leaves, **self.layout.rest}
+        self.half = self.flat if dtype == self.flat.dtype else self.flat.to(dtype)
+        self.halves = {} if self.half is self.flat else under(ENCODER, self.layout.views(self.half))
+        self.moving_halves = [half.detach() for half in self.halves.values()]
+        for half in self.halves.values():
+            half.requires_grad_()
+        rest = under(ENCODER, self.layout.rest)
+        self.still = {} if self.half is self.flat else supply.program.play.runner.cast(rest)
+        self.weights = Given(network, {**under(ENCODER, network), **self.still, **self.halves})
+        self.network.runner = Bound(supply.program.play.runner, self.weights.body)
+        self.received, device = torch.empty_like(self.flat), self.bench.device
+        self.extra = supply.room()
+        self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
+        self.seen: Tensor | None = None
+        self.see: Callable[[], None] | None = None
+        whole = -(-len(supply.test_x) // self.bench.chunk) * self.bench.chunk
+        self.asked = torch.zeros(whole, dtype=torch.int64, device=device)
+        self.called = torch.zeros(whole, 2, dtype=torch.int16, device=device)
+        self.next = torch.arange(self.bench.chunk, device=device)
+
+    def load(self, flat: Tensor) -> None:
+        """Make these the current weights."""
+        self.flat.copy_(flat)
+        if self.half is not self.flat:
+            self.half.copy_(flat)
+
+    @torch.no_grad()
+    def embed(self, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images under the current weights."""
+
+        def look() -> None:
+            z = self.look(self.looking)
+            if self.seen is None:
+                self.seen = torch.empty_like(z)
+            self.seen.copy_(z)
+
+        if self.see is None:
+            self.supply.program.play.eval()
+            self.see = self.lane.capture(look)
+        assert self.seen is not None
+        return over(rows, self.looking, self.see, self.seen)
+
+    def look(self, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images in one pass, uncaptured."""
+        return self.supply.program.embed(self.weights, self.supply.training, self.extra, rows)
+
+    def embedder(self, client: int, extra: Extra) -> Embed:
+        """Return the function that gives a method its client's embeddings; real images are embedded all at once."""
+        own, held_out, y = (
+            self.bench.shards.train[client],
+            self.bench.shards.validation[client],
+            self.bench.data.train_y,
+        )
+        cache: dict[tuple[bool, Weights], Tensor] = {}
+
+        def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
+            real = part != "synthetic"
+            if (real, weights) not in cache:
+                rows = torch.cat([own, held_out]) if real else torch.arange(len(extra), device=own.device) + len(y)
+                with self.holding(weights):
+                    cache[real, weights] = self.embed(rows)
+            z = cache[real, weights]
+            if not real:
+                return z, extra.y
+            return (z[: len(own)], y[own]) if part == "train" else (z[len(own) :], y[held_out])
+
+        return embed
+
+    def static_embedder(self, looked: Tensor) -> Embed:
+        """Return the function that gives a method embeddings under a capture; what is not of the part has label −1."""
+        rows, parts = looked
+        y = self.bench.data.train_y.index_select(0, rows)
+        cache: Tensors = {}
+
+        def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
+            if weights not in cache:
+                with self.holding(weights):
+                    cache[weights] = torch.cat([self.look(few) for few in rows.split(self.supply.look)])
+            return cache[weights], y.masked_fill(parts != PARTS.index(part), -1)
+
+        return embed
+
+    @contextmanager
+    def holding(self, weights: Weights) -> Iterator[None]:
+        """Run a block under the trained or the received weights."""
+        trained = self.flat.clone() if weights == "received" else None
+        if trained is not None:
+            self.load(self.received)
+        yield
+        if trained is not None:
+            self.load(trained)
+
+    @torch.no_grad()
+    def features(self, client: int) -> Tensor:
+        """Return the encoder's features of a client's training images under the current weights."""
+        rows = self.bench.shards.train[client].split(self.bench.chunk)
+        return torch.cat([self.network.features(self.supply.training(part, {})[0]) for part in rows])
+
+    @torch.no_grad()
+    def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor) -> Tensors:
+        """Return the predicted classes of test images, among all classes and among those held."""
+        if shapes(kept) != shapes(plan.kept):
+            plan.kept = {name: value.clone() for name, value in kept.items()}
+            plan.captures.pop(SCORE, None)
+        copy_into(plan.kept, kept)
+        plan.held.copy_(held)
+
+        program, anchors, size = self.supply.program, plan.visit.anchors, self.bench.chunk
+
+        def begin() -> None:
+            torch.arange(size, out=self.next)
+
+        def score() -> None:
+            few = self.asked.index_select(0, self.next)
+            called = program.predict(self.weights, self.supply.testing, few, anchors, plan.kept, plan.held)
+            self.called.index_copy_(0, self.next, called)
+            self.next.add_(size)
+
+        self.asked[: len(rows)].copy_(rows)
+        if SCORE not in plan.captures:
+            program.play.eval()
+            plan.captures[SCORE] = self.lane.capture(score, begin)
+        begin()
+        for _ in range(-(-len(rows) // size)):
+            plan.captures[SCORE]()
+        return {"all": self.called[: len(rows), 0].clone(), "held": self.called[: len(rows), 1].clone()}
+
+
+def shapes(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    """Return names, shapes and types."""
+    return tuple((name, value.shape, value.dtype) for name, value in tensors.items())
+
+
+def copy_into(static: Tensors, values: Tensors) -> None:
+    """Copy values into static tensors."""
+    for name, tensor in static.items():
+        tensor.copy_(values[name], non_blocking=True)
+
+
+def over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tensor) -> Tensor:
+    """Return the answers for all rows: a static tensor is filled with as many as fit, replayed and read, in turn."""
+    answers = []
+    for part in rows.split(len(asked)):
+        asked[: len(part)].copy_(part)
+        replay()
+        answers.append(answer[: len(part)].clone())
+    return torch.cat(answers) if answers else answer[:0].clone()
