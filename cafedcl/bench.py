@@ -64,7 +64,10 @@ class Measurement:
     """
     samples_per_s: float
     round_s: float
-    """A whole round: training, prototypes, confidence, aggregation, and scoring the server's model."""
+    """A whole round: training, prototypes, confidence, aggregation, and scoring the server's model.
+
+    The bias loop is not measured in it, unless `evaluate.loop` asks for it.
+    """
     own_s: float
     """What scoring every client's own model on the complete test set adds to a round in which that is due."""
     overhead: float
@@ -101,7 +104,7 @@ def make_config(task: Task, method: str, rounds: int, settings: dict[str, dict[s
         "model": {"name": task.model},
         "train": {"batch_size": task.batch, "epochs": task.epochs},
         "federation": {"clients": task.clients, "rounds": 1000 * rounds},
-        "evaluate": {"own_every": 1000 * rounds},
+        "evaluate": {"own_every": 1000 * rounds, "loop": 0},
     }
     for section, table in settings.items():
         tables[section] = {**tables.get(section, {}), **table}

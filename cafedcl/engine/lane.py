@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +42,18 @@ class Mark:
         return self.passed - earlier.passed
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A captured piece of work: with it are kept the tensors that only the work refers to, which the graph reads."""
+
+    graph: torch.cuda.CUDAGraph
+    work: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Queue the work once more."""
+        self.graph.replay()
+
+
 class Lane:
     """Work in order; other lanes run beside it."""
 
@@ -61,8 +74,9 @@ class Lane:
     def capture(self, work: Callable[[], None], before: Callable[[], object] | None = None) -> Callable[[], None]:
         """Return a call that repeats the work on the tensors it was captured with.
 
-        The work is run a few times first, each time after ``before``, so it changes those tensors already. All captures
-        of a lane share one pool of memory: they never overlap, and leave nothing in it that is read later.
+        The work is run a few times first, each time after ``before``, so it changes those tensors already. They are
+        kept as long as the call is. All captures of a lane share one pool of memory: they never overlap, and leave
+        nothing in it that is read later.
         """
         for _ in range(WARM_UP if self.stream else 1):
             if before:
@@ -72,7 +86,7 @@ class Lane:
             return work
         graph = capture(work, self.stream, self.pool)
         self.pool = graph.pool()
-        return graph.replay
+        return Replay(graph, work)
 
     def launch(self, replays: Callable[[], None]) -> Callable[[], None]:
         """Queue replays while the caller goes on, and return the call that waits until they are queued."""

@@ -1,4 +1,5 @@
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from cafedcl.config import resolve
 from cafedcl.contract import Up
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs
+from cafedcl.engine.lane import Lane
 from cafedcl.federation import Federation, Watcher
 from cafedcl.methods import method_names
 from cafedcl.methods.fedtgp import FedTGP, FedTGPOptions
@@ -64,6 +66,24 @@ def test_captured_steps_are_the_eager_steps(method: str) -> None:
     captured = one_round(method, name="graphs", device="cuda", streams=3)
     assert isinstance(captured.engine, Graphs)
     assert furthest(one_round(method, name="eager", device="cuda"), captured) <= 1e-5
+
+
+def test_a_capture_keeps_what_only_its_work_refers_to() -> None:
+    device = torch.device("cuda")
+    lane, out = Lane(device), torch.zeros(1000, device=device)
+
+    def captured() -> Callable[[], None]:
+        mine = torch.arange(1000.0, device=device)
+        lane.follow()
+        return lane.capture(lambda: out.copy_(mine))
+
+    with lane.on():
+        replay = captured()
+        others = [torch.full((1000,), -1.0, device=device) for _ in range(100)]
+        replay()
+    torch.cuda.synchronize()
+    assert len(others) == 100
+    assert torch.equal(out.cpu(), torch.arange(1000.0))
 
 
 @pytest.mark.parametrize("times", [1, 11, 12, 25, 1003])
