@@ -30,7 +30,8 @@ def reproduce(
     methods: Annotated[list[str] | None, typer.Option(help="These methods only, separated by commas.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs; by default runs/STUDY-SCALE.")] = None,
     gather: Annotated[
-        bool, typer.Option("--gather", help="Run nothing; write table.md and results.json from what is there.")
+        bool,
+        typer.Option("--gather", help="Run nothing; write table.md and results.json from what is there."),
     ] = False,
     sources: Annotated[
         list[Path] | None,
@@ -67,7 +68,8 @@ def reproduce(
         raise CafedclError(f"--scale {scale}: there is no such scale; {nearest(scale, list(scales))}")
     place, size = out or Path("runs") / f"{Path(study).stem}-{scale}", scales[scale]
     whole = read_study(study, folder)
-    chosen = whole.only(words_of(only or ()), words_of(methods or ())).at(size)
+    part = words_of(only or ()), words_of(methods or ())
+    chosen = whole.only(*part).at(size)
     overrides = [*([f"data.dir={data_dir}"] if data_dir else []), *(settings or ())]
     wanted = {"study": Path(study).stem, "scale": scale, "settings": list(settings or ())}
     means = Means(jobs, devices or (), ray, quiet, as_json)
@@ -77,7 +79,7 @@ def reproduce(
         raise CafedclError(f"{place}: there is nothing to gather; run the study, or name what was run by --from")
     with planned(place, wanted, FILE, "reproduce"):
         if gather:
-            write(place, whole, wanted, size, sources or (), means.silent)
+            write(place, whole, wanted, size, sources or (), means.silent, part)
             return
         known = done_elsewhere(place, whole, wanted, size, sources or ())
         asked = [(one, list(chosen.jobs(place, one, seeds or size.seeds, overrides))) for one in chosen.settings]
@@ -130,15 +132,27 @@ def listing(folder: Path) -> None:
 
 
 def write(
-    out: Path, study: "Study", plan: dict[str, Any], size: "Scale", sources: Sequence[Path], silent: bool
+    out: Path,
+    study: "Study",
+    plan: dict[str, Any],
+    size: "Scale",
+    sources: Sequence[Path],
+    silent: bool,
+    part: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> None:
-    """Write the table and the results of all runs that are there, and of those from elsewhere."""
+    """Write the table and the results of all runs that are there, and of those from elsewhere.
+
+    ``part`` has the settings and the methods that are wanted, if not all of them are.
+    """
     from cafedcl.compare.results import RESULTS, as_text, merged, read_folder, results_of
     from cafedcl.store import explained, write_atomically
 
     name, scale = plan["study"], plan["scale"]
     here = read_folder(out, study, size, plan["settings"])
-    members = merged([here, *(from_elsewhere(path, study, plan, size) for path in sources)], study)
+    found = merged([here, *(from_elsewhere(path, study, plan, size) for path in sources)], study)
+    members = [
+        one for one in found if all(not names or key in names for names, key in zip(part, one.key, strict=False))
+    ]
     with explained(out):
         write_atomically(out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode())
     write_table(out, members, f"# {study.title}\n\nScale {scale}: {size.about}.\n", silent)

@@ -211,6 +211,11 @@ def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
         *[("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)]
     ]
     assert json.loads(earlier.read_text(encoding="utf-8"))["runs"] == [it for it in content["runs"] if not it["seed"]]
+    some = ["--scale", "smoke", "--gather", "--methods", "fedavg", "--quiet", "--from", str(earlier)]
+    assert run("table1", *some, "--out", str(tmp_path / "three")).exit_code == 0
+    content = json.loads((tmp_path / "three" / "results.json").read_text(encoding="utf-8"))
+    assert [it["method"] for it in content["runs"]] == ["fedavg"]
+    assert "--methods fedavg" in " ".join(content["environment"]["command"])
 
 
 def test_a_method_may_have_options_of_its_own(tmp_path: Path) -> None:
