@@ -5,7 +5,7 @@
 
 A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from every file RESULT*.json in
 experiments/results, each a results.json of `cafedcl reproduce`, or what experiments/tuning.py has written. KINDS has
-all kinds of tables.
+all kinds of tables, ACROSS those that take several results at once, written as ONE+ANOTHER:KIND.
 """
 
 import argparse
@@ -316,6 +316,35 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
+def ranks_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the mean rank over all settings of the methods that were run in all of them, and how often each is first.
+
+    Of methods without a server's model there is a rank among the clients' own only.
+    """
+    settings = [mine for result in results for _, mine in by_setting(result["runs"])]
+    everywhere = set.intersection(*(set(methods_of(mine)) for mine in settings)) - set(REFERENCES)
+    names = [name for name in methods_of(settings[0]) if name in everywhere]
+    cells: dict[str, list[str]] = {name: [] for name in names}
+    for score in MAIN:
+        places: dict[str, list[int]] = {name: [] for name in names}
+        for mine in settings:
+            sign = -1 if score.endswith("std") else 1
+            found = {name: scores(mine, name, score) for name in names}
+            means = {name: sign * mean(its.values()) for name, its in found.items() if its}
+            for name, value in means.items():
+                places[name].append(1 + sum(other > value for other in means.values()))
+        least = min(mean(its) for its in places.values() if its)
+        for name, its in places.items():
+            said = f"{mean(its):.2f}" if its else "–"
+            best = f"**{said}**" if its and mean(its) == least else said
+            cells[name].append(f"{best} ({its.count(1)})" if its else said)
+    lines = [[f"`{name}`", *its] for name, its in cells.items()]
+    return rows_text([f"mean rank over {len(settings)} settings (firsts)", *map(title_of, MAIN)], lines)
+
+
+ACROSS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {"ranks": ranks_table}
+
+
 def seeds_text(seeds: Sequence[int]) -> str:
     """Return seeds in short."""
     ordered = sorted(set(seeds))
@@ -363,16 +392,19 @@ def own_options(records: Sequence[Record]) -> list[str]:
 def block(name: str, results: Path) -> str:
     """Return what stands between the marks of a table."""
     wanted, colon, kind = name.partition(":")
-    if not colon or kind not in KINDS:
-        raise CafedclError(f"table:{name}: RESULT:KIND is expected; {nearest(kind, list(KINDS))}")
-    if not wanted.startswith(NAMES):
-        raise CafedclError(f"table:{name}: there is no such result; {nearest(wanted, list(NAMES))}")
-    text = ""
-    for path in sorted(results.glob(f"{wanted}*.json")):
-        try:
-            text += KINDS[kind](json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CafedclError(f"{path}: not a result of `cafedcl reproduce`: {error!r}") from None
+    if not colon or kind not in (*KINDS, *ACROSS):
+        raise CafedclError(f"table:{name}: RESULT:KIND is expected; {nearest(kind, [*KINDS, *ACROSS])}")
+    text, found = "", []
+    for one in wanted.split("+") if kind in ACROSS else [wanted]:
+        if not one.startswith(NAMES):
+            raise CafedclError(f"table:{name}: there is no such result; {nearest(one, list(NAMES))}")
+        for path in sorted(results.glob(f"{one}*.json")):
+            try:
+                found.append(json.loads(path.read_text(encoding="utf-8")))
+                text += KINDS[kind](found[-1]) if kind in KINDS else ""
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise CafedclError(f"{path}: not a result of `cafedcl reproduce`: {error!r}") from None
+    text += ACROSS[kind](found) if kind in ACROSS and found else ""
     return "\n" + (text or EMPTY)
 
 

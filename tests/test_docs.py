@@ -91,10 +91,10 @@ def test_the_numbers_on_the_page_are_those_of_the_result_file(page: str) -> None
 
 def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
     found = []
-    for name in ("h200-resnet", "h200-cnn"):
+    for name in ("h200-resnet", "h200-cnn", "h200-visits", "h200-visits-2"):
         result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
         found += [(TASKS[m["task"]].title, m["method"], m["step_ms"], m["overhead"]) for m in result["measurements"]]
-    assert len(found) == 8
+    assert len(found) == 11
     text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
     for title, method, step, ratio in found:
         digits = 3 if step < 0.1 else 2

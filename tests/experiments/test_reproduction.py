@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cafedcl.errors import CafedclError
+
 FILE = Path(__file__).parents[2] / "experiments" / "reproduction.py"
 ACCURACY = {
     "fedavg": [0.50, 0.54, 0.53],
@@ -119,6 +121,24 @@ def test_a_claim_holds_only_if_it_is_ahead_of_the_best_rival_by_more_than_chance
     assert verdict((-1.0, 0.5, 0.2), False, True) == "not ahead, not significantly behind"
     assert verdict((-9.0, 0.5, 0.01), True, False) == "**holds**"
     assert verdict(None, True, True) == "cannot be said"
+
+
+def test_ranks_are_over_all_settings_of_all_results(page: dict[str, Any], tmp_path: Path) -> None:
+    first = {"local": 0.9, "fedavg": 0.5, "moon": 0.6, "cafedcl": 0.7}
+    write(tmp_path, "table1", [record(name, 0, value) for name, value in first.items()])
+    second = {"fedavg": [0.5, 0.7], "cafedcl": [0.4, 0.5]}
+    runs = [record(name, seed, value) for name, its in second.items() for seed, value in enumerate(its)]
+    write(tmp_path, "skin", [{**one, "setting": "other"} for one in runs])
+    text = page["block"]("table1+skin:ranks", tmp_path)
+    assert "mean rank over 2 settings" in text
+    assert "moon" not in text, "it is not in all settings"
+    assert "local" not in text
+    assert cells(text, "`fedavg`")[1:3] == ["**1.50** (1)", "**1.50** (1)"], "of a spread, the least is best"
+    assert cells(text, "`cafedcl`")[1:3] == ["**1.50** (1)", "**1.50** (1)"]
+    write(tmp_path, "skin", [{**one, "setting": "other"} for one in runs if one["method"] != "fedavg"])
+    assert cells(page["block"]("table1+skin:ranks", tmp_path), "`cafedcl`")[1] == "**1.00** (2)"
+    with pytest.raises(CafedclError, match="did you mean 'table1'"):
+        page["block"]("table1+tabel1:ranks", tmp_path)
 
 
 def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: Path) -> None:

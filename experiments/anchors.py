@@ -1,0 +1,96 @@
+"""Where the anchors go: how close to each other averaged prototypes of several readings are, round after round.
+
+    python experiments/anchors.py --out experiments/results/anchors.json
+
+trains CAFedCL on 5,000 images of CIFAR-10 (Dirichlet 0.1, 20 clients, four-layer CNN, two local epochs) with anchors
+that are averaged every round, from features after or before the last ReLU, with and without the geometry term and
+momentum, and with anchors that never move. It notes the mean cosine between the anchors of two classes and the accuracy
+of the server's model, every round.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cafedcl.config import resolve
+from cafedcl.environment import environment
+from cafedcl.errors import CafedclError
+from cafedcl.federation import Federation, Record, Watcher
+from cafedcl.store import write_atomically
+
+READINGS: dict[str, dict[str, Any]] = {
+    "averaged": {},
+    "averaged, without geometry": {"lam_geo": 0.0},
+    "averaged, before the ReLU": {"features": "pre-relu"},
+    "averaged, momentum 0.9": {"momentum": 0.9},
+    "fixed": {"anchors": "fixed"},
+}
+IMAGES, EPOCHS = 5000, 2
+
+
+class Follow(Watcher):
+    """Notes how close the anchors are, and the accuracy, after every round."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        """Note a round."""
+        assert record.server is not None
+        close = cosine(federation.state["anchors/prototypes"])
+        self.rows.append({"cosine": round(close, 4), "accuracy": round(float(record.server["accuracy"]), 4)})
+
+
+def cosine(anchors: torch.Tensor) -> float:
+    """Return the mean cosine between two classes' anchors."""
+    p = F.normalize(anchors.double(), dim=1)
+    others = ~torch.eye(len(p), dtype=torch.bool, device=p.device)
+    return float((p @ p.T)[others].mean())
+
+
+def run(options: dict[str, Any], rounds: int, seed: int, data: dict[str, Any]) -> list[dict[str, float]]:
+    """Train one run and return what was noted."""
+    tables = {
+        "method": {"name": "cafedcl", **options},
+        "data": {"name": "cifar10", "images": IMAGES, **data},
+        "run": {"seed": seed},
+        "split": {"kind": "dirichlet", "alpha": 0.1},
+        "model": {"name": "cnn4"},
+        "train": {"epochs": EPOCHS},
+        "federation": {"rounds": rounds},
+        "evaluate": {"own_every": rounds, "loop": 0},
+    }
+    follow = Follow()
+    with Federation(resolve(tables), [follow]) as federation:
+        federation.run()
+    return follow.rows
+
+
+def main() -> None:
+    """Run every reading and write the file after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "anchors.json")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data-dir", default="", help="folder with data files")
+    arguments = parser.parse_args()
+    data = {"dir": arguments.data_dir} if arguments.data_dir else {}
+    command = ["python", "experiments/anchors.py", "--rounds", str(arguments.rounds), "--seed", str(arguments.seed)]
+    result: dict[str, Any] = {"images": IMAGES, "epochs": EPOCHS, "seed": arguments.seed, "rounds": {}}
+    try:
+        for name, options in READINGS.items():
+            result["rounds"][name] = run(options, arguments.rounds, arguments.seed, data)
+            result["environment"] = environment(command, "cuda" if torch.cuda.is_available() else "cpu")
+            write_atomically(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
+            print(name, result["rounds"][name][-1], flush=True)
+    except CafedclError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
