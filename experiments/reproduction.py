@@ -281,7 +281,9 @@ def tuning_table(result: Mapping[str, Any]) -> str:
     """Return what every method's candidates came to on the images held out."""
 
     def words(point: Mapping[str, Any]) -> str:
-        return ", ".join(f"`{name.partition('.')[2]}={to_toml(value)}`" for name, value in point.items())
+        keys = [name.partition(".")[2] for name in point]
+        short = {name: name if keys.count(key) > 1 else key for name, key in zip(point, keys, strict=True)}
+        return ", ".join(f"`{short[name]}={to_toml(value)}`" for name, value in point.items())
 
     lines = []
     for method, its in result["methods"].items():
@@ -370,7 +372,8 @@ def small_print(result: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     failed, skipped = (sum(one[name] for one in records) for name in ("failed_visits", "skipped_rounds"))
     words += [f"{failed} failed visits, {skipped} skipped rounds"] if failed or skipped else []
-    words += [f"{len(result['unfinished'])} runs not finished"] if result["unfinished"] else []
+    left = len(result["unfinished"])
+    words += [f"{left} run{'s' if left > 1 else ''} not finished"] if left else []
     words += own_options(records)
     return f"<sub>{'; '.join(words)}; <code>{' '.join(where['command'])}</code></sub>\n\n"
 
