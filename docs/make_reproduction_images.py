@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cafedcl.compare.results import Record, by_setting, scores
@@ -47,6 +48,12 @@ VARIANTS = {
     "cafedcl:fixed-anchors": "anchors that never move",
 }
 SHOWN = {"server.accuracy": "accuracy", "server.client_std": "client std"}
+RARE = {
+    "accuracy, %": ("accuracy", "client_mean"),
+    "balanced accuracy, %": ("balanced", "balanced"),
+    "recall of rare lesions, %": ("few", "few"),
+}
+"""What the figure of skin lesions shows, of the server's model and of the clients' own."""
 REACH = {"server.accuracy": (-16, 13), "server.client_std": (-13, 16)}
 """How far the overview's axes go; what lies beyond is at their edge."""
 
@@ -107,26 +114,44 @@ def table1(records: Records) -> Figure:
     for ax, (setting, spread) in zip(
         axes, [(one, spread) for one in settings for spread in (False, True)], strict=True
     ):
-        for protocol, (words, accuracy, marker) in PROTOCOLS.items():
-            for row, method in enumerate(methods):
-                score = f"{protocol}.{'client_std' if spread else accuracy}"
-                found = list(scores(settings[setting], method, score).values())
-                if found:
-                    ax.errorbar(
-                        mean(found), row, xerr=stdev(found) if len(found) > 1 else 0, marker=marker, linestyle="none",
-                        color=look(method).colour, mfc=look(method).colour if marker == "o" else "white",
-                        markersize=5, elinewidth=0.8, label=words if method == OURS else "",
-                    )  # fmt: skip
-        for row, colour in ((methods.index(name), colour) for name, colour in HIGHLIGHT.items() if name in methods):
-            ax.axhspan(row - 0.5, row + 0.5, color=colour, zorder=0)
-        ax.set_yticks(range(len(methods)), methods if ax is axes[0] else [])
-        ax.invert_yaxis()
+        wanted = {protocol: "client_std" if spread else name for protocol, (_, name, _) in PROTOCOLS.items()}
+        dots(ax, settings[setting], methods, wanted, named=ax is axes[0])
         ax.set_xlabel("std between clients" if spread else "accuracy, %")
         if not spread:
             ax.set_title(WORDS.get(setting, setting), loc="left")
-    axes[0].get_yticklabels()[methods.index(OURS)].set_fontweight("bold")
     picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return picture
+
+
+@figure("skin")
+def skin(records: Records) -> Figure:
+    """What counts where classes are rare, beside the accuracy that hides it."""
+    methods = list(dict.fromkeys(one["method"] for one in records))
+    picture, axes = sheet(3, height=3.4)
+    for ax, (words, names) in zip(axes, RARE.items(), strict=True):
+        dots(ax, records, methods, dict(zip(PROTOCOLS, names, strict=True)), named=ax is axes[0])
+        ax.set_xlabel(words)
+    picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return picture
+
+
+def dots(ax: Axes, records: Records, methods: Sequence[str], wanted: dict[str, str], *, named: bool) -> None:
+    """Draw a row per method: its score of every protocol, with the standard deviation over seeds."""
+    for protocol, (words, _, marker) in PROTOCOLS.items():
+        for row, method in enumerate(methods):
+            found = list(scores(records, method, f"{protocol}.{wanted[protocol]}").values())
+            if found:
+                ax.errorbar(
+                    mean(found), row, xerr=stdev(found) if len(found) > 1 else 0, marker=marker, linestyle="none",
+                    color=look(method).colour, mfc=look(method).colour if marker == "o" else "white",
+                    markersize=5, elinewidth=0.8, label=words if method == OURS else "",
+                )  # fmt: skip
+    for row, colour in ((methods.index(name), colour) for name, colour in HIGHLIGHT.items() if name in methods):
+        ax.axhspan(row - 0.5, row + 0.5, color=colour, zorder=0)
+    ax.set_yticks(range(len(methods)), methods if named else [])
+    ax.invert_yaxis()
+    if named:
+        ax.get_yticklabels()[methods.index(OURS)].set_fontweight("bold")
 
 
 @figure("ablation")

@@ -249,7 +249,7 @@ def test_the_table_of_what_is_sent_is_true(row: str) -> None:
         assert floats(method.broadcast({**shared, **state})) == int(down.replace(",", "")), name
 
 
-@pytest.mark.parametrize("name", ["overview", "table1", "ablation"])
+@pytest.mark.parametrize("name", ["overview", "table1", "skin", "ablation"])
 def test_the_figures_of_the_reproduction_are_drawn_from_the_files_that_are_there(name: str) -> None:
     drawing = runpy.run_path(str(HOME / "docs" / "make_reproduction_images.py"))
     picture = (HOME / "docs" / "images" / f"reproduction-{name}.svg").read_text(encoding="utf-8")
