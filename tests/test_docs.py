@@ -249,6 +249,14 @@ def test_the_table_of_what_is_sent_is_true(row: str) -> None:
         assert floats(method.broadcast({**shared, **state})) == int(down.replace(",", "")), name
 
 
+def test_the_table_of_anchors_is_that_of_the_result_file() -> None:
+    result = json.loads((HOME / "experiments" / "results" / "anchors.json").read_text(encoding="utf-8"))
+    text = (HOME / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:averaged|fixed).*\| (\d\.\d\d) \| (\d\d\.\d) \|$", text, re.MULTILINE)
+    last = [rounds[-1] for rounds in result["rounds"].values()]
+    assert rows == [(f"{abs(row['cosine']):.2f}", f"{100 * row['accuracy']:.1f}") for row in last]
+
+
 @pytest.mark.parametrize("name", ["overview", "table1", "skin", "ablation"])
 def test_the_figures_of_the_reproduction_are_drawn_from_the_files_that_are_there(name: str) -> None:
     drawing = runpy.run_path(str(HOME / "docs" / "make_reproduction_images.py"))
