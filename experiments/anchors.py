@@ -3,8 +3,9 @@
     python experiments/anchors.py --out experiments/results/anchors.json
 
 trains CAFedCL on 5,000 images of CIFAR-10 (Dirichlet 0.1, 20 clients, four-layer CNN, two local epochs) with anchors
-that are averaged every round, from features after or before the last ReLU, and with anchors that never move. It notes
-the mean cosine between the anchors of two classes and the accuracy of the server's model, every round.
+that are averaged every round, from features after or before the last ReLU, and then moved apart by the server or not,
+and with anchors that never move. It notes the mean cosine between the anchors of two classes and the accuracy of the
+server's model, every round. What the file has already is not run again.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from cafedcl.store import write_atomically
 READINGS: dict[str, dict[str, Any]] = {
     "averaged": {},
     "averaged, before the ReLU": {"features": "pre-relu"},
+    "averaged, moved apart": {"geo": "server", "prior": "orthogonal"},
     "fixed": {"anchors": "fixed"},
 }
 IMAGES, EPOCHS = 5000, 2
@@ -68,6 +70,12 @@ def run(options: dict[str, Any], rounds: int, seed: int, data: dict[str, Any]) -
     return follow.rows
 
 
+def earlier(path: Path, same: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Return what a file of the same settings has noted."""
+    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return told["rounds"] if all(told.get(name) == value for name, value in same.items()) else {}
+
+
 def main() -> None:
     """Run every reading and write the file after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,10 +86,14 @@ def main() -> None:
     arguments = parser.parse_args()
     data = {"dir": arguments.data_dir} if arguments.data_dir else {}
     command = ["python", "experiments/anchors.py", "--rounds", str(arguments.rounds), "--seed", str(arguments.seed)]
-    result: dict[str, Any] = {"images": IMAGES, "epochs": EPOCHS, "seed": arguments.seed, "rounds": {}}
+    same = {"images": IMAGES, "epochs": EPOCHS, "seed": arguments.seed}
+    known = earlier(arguments.out, same)
+    result: dict[str, Any] = {**same, "rounds": {}}
     try:
         for name, options in READINGS.items():
-            result["rounds"][name] = run(options, arguments.rounds, arguments.seed, data)
+            found = known.get(name, [])
+            done = len(found) == arguments.rounds
+            result["rounds"][name] = found if done else run(options, arguments.rounds, arguments.seed, data)
             result["environment"] = environment(command, "cuda" if torch.cuda.is_available() else "cpu")
             write_atomically(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
             print(name, result["rounds"][name][-1], flush=True)
