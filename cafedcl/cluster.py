@@ -31,7 +31,8 @@ def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[
     Alike points are neighbours in the order of their class and of one sum over their coordinates. The numbers are the
     only thing that the device is waited for.
     """
-    order = (z.double() @ torch.arange(1.0, z.shape[1] + 1, dtype=torch.float64, device=z.device).sqrt()).argsort()
+    wide = z.dtype if z.device.type == "mps" else torch.float64  # which that device does not have
+    order = (z.to(wide) @ torch.arange(1.0, z.shape[1] + 1, dtype=wide, device=z.device).sqrt()).argsort()
     order = order[y[order].argsort(stable=True)]
     z, y = z[order], y[order]
     new = torch.ones_like(y)

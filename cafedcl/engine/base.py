@@ -86,9 +86,11 @@ class Bench:
     def home(self) -> torch.device:
         """Where the server keeps its state besides the model, and what clients send per class.
 
-        That is the host for means of a few numbers, and the device if nothing is per class, or the server trains.
+        That is the host for means of a few numbers, and the device if nothing is per class, or the server trains; but
+        for MPS, which has no float64 to take means in.
         """
-        return torch.device("cpu") if self.by_class and not self.method.server_trains else self.device
+        trains = self.method.server_trains and self.device.type != "mps"
+        return torch.device("cpu") if self.by_class and not trains else self.device
 
     @cached_property
     def by_class(self) -> frozenset[str]:
