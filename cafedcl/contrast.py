@@ -204,10 +204,13 @@ def geometry(
 
 
 def separate(
-    prototypes: Tensor, known: Tensor, margin: float, prior: str = "margin", steps: int = 10, rate: float = 0.1
+    prototypes: Tensor, known: Tensor, margin: float, prior: str = "margin", steps: int = 10, rate: float | Tensor = 0.1
 ) -> Tensor:
-    """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after every step."""
-    pairs = off_diagonal(known[:, None] & known)
+    """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after every step.
+
+    ``rate`` is for two classes; the slope of the sum over pairs grows with their number, and the step shrinks with it.
+    """
+    pairs, rate = off_diagonal(known[:, None] & known), rate * 2 / known.sum().clamp_min(2)
     for _ in range(steps):
         moved = prototypes.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(geometry_loss(moved, moved, pairs, margin, "literal", prior), moved)

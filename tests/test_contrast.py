@@ -343,6 +343,20 @@ def test_separation_parts_near_prototypes_and_touches_no_unknown_one(scene):
     torch.testing.assert_close(after[known].norm(dim=1), torch.ones(4).double(), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("classes", [2, 10, 43, 100])
+@pytest.mark.parametrize(("prior", "most"), [("margin", 0.5), ("orthogonal", 0.1), ("simplex", 0.1)])
+def test_separation_is_stable_however_many_classes_crowd(classes, prior, most):
+    made = torch.Generator().manual_seed(0)
+    crowded = torch.randn(classes, 64, generator=made).double() + 1.2 * torch.randn(1, 64, generator=made).double()
+    start = crowded / crowded.norm(dim=1, keepdim=True)
+    moved = contrast.separate(start, torch.ones(classes, dtype=torch.bool), 1.0, prior)
+    others = ~torch.eye(classes, dtype=torch.bool)
+    before, after = ((p @ p.T)[others].mean() for p in (start, moved))
+    assert before > 0.5
+    assert after < most
+    assert ((moved - start).norm(dim=1) < 1.5).all(), "no prototype is thrown to the other side"
+
+
 def test_separation_leaves_prototypes_beyond_the_margin_where_they_are():
     p = torch.eye(4, dtype=torch.float64)
     assert torch.equal(contrast.separate(p, torch.ones(4, dtype=torch.bool), 1.0), p)
