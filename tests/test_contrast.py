@@ -343,7 +343,7 @@ def test_separation_parts_near_prototypes_and_touches_no_unknown_one(scene):
     torch.testing.assert_close(after[known].norm(dim=1), torch.ones(4).double(), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("classes", [2, 10, 43, 100])
+@pytest.mark.parametrize("classes", [5, 10, 43, 100])
 @pytest.mark.parametrize(("prior", "most"), [("margin", 0.5), ("orthogonal", 0.1), ("simplex", 0.1)])
 def test_separation_is_stable_however_many_classes_crowd(classes, prior, most):
     made = torch.Generator().manual_seed(0)

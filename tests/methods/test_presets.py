@@ -237,7 +237,7 @@ def test_a_simplex_pays_nothing_under_the_simplex_prior_and_orthonormal_anchors_
 def test_moved_apart_on_the_server_anchors_approach_the_angle_of_their_prior(prior, cosine):
     torch.manual_seed(1)
     start = contrast.unit(torch.randn(4, 6).double() + 1)
-    moved = contrast.separate(start, torch.ones(4).bool(), 1.0, prior, steps=500)
+    moved = contrast.separate(start, torch.ones(4).bool(), 1.0, prior, steps=1000)
     off = (moved @ moved.T)[all_pairs(4)]
     np.testing.assert_allclose(off, cosine, atol=1e-3)
     assert ((start @ start.T)[all_pairs(4)] - cosine).abs().max() > 0.1
