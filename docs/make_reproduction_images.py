@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from cafedcl.compare.results import Record, by_setting, scores
 from cafedcl.report.palette import look
 from cafedcl.report.plots import STYLE, sheet
+from cafedcl.report.table import paired
 
 HOME = Path(__file__).parents[1]
 RESULTS, IMAGES = HOME / "experiments" / "results", HOME / "docs" / "images"
@@ -72,12 +73,6 @@ def figure(*studies: str) -> Callable[[Make], Make]:
     return add
 
 
-def gaps(records: Records, method: str, base: str, score: str) -> list[float]:
-    """Return how much more a method's score is than another's, on the seeds they share."""
-    ours, theirs = scores(records, method, score), scores(records, base, score)
-    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-
-
 @figure("table1", "table2", "standins", "skin")
 def overview(records: Records) -> Figure:
     """Every method against FedAvg, in every setting: accuracy and spread of the server's model."""
@@ -89,7 +84,7 @@ def overview(records: Records) -> Figure:
         for row, mine in enumerate(settings.values()):
             ax.axhline(row, color="#e4e6ea", linewidth=0.8, zorder=0)
             for method in dict.fromkeys(one["method"] for one in mine):
-                found = gaps(mine, method, BASE, score)
+                found = paired(scores(mine, method, score), scores(mine, BASE, score))
                 if found and method not in (BASE, "central") and "+" not in method:
                     best = method.endswith(":best")
                     shape = {"marker": "D" if best else "o", "markersize": 7 if method in HIGHLIGHT else 4.5}
@@ -163,7 +158,7 @@ def ablation(records: Records) -> Figure:
         ax.axvline(0, color="#8a8f98", linewidth=0.8)
         for at, (setting, mine) in enumerate(settings.items()):
             for row, method in enumerate(VARIANTS):
-                found = gaps(mine, method, OURS, score)
+                found = paired(scores(mine, method, score), scores(mine, OURS, score))
                 if found:
                     error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0
                     height = row + 0.16 * (2 * at - len(settings) + 1)

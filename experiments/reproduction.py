@@ -25,7 +25,7 @@ from cafedcl.errors import CafedclError, nearest
 from cafedcl.options import to_toml
 from cafedcl.report.paper import place
 from cafedcl.report.runs import Setting
-from cafedcl.report.table import Cell, p_values, ranks
+from cafedcl.report.table import Cell, p_values, paired, ranks
 
 HOME = Path(__file__).parents[1]
 PAGE, RESULTS = HOME / "docs" / "reproduction.md", HOME / "experiments" / "results"
@@ -62,10 +62,9 @@ def methods_of(records: Sequence[Record]) -> list[str]:
 
 def compared(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Statistics | None:
     """Return how much more ours is on the shared seeds; None with too few. No p where the differences do not vary."""
-    shared = sorted(ours.keys() & theirs.keys())
-    if len(shared) < FEWEST:
+    gaps = paired(ours, theirs)
+    if len(gaps) < FEWEST:
         return None
-    gaps = [ours[seed] - theirs[seed] for seed in shared]
     return mean(gaps), stdev(gaps) / math.sqrt(len(gaps)), p_values(gaps)[0]
 
 
@@ -173,7 +172,7 @@ def differences(records: Sequence[Record], pairs: Sequence[tuple[str, str]], tes
 
 def most_shared(records: Sequence[Record], one: str, other: str, tested: Sequence[str]) -> int:
     """Return how many seeds two methods share, in the score in which it is most."""
-    return max(len(scores(records, one, score).keys() & scores(records, other, score).keys()) for score in tested)
+    return max(len(paired(scores(records, one, score), scores(records, other, score))) for score in tested)
 
 
 def base_of(method: str) -> str:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cafedcl.contrast import cross_entropy
-from cafedcl.descent import descend, draw_batches
+from cafedcl.descent import draw_batches, minimise
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4), st.integers(0, 1000))
@@ -36,7 +36,7 @@ def test_it_is_torchs_own_sgd_over_batches_of_their_own_sizes(batch: int) -> Non
             F.cross_entropy(x[rows] @ plain[0] + plain[1], y[rows]).backward()
             sgd.step()
     torch.manual_seed(1)
-    descend(
+    minimise(
         lambda rows, weight: cross_entropy(x[rows] @ weights["w"] + weights["b"], y[rows], weight),
         weights,
         draw_batches(11, batch, 6),

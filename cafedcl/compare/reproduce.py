@@ -78,10 +78,11 @@ def reproduce(
     elif gather and not sources and not place.exists():
         raise CafedclError(f"{place}: there is nothing to gather; run the study, or name what was run by --from")
     with planned(place, wanted, FILE, "reproduce"):
+        elsewhere = [from_elsewhere(path, whole, wanted, size) for path in sources or ()]
         if gather:
-            write(place, whole, wanted, size, sources or (), means.silent, part)
+            write(place, whole, wanted, size, elsewhere, means.silent, part)
             return
-        known = done_elsewhere(place, whole, wanted, size, sources or ())
+        known = done_elsewhere(place, whole, size, elsewhere)
         asked = [(one, list(chosen.jobs(place, one, seeds or size.seeds, overrides))) for one in chosen.settings]
         absent = unreadable(dict.fromkeys(one.data for one, _ in asked), overrides)
         todo = [job for one, its in asked if one.data not in absent for job in its if job.folder not in known]
@@ -91,7 +92,7 @@ def reproduce(
             with scheduled("the same command", (len(todo), rounds), {}, means) as pool:
                 outcomes = run_all(sorted(todo, key=lambda job: job.seed), pool)
         if todo or sources:
-            write(place, whole, wanted, size, sources or (), means.silent)
+            write(place, whole, wanted, size, elsewhere, means.silent)
         for line in left_out:
             print(f"left out: {line}", file=sys.stderr)
     if todo:
@@ -136,7 +137,7 @@ def write(
     study: "Study",
     plan: dict[str, Any],
     size: "Scale",
-    sources: Sequence[Path],
+    elsewhere: "Sequence[Sequence[Member]]",
     silent: bool,
     part: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> None:
@@ -148,10 +149,10 @@ def write(
     from cafedcl.store import explained, write_atomically
 
     name, scale = plan["study"], plan["scale"]
-    here = read_folder(out, study, size, plan["settings"])
-    found = merged([here, *(from_elsewhere(path, study, plan, size) for path in sources)], study)
+    settings, methods = part
+    found = merged([read_folder(out, study, size, plan["settings"]), *elsewhere], study)
     members = [
-        one for one in found if all(not names or key in names for names, key in zip(part, one.key, strict=False))
+        one for one in found if (not settings or one.key[0] in settings) and (not methods or one.key[1] in methods)
     ]
     with explained(out):
         write_atomically(out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode())
@@ -168,14 +169,11 @@ def from_elsewhere(path: Path, study: "Study", plan: dict[str, Any], size: "Scal
     return read_results(path, name, study, scale)
 
 
-def done_elsewhere(
-    out: Path, study: "Study", plan: dict[str, Any], size: "Scale", sources: Sequence[Path]
-) -> set[Path]:
+def done_elsewhere(out: Path, study: "Study", size: "Scale", elsewhere: "Sequence[Sequence[Member]]") -> set[Path]:
     """Return the folders of runs that need not be made, because they are finished elsewhere."""
     from cafedcl.compare.results import key_of
 
-    found = [member for path in sources for member in from_elsewhere(path, study, plan, size)]
-    keys = {member.key for member in found if member.record is not None}
+    keys = {member.key for found in elsewhere for member in found if member.record is not None}
     seeds = {seed for *_, seed in keys}
     return {
         folder / f"s{seed}"

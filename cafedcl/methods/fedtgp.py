@@ -10,7 +10,7 @@ from torch.func import functional_call
 from cafedcl.aggregation import merge_prototypes, no_prototypes
 from cafedcl.contract import Up
 from cafedcl.contrast import cross_entropy
-from cafedcl.descent import descend, draw_batches
+from cafedcl.descent import draw_batches, minimise
 from cafedcl.methods.fedproto import FedProto
 from cafedcl.models.base import Network
 from cafedcl.options import option
@@ -67,7 +67,7 @@ class FedTGP(FedProto):
             made = functional_call(network, under("net/", weights), (weights["table"],))
             return cross_entropy(margin_logits(points[rows], labels[rows], made, delta), labels[rows], weight)
 
-        descend(loss, weights, draw_batches(len(points), options.batch, options.epochs), options.lr)
+        minimise(loss, weights, draw_batches(len(points), options.batch, options.epochs), options.lr)
         learned = {name: value.detach() for name, value in weights.items()}
         made = functional_call(network, under("net/", learned), (learned["table"],))
         known = torch.ones_like(state["anchors/known"])

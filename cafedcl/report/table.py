@@ -1,7 +1,7 @@
 """The tables of a paper from run folders: methods × settings, mean ± std over seeds, the best marked and tested."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -185,12 +185,16 @@ def comparison(group: Group, protocol: str, which: str) -> Comparison | None:
     best = ordered[0]
     rival = next((entry for entry in ordered if entry.base != best.base), ordered[1])
     ours, theirs = scores[best.label], scores[rival.label]
-    shared = sorted(ours.keys() & theirs.keys())
-    if len(shared) < 2:
+    differences = [100 * gap for gap in paired(ours, theirs)]
+    if len(differences) < 2:
         gap = 100 * (mean(ours.values()) - mean(theirs.values()))
-        return Comparison(best.label, rival.label, len(shared), gap, missing="significance needs two shared seeds")
-    differences = [100 * (ours[seed] - theirs[seed]) for seed in shared]
-    return Comparison(best.label, rival.label, len(shared), mean(differences), *p_values(differences))
+        return Comparison(best.label, rival.label, len(differences), gap, missing="significance needs two shared seeds")
+    return Comparison(best.label, rival.label, len(differences), mean(differences), *p_values(differences))
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Return how much more our scores are than theirs, on every seed that both have."""
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
 def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, str]:

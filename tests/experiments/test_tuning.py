@@ -138,6 +138,7 @@ def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
     assert written.read_text(encoding="utf-8") == (FILE.parent / "tuned.toml").read_text(encoding="utf-8")
     study = read_file(written)
     assert study["each"] == {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
+    assert study["settings"] == read_file(FILE.parent / "table1.toml")["settings"][:2]
     preset = find_method("cafedcl:best")[1]
     assert {f"method.{name}": value for name, value in preset.items()} == result["methods"]["cafedcl"]["best"]
     with pytest.raises(SystemExit) as ended:
