@@ -26,7 +26,7 @@ def weighted_average(values: Tensor, weight: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the weighted mean of −log softmax(logits)_y."""
-    return weighted_average(-F.log_softmax(logits, 1).gather(1, y[:, None])[:, 0], weight)
+    return weighted_average(F.cross_entropy(logits, y, reduction="none"), weight)
 
 
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tensor, Tensor]:

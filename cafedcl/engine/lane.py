@@ -71,14 +71,16 @@ class Lane:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
 
-    def capture(self, work: Callable[[], None], before: Callable[[], object] | None = None) -> Callable[[], None]:
+    def capture(
+        self, work: Callable[[], None], before: Callable[[], object] | None = None, *, warm: bool = True
+    ) -> Callable[[], None]:
         """Return a call that repeats the work on the tensors it was captured with.
 
-        The work is run a few times first, each time after ``before``, so it changes those tensors already. They are
-        kept as long as the call is. All captures of a lane share one pool of memory: they never overlap, and leave
-        nothing in it that is read later.
+        To ``warm`` it up, the work is run a few times first, each time after ``before``, so it changes those tensors
+        already; what only repeats a captured work needs none. They are kept as long as the call is. All captures of a
+        lane share one pool of memory: they never overlap, and leave nothing in it that is read later.
         """
-        for _ in range(WARM_UP if self.stream else 1):
+        for _ in range((WARM_UP if self.stream else 1) if warm else 0):
             if before:
                 before()
             work()

@@ -18,6 +18,10 @@ class Entry(NamedTuple):
     last: bool
     laid: torch.Size
 
+    def as_it_lies(self, part: Tensor) -> Tensor:
+        """Return something of the weight's shape, such as its gradient, in the shape it lies in; of many clients too."""
+        return part.movedim(-3, -1) if self.last else part
+
 
 class Layout:
     """Where each weight of a network lies in a flat tensor.
@@ -53,11 +57,8 @@ class Layout:
 
     def flatten(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the weights of several clients, each (clients, …), as one tensor with a row for each."""
-        laid = (
-            part.permute(0, 1, 3, 4, 2) if entry.last else part
-            for part, entry in zip(parts, self.entries.values(), strict=True)
-        )
-        return torch.cat([part.reshape(len(part), -1) for part in laid], 1)
+        pairs = zip(parts, self.entries.values(), strict=True)
+        return torch.cat([entry.as_it_lies(part).reshape(len(part), -1) for part, entry in pairs], 1)
 
     def lay(self, weights: Tensors, flat: Tensor | None = None) -> Tensor:
         """Return weights as a flat tensor: a new one, or the one that is given."""

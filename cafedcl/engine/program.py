@@ -6,6 +6,8 @@ The encoder runs in a lower precision if asked; the weights themselves, the head
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
 from typing import Any, TypeVar, cast
 
 import torch
@@ -15,6 +17,7 @@ from torch.func import functional_call
 from cafedcl.config import TrainOptions
 from cafedcl.contract import Batch, Visit
 from cafedcl.data.augment import augment
+from cafedcl.engine.sgd import descend
 from cafedcl.method import Method
 from cafedcl.models.base import Encoder, Network, Runner
 from cafedcl.pack import Tensors, prefixed, under
@@ -145,10 +148,10 @@ class Program:
 
     def _update(
         self,
-        weights: list[Tensor],
-        halves: list[Tensor],
-        gradients: list[Tensor],
-        velocity: list[Tensor],
+        weights: Tensor,
+        half: Tensor | None,
+        gradients: list[list[Tensor]],
+        velocity: Tensor | None,
         tables: Tensors,
         at: Tensor,
         terms: Tensor,
@@ -156,23 +159,14 @@ class Program:
     ) -> None:
         """Clip the gradient's norm, decay, move the weights; log the terms and go on to the next step.
 
-        ``halves`` are the first of the weights in the body's precision.
+        ``weights`` are all that move, in one tensor, and ``half`` is the same in the body's precision. ``gradients``
+        are of every weight as it lies, one or several that are added.
         """
-        options, rate = self.options, tables["rate"].index_select(0, at)[0]
-        factor: Any = 1.0
-        if options.clip:
-            norm = sum(n.square() for n in torch._foreach_norm(gradients, 2, torch.float32)).sqrt()  # type: ignore[union-attr]
-            factor = (options.clip / (norm + 1e-6)).clamp(max=1.0)
-        moves: Any = torch._foreach_mul([gradient.float() for gradient in gradients], factor)
-        if options.weight_decay:
-            moves = torch._foreach_add(moves, weights, alpha=options.weight_decay)
-        if options.momentum:
-            moves = torch._foreach_add(torch._foreach_mul(velocity, options.momentum), moves)
-            torch._foreach_copy_(velocity, moves)
-        moved = torch._foreach_sub(weights, torch._foreach_mul(moves, rate))
-        torch._foreach_copy_(weights, moved)
-        if halves:
-            torch._foreach_copy_(halves, moved[: len(halves)])
+        parts = [added(each).flatten() for each in gradients]
+        alike = [torch.cat(list(few)).float() for _, few in groupby(parts, lambda part: part.dtype)]
+        descend(weights, torch.cat(alike), velocity, tables["rate"].index_select(0, at), self.options)
+        if half is not None:
+            half.copy_(weights)
         log.index_copy_(0, at, terms[None])
         at.add_(1)
 
@@ -189,3 +183,8 @@ class Program:
         scores = self._act(weights, lambda network: self.method.scores(network, x, anchors, memory), None)
         among = scores.masked_fill(~held, -torch.inf)
         return torch.stack([scores.argmax(1), among.argmax(1)], 1).to(torch.int16)
+
+
+def added(parts: list[Tensor]) -> Tensor:
+    """Return the sum of one or more tensors."""
+    return reduce(torch.add, parts)

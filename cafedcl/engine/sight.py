@@ -31,7 +31,6 @@ class Sight:
         dtype, network = supply.program.dtype, {**self.leaves, **self.layout.rest}
         self.half = self.flat if dtype == self.flat.dtype else self.flat.to(dtype)
         self.halves = {} if self.half is self.flat else under(ENCODER, self.layout.views(self.half))
-        self.moving_halves = [half.detach() for half in self.halves.values()]
         for half in self.halves.values():
             half.requires_grad_()
         rest = under(ENCODER, self.layout.rest)

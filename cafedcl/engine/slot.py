@@ -22,8 +22,8 @@ from cafedcl.engine.supply import Supply
 from cafedcl.metrics import hits
 from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, moved, nbytes, prefixed, under, without
 
-CHAIN = 8
-"""Steps in the longer of the two captures of a training step: fewer, larger launches."""
+CHAINS = (1, 4, 16)
+"""Steps in the captures of a training step: the more, the fewer launches a visit takes."""
 PLANS = 4
 """Captures are kept for so many different sets of anchors and memories."""
 
@@ -45,8 +45,7 @@ class Slot(Sight):
 
     def __init__(self, supply: Supply, launcher: Launcher | None) -> None:
         super().__init__(supply, launcher)
-        self.moving = [leaf.detach() for leaf in self.leaves.values()]
-        self.velocity = [torch.zeros_like(leaf) for leaf in self.moving] if self.bench.train.momentum else []
+        self.velocity = torch.zeros_like(self.flat) if self.bench.train.momentum else None
         self.one = torch.ones((), device=self.bench.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.bench.device)
         self.arrival: tuple[Tensor, Callable[[], None]] | None = None
@@ -117,8 +116,8 @@ class Slot(Sight):
         self.received.copy_(sent)
         self.load(sent)
         self.cursor.zero_()
-        for velocity in self.velocity:
-            velocity.zero_()
+        if self.velocity is not None:
+            self.velocity.zero_()
 
     # training
 
@@ -129,15 +128,16 @@ class Slot(Sight):
         with torch.enable_grad():
             loss, terms = program.objective(self.weights, self.supply.training, self.extra, feed, at, plan.visit)
             found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
-        gradients = self.combined(found[: len(self.leaves)], found[len(self.leaves) :])
-        program.update(self.moving, self.moving_halves, gradients, self.velocity, feed, at, terms, plan.log)
+        half = None if self.half is self.flat else self.half
+        program.update(self.flat, half, self.gradients(found), self.velocity, feed, at, terms, plan.log)
 
-    def combined(self, own: Sequence[Tensor | None], half: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return each weight's gradient: through the weight itself, through its half, or both."""
+    def gradients(self, found: Sequence[Tensor | None]) -> list[list[Tensor]]:
+        """Return each weight's gradients as it lies: through the weight itself, through its half, or both."""
+        own, half = found[: len(self.leaves)], found[len(self.leaves) :]
         gradients = []
-        for weight, one, other in zip_longest(self.moving, own, half):
-            parts = [part for part in (one, other) if part is not None] or [torch.zeros_like(weight)]
-            gradients.append(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        for entry, weight, *both in zip_longest(self.layout.entries.values(), self.leaves.values(), own, half):
+            parts = [part for part in both if part is not None] or [torch.zeros_like(weight)]
+            gradients.append([entry.as_it_lies(part) for part in parts])
         return gradients
 
     def feed(self, width: int) -> Tensors:
@@ -167,7 +167,7 @@ class Slot(Sight):
             program, images = self.supply.program, self.supply.training
             plan.names = program.names(self.weights, images, self.extra, feed, self.cursor, plan.visit)
             plan.log = self.flat.new_zeros(self.supply.steps, len(plan.names))
-        for number in (1, CHAIN):
+        for number in CHAINS:
             if ("step", width, number) in plan.captures or number > self.supply.steps:
                 continue
 
@@ -176,12 +176,13 @@ class Slot(Sight):
                     self.step(plan, width)
 
             self.supply.program.play.train()
-            plan.captures["step", width, number] = self.lane.capture(steps, self.cursor.zero_)
+            warm = number == min(CHAINS)
+            plan.captures["step", width, number] = self.lane.capture(steps, self.cursor.zero_, warm=warm)
 
     def train(self, plan: Plan, steps: int, width: int) -> None:
         """Queue so many steps of local training."""
-        chains, rest = divmod(steps, CHAIN)
-        for number, times in ((CHAIN, chains), (1, rest)):
+        for number in reversed(CHAINS):
+            times, steps = divmod(steps, number)
             for _ in range(times):
                 plan.captures["step", width, number]()
 

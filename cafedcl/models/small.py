@@ -26,8 +26,13 @@ class CNN4(Encoder):
     def stages(self, x: Tensor) -> list[Tensor]:
         """Return the three layers' outputs before their ReLU."""
         first = self.conv1(x)
-        second = self.conv2(F.max_pool2d(F.relu(first), 2))
-        return [first, second, self.full(F.max_pool2d(F.relu(second), 2).flatten(1))]
+        second = self.conv2(self._shrunk(first))
+        return [first, second, self.full(self._shrunk(second).flatten(1))]
+
+    @staticmethod
+    def _shrunk(x: Tensor) -> Tensor:
+        """Pooling comes first: that gives the same numbers as a ReLU before it, from a quarter of the work."""
+        return F.relu(F.max_pool2d(x, 2))
 
 
 class CNN8(Encoder):

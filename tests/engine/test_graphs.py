@@ -15,7 +15,7 @@ from cafedcl.engine import slot as slot_module
 from cafedcl.engine import supply as supply_module
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs, obstacle
-from cafedcl.engine.slot import CHAIN, PLANS
+from cafedcl.engine.slot import PLANS
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation, Record
 from cafedcl.methods import method_names
@@ -161,7 +161,7 @@ VARIANTS = {
     "drop-outs": {"federation__drop": ["0:1", "1:0,2"]},
     "pfllib": {"evaluate__protocol": "pfllib"},
     "a fixed batch size": {"train__batch_size": 40, **UNEQUAL},
-    "more steps than a chain": {"train__iterations": CHAIN - 1, "train__epochs": 3},
+    "more steps than a chain": {"train__iterations": 7, "train__epochs": 3},
     "a convolutional model": {"model__name": "cnn8", "train__flip": True},
     "no validation images": {"split__validation": 0.0},
     "small evaluation batches": {"evaluate__batch": 37, **UNEQUAL},
@@ -260,15 +260,15 @@ def test_images_that_are_too_many_to_be_kept_ready_give_the_same_results(
 
 
 def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
-    federation = captured(tiny("fedavg", train__iterations=CHAIN - 1, train__epochs=3), 1)
+    federation = captured(tiny("fedavg", train__iterations=13, train__epochs=3), 1)
     federation.step()
     slot = federation.engine.slots[0]
     (width,) = federation.engine.supply.widths
     plan = next(plan for plan in slot.plans.values() if plan.names)
     called: list[int] = []
     plan.captures = {key: lambda number=key[2]: called.append(number) for key in plan.captures}
-    slot.train(plan, 3 * (CHAIN - 1), width)
-    assert called == [CHAIN, CHAIN, 1, 1, 1, 1, 1]
+    slot.train(plan, 3 * 13, width)
+    assert called == [16, 16, 4, 1, 1, 1]
 
 
 @pytest.mark.parametrize("widths", [1, 2, 8])

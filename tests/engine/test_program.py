@@ -1,4 +1,5 @@
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -89,33 +90,35 @@ def batch_at(bench: Bench, tables: Tensors, step: int) -> Batch:
 def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
     tiny: Tiny, momentum: float, decay: float, clip: float, halved: int
 ) -> None:
-    """To 1e-6, against torch in float64."""
+    """To 1e-6, against torch in float64; the first weight has two gradients, which count together."""
     bench, steps, made = tiny("fedavg").bench, 6, torch.Generator().manual_seed(0)
     options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
     program = Program(bench.network, bench.method, options, HALF if halved else torch.float32, compiled=False)
     shapes = [(4, 3), (5,), (2, 3, 3, 3)]
-    weights = [torch.randn(shape, generator=made) for shape in shapes]
-    halves = [weight.to(HALF) for weight in weights[:halved]]
-    velocity = [torch.zeros_like(weight) for weight in weights] if momentum else []
-    theirs = [nn.Parameter(weight.double()) for weight in weights]
+    sizes = [math.prod(shape) for shape in shapes]
+    weights = torch.randn(sum(sizes), generator=made)
+    half = weights.to(HALF) if halved else None
+    velocity = torch.zeros_like(weights) if momentum else None
+    theirs = [nn.Parameter(w.double().view(s)) for w, s in zip(weights.split(sizes), shapes, strict=True)]
     optimizer = torch.optim.SGD(theirs, lr=1.0, momentum=momentum, weight_decay=decay)
     tables = {"rate": 0.1 * 0.8 ** torch.arange(steps)}
     at, log = torch.zeros(1, dtype=torch.int64), torch.zeros(steps, 2)
     for step in range(steps):
-        gradients = [torch.randn(shape, generator=made) for shape in shapes]
-        gradients[:halved] = [gradient.to(HALF) for gradient in gradients[:halved]]
+        gradients = [[torch.randn(shape, generator=made)] for shape in shapes]
+        gradients[:halved] = [[part.to(HALF) for part in parts] for parts in gradients[:halved]]
+        gradients[0].insert(0, torch.randn(shapes[0], generator=made))
         terms = torch.tensor([step, -step]).float()
-        program.update(weights, halves, gradients, velocity, tables, at, terms, log)
-        for weight, gradient in zip(theirs, gradients, strict=True):
-            weight.grad = gradient.double()
+        program.update(weights, half, gradients, velocity, tables, at, terms, log)
+        for weight, parts in zip(theirs, gradients, strict=True):
+            weight.grad = torch.stack([part.double() for part in parts]).sum(0)
         if clip:
             norm = nn.utils.clip_grad_norm_(theirs, clip)
             assert (norm > clip) == (clip == 0.5)
         optimizer.param_groups[0]["lr"] = float(tables["rate"][step])
         optimizer.step()
-        for mine, other in zip(weights, theirs, strict=True):
-            torch.testing.assert_close(mine.double(), other.detach(), atol=1e-6, rtol=1e-6)
-        assert all(torch.equal(half, weight.to(HALF)) for half, weight in zip(halves, weights, strict=False))
+        expected = torch.cat([weight.detach().flatten() for weight in theirs])
+        torch.testing.assert_close(weights.double(), expected, atol=1e-6, rtol=1e-6)
+        assert half is None or torch.equal(half, weights.to(HALF))
         assert at.tolist() == [step + 1]
     assert log.tolist() == [[step, -step] for step in range(steps)]
 
