@@ -1,6 +1,9 @@
 """The server's weighted means. Equation numbers are those of the CAFedCL paper."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +37,7 @@ class Average:
     def __init__(self, epsilon: float = 0.0) -> None:
         self.total = epsilon
         self.sum: Tensor | None = None
+        self.places: dict[str, Place] = {}
         self.like: Tensors = {}
         self.counters: Tensors = {}
 
@@ -43,8 +47,9 @@ class Average:
         for name in model.keys() - floating.keys():
             self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
         if floating:
-            self.like = self.like or floating
-            flat = torch.cat([floating[name].flatten() for name in self.like])
+            if self.sum is None:
+                self.places, self.like = places_of(floating), floating
+            flat = in_one(floating, self.places)
             self.sum = torch.zeros_like(flat, dtype=torch.float64) if self.sum is None else self.sum
             self.sum.add_(flat, alpha=weight)
         self.total += weight
@@ -55,10 +60,57 @@ class Average:
             return {}
         mean = dict(self.counters)
         if self.sum is not None:
-            parts = (self.sum / self.total).split([value.numel() for value in self.like.values()])
-            for (name, value), part in zip(self.like.items(), parts, strict=True):
-                mean[name] = part.view(value.shape).to(value.dtype)
+            whole = self.sum / self.total
+            for name, place in self.places.items():
+                mean[name] = whole.as_strided(*place).to(self.like[name].dtype)
         return mean
+
+
+class Place(NamedTuple):
+    """Where a weight lies in the vector of all."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    begin: int
+
+
+def places_of(model: Tensors) -> dict[str, Place]:
+    """Return where weights are to lie in one vector: as they do, if they are parts of one, or else one by one."""
+    values = list(model.values())
+    begins = [0, *accumulate(value.numel() for value in values)]
+    dense = all(
+        v.is_contiguous() or (v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last)) for v in values
+    )
+    kept = [Place(tuple(v.shape), v.stride(), begin) for v, begin in zip(values, begins, strict=False)]
+    if dense and lies(values, kept):
+        return dict(zip(model, kept, strict=True))
+    laid = [place._replace(strides=torch.empty(place.shape, device="meta").stride()) for place in kept]
+    return dict(zip(model, laid, strict=True))
+
+
+def lies(values: Sequence[Tensor], places: Iterable[Place]) -> bool:
+    """Return whether weights are those parts of one vector."""
+    first = values[0]
+    begin, data, dtype = first.storage_offset(), first.untyped_storage().data_ptr(), first.dtype
+    return all(
+        value.storage_offset() == begin + place.begin
+        and value.stride() == place.strides
+        and value.dtype == dtype
+        and value.untyped_storage().data_ptr() == data
+        for value, place in zip(values, places, strict=True)
+    )
+
+
+def in_one(model: Tensors, places: dict[str, Place]) -> Tensor:
+    """Return weights as one vector, which is the one they are parts of if they lie so already."""
+    values = [model[name] for name in places]
+    size = sum(value.numel() for value in values)
+    if lies(values, places.values()):
+        return values[0].as_strided((size,), (1,))
+    flat = values[0].new_empty(size, dtype=reduce(torch.promote_types, (value.dtype for value in values)))
+    for value, place in zip(values, places.values(), strict=True):
+        flat.as_strided(*place).copy_(value)
+    return flat
 
 
 def held_by(ups: Sequence[Up], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:

@@ -114,6 +114,8 @@ def make_config(task: Task, method: str, rounds: int, settings: dict[str, dict[s
 class TrainingOnly:
     """A method that trains and then says and keeps nothing, to time training alone."""
 
+    replayed = True
+
     def __init__(self, method: Method) -> None:
         self.method = method
 

@@ -161,6 +161,18 @@ def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tup
     return sums / counts.clamp_min(1e-12)[:, None], counts
 
 
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return ‖a_i − b_j‖ for all pairs, whose slope is 0 where the two are the same. Any a and b.
+
+    The library's kernel needs no room for all differences. Compiled, neither do the plain formula's few kernels.
+    """
+    if not torch.compiler.is_compiling():
+        return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+    square = (a[:, None] - b).square().sum(-1)
+    same = square == 0
+    return square.masked_fill(same, 1).sqrt().masked_fill(same, 0)
+
+
 def geometry_loss(a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str, prior: str = "margin") -> Tensor:
     """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over the ordered ``pairs`` c ≠ c'.
 
@@ -169,7 +181,7 @@ def geometry_loss(a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction:
     ``simplex`` (cos + 1/(C−1))², whose minimum is an equiangular tight frame.
     """
     if prior == "margin":
-        penalty = F.relu(margin - torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist"))
+        penalty = F.relu(margin - distances(a, b))
     else:
         ideal = -1 / max(len(a) - 1, 1) if prior == "simplex" else 0.0
         penalty = (a @ b.T - ideal).square()

@@ -40,17 +40,22 @@ class Method:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     separable: bool = True
     """Whether a client's weight follows from its own reply, so that its model can be counted in and let go soon."""
-    replayed: ClassVar[bool] = False
+    replayed: ClassVar[bool] = True
     """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client, as a loss is.
 
     Then they read tensors only, send entries per class only, and use ``holds`` for nothing but to choose what is sent;
-    embeddings may come with padding, whose label is −1.
+    embeddings may come with padding, whose label is −1. A class that gives its own has to say so.
     """
     server_trains: ClassVar[bool] = False
     """Whether the server step is a training of its own, which belongs on the device; means of a few numbers do not."""
     epsilon: float = 0.0
     """What is added to the sum of the weights that the average is divided by."""
     Options: ClassVar[type] = NoOptions
+
+    def __init_subclass__(cls, **details: Any) -> None:
+        super().__init_subclass__(**details)
+        if {"summarize", "remember"} & vars(cls).keys() and "replayed" not in vars(cls):
+            cls.replayed = False
 
     def __init__(self, options: Any, classes: int, dim: int, clients: int = 1) -> None:
         self.options = options

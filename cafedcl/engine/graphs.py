@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -13,10 +14,9 @@ from torch import Tensor, nn
 from cafedcl.config import EngineOptions
 from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine.base import Bench, Results
-from cafedcl.engine.lane import Launcher
 from cafedcl.engine.program import Program
 from cafedcl.engine.schedule import choose_widths
-from cafedcl.engine.slot import Begun, Slot
+from cafedcl.engine.slot import Slot
 from cafedcl.engine.supply import Supply
 from cafedcl.pack import ANCHORS, MODEL, Tensors, moved, nbytes, under
 
@@ -26,12 +26,8 @@ READY_SHARE = 0.1
 """Images are kept normalised on the device if they take no more of its memory than this."""
 MEMORY_SHARE = 0.3
 """Clients' memories stay on the device as long as they take no more of it than this; then they go to the host."""
-LARGE = 5_000_000
-"""From so many weights a network fills the device with fewer streams."""
-LAUNCHERS = 2
-"""Threads that queue replays."""
-AHEAD = 4
-"""Visits that have been begun, and whose training is being queued, while an earlier one is finished."""
+LANES, LARGE_LANES, LARGE = 25, 4, 5_000_000
+"""Visits at a time, at most; fewer fill the device if the network has so many weights."""
 LEARNERS = 8
 """Clients that learn at the same time what their tail augmentation needs."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
@@ -48,21 +44,20 @@ class Graphs:
         with self.arithmetic():
             self.supply = make_supply(bench, DTYPES[options.precision], compiled=compiled)
         large = sum(value.numel() for value in bench.initial.values()) >= LARGE
-        most = options.streams or (4 if large else 12)
+        most = options.streams or (LARGE_LANES if large else LANES)
         self.number = math.ceil(participants / math.ceil(participants / most))
         self.slots: list[Slot] = []
         self.sent: Tensor | None = None
         self.budget = MEMORY_SHARE * total_memory(bench.device)
         self.ledger: dict[int, int] = {}
         self.used = 0
-        threaded = bench.device.type == "cuda"
-        self.launcher = Launcher(LAUNCHERS) if threaded else None
-        self.learners = Launcher(LEARNERS) if threaded and bench.wanted.any() else None
+        several = bench.device.type == "cuda" and bench.wanted.any()
+        self.learners = ThreadPoolExecutor(LEARNERS) if several else None
 
     def trial(self, down: Down) -> None:
         """Capture a first step and summary; raises whatever stands in the way of it."""
         generator = torch.cuda.get_rng_state(self.bench.device) if self.bench.device.type == "cuda" else None
-        with self.arithmetic():
+        with self.arithmetic(), torch.no_grad():
             slot, job = self._slot(0), Job(0, down, {}, False)
             with slot.lane.on():
                 slot.receive(self._sent(down), job)
@@ -75,39 +70,29 @@ class Graphs:
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round.
 
-        On every lane one visit is begun while the one before it runs, and replies are waited for as late as possible:
-        the device always has work queued. A visit is finished some visits after it was begun, when its training has
-        been queued meanwhile.
+        On every lane one visit is queued while the one before it runs, and replies are waited for as late as possible:
+        the device always has work.
         """
         waiting, turn = deque(self._learned(jobs)), 0
-        begun: deque[tuple[Slot, Begun]] = deque()
         queued: deque[Callable[[], Reply]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
-        ahead = min(AHEAD, self.number - 1)
 
         def queue() -> Failure | None:
             """Queue what can be queued before a reply is waited for; the failure of a visit that cannot."""
             nonlocal turn
-            while waiting or begun:
-                job = begun[0][1].job if begun else waiting[0]
+            while waiting and len(queued) < 2 * self.number:
+                job, slot = waiting.popleft(), self._slot(turn % self.number)
+                if turn < self.number:
+                    slot.lane.follow()
                 try:
-                    if waiting and len(begun) < self.number and len(begun) + len(queued) < 2 * self.number:
-                        job, slot = waiting.popleft(), self._slot(turn % self.number)
-                        if turn < self.number:
-                            slot.lane.follow()
-                        begun.append((slot, slot.begin(job, sent)))
-                        turn += 1
-                    elif begun and (len(begun) > ahead or not waiting or not queued):
-                        slot, visit = begun.popleft()
-                        queued.append(slot.finish(visit, self._room(visit.job.client)))
-                    else:
-                        break
+                    queued.append(slot.visit(job, sent, self._room(job.client)))
                 except Exception as error:
                     return Failure(job.client, f"{type(error).__name__}: {error}")
+                turn += 1
             return None
 
         try:
-            while waiting or begun or queued:
+            while waiting or queued:
                 with self.arithmetic():
                     failure = queue()
                 if failure:
@@ -117,8 +102,6 @@ class Graphs:
                 self._note(reply)
                 yield reply
         finally:
-            for _, visit in begun:
-                visit.launched()
             if self.bench.device.type == "cuda":
                 torch.cuda.synchronize(self.bench.device)
 
@@ -146,7 +129,7 @@ class Graphs:
 
     def _slot(self, index: int) -> Slot:
         while len(self.slots) <= index:
-            self.slots.append(Slot(self.supply, self.launcher))
+            self.slots.append(Slot(self.supply))
         return self.slots[index]
 
     @torch.no_grad()
@@ -174,15 +157,14 @@ class Graphs:
         down = Down(0, {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))})
         sent, slot, job = self._sent(down), self._slot(0), Job(0, down, {}, False)
         slot.lane.follow()
-        with self.arithmetic(), slot.lane.on():
+        with self.arithmetic(), torch.no_grad(), slot.lane.on():
             slot.receive(sent, job)
             yield slot, job
 
     def close(self) -> None:
         """Let go of threads, captures and memory."""
-        for threads in (self.launcher, self.learners):
-            if threads:
-                threads.shutdown()
+        if self.learners:
+            self.learners.shutdown()
         self.slots.clear()
 
     @contextmanager

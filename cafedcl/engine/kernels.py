@@ -20,11 +20,12 @@ def adapt(network: nn.Module) -> None:
     for module in network.modules():
         if type(module) is nn.Linear:
             module.forward = _linear(module)  # type: ignore[assignment]
-        elif type(module) is nn.Conv2d and _is_plain(module):
+        elif type(module) is nn.Conv2d and is_plain(module):
             module.forward = _convolution(module)  # type: ignore[assignment]
 
 
-def _is_plain(layer: nn.Conv2d) -> bool:
+def is_plain(layer: nn.Conv2d) -> bool:
+    """Return whether a convolution is a plain product of its filters with the patches of images."""
     plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
     return plain and not isinstance(layer.padding, str)
 

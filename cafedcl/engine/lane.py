@@ -5,20 +5,17 @@ everywhere.
 """
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cafedcl.engine.parcel import Parcel
 from cafedcl.pack import Tensors
 from cafedcl.repeat import WARM_UP, capture
-
-Launcher = ThreadPoolExecutor
-"""Threads that queue replays: a launch does not need the interpreter, so others can run meanwhile."""
 
 
 class Mark:
@@ -57,9 +54,8 @@ class Replay:
 class Lane:
     """Work in order; other lanes run beside it."""
 
-    def __init__(self, device: torch.device, launcher: Launcher | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.launcher = launcher if self.stream else None
         self.pool: Any = None
 
     def on(self) -> AbstractContextManager[object]:
@@ -90,30 +86,17 @@ class Lane:
         self.pool = graph.pool()
         return Replay(graph, work)
 
-    def launch(self, replays: Callable[[], None]) -> Callable[[], None]:
-        """Queue replays while the caller goes on, and return the call that waits until they are queued."""
-        if self.launcher is None:
-            replays()
-            return lambda: None
-
-        def queue() -> None:
-            with self.on():
-                replays()
-
-        return self.launcher.submit(queue).result
-
     def mark(self) -> "Mark":
         """Mark the end of all that has been queued so far."""
         return Mark(self.stream)
 
-    def hand_over(self, tensors: Tensors) -> Tensors:
-        """Return tensors made on this lane, safe to be used and let go by the caller's own queue."""
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Let tensors made on this lane, and whatever are parts of them, be used and let go by the caller's queue."""
         if self.stream is not None:
             queue = torch.cuda.current_stream(self.stream.device)
-            for value in tensors.values():
+            for value in tensors:
                 if value.is_cuda:
                     value.record_stream(queue)
-        return tensors
 
 
 def to_host(tensors: Tensors) -> Tensors:

@@ -10,16 +10,18 @@ from cafedcl.pack import Tensors
 
 
 class Entry(NamedTuple):
-    """One weight: its module and key, its shape, whether its channels lie last in memory, and its shape as it lies."""
+    """One weight: its module and key, its shape and strides, and where it begins."""
 
     module: nn.Module
     key: str
     shape: torch.Size
+    strides: tuple[int, ...]
+    begin: int
     last: bool
-    laid: torch.Size
+    """Whether its channels lie last in memory."""
 
     def as_it_lies(self, part: Tensor) -> Tensor:
-        """Return something of the weight's shape, such as its gradient, in the shape it lies in; of many clients too."""
+        """Return something of the weight's shape, such as its gradient, in the shape it lies in; of many too."""
         return part.movedim(-3, -1) if self.last else part
 
 
@@ -31,14 +33,17 @@ class Layout:
 
     def __init__(self, network: nn.Module, channels_last: bool) -> None:
         self.entries: dict[str, Entry] = {}
+        begin = 0
         for prefix, module in network.named_modules():
             for key, parameter in module.named_parameters(recurse=False):
                 if parameter.requires_grad:
                     name = f"{prefix}.{key}" if prefix else key
                     last = channels_last and parameter.dim() == 4
-                    laid = parameter.movedim(1, -1).shape if last else parameter.shape
-                    self.entries[name] = Entry(module, key, parameter.shape, last, laid)
-        self.sizes = [entry.shape.numel() for entry in self.entries.values()]
+                    form = torch.channels_last if last else torch.contiguous_format
+                    strides = torch.empty(parameter.shape, device="meta", memory_format=form).stride()
+                    self.entries[name] = Entry(module, key, parameter.shape, strides, begin, last)
+                    begin += parameter.numel()
+        self.size = begin
         state = network.state_dict()
         self.rest = {name: value for name, value in state.items() if name not in self.entries}
         self.flat = self.lay(state)
@@ -48,11 +53,10 @@ class Layout:
 
     def views(self, flat: Tensor) -> Tensors:
         """Return the weights that lie in a flat tensor, by name; those of several clients, if it has a row for each."""
-        parts, rows = flat.split_with_sizes(self.sizes, -1), flat.shape[:-1]
-        shaped = (part.view(rows + entry.laid) for entry, part in zip(self.entries.values(), parts, strict=True))
+        rows, apart, begin = flat.shape[:-1], flat.stride()[:-1], flat.storage_offset()
         return {
-            name: view.movedim(-1, -3) if entry.last else view
-            for (name, entry), view in zip(self.entries.items(), shaped, strict=True)
+            name: flat.as_strided(rows + entry.shape, apart + entry.strides, begin + entry.begin)
+            for name, entry in self.entries.items()
         }
 
     def flatten(self, parts: Sequence[Tensor]) -> Tensor:
@@ -63,7 +67,7 @@ class Layout:
     def lay(self, weights: Tensors, flat: Tensor | None = None) -> Tensor:
         """Return weights as a flat tensor: a new one, or the one that is given."""
         if flat is None:
-            flat = weights[next(iter(self.entries))].new_empty(sum(self.sizes))
+            flat = weights[next(iter(self.entries))].new_empty(self.size)
         for name, view in self.views(flat).items():
             view.copy_(weights[name].detach())
         return flat

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,6 +16,7 @@ from torch.func import functional_call
 from cafedcl.config import TrainOptions
 from cafedcl.contract import Batch, Visit
 from cafedcl.data.augment import augment
+from cafedcl.engine.patches import adapt
 from cafedcl.engine.sgd import descend
 from cafedcl.method import Method
 from cafedcl.models.base import Encoder, Network, Runner
@@ -30,7 +30,7 @@ It is asked for rows, and given the client's synthetic images.
 """
 RECOMPILE_LIMIT = 256
 """How many shapes, methods and models may be compiled in one process."""
-F = TypeVar("F", bound=Callable[..., Any])
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 class Body(Runner):
@@ -87,10 +87,12 @@ class Bound(Runner):
 class Play(nn.Module):
     """A network whose weights are given at every call. Its encoder's part is played by a body in another precision."""
 
-    def __init__(self, network: Network, dtype: torch.dtype) -> None:
+    def __init__(self, network: Network, dtype: torch.dtype, *, patches: bool = False) -> None:
         super().__init__()
         self.network = copy.deepcopy(network)
         self.body = copy.deepcopy(network.encoder)
+        if patches:
+            adapt(self.body)
         self.runner = Body(self.body, dtype)
         self.network.runner = self.runner
 
@@ -110,14 +112,14 @@ class Program:
         if compiled:
             settings: Any = torch._dynamo.config
             settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
-        self.play = Play(network, dtype)
+        self.play = Play(network, dtype, patches=compiled and dtype.itemsize == 2)
         self.objective = self._made(self._objective)
         self.update = self._made(self._update)
         self.embed = self._made(self._embed)
         self.predict = self._made(self._predict)
 
-    def _made(self, function: F) -> F:
-        return cast(F, torch.compile(function, dynamic=False)) if self.compiled else function
+    def _made(self, function: Made) -> Made:
+        return cast(Made, torch.compile(function, dynamic=False)) if self.compiled else function
 
     def _act(self, weights: Given, act: Callable[[Network], Any], shift: Tensor | None) -> Any:
         given = {**prefixed("network.", weights.network), **prefixed("body.", weights.body)}
@@ -162,9 +164,13 @@ class Program:
         ``weights`` are all that move, in one tensor, and ``half`` is the same in the body's precision. ``gradients``
         are of every weight as it lies, one or several that are added.
         """
-        parts = [added(each).flatten() for each in gradients]
-        alike = [torch.cat(list(few)).float() for _, few in groupby(parts, lambda part: part.dtype)]
-        descend(weights, torch.cat(alike), velocity, tables["rate"].index_select(0, at), self.options)
+        alike: list[list[Tensor]] = []
+        for part in (reduce(torch.add, each).flatten() for each in gradients):
+            if not alike or alike[-1][0].dtype != part.dtype:
+                alike.append([])
+            alike[-1].append(part)
+        gradient = torch.cat([torch.cat(parts).float() for parts in alike])
+        descend(weights, gradient, velocity, tables["rate"].index_select(0, at), self.options)
         if half is not None:
             half.copy_(weights)
         log.index_copy_(0, at, terms[None])
@@ -183,8 +189,3 @@ class Program:
         scores = self._act(weights, lambda network: self.method.scores(network, x, anchors, memory), None)
         among = scores.masked_fill(~held, -torch.inf)
         return torch.stack([scores.argmax(1), among.argmax(1)], 1).to(torch.int16)
-
-
-def added(parts: list[Tensor]) -> Tensor:
-    """Return the sum of one or more tensors."""
-    return reduce(torch.add, parts)

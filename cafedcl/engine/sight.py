@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cafedcl.augment.base import Extra
 from cafedcl.contract import Embed, Part, Weights
-from cafedcl.engine.lane import Lane, Launcher
+from cafedcl.engine.lane import Lane
 from cafedcl.engine.layout import Layout
 from cafedcl.engine.plan import Plan
 from cafedcl.engine.program import ENCODER, Bound, Given
@@ -22,9 +22,9 @@ SCORE = ("score", 0, 0)
 class Sight:
     """A copy of the network on one lane, whose weights always lie in the same tensors, and what it sees in images."""
 
-    def __init__(self, supply: Supply, launcher: Launcher | None) -> None:
+    def __init__(self, supply: Supply) -> None:
         self.supply, self.bench = supply, supply.bench
-        self.lane = Lane(self.bench.device, launcher)
+        self.lane = Lane(self.bench.device)
         self.network = copy.deepcopy(self.bench.network).eval()
         self.layout = Layout(self.network, supply.channels_last)
         self.flat, self.leaves = self.layout.flat, self.layout.leaves

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import cast
 
@@ -12,11 +12,12 @@ from torch import Tensor
 from cafedcl.augment.base import Extra
 from cafedcl.check import largest
 from cafedcl.contract import Client, Job, Reply, Up, Visit
-from cafedcl.engine.lane import Launcher, Mark, to_host
+from cafedcl.engine.feed import Feed
+from cafedcl.engine.lane import to_host
 from cafedcl.engine.parcel import Parcel
 from cafedcl.engine.plan import Anyone, Known, Outcome, Plan, embeds_nothing
 from cafedcl.engine.program import ENCODER
-from cafedcl.engine.schedule import Schedule, make_schedule
+from cafedcl.engine.schedule import make_schedule
 from cafedcl.engine.sight import Sight, copy_into, shapes
 from cafedcl.engine.supply import Supply
 from cafedcl.metrics import hits
@@ -28,30 +29,17 @@ PLANS = 4
 """Captures are kept for so many different sets of anchors and memories."""
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A visit whose training is being queued; ``launched`` waits until it is."""
-
-    job: Job
-    plan: Plan
-    extra: Extra
-    schedule: Schedule
-    mark: Mark
-    launched: Callable[[], None]
-
-
 class Slot(Sight):
     """A place where every visit is copied into the same tensors and replayed."""
 
-    def __init__(self, supply: Supply, launcher: Launcher | None) -> None:
-        super().__init__(supply, launcher)
+    def __init__(self, supply: Supply) -> None:
+        super().__init__(supply)
         self.velocity = torch.zeros_like(self.flat) if self.bench.train.momentum else None
         self.one = torch.ones((), device=self.bench.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.bench.device)
         self.arrival: tuple[Tensor, Callable[[], None]] | None = None
         """Where the server's weights are taken from, and the capture that takes them."""
-        self.feeds: dict[int, Tensors] = {}
-        self.fed: dict[tuple[int, str], object] = {}
+        self.feeds: dict[int, Feed] = {}
         self.looked: dict[int, Tensor] = {}
         self.plans: dict[object, Plan] = {}
         self.static: set[int] = set()
@@ -96,7 +84,6 @@ class Slot(Sight):
             rates=float("nan"),
         )
 
-    @torch.no_grad()
     def receive(self, sent: Tensor, job: Job) -> None:
         """Go to the start of a visit: take in the server's weights, and the client's own over them."""
         if self.arrival is None or self.arrival[0] is not sent:
@@ -123,7 +110,7 @@ class Slot(Sight):
 
     def step(self, plan: Plan, width: int) -> None:
         """One optimizer step: gather, forward, loss, backward, clip, update. This is what is captured."""
-        program, feed, at = self.supply.program, self.feed(width), self.cursor
+        program, feed, at = self.supply.program, self.feed(width).tables, self.cursor
         asked = [*self.leaves.values(), *self.halves.values()]
         with torch.enable_grad():
             loss, terms = program.objective(self.weights, self.supply.training, self.extra, feed, at, plan.visit)
@@ -140,30 +127,19 @@ class Slot(Sight):
             gradients.append([entry.as_it_lies(part) for part in parts])
         return gradients
 
-    def feed(self, width: int) -> Tensors:
+    def feed(self, width: int) -> Feed:
         """Return the static tables of a schedule of this width."""
         if width not in self.feeds:
             client = next(k for k in range(len(self.bench.shards)) if self.supply.width(k) == width)
             sample = make_schedule(self.bench, self.bench.rows[client], client, 0, width)
-            self.feeds[width] = {
-                name: torch.zeros((self.supply.steps, *table.shape[1:]), dtype=table.dtype, device=self.bench.device)
-                for name, table in sample.tables.items()
-            }
+            self.feeds[width] = Feed(sample, self.supply.steps, self.bench.device)
         return self.feeds[width]
-
-    def fill(self, schedule: Schedule, width: int) -> None:
-        """Copy a schedule into the static tables, but for what is there already."""
-        feed = self.feed(width)
-        for name, table in schedule.tables.items():
-            if schedule.marks.get(name) is None or self.fed.get((width, name)) != schedule.marks[name]:
-                self.fed[width, name] = schedule.marks.get(name)
-                feed[name][: len(table)].copy_(_pinned(table, self.bench.device), non_blocking=True)
 
     def prepare(self, plan: Plan, width: int) -> None:
         """Capture the steps of a width, if they are not yet. It moves the weights."""
         if not plan.names:
             self.cursor.zero_()
-            feed = self.feed(width)
+            feed = self.feed(width).tables
             program, images = self.supply.program, self.supply.training
             plan.names = program.names(self.weights, images, self.extra, feed, self.cursor, plan.visit)
             plan.log = self.flat.new_zeros(self.supply.steps, len(plan.names))
@@ -188,32 +164,27 @@ class Slot(Sight):
 
     # a client's visit
 
-    def begin(self, job: Job, sent: Tensor) -> Begun:
-        """Queue the first part of a client's visit: receiving and training."""
-        job = self.bench.learned(job)
-        with self.lane.on():
-            mark, width = self.lane.mark(), self.supply.width(job.client)
-            plan = self.plan(job)
-            self.prepare(plan, width)
-            self.receive(sent, job)
-            extra = self.bench.extra(job, lambda: self.features(job.client))
-            self.supply.accommodate(extra, self.extra)
-            schedule = make_schedule(self.bench, self.bench.rows[job.client], job.client, job.down.round, width)
-            self.fill(schedule, width)
-            launched = self.lane.launch(lambda: self.train(plan, schedule.steps, width))
-            return Begun(job, plan, extra, schedule, mark, launched)
-
-    def finish(self, begun: Begun, room: float) -> Callable[[], Reply]:
-        """Queue the rest of a visit, and return the call that waits for its reply.
+    def visit(self, job: Job, sent: Tensor, room: float) -> Callable[[], Reply]:
+        """Queue a client's visit, and return the call that waits for its reply.
 
         ``room`` is how many bytes of its memory may stay on the device.
         """
-        job, plan, bench, method = begun.job, begun.plan, self.bench, self.bench.method
+        bench, method = self.bench, self.bench.method
+        job = bench.learned(job)
         client, augmented = bench.client(job.client), prefixed(AUGMENT, under(AUGMENT, job.memory))
-        begun.launched()
         with self.lane.on(), torch.no_grad():
-            outcome = self.outcome(begun)
-            shared, own = bench.parted({**self.layout.views(self.flat.clone()), **self.fresh(self.layout.rest)})
+            began, width = self.lane.mark(), self.supply.width(job.client)
+            plan = self.plan(job)
+            self.prepare(plan, width)
+            self.receive(sent, job)
+            extra = bench.extra(job, lambda: self.features(job.client))
+            self.supply.accommodate(extra, self.extra)
+            schedule = make_schedule(bench, bench.rows[job.client], job.client, job.down.round, width)
+            self.feed(width).fill(schedule)
+            self.train(plan, schedule.steps, width)
+            outcome = self.outcome(plan, job, extra)
+            trained, rest = self.flat.clone(), self.fresh(self.layout.rest)
+            shared, own = bench.parted({**self.layout.views(trained), **rest})
             sends = {**prefixed(MODEL, shared), **outcome.sent}
             memory = {**prefixed(MODEL, own), **outcome.kept, **augmented}
             called: Tensors = {}
@@ -221,7 +192,7 @@ class Slot(Sight):
                 rows = self.supply.test_rows(job.client)
                 called = to_host(self.predict(plan, rows, outcome.kept, client.counts > 0))
             memory = memory if nbytes(memory) <= room else to_host(memory)
-            notes = to_host(begun.extra.notes)
+            notes = to_host(extra.notes)
             done = self.lane.mark()
 
         def reply() -> Reply:
@@ -233,33 +204,33 @@ class Slot(Sight):
             up = Up(
                 client=job.client,
                 samples=client.samples,
-                tensors={**self.lane.hand_over(sends), **small},
+                tensors={**sends, **small},
                 notes={**under(NOTE, told), **notes},
-                losses=begun.schedule.losses(plan.names, told[LOG]),
-                seconds=done.seconds_since(begun.mark),
+                losses=schedule.losses(plan.names, told[LOG]),
+                seconds=done.seconds_since(began),
             )
             right = hits(called, bench.test_labels(job.client), method.classes) if called else {}
             sound = not augmented and math.isfinite(told[LARGEST])
-            return Reply(up, self.lane.hand_over(memory), right, sound)
+            self.lane.hand_over([trained, *rest.values(), *outcome.sent.values(), *memory.values()])
+            return Reply(up, memory, right, sound)
 
         return reply
 
-    def outcome(self, begun: Begun) -> Outcome:
+    def outcome(self, plan: Plan, job: Job, extra: Extra) -> Outcome:
         """Return what a visit comes to, with what it tells on its way to the host."""
-        plan, client, extra, bench = begun.plan, begun.job.client, begun.extra, self.bench
+        client, bench = job.client, self.bench
         made, keep = None if len(extra) else self.replayed(plan, client), cloned
         if made is None:
             visit = replace(
                 plan.visit,
                 client=bench.client(client),
                 embed=self.embedder(client, extra),
-                rates=bench.rates(client, begun.job.down.round),
+                rates=bench.rates(client, job.down.round),
                 signals=extra.signals,
             )
             made, keep = self.conclude(plan, visit)._replace(whole=False), self.fresh
         return made._replace(sent=keep(made.sent), kept=keep(made.kept), told=made.told.to("cpu", non_blocking=True))
 
-    @torch.no_grad()
     def replayed(self, plan: Plan, client: int) -> Outcome | None:
         """Return what a visit comes to by one replay, if the method can be captured and the client's images are few.
 
@@ -322,7 +293,3 @@ LOG, LARGEST, SENT, NOTE = "log", "largest", "sent/", "note/"
 def cloned(tensors: Tensors) -> Tensors:
     """Return copies of tensors."""
     return {name: value.clone() for name, value in tensors.items()}
-
-
-def _pinned(table: Tensor, device: torch.device) -> Tensor:
-    return table.pin_memory() if device.type == "cuda" else table

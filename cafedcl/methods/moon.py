@@ -40,7 +40,7 @@ class Moon(Method):
     contrast backbone features without a projection instead.
     """
 
-    name, year, Options = "moon", 2021, MoonOptions
+    name, year, Options, replayed = "moon", 2021, MoonOptions, True
     paper = "Li et al., Model-Contrastive Federated Learning"
     presets: ClassVar = {"cifar10": {"mu": 5.0}}
 

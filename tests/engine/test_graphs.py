@@ -1,4 +1,5 @@
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -297,7 +298,7 @@ def test_the_number_of_lanes_changes_no_result(tiny: Tiny, method: str) -> None:
 
 @pytest.mark.parametrize(
     ("participants", "streams", "number"),
-    [(1, 0, 1), (12, 0, 12), (13, 0, 7), (20, 0, 10), (100, 0, 12), (5, 2, 2), (5, 3, 3), (5, 4, 3), (3, 64, 3)],
+    [(1, 0, 1), (25, 0, 25), (26, 0, 13), (40, 0, 20), (100, 0, 25), (5, 2, 2), (5, 3, 3), (5, 4, 3), (3, 64, 3)],
 )
 def test_clients_are_spread_evenly_over_the_lanes(tiny: Tiny, participants: int, streams: int, number: int) -> None:
     options = replace(EngineOptions(), precision="fp32", streams=streams)
@@ -305,32 +306,29 @@ def test_clients_are_spread_evenly_over_the_lanes(tiny: Tiny, participants: int,
 
 
 @pytest.mark.parametrize("streams", [1, 2, 4, 12])
-def test_visits_are_begun_ahead_and_a_lane_is_not_given_a_visit_before_it_has_finished_one(
+def test_replies_are_waited_for_as_late_as_possible_with_two_visits_on_a_lane(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, streams: int
 ) -> None:
     federation = captured(tiny("fedavg", federation__clients=30, **EVERYONE), streams)
-    begin, finish, begun, most = slot_module.Slot.begin, slot_module.Slot.finish, list[object](), list[int]()
+    visit, open_on, most = slot_module.Slot.visit, Counter[int](), list[int]()
 
-    def noted_begin(self: Any, *details: Any) -> Any:
-        assert self not in begun
-        begun.append(self)
-        return begin(self, *details)
+    def noted(self: Any, *details: Any) -> Any:
+        reply = visit(self, *details)
+        open_on[id(self)] += 1
 
-    def noted_finish(self: Any, *details: Any) -> Any:
-        most.append(len(begun))
-        assert begun.pop(0) is self
-        return finish(self, *details)
+        def closed() -> Reply:
+            most.append(open_on.total())
+            assert max(open_on.values()) <= 2
+            open_on[id(self)] -= 1
+            return reply()
 
-    monkeypatch.setattr(slot_module.Slot, "begin", noted_begin)
-    monkeypatch.setattr(slot_module.Slot, "finish", noted_finish)
+        return closed
+
+    monkeypatch.setattr(slot_module.Slot, "visit", noted)
     replies = federation.engine.train(jobs_of(federation, *range(30)))
     assert sorted(reply.up.client for reply in replies) == list(range(30))
-    number = federation.engine.number
-    ahead = min(graphs_module.AHEAD, number - 1)
-    assert begun == []
-    assert max(most) <= number
-    assert min(most[: 30 - ahead]) == ahead + 1
-    assert most[30 - ahead :] == list(range(ahead, 0, -1))
+    depth = 2 * federation.engine.number
+    assert most == [min(depth, 30 - done) for done in range(30)]
 
 
 def test_every_job_is_answered_once_and_no_job_is_no_result(tiny: Tiny) -> None:

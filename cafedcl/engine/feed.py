@@ -1,0 +1,42 @@
+"""Where a lane's steps read what comes next: the tables of a schedule, always in the same tensors."""
+
+from collections import deque
+
+import torch
+
+from cafedcl.engine.schedule import Schedule
+from cafedcl.pack import Tensors
+
+ON_THEIR_WAY = 3
+"""Visits of a lane whose tables may not have left the host: one that runs, one that is queued, one that failed."""
+
+
+class Feed:
+    """The tables of one width on the device, and the pages on the host from which they are copied there.
+
+    The pages are locked in memory once and for all, which takes longer than filling them.
+    """
+
+    def __init__(self, sample: Schedule, steps: int, device: torch.device) -> None:
+        shapes = {name: (steps, *table.shape[1:]) for name, table in sample.tables.items()}
+        kinds = {name: table.dtype for name, table in sample.tables.items()}
+        self.tables = {name: torch.zeros(shape, dtype=kinds[name], device=device) for name, shape in shapes.items()}
+        self.pages: deque[Tensors] = deque(
+            {
+                name: torch.zeros(shape, dtype=kinds[name], pin_memory=device.type == "cuda")
+                for name, shape in shapes.items()
+            }
+            for _ in range(ON_THEIR_WAY)
+        )
+        self.marks: dict[str, object] = {}
+
+    def fill(self, schedule: Schedule) -> None:
+        """Copy a schedule into the tables, but for what is there already."""
+        self.pages.rotate()
+        for name, table in schedule.tables.items():
+            mark = schedule.marks.get(name)
+            if mark is None or self.marks.get(name) != mark:
+                self.marks[name] = mark
+                page = self.pages[0][name]
+                page.numpy()[: len(table)] = table.numpy()
+                self.tables[name].copy_(page, non_blocking=True)

@@ -1,0 +1,50 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from cafedcl.engine.patches import MULTIPLE, Patches, adapt
+
+LAYERS = {
+    "square": (lambda: nn.Conv2d(3, 5, 5), (3, 9, 8)),
+    "one channel": (lambda: nn.Conv2d(1, 4, 3, 2, 1), (1, 8, 8)),
+    "unequal sides": (lambda: nn.Conv2d(3, 5, (3, 2), (2, 1), (1, 0)), (3, 9, 8)),
+    "no bias": (lambda: nn.Conv2d(2, 4, 3, bias=False), (2, 7, 7)),
+    "a multiple already": (lambda: nn.Conv2d(2, 3, 2), (2, 6, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_product_of_patches_is_the_convolution(name: str) -> None:
+    make, shape = LAYERS[name]
+    plain = make().double()
+    layer = copy.deepcopy(plain)
+    adapt(layer)
+    assert type(layer) is Patches
+    x = torch.randn(4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    slope = torch.randn_like(plain(x))
+    for each in (plain, layer):
+        each(x).backward(slope)
+    torch.testing.assert_close(layer(x), plain(x), atol=1e-12, rtol=1e-12)
+    for mine, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(MULTIPLE, 4, 3),
+        nn.Conv2d(2, 4, 3, groups=2),
+        nn.Conv2d(2, 4, 3, dilation=2),
+        nn.Conv2d(2, 4, 3, padding="same"),
+        nn.Conv2d(2, 4, 3, padding="valid"),
+        nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"),
+        nn.ConvTranspose2d(2, 4, 3),
+    ],
+    ids=str,
+)
+def test_other_layers_stay_as_they_are(layer: nn.Module) -> None:
+    kind = type(layer)
+    adapt(nn.Sequential(layer))
+    assert type(layer) is kind
