@@ -31,6 +31,17 @@ def test_a_product_of_patches_is_the_convolution(name: str) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-12, rtol=1e-12)
 
 
+def test_a_gradient_goes_through_a_layer_that_is_not_the_first() -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3)).double()
+    layers = copy.deepcopy(plain)
+    adapt(layers)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for each in (plain, layers):
+        each(x).square().sum().backward()
+    for mine, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "layer",
     [
