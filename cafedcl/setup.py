@@ -23,7 +23,7 @@ from cafedcl.pack import MODEL, Tensors, moved, prefixed
 from cafedcl.rng import torch_stream
 
 PFLLIB_TEST_SHARE = 0.25
-QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+QUEUES = "32"
 """A GPU takes work from so many queues at a time, its most; with the default of 8, more streams wait for each other."""
 SITES = "sites"
 """The data set's name where every site of a deployment has its own."""
@@ -49,7 +49,8 @@ class Setup:
 
 def choose_device(name: str) -> torch.device:
     """Return the device a config asks for, or say why it cannot be had."""
-    os.environ.update({variable: number for variable, number in QUEUES.items() if variable not in os.environ})
+    if name != "cpu":
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", QUEUES)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -391,3 +391,20 @@ def test_a_label_of_no_class_is_not_counted():
     sums, counts = contrast.class_sums(z, y, torch.ones(3), 2)
     assert sums.tolist() == [[4, 6], [0, 0]]
     assert counts.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["two tables", "a table with itself"])
+def test_compiled_distances_and_their_slopes_are_the_plain_ones(same):
+    """To 1e-12; the slope is zero between a point and itself."""
+    made = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(n, DIM, dtype=torch.float64, generator=made) for n in (6, 6 if same else 4))
+    weight = torch.randn(6, len(b), dtype=torch.float64, generator=made)
+    found = []
+    for function in (contrast.distances, torch.compile(contrast.distances, backend="eager", fullgraph=True)):
+        x = a.clone().requires_grad_()
+        apart = function(x, x if same else b)
+        (weight * apart).sum().backward()
+        found.append((apart.detach(), x.grad))
+    for plain, compiled in zip(*found, strict=True):
+        assert plain.isfinite().all()
+        torch.testing.assert_close(plain, compiled, atol=1e-12, rtol=1e-12)

@@ -1,3 +1,4 @@
+import os
 import platform
 
 import pytest
@@ -41,3 +42,17 @@ def test_the_drop_out_schedule_is_read_by_round() -> None:
 def test_a_device_that_is_not_there_is_one_clear_line(name: str) -> None:
     with pytest.raises(CafedclError, match=f"engine.device = '{name}': this machine cannot use it"):
         choose_device(name)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "32"), ("4", "4")])
+def test_a_gpu_takes_work_from_all_its_queues_unless_it_was_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(name, given)
+    choose_device("cpu")
+    assert os.environ.get(name) == given
+    choose_device("auto")
+    assert os.environ[name] == expected

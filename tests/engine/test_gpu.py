@@ -199,9 +199,13 @@ def test_compiled_steps_are_the_eager_steps(method: str) -> None:
     assert furthest(one_round(method, name="eager", device="cuda"), compiled) <= 1e-5
 
 
+@pytest.mark.parametrize("compiled", ["off", "on"])
 @pytest.mark.parametrize("method", ["fedavg", "cafedcl"])
-def test_bf16_trains_to_the_same_loss(method: str) -> None:
-    half, full = one_round(method, device="cuda", precision="bf16"), one_round(method, device="cuda")
+def test_bf16_trains_to_the_same_loss(method: str, compiled: str) -> None:
+    half = one_round(method, device="cuda", precision="bf16", compile=compiled)
+    full = one_round(method, device="cuda")
+    assert isinstance(half.engine, Graphs)
+    assert half.engine.supply.program.compiled == (compiled == "on")
     losses = [sum(federation.history[0].loss.values()) for federation in (half, full)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]

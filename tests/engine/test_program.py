@@ -123,6 +123,29 @@ def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
     assert log.tolist() == [[step, -step] for step in range(steps)]
 
 
+@pytest.mark.parametrize("name", ["fedavg", "cafedcl"])
+def test_a_step_is_compiled_in_one_piece(after_a_round: Callable[[str], Federation], name: str) -> None:
+    """Whatever dynamo cannot follow would run as kernels of its own in between."""
+    federation = after_a_round(name)
+    bench = federation.bench
+    program = Program(bench.network, federation.method, bench.train, torch.float32, compiled=False)
+    tables, visit, at = tables_of(bench), visit_of(federation), torch.tensor([1])
+    weights = moved_away(visit.received)
+    given = Given(weights, under("encoder.", weights))
+    whole = {
+        part: torch.compile(getattr(program, part), backend="eager", fullgraph=True) for part in ("objective", "update")
+    }
+    loss, terms = whole["objective"](given, images_of(bench, torch.float32), {}, tables, at, visit)
+    found = torch.autograd.grad(loss, list(weights.values()))
+    flat = torch.cat([weight.detach().flatten() for weight in weights.values()])
+    log = torch.zeros(len(tables["rows"]), len(terms))
+    before = flat.clone()
+    whole["update"](flat, flat.to(HALF), [[g] for g in found], None, tables, at, terms, log)
+    assert at.tolist() == [2]
+    assert not torch.equal(flat, before)
+    assert torch.equal(log[1], terms)
+
+
 # objectives
 
 
@@ -331,7 +354,7 @@ def test_a_step_moves_the_weights_by_both_gradients_together(tiny: Tiny, precisi
     slot.prepare(plan, width)
     slot.receive(engine._sent(down), job)
     schedule = make_schedule(bench, bench.rows[0], 0, 0, width)
-    slot.fill(schedule, width)
+    slot.feed(width).fill(schedule)
     received = {name: value.clone() for name, value in bench.initial.items()}
     weights = {name: value.clone() for name, value in received.items()}
     dtype = HALF if precision == "bf16" else torch.float32

@@ -11,6 +11,8 @@ from cafedcl.data import Dataset
 from cafedcl.engine.eager import Eager
 from cafedcl.errors import CafedclError
 from cafedcl.methods import find_method, method_names
+from cafedcl.methods.cafedcl import CAFedCL
+from cafedcl.methods.fedavg import FedAvg
 from cafedcl.pack import ANCHORS, MODEL, floats, prefixed, under
 from cafedcl.setup import prepare
 
@@ -110,6 +112,26 @@ def test_a_loss_reads_no_tensor_value_so_that_it_can_be_replayed(tiny, name, opt
     federation.method.loss = guarded
     terms, _, _ = loss_and_gradient(federation, batch_of(federation, 4))
     assert terms
+
+
+def test_what_a_client_sends_or_keeps_is_replayed_only_if_its_own_class_says_so():
+    class Sends(FedAvg):
+        def summarize(self, model, visit):
+            return {}, {}
+
+    class Keeps(CAFedCL):
+        def remember(self, model, visit):
+            return {}
+
+    class Says(Sends):
+        replayed = True
+
+    class Inherits(Says):
+        pass
+
+    assert all(each.replayed for each in (FedAvg, CAFedCL, Says, Inherits))
+    assert not Sends.replayed
+    assert not Keeps.replayed
 
 
 @pytest.mark.parametrize("name", METHODS)
