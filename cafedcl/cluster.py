@@ -12,7 +12,8 @@ def k_means(z: Tensor, y: Tensor, classes: Tensor, k: int) -> tuple[Tensor, Tens
     """Return k centroids of every class, fewer for fewer distinct points, and before them the class of each.
 
     ``classes`` are the classes in ``y``, in order. Of ten starts by k-means++ with a fixed seed the one of least cost
-    is taken, for each class by itself. A cluster that nothing is nearest to stays where it was.
+    is taken, for each class by itself. A cluster that nothing is nearest to stays where it was. Which of a class's
+    centroids comes first does not depend on the start that found them, nor on the last bit of a point.
     """
     points, times, distinct = parted(z, y, classes)
     middle = (times[:, None] @ points) / times.sum(1)[:, None, None]
@@ -22,7 +23,9 @@ def k_means(z: Tensor, y: Tensor, classes: Tensor, k: int) -> tuple[Tensor, Tens
     cost, centres = scene.settle(scene.seeds(number), used.to(z.device, non_blocking=True))
     best = (cost <= cost.amin(1, keepdim=True) * (1 + NEAR)).byte().argmax(1)
     mine, which = (index.to(z.device, non_blocking=True) for index in used.nonzero(as_tuple=True))
-    return classes[mine], centres[mine, best[mine], which] + middle[mine, 0]
+    found = centres[mine, best[mine], which] + middle[mine, 0]
+    order = order_of(found, mine)
+    return classes[mine[order]], found[order]
 
 
 def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[int]]:
@@ -31,9 +34,7 @@ def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[
     Alike points are neighbours in the order of their class and of one sum over their coordinates. The numbers are the
     only thing that the device is waited for.
     """
-    wide = z.dtype if z.device.type == "mps" else torch.float64  # which that device does not have
-    order = (z.to(wide) @ torch.arange(1.0, z.shape[1] + 1, dtype=wide, device=z.device).sqrt()).argsort()
-    order = order[y[order].argsort(stable=True)]
+    order = order_of(z, y)
     z, y = z[order], y[order]
     new = torch.ones_like(y)
     new[1:] = (z[1:] != z[:-1]).any(1) | (y[1:] != y[:-1])
@@ -44,6 +45,13 @@ def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[
     points = z.new_zeros(len(classes), max(numbers), z.shape[1]).index_put_(at, z)
     times = z.new_zeros(points.shape[:2]).index_put_(at, z.new_ones(len(z)), accumulate=True)
     return points, times, numbers
+
+
+def order_of(z: Tensor, group: Tensor) -> Tensor:
+    """Return the order of points by their group, and in it by one sum over their coordinates."""
+    wide = z.dtype if z.device.type == "mps" else torch.float64  # which that device does not have
+    order = (z.to(wide) @ torch.arange(1.0, z.shape[1] + 1, dtype=wide, device=z.device).sqrt()).argsort()
+    return order[group[order].argsort(stable=True)]
 
 
 class Scene:

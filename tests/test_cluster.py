@@ -235,3 +235,17 @@ def test_a_cluster_that_nothing_is_nearest_to_stays_where_it_was() -> None:
     assert centres.flatten().tolist() == [0.0, 50.0]
     assert costs.tolist() == [[2.0]]
     assert ROUNDS > 1
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+def test_centroids_come_in_the_same_order_when_points_move_by_a_bit(k: int) -> None:
+    """Each of a class's few points is a centroid, or pairs of them are: many starts find the same."""
+    made = torch.Generator().manual_seed(5)
+    z, y = torch.rand(40, 6, generator=made), torch.arange(40) % 10
+    classes, first = k_means(z, y, torch.arange(10), k)
+    assert classes.tolist() == sorted(classes.tolist())
+    for seed in range(5):
+        moved = z * (1 + 1e-7 * torch.randn(z.shape, generator=torch.Generator().manual_seed(seed)))
+        again, second = k_means(moved, y, torch.arange(10), k)
+        assert torch.equal(classes, again)
+        torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
