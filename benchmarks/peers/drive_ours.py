@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from driver import Outcome, Task, cores, drive
 from jobs import Data
-from torch_model import judge, network
+from torch_model import judge, network, wait
 
 from cafedcl import Federation, resolve
 from cafedcl.data import Dataset
@@ -19,10 +19,11 @@ from cafedcl.setup import prepare
 def options(task: Task) -> dict[str, Any]:
     """Return the job as a config; one round more than is run, so that none of them is the last, which evaluates."""
     job, rounds = task.job, task.rounds + 1
+    small = "cnn8" if job.shape[1] < 16 else "cnn4"
     return {
         "method": {"name": "fedavg"},
         "split": {"kind": "natural", "validation": 0.0},
-        "model": {"name": "cnn8" if job.shape[1] < 16 else "cnn4"},
+        "model": {"name": "resnet18" if job.model == "resnet" else small},
         "train": {
             "epochs": job.epochs,
             "batch_size": job.batch,
@@ -33,7 +34,7 @@ def options(task: Task) -> dict[str, Any]:
         },
         "federation": {"clients": job.clients, "rounds": rounds, "participation": job.cohort / job.clients},
         "evaluate": {"every": rounds, "own_every": rounds},
-        "engine": {"device": "cpu"},
+        "engine": {"device": task.device},
     }
 
 
@@ -55,18 +56,24 @@ def train(task: Task) -> Outcome:
     data = task.data()
     seconds, steps = [], []
     with Federation(prepare(resolve(options(task)), dataset(data))) as federation:
-        federation.state = {name: torch.from_numpy(data.weights[plain_name(name)]) for name in federation.state}
+        federation.state = {
+            name: torch.from_numpy(data.weights[plain_name(name)]).to(value.device)
+            for name, value in federation.state.items()
+        }
         sizes = [len(shard) for shard in federation.bench.shards.train]
         for _ in range(task.rounds):
             began = time.perf_counter()
             record = federation.step()
+            wait(task.device)
             seconds.append(time.perf_counter() - began)
             failed = {failure["client"] for failure in record.failed}
             steps.append(sum(task.job.steps(sizes[k]) for k in record.participants if k not in failed))
         final = {plain_name(name): value for name, value in federation.state.items()}
-    model = network(data)
+    model = network(data).to(task.device)
     model.load_state_dict(final)
-    return Outcome(seconds, *judge(model, data), steps, f"the engine's defaults on {cores()} cores")
+    engine = type(federation.engine).__name__.lower(), getattr(federation.engine, "precision", "fp32")
+    used = f"cuda: {', '.join(engine)}" if task.device == "cuda" else f"{cores()} cores"
+    return Outcome(seconds, *judge(model, data), steps, f"the engine's defaults on {used}")
 
 
 if __name__ == "__main__":

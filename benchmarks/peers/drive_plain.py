@@ -11,14 +11,14 @@ import torch
 from driver import Outcome, Task, drive
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch_model import judge, network, settle, tensors
+from torch_model import judge, network, settle, tensors, wait
 
 
 class Client:
     """A client that keeps its data, its model and its optimizer."""
 
     def __init__(self, index: int, model: nn.Module, task: Task, dataset: TensorDataset) -> None:
-        self.index, self.job, self.dataset = index, task.job, dataset
+        self.index, self.job, self.device, self.dataset = index, task.job, task.device, dataset
         self.model = deepcopy(model)
         self.loss = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=task.job.lr)
@@ -34,7 +34,8 @@ class Client:
         loader = DataLoader(self.dataset, batch_size=self.job.batch, shuffle=True)
         steps = 0
         for _ in range(self.job.epochs):
-            for x, y in loader:
+            for batch in loader:
+                x, y = (part.to(self.device) for part in batch)
                 self.optimizer.zero_grad()
                 loss = self.loss(self.model(x), y)
                 loss.backward()
@@ -48,7 +49,7 @@ class Server:
 
     def __init__(self, task: Task) -> None:
         data = task.data()
-        self.job, self.data, self.model = task.job, data, network(data)
+        self.job, self.data, self.model = task.job, data, network(data).to(task.device)
         self.clients = [Client(k, self.model, task, TensorDataset(*tensors(data, k))) for k in range(task.job.clients)]
 
     def round(self) -> int:
@@ -77,8 +78,10 @@ def train(task: Task) -> Outcome:
     for _ in range(task.rounds):
         began = time.perf_counter()
         steps.append(server.round())
+        wait(task.device)
         seconds.append(time.perf_counter() - began)
-    return Outcome(seconds, *judge(server.model, server.data), steps, f"1 process, {task.threads} PyTorch threads")
+    used = "cuda, PyTorch's defaults" if task.device == "cuda" else f"{task.threads} PyTorch threads"
+    return Outcome(seconds, *judge(server.model, server.data), steps, f"1 process, {used}")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,16 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from jobs import SCALES, Data, Job, JobError, data_file, find_job, load
+
+DEVICES = ("cpu", "cuda")
+ON_GPU = ("ours", "plain")
+"""Systems whose drivers can train on a GPU, and the only ones that run its network."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Task:
     path: Path
     threads: int
     onednn: bool
+    device: str
     arguments: list[str]
     """The command line, for drivers that start themselves again in several processes."""
 
@@ -53,12 +59,35 @@ class Outcome:
     steps: list[int]
     """Optimizer steps of every round."""
     cores: str
-    """How the system used the cores."""
+    """How the system used the cores, or the GPU."""
 
 
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_system(system: str, job: Job, device: str) -> None:
+    """Refuse a system that cannot run a job on a device."""
+    if system not in ON_GPU and (device == "cuda" or job.model == "resnet"):
+        raise JobError(f"job {job.name} on {device}: {system} is not set up for it; only {' and '.join(ON_GPU)} are")
+
+
+def gpu() -> str:
+    """Return the name of the GPU that PyTorch uses."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise JobError("device cuda: PyTorch finds no CUDA GPU on this machine")
+    return torch.cuda.get_device_name()
+
+
+def release(package: str) -> str:
+    """Return a package's version, also where it is not installed but on Python's path."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return str(import_module(package).__version__)
 
 
 def drive(system: str, doc: str, packages: list[str], train: Callable[[Task], Outcome | None]) -> None:
@@ -71,9 +100,13 @@ def drive(system: str, doc: str, packages: list[str], train: Callable[[Task], Ou
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--threads", type=int, default=cores(), help="PyTorch's threads where one process trains alone")
     parser.add_argument("--onednn", choices=("on", "off"), default="on", help="PyTorch's CPU kernels by oneDNN")
+    parser.add_argument("--device", choices=DEVICES, help="where the clients train; the job's own if not given")
     arguments = parser.parse_args()
     try:
         task = read_task(arguments)
+        check_system(system, task.job, task.device)
+        if task.device == "cuda":
+            gpu()
         outcome = train(task)
     except JobError as error:
         sys.exit(f"error: {error}")
@@ -81,7 +114,7 @@ def drive(system: str, doc: str, packages: list[str], train: Callable[[Task], Ou
         return
     result: dict[str, Any] = {"system": system, "job": task.job.name, "scale": arguments.scale, "rounds": task.rounds}
     result |= asdict(outcome)
-    result["versions"] = {"python": platform.python_version()} | {name: version(name) for name in packages}
+    result["versions"] = {"python": platform.python_version()} | {name: release(name) for name in packages}
     try:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -97,7 +130,8 @@ def read_task(arguments: argparse.Namespace) -> Task:
     if arguments.threads < 1:
         raise JobError(f"--threads {arguments.threads}: at least 1 is needed")
     path = arguments.data or data_file(job.name, arguments.scale)
-    return Task(job, rounds, path.resolve(), arguments.threads, arguments.onednn == "on", sys.argv[1:])
+    onednn, device = arguments.onednn == "on", arguments.device or job.device
+    return Task(job, rounds, path.resolve(), arguments.threads, onednn, device, sys.argv[1:])
 
 
 def quiet() -> None:

@@ -1,11 +1,11 @@
 """The jobs that every system runs, and their data: one .npz file that all read.
 
-    python benchmarks/peers/jobs.py a b c digits
+    python benchmarks/peers/jobs.py a b c d digits
 
 writes the files into benchmarks/peers/.cache and prints where they are. Images are class-dependent patterns under
-noise, made from a fixed seed (jobs a, b, c), or scikit-learn's handwritten digits. A file holds uint8 images, labels,
-the client of every training image, the mean and standard deviation to normalise with, and the initial weights of the
-network.
+noise, made from a fixed seed (jobs a, b, c, d), or scikit-learn's handwritten digits. A file holds uint8 images,
+labels, the client of every training image, the mean and standard deviation to normalise with, and the initial weights
+of the network.
 """
 
 import argparse
@@ -50,6 +50,10 @@ class Job:
     """Rounds that are run where nothing else is asked for."""
     shape: tuple[int, int, int] = (3, 32, 32)
     lr: float = 0.01
+    model: str = "cnn"
+    """cnn: a small CNN that fits the images; resnet: ResNet-18 with GroupNorm."""
+    device: str = "cpu"
+    """Where the clients train where nothing else is asked for: cpu or cuda."""
 
     def steps(self, samples: int) -> int:
         """Return the optimizer steps that a client with so many images does in a round."""
@@ -62,6 +66,7 @@ JOBS = {
         Job("a", clients=20, cohort=20, images=20 * 250, epochs=5, batch=50, rounds=3),
         Job("b", clients=100, cohort=100, images=100 * 250, epochs=5, batch=50, rounds=2),
         Job("c", clients=1000, cohort=50, images=1000 * 50, epochs=1, batch=10, rounds=8),
+        Job("d", clients=20, cohort=20, images=20 * 500, epochs=5, batch=50, rounds=3, model="resnet", device="cuda"),
         Job("digits", clients=20, cohort=20, images=1797 - DIGITS_TEST, epochs=5, batch=8, rounds=20, shape=(1, 8, 8)),
     )
 }
@@ -122,7 +127,7 @@ def make(job: Job) -> Data:
     mean = np.array([share @ levels for share in pixels])
     std = np.sqrt([share @ (levels - middle) ** 2 for share, middle in zip(pixels, mean, strict=True)])
     scale = [part.astype(np.float32).reshape(1, -1, 1, 1) for part in (mean, std)]
-    return Data(x, y, test_x, test_y, owners, *scale, initial_weights(job.shape, rng))
+    return Data(x, y, test_x, test_y, owners, *scale, initial_weights(layers(job.shape, job.model), rng))
 
 
 def _patterns(number: int, shape: tuple[int, int, int], rng: np.random.Generator) -> tuple[Array, Array]:
@@ -167,9 +172,11 @@ def dirichlet(labels: Array, clients: int, rng: np.random.Generator) -> Array:
     return owners
 
 
-def layers(shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the network's weights: the 4-layer CNN, or the small one for 8×8 images."""
+def layers(shape: tuple[int, int, int], model: str = "cnn") -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the network's weights: ResNet-18, the 4-layer CNN, or the small one for 8×8 images."""
     channels, height, width = shape
+    if model == "resnet":
+        return _resnet(channels)
     if height < 16:
         return {
             "conv1": (16, channels, 3, 3),
@@ -185,13 +192,37 @@ def layers(shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def initial_weights(shape: tuple[int, int, int], rng: np.random.Generator) -> dict[str, Array]:
-    """Return weights as PyTorch draws them: uniform within ±1/√(inputs of a unit)."""
+def _resnet(channels: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of ResNet-18's weights; those of its GroupNorms have one dimension."""
+    shapes: dict[str, tuple[int, ...]] = {"conv": (64, channels, 3, 3), "norm": (64,)}
+    inputs = 64
+    for index, outputs in enumerate((64, 64, 128, 128, 256, 256, 512, 512)):
+        block = f"blocks.{index}"
+        for number, width in ((1, inputs), (2, outputs)):
+            shapes[f"{block}.conv{number}"] = (outputs, width, 3, 3)
+            shapes[f"{block}.norm{number}"] = (outputs,)
+        if inputs != outputs:
+            shapes[f"{block}.shortcut.conv"] = (outputs, inputs, 1, 1)
+            shapes[f"{block}.shortcut.norm"] = (outputs,)
+        inputs = outputs
+    return {**shapes, "head": (CLASSES, inputs)}
+
+
+def initial_weights(shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> dict[str, Array]:
+    """Return weights uniform within ±1/√(inputs of a unit).
+
+    GroupNorms begin with ones and zeros, and the convolutions of a network that has them need no bias.
+    """
+    normed = "norm" in shapes
     weights: dict[str, Array] = {}
-    for name, form in layers(shape).items():
+    for name, form in shapes.items():
+        if len(form) == 1:
+            weights[f"{name}.weight"], weights[f"{name}.bias"] = np.ones(form, np.float32), np.zeros(form, np.float32)
+            continue
         bound = 1 / np.sqrt(np.prod(form[1:]))
         weights[f"{name}.weight"] = rng.uniform(-bound, bound, form).astype(np.float32)
-        weights[f"{name}.bias"] = rng.uniform(-bound, bound, form[0]).astype(np.float32)
+        if len(form) == 2 or not normed:
+            weights[f"{name}.bias"] = rng.uniform(-bound, bound, form[0]).astype(np.float32)
     return weights
 
 

@@ -4,6 +4,10 @@
 
 sets up an environment per peer in benchmarks/peers/.envs, runs every system on every job, one after another and the
 whole sequence --repeats times, prints the ratios against cafedcl, and writes benchmarks/results/peers.json.
+
+    python benchmarks/peers/run.py --jobs d --peers plain --add
+
+adds the job that runs on a CUDA GPU.
 """
 
 import argparse
@@ -23,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from driver import DEVICES, check_system, gpu
 from jobs import JOBS, SCALES, JobError, data_file, find_job, make, save
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +41,8 @@ HERE_TOO = (OURS, "plain")
 """Systems that need no environment of their own: they run in the one this script runs in."""
 SERIAL = ("plain", "fluke")
 """PyTorch systems that train in one process; the others start a process per core, with one thread each."""
+BESIDE_GPU = {"threads": 1, "onednn": True}
+"""How PyTorch is set where a GPU does the work."""
 FAR_ACCURACY, FAR_LOSS, LEAST_LOSS = 0.1, 0.25, 0.02
 """How far a system's accuracy, and relatively its loss, may be from the median of all before it is warned about."""
 TRAINED = 0.5
@@ -106,13 +113,13 @@ def fastest(settings: Sequence[Setting], system: str, onednn: str) -> Setting:
     return min(fits, key=lambda s: s["milliseconds"] * (1.1 if s["threads"] > 1 else 1.0))
 
 
-def launch(system: str, job: str, rounds: int, setting: Setting, scale: str, limit: float) -> Run:
+def launch(system: str, job: str, rounds: int, device: str, setting: Setting, scale: str, limit: float) -> Run:
     """Run a driver in a process of its own; returns its result and the wall time, or why there is none."""
     run: Run = {"system": system, "job": job}
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder, "result.json"), Path(folder, "log")
         command = [str(interpreter(system)), str(HERE / f"drive_{system}.py"), job, "--rounds", str(rounds)]
-        command += ["--scale", scale, "--data", str(data_file(job, scale)), "--out", str(out)]
+        command += ["--scale", scale, "--device", device, "--data", str(data_file(job, scale)), "--out", str(out)]
         command += ["--threads", str(setting["threads"]), "--onednn", "on" if setting["onednn"] else "off"]
         began = time.perf_counter()
         with log.open("w", encoding="utf-8") as output:
@@ -268,7 +275,13 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise JobError(f"--repeats {arguments.repeats}: at least 1 is needed")
     if arguments.rounds is not None and arguments.rounds < 2:
         raise JobError(f"--rounds {arguments.rounds}: the first round is a warm-up, so at least 2 are needed")
+    found = {name: find_job(name, arguments.scale) for name in jobs}
+    devices = {name: str(arguments.device or found[name].device) for name in jobs}
+    for job in jobs:
+        for system in systems:
+            check_system(system, found[job], devices[job])
     before, broken = machine(), {}
+    gpus = {name: {"gpu": gpu()} if device == "cuda" else {} for name, device in devices.items()}
     for system in systems:
         if problem := set_up(system, console):
             broken[system] = problem
@@ -277,23 +290,24 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     for job in jobs:
         path = data_file(job, arguments.scale)
         if not path.exists():
-            save(make(find_job(job, arguments.scale)), path)
-        settings[job] = calibrate(job, arguments.scale)
+            save(make(found[job]), path)
+        settings[job] = [] if devices[job] == "cuda" else calibrate(job, arguments.scale)
     runs: list[Run] = []
     for repeat in range(arguments.repeats):
         for job in jobs:
-            rounds = arguments.rounds or find_job(job, arguments.scale).rounds
+            rounds = arguments.rounds or found[job].rounds
             for system in systems:
                 if system in broken:
                     runs.append({"system": system, "job": job, "repeat": repeat, "failed": broken[system]})
                     continue
-                setting = fastest(settings[job], system, arguments.onednn)
-                run = launch(system, job, rounds, setting, arguments.scale, arguments.timeout)
+                timed = settings[job]
+                setting = fastest(timed, system, arguments.onednn) if timed else BESIDE_GPU
+                run = launch(system, job, rounds, devices[job], setting, arguments.scale, arguments.timeout)
                 runs.append(run | {"repeat": repeat})
                 said = run.get("failed") or f"{median(run['seconds'][1:]):.3f} s per round, {run['wall']:.1f} s in all"
                 console.print(f"repeat {repeat + 1}, job {job}, {system}: {said}", highlight=False, markup=False)
     command = shlex.join(["python", "benchmarks/peers/run.py", *sys.argv[1:]])
-    about = {job: {"command": command, "machine": before, "local_step": settings[job]} for job in jobs}
+    about = {job: {"command": command, "machine": before | gpus[job], "local_step": settings[job]} for job in jobs}
     return {"measured": about, **compare(runs), "runs": runs}
 
 
@@ -307,12 +321,14 @@ def together(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Measure, show and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", default=",".join(JOBS), help="which jobs, separated by commas")
+    anywhere = ",".join(name for name, job in JOBS.items() if job.device == "cpu")
+    parser.add_argument("--jobs", default=anywhere, help="which jobs, separated by commas; all on a CPU if not given")
     parser.add_argument("--peers", default=",".join(SYSTEMS[1:]), help="which systems besides ours, by commas")
     parser.add_argument("--rounds", type=int, help="rounds of every run; each job's own number if not given")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=3600, help="seconds after which a run is given up")
     parser.add_argument("--onednn", choices=("fastest", "on", "off"), default="fastest", help="PyTorch peers' kernels")
+    parser.add_argument("--device", choices=DEVICES, help="where the clients train; each job's own if not given")
     parser.add_argument("--scale", choices=SCALES, default="full", help="tiny: only to see whether everything works")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--add", action="store_true", help="keep what the result file has of other jobs")

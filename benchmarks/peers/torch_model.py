@@ -1,4 +1,4 @@
-"""The network in PyTorch, and which threads and kernels are fastest for it on this machine.
+"""The networks in PyTorch, and which threads and kernels are fastest for it on this machine.
 
     python benchmarks/peers/torch_model.py a
 
@@ -25,6 +25,13 @@ TIMED_SECONDS = 1.5
 
 def network(data: Data) -> nn.Sequential:
     """Build the network of a job, with the initial weights of its data."""
+    model = _resnet(data) if "norm.weight" in data.weights else _cnn(data)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in data.weights.items()})
+    return model
+
+
+def _cnn(data: Data) -> nn.Sequential:
+    """Build the 4-layer CNN, or the small one for 8×8 images."""
     small = data.train_x.shape[2] < 16
     shapes = layers(data.train_x.shape[1:])
     parts: OrderedDict[str, nn.Module] = OrderedDict()
@@ -39,15 +46,57 @@ def network(data: Data) -> nn.Sequential:
     parts["full"] = nn.Linear(*reversed(shapes["full"]))
     parts["relu_full"] = nn.ReLU()
     parts["head"] = nn.Linear(*reversed(shapes["head"]))
-    model = nn.Sequential(parts)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in data.weights.items()})
-    return model
+    return nn.Sequential(parts)
+
+
+class Block(nn.Module):
+    """A block of ResNet-18: two 3×3 convolutions and a shortcut, smaller images where there are more channels."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = 1 if inputs == outputs else 2
+        self.conv1, self.norm1 = _normed(inputs, outputs, 3, stride)
+        self.conv2, self.norm2 = _normed(outputs, outputs, 3, 1)
+        self.shortcut = nn.Sequential()
+        if stride == 2:
+            self.shortcut.conv, self.shortcut.norm = _normed(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output, after its ReLU."""
+        inner = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+
+
+def _normed(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Conv2d, nn.GroupNorm]:
+    """Return a convolution and its GroupNorm, of two groups."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.GroupNorm(2, outputs)
+
+
+def _resnet(data: Data) -> nn.Sequential:
+    """Build ResNet-18 with GroupNorm, for images as small as CIFAR's."""
+    shapes = layers(data.train_x.shape[1:], "resnet")
+    outputs, inputs, kernel, _ = shapes["conv"]
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts["conv"], parts["norm"] = _normed(inputs, outputs, kernel, 1)
+    parts["relu"] = nn.ReLU()
+    blocks = [form for name, form in shapes.items() if name.endswith("conv1")]
+    parts["blocks"] = nn.Sequential(*(Block(inputs, outputs) for outputs, inputs, *_ in blocks))
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(*reversed(shapes["head"]))
+    return nn.Sequential(parts)
 
 
 def settle(threads: int, onednn: bool) -> None:
     """Set PyTorch's threads and kernels for this process."""
     torch.set_num_threads(threads)
     torch.backends.mkldnn.enabled = onednn
+
+
+def wait(device: str) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def tensors(data: Data, client: int) -> tuple[Tensor, Tensor]:
@@ -69,9 +118,10 @@ class Batches:
 
 @torch.no_grad()
 def judge(model: nn.Module, data: Data) -> tuple[float, float]:
-    """Return a model's accuracy and mean cross-entropy on the held-out images."""
-    model.eval()
-    scores, labels = model(torch.from_numpy(data.images(data.test_x))), torch.from_numpy(data.test_y)
+    """Return a model's accuracy and mean cross-entropy on the held-out images, worked out where the model is."""
+    device = next(model.eval().parameters()).device
+    x, labels = (torch.from_numpy(part).to(device) for part in (data.images(data.test_x), data.test_y))
+    scores = model(x)
     return float((scores.argmax(1) == labels).double().mean()), float(F.cross_entropy(scores, labels))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "peers"
 
@@ -37,7 +38,7 @@ def run(peers: Any) -> Any:
     return peers("run")
 
 
-@pytest.mark.parametrize("name", ["a", "b", "c", "digits"])
+@pytest.mark.parametrize("name", ["a", "b", "c", "d", "digits"])
 def test_data_are_the_same_every_time(jobs: Any, name: str, tmp_path: Path) -> None:
     job = jobs.find_job(name, "tiny")
     first, second = jobs.make(job), jobs.make(job)
@@ -64,7 +65,16 @@ def test_data_of_a_changed_job_are_not_found_under_its_old_name(jobs: Any, monke
 
 def test_jobs_have_the_sizes_they_are_said_to_have(jobs: Any) -> None:
     sizes = {name: (job.clients, job.cohort, job.steps(job.images // job.clients)) for name, job in jobs.JOBS.items()}
-    assert sizes == {"a": (20, 20, 25), "b": (100, 100, 25), "c": (1000, 50, 5), "digits": (20, 20, 45)}
+    assert sizes == {
+        "a": (20, 20, 25),
+        "b": (100, 100, 25),
+        "c": (1000, 50, 5),
+        "d": (20, 20, 50),
+        "digits": (20, 20, 45),
+    }
+    elsewhere = {name: (job.model, job.device) for name, job in jobs.JOBS.items() if job.device != "cpu"}
+    assert elsewhere == {"d": ("resnet", "cuda")}
+    assert all(job.model == "cnn" for job in jobs.JOBS.values() if job.device == "cpu")
 
 
 def test_digits_are_dealt_in_equal_and_skewed_parts(jobs: Any) -> None:
@@ -94,6 +104,35 @@ def test_network_has_the_layers_of_ours(jobs: Any, peers: Any) -> None:
         assert {key: shapes[key] for key in own} == {key: tuple(value.shape) for key, value in own.items()}
 
 
+def test_resnet_gives_what_ours_gives(jobs: Any, peers: Any) -> None:
+    from cafedcl.models.resnet import ResNet18
+
+    data = jobs.make(jobs.find_job("d", "tiny"))
+    model, own = peers("torch_model").network(data).double(), ResNet18((3, 32, 32)).double()
+    weights = model.state_dict()
+    head = [weights.pop(name) for name in ("head.weight", "head.bias")]
+    own.load_state_dict(weights)
+    x = torch.from_numpy(data.images(data.test_x[:4])).double()
+    with torch.no_grad():
+        ours, theirs = torch.nn.functional.linear(own(x), *head), model(x)
+    assert ours.shape == (4, 10)
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-9)
+    assert float(ours.std()) > 0.01
+
+
+def test_ours_and_the_plain_loop_train_the_same_resnet(jobs: Any, peers: Any, tmp_path: Path) -> None:
+    """Every client has one batch, so that no order of batches comes between the two."""
+    job = replace(jobs.find_job("d", "tiny"), clients=2, cohort=2, images=4, epochs=2, batch=2)
+    data = jobs.make(job)
+    jobs.save(replace(data, test_x=data.test_x[:8], test_y=data.test_y[:8]), tmp_path / "d.npz")
+    setting = (torch.get_num_threads(), torch.backends.mkldnn.enabled, "cpu", [])
+    task = peers("driver").Task(job, 2, tmp_path / "d.npz", *setting)
+    ours, plain = (peers(f"drive_{system}").train(task) for system in ("ours", "plain"))
+    assert ours.steps == plain.steps == [4, 4]
+    assert ours.accuracy == plain.accuracy
+    assert ours.loss == pytest.approx(plain.loss, rel=1e-3)
+
+
 def test_ours_and_the_plain_loop_do_the_same_work(jobs: Any, tmp_path: Path) -> None:
     path, results = tmp_path / "digits.npz", {}
     jobs.save(jobs.make(jobs.find_job("digits", "tiny")), path)
@@ -112,7 +151,7 @@ def test_ours_and_the_plain_loop_do_the_same_work(jobs: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nonsense"], "error: there is no job 'nonsense'; the jobs are a, b, c, digits"),
+        (["nonsense"], "error: there is no job 'nonsense'; the jobs are a, b, c, d, digits"),
         (["a", "--rounds", "1"], "error: --rounds 1: the first round is a warm-up, so at least 2 are needed"),
         (["a", "--data", "nowhere.npz"], "nowhere.npz: no such file"),
     ],
@@ -125,6 +164,63 @@ def test_bad_arguments_get_one_line(
         peers("driver").drive("none", "", [], lambda task: task.data() and None)
     assert said in ended.value.code
     assert "\n" not in ended.value.code
+
+
+def test_device_is_the_jobs_own_unless_another_is_asked_for(
+    peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver, seen = peers("driver"), []
+
+    def drive(system: str, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["drive.py", *arguments, "--scale", "tiny", "--out", str(tmp_path / "none")])
+        driver.drive(system, "", [], lambda task: seen.append(task.device))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    drive("plain", "a")
+    drive("plain", "d", "--device", "cpu")
+    with pytest.raises(SystemExit, match=r"^error: device cuda: PyTorch finds no CUDA GPU on this machine$"):
+        drive("plain", "d")
+    with pytest.raises(SystemExit, match=r"^error: job d on cuda: fluke is not set up for it; only ours and"):
+        drive("fluke", "d")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    drive("plain", "d")
+    assert seen == ["cpu", "cpu", "cuda"]
+
+
+def test_version_of_a_package_that_is_only_on_the_path(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cafedcl
+
+    driver = peers("driver")
+
+    def absent(name: str) -> str:
+        raise driver.PackageNotFoundError(name)
+
+    monkeypatch.setattr(driver, "version", absent)
+    assert driver.release("cafedcl") == cafedcl.__version__
+
+
+def test_job_on_a_gpu_is_not_timed_on_the_cpu(
+    run: Any, jobs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launched = []
+
+    def launch(system: str, job: str, rounds: int, device: str, setting: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        launched.append((system, job, rounds, device, setting))
+        return result(system, job, [1.0, 1.0], 2.0)
+
+    monkeypatch.setattr(jobs, "CACHE", tmp_path)
+    monkeypatch.setattr(run, "gpu", lambda: "a GPU")
+    monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(run, "calibrate", lambda job, scale: pytest.fail("timed on the CPU"))
+    arguments = ["--jobs", "d", "--peers", "plain", "--repeats", "1", "--scale", "tiny"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments, "--out", str(tmp_path / "out.json")])
+    run.main()
+    setting = {"threads": 1, "onednn": True}
+    assert launched == [(system, "d", 2, "cuda", setting) for system in ("ours", "plain")]
+    measured = json.loads((tmp_path / "out.json").read_text())["measured"]["d"]
+    assert measured["machine"]["gpu"] == "a GPU"
+    assert measured["local_step"] == []
 
 
 def result(system: str, job: str, seconds: list[float], wall: float, **parts: Any) -> dict[str, Any]:
@@ -197,14 +293,19 @@ def test_everything_is_there_for_every_system(run: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--jobs", "a,z"], "--jobs 'a,z': one or more of a, b, c, digits is expected"),
+        (["--jobs", "a,z"], "--jobs 'a,z': one or more of a, b, c, d, digits is expected"),
         (["--peers", "tff"], "--peers 'tff': one or more of ours, plain,"),
         (["--rounds", "1"], "--rounds 1: the first round is a warm-up"),
+        (["--jobs", "d"], "job d on cuda: flower is not set up for it; only ours and plain are"),
+        (["--jobs", "d", "--peers", "plain,pfl", "--device", "cpu"], "job d on cpu: pfl is not set up for it"),
+        (["--jobs", "a", "--peers", "fedjax", "--device", "cuda"], "job a on cuda: fedjax is not set up for it"),
+        (["--jobs", "d", "--peers", "plain"], "device cuda: PyTorch finds no CUDA GPU on this machine"),
     ],
 )
 def test_runner_refuses_what_it_does_not_know(
     run: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         run.main()
