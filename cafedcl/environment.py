@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""The variable that says from how many queues a GPU takes work for a process."""
 PACKAGES = ("cafedcl", "torch", "numpy", "scikit-learn", "safetensors", "pandas")
 
 

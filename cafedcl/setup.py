@@ -14,7 +14,7 @@ from cafedcl.data.shards import Shards, pool
 from cafedcl.data.splits import split
 from cafedcl.engine.base import Bench
 from cafedcl.engine.groups import choose_size
-from cafedcl.environment import is_arm
+from cafedcl.environment import QUEUES, is_arm
 from cafedcl.errors import CafedclError
 from cafedcl.method import Method
 from cafedcl.methods import find_method
@@ -23,8 +23,8 @@ from cafedcl.pack import MODEL, Tensors, moved, prefixed
 from cafedcl.rng import torch_stream
 
 PFLLIB_TEST_SHARE = 0.25
-QUEUES = "32"
-"""A GPU takes work from so many queues at a time, its most; with the default of 8, more streams wait for each other."""
+MOST_QUEUES = "32"
+"""A GPU takes work from so many queues at most; with its default of 8, more streams than that wait for each other."""
 SITES = "sites"
 """The data set's name where every site of a deployment has its own."""
 
@@ -50,7 +50,7 @@ class Setup:
 def choose_device(name: str) -> torch.device:
     """Return the device a config asks for, or say why it cannot be had."""
     if name != "cpu":
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", QUEUES)
+        os.environ.setdefault(QUEUES, MOST_QUEUES)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import POLL, Handle, Launcher, Local, Slot
-from cafedcl.environment import cores
+from cafedcl.environment import QUEUES, cores
 from cafedcl.errors import CafedclError
 from cafedcl.optional import optional
+
+SHARED = {QUEUES: "8"}
+"""What jobs that share a GPU are told: all its queues for each of them are more than it has for a dozen."""
 
 
 def choose_launcher(devices: Sequence[str], jobs: int | None, threads: int, ray: str | None) -> Launcher:
@@ -24,13 +27,13 @@ def choose_launcher(devices: Sequence[str], jobs: int | None, threads: int, ray:
     import torch
 
     here = list(devices) or [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
-    slots = [slot_of(device) for device in here]
+    slots = [slot_of(device, jobs or 1) for device in here]
     usual = max(1, cores() // threads) if here == ["cpu"] else 1
     return Local(slots * (jobs or usual))
 
 
-def slot_of(device: str) -> Slot:
-    """Return the slot of a device by its name.
+def slot_of(device: str, jobs: int = 1) -> Slot:
+    """Return the slot of a device by its name, which so many jobs share.
 
     A GPU is given to a job as the only one that it sees, so that a run can go on with another one later.
     """
@@ -45,7 +48,12 @@ def slot_of(device: str) -> Slot:
     if number >= there:
         raise CafedclError(f"--devices {device}: this machine has {there} CUDA devices; choose another one, or cpu")
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return Slot("cuda", {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)})
+    return Slot("cuda", {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number), **queues(jobs)})
+
+
+def queues(jobs: int) -> dict[str, str]:
+    """Return what jobs are told that share a GPU, unless somebody has told them already."""
+    return SHARED if jobs > 1 and QUEUES not in os.environ else {}
 
 
 class Ray:
@@ -70,12 +78,13 @@ class Ray:
             number = jobs or int(there.get("CPU", 0)) // threads
         if not number:
             raise CafedclError(f"--ray {address}: the cluster has no {kinds.pop()} device for a job")
-        self.slots: Sequence[Slot] = [Slot(kinds.pop())] * number
+        told = queues(jobs or 1) if kinds == {"cuda"} else {}
+        self.slots: Sequence[Slot] = [Slot(kinds.pop(), told)] * number
 
-    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:  # noqa: ARG002
+    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
         """Start a task."""
         task = self.ray.remote(max_retries=0, **self.wanted)(work)
-        return Task(self.ray, task.remote(arguments, str(Path.cwd()), str(log.resolve())), log)
+        return Task(self.ray, task.remote(arguments, slot.variables, str(Path.cwd()), str(log.resolve())), log)
 
 
 class Task:
@@ -105,7 +114,7 @@ class Task:
         self.ray.cancel(self.reference, force=True)
 
 
-def work(arguments: list[str], home: str, log: str) -> int:
+def work(arguments: list[str], variables: dict[str, str], home: str, log: str) -> int:
     """Run a job on a machine of the cluster, from the folder in which the command was given."""
     with Path(log).open("wb") as errors:
         process = subprocess.Popen(
@@ -114,6 +123,7 @@ def work(arguments: list[str], home: str, log: str) -> int:
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=home,
+            env={**os.environ, **variables},
             start_new_session=True,
         )
     # A cluster that was started in the background ignores interrupts, and they are how a task is cancelled.

@@ -290,8 +290,13 @@ def test_the_tail_follows_a_growing_file_and_one_that_is_rewound(tmp_path: Path)
 def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     slots = choose_launcher([], 2, 1, None).slots
     assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["0", "1", "0", "1"]
+    assert {slot.variables["CUDA_DEVICE_MAX_CONNECTIONS"] for slot in slots} == {"8"}
+    assert all("CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables for slot in choose_launcher([], 1, 1, None).slots)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    assert all("CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables for slot in choose_launcher([], 2, 1, None).slots)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
     assert slot_of("cuda:1") == Slot("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-7"})
     with pytest.raises(CafedclError, match="this machine has 2 CUDA devices"):
