@@ -5,6 +5,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,9 +116,9 @@ def in_one(model: Tensors, places: dict[str, Place]) -> Tensor:
 
 def held_by(ups: Sequence[Up], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Return the row (client) and column (class) of every per-class entry that was sent."""
-    sizes = torch.tensor([len(up.tensors["classes"]) for up in ups])
-    rows = torch.arange(len(ups)).repeat_interleave(sizes)
-    return rows.to(device), torch.cat([up.tensors["classes"] for up in ups]).to(device)
+    classes = [up.tensors["classes"] for up in ups]
+    rows = np.repeat(np.arange(len(ups)), [listed.shape[0] for listed in classes])
+    return torch.from_numpy(rows).to(device), torch.cat(classes).to(device)
 
 
 def holders(ups: Sequence[Up], classes: int) -> Tensor:

@@ -26,8 +26,8 @@ READY_SHARE = 0.1
 """Images are kept normalised on the device if they take no more of its memory than this."""
 MEMORY_SHARE = 0.3
 """Clients' memories stay on the device as long as they take no more of it than this; then they go to the host."""
-LANES, LARGE_LANES, LARGE = 25, 4, 5_000_000
-"""Visits at a time, at most; fewer fill the device if the network has so many weights."""
+LANES, LARGE_LANES, LARGE = 12, 4, 5_000_000
+"""Visits at a time, at most; fewer fill the device if the network has so many weights. More only end all at once."""
 LEARNERS = 8
 """Clients that learn at the same time what their tail augmentation needs."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
@@ -165,6 +165,8 @@ class Graphs:
         """Let go of threads, captures and memory."""
         if self.learners:
             self.learners.shutdown()
+        for slot in self.slots:
+            slot.close()
         self.slots.clear()
 
     @contextmanager

@@ -56,6 +56,10 @@ class Plan:
         self.outcomes: dict[int, Outcome] = {}
         """What captured summaries give, by the passes over the client's images that they take."""
 
+    def close(self) -> None:
+        """Let go of the captures at once: they refer to this plan, so they would stay for a while."""
+        self.captures.clear()
+
 
 def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
     """What a loss finds where it wants to embed its client's data."""

@@ -45,6 +45,12 @@ class Slot(Sight):
         self.static: set[int] = set()
         """Where tensors lie that every visit overwrites; found anew when there is a new plan."""
 
+    def close(self) -> None:
+        """Let go of all captures."""
+        for plan in self.plans.values():
+            plan.close()
+        self.arrival = self.see = None
+
     # receiving
 
     def plan(self, job: Job) -> Plan:
@@ -58,7 +64,7 @@ class Slot(Sight):
             self.static.clear()
         self.plans[shape] = plan
         while len(self.plans) > PLANS:
-            del self.plans[next(iter(self.plans))]
+            self.plans.pop(next(iter(self.plans))).close()
         visit, client = plan.visit, self.bench.client(job.client)
         if plan.down is not job.down:
             copy_into(visit.anchors, anchors)
