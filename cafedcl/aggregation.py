@@ -1,9 +1,6 @@
 """The server's weighted means. Equation numbers are those of the CAFedCL paper."""
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
-from itertools import accumulate
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +8,7 @@ from torch import Tensor
 
 from cafedcl.contract import Up
 from cafedcl.pack import Tensors
+from cafedcl.vector import Place, in_one, places_of
 
 
 def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
@@ -63,55 +61,8 @@ class Average:
         if self.sum is not None:
             whole = self.sum / self.total
             for name, place in self.places.items():
-                mean[name] = whole.as_strided(*place).to(self.like[name].dtype)
+                mean[name] = place.of(whole).to(self.like[name].dtype)
         return mean
-
-
-class Place(NamedTuple):
-    """Where a weight lies in the vector of all."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    begin: int
-
-
-def places_of(model: Tensors) -> dict[str, Place]:
-    """Return where weights are to lie in one vector: as they do, if they are parts of one, or else one by one."""
-    values = list(model.values())
-    begins = [0, *accumulate(value.numel() for value in values)]
-    dense = all(
-        v.is_contiguous() or (v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last)) for v in values
-    )
-    kept = [Place(tuple(v.shape), v.stride(), begin) for v, begin in zip(values, begins, strict=False)]
-    if dense and lies(values, kept):
-        return dict(zip(model, kept, strict=True))
-    laid = [place._replace(strides=torch.empty(place.shape, device="meta").stride()) for place in kept]
-    return dict(zip(model, laid, strict=True))
-
-
-def lies(values: Sequence[Tensor], places: Iterable[Place]) -> bool:
-    """Return whether weights are those parts of one vector."""
-    first = values[0]
-    begin, data, dtype = first.storage_offset(), first.untyped_storage().data_ptr(), first.dtype
-    return all(
-        value.storage_offset() == begin + place.begin
-        and value.stride() == place.strides
-        and value.dtype == dtype
-        and value.untyped_storage().data_ptr() == data
-        for value, place in zip(values, places, strict=True)
-    )
-
-
-def in_one(model: Tensors, places: dict[str, Place]) -> Tensor:
-    """Return weights as one vector, which is the one they are parts of if they lie so already."""
-    values = [model[name] for name in places]
-    size = sum(value.numel() for value in values)
-    if lies(values, places.values()):
-        return values[0].as_strided((size,), (1,))
-    flat = values[0].new_empty(size, dtype=reduce(torch.promote_types, (value.dtype for value in values)))
-    for value, place in zip(values, places.values(), strict=True):
-        flat.as_strided(*place).copy_(value)
-    return flat
 
 
 def held_by(ups: Sequence[Up], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
