@@ -28,6 +28,8 @@ MEMORY_SHARE = 0.3
 """Clients' memories stay on the device as long as they take no more of it than this; then they go to the host."""
 LANES, LARGE_LANES, LARGE = 12, 4, 5_000_000
 """Visits at a time, at most; fewer fill the device if the network has so many weights. More only end all at once."""
+SCORERS = 4
+"""Lanes that score the server's model."""
 LEARNERS = 8
 """Clients that learn at the same time what their tail augmentation needs."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
@@ -140,26 +142,29 @@ class Graphs:
         return self.sent
 
     def predict(self, tensors: Tensors) -> Tensor:
-        """Return the predictions of the server's model on the test images."""
-        with self._server(tensors) as (slot, job):
-            plan = slot.plan(job)
-            called = slot.predict(plan, self.supply.test_rows(None), {}, torch.ones_like(plan.held))
-            return called["all"].cpu()
+        """Return the predictions of the server's model on the test images, which a few lanes share."""
+        rows, size = self.supply.test_rows(None), self.bench.chunk
+        chunks = max(1, -(-len(rows) // size))
+        each = size * -(-chunks // min(self.number, SCORERS))
+        with self._server(tensors) as (sent, job):
+            waits = [self._slot(index).score(job, sent, part) for index, part in enumerate(rows.split(each))]
+        return torch.cat([wait() for wait in waits])
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
-        with self._server(tensors) as (slot, _):
+        slot = self._slot(0)
+        with self._server(tensors) as (sent, job), slot.lane.on():
+            slot.lane.follow()
+            slot.receive(sent, job)
             return slot.embed(rows.to(self.bench.device)).cpu()
 
     @contextmanager
-    def _server(self, tensors: Tensors) -> Iterator[tuple[Slot, Job]]:
-        """Let a lane hold the server's model."""
+    def _server(self, tensors: Tensors) -> Iterator[tuple[Tensor, Job]]:
+        """Lay the server's model where lanes take it from, for a visit without training."""
         down = Down(0, {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))})
-        sent, slot, job = self._sent(down), self._slot(0), Job(0, down, {}, False)
-        slot.lane.follow()
-        with self.arithmetic(), torch.no_grad(), slot.lane.on():
-            slot.receive(sent, job)
-            yield slot, job
+        sent = self._sent(down)
+        with self.arithmetic(), torch.no_grad():
+            yield sent, Job(0, down, {}, False)
 
     def close(self) -> None:
         """Let go of threads, captures and memory."""

@@ -222,6 +222,21 @@ class Slot(Sight):
 
         return reply
 
+    def score(self, job: Job, sent: Tensor, rows: Tensor) -> Callable[[], Tensor]:
+        """Queue a look of the received model at test images, and return the call that waits for its predictions."""
+        self.lane.follow()
+        with self.lane.on():
+            self.receive(sent, job)
+            plan = self.plan(job)
+            called = to_host(self.predict(plan, rows, {}, torch.ones_like(plan.held)))
+            done = self.lane.mark()
+
+        def predictions() -> Tensor:
+            done.wait()
+            return called["all"]
+
+        return predictions
+
     def outcome(self, plan: Plan, job: Job, extra: Extra) -> Outcome:
         """Return what a visit comes to, with what it tells on its way to the host."""
         client, bench = job.client, self.bench

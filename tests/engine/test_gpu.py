@@ -212,6 +212,19 @@ def test_bf16_trains_to_the_same_loss(method: str, compiled: str) -> None:
     assert all(value.dtype == torch.float32 for name, value in half.state.items() if name.startswith("model/"))
 
 
+@pytest.mark.parametrize("batch", [37, 500])
+def test_lanes_that_share_the_test_images_predict_what_one_does(batch: int) -> None:
+    tables = {"method": {"name": "cafedcl"}, "federation": {"clients": 6, "rounds": 2}, "evaluate": {"batch": batch}}
+    engines = [{"name": "eager"}, {"streams": 1, "precision": "fp32"}, {"streams": 6, "precision": "fp32"}]
+    called = []
+    for engine in engines:
+        federation = Federation(resolve({**tables, "engine": {"device": "cuda", **engine}}))
+        federation.step()
+        called.append([federation.engine.predict(federation.state).long() for _ in range(3)])
+    assert all(torch.equal(each[0], other) for each in called for other in each)
+    assert all(float((called[0][0] == other[0]).double().mean()) >= 0.99 for other in called[1:])
+
+
 def test_memories_over_the_budget_go_to_the_host() -> None:
     tables = {"method": {"name": "moon"}, "federation": {"clients": 4, "rounds": 2}, "engine": {"device": "cuda"}}
     federation, roomy = Federation(resolve(tables)), Federation(resolve(tables))

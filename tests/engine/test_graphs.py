@@ -298,6 +298,23 @@ def test_the_number_of_lanes_changes_no_result(tiny: Tiny, method: str) -> None:
         assert_same(federations[0], other, 1e-6)
 
 
+@pytest.mark.parametrize(("batch", "lanes"), [(500, 1), (100, 4), (37, 4)])
+def test_a_few_lanes_share_the_test_images(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, batch: int, lanes: int) -> None:
+    """Whole batches for each, the last of which may be shorter: 359 images of the digits."""
+    federation = captured(tiny("cafedcl", evaluate__batch=batch, federation__clients=6, **EVERYONE), 6)
+    federation.step()
+    alone = captured(tiny("cafedcl", evaluate__batch=batch, federation__clients=6, **EVERYONE), 1)
+    score, parts = slot_module.Slot.score, list[int]()
+    monkeypatch.setattr(
+        slot_module.Slot, "score", lambda self, *details: (parts.append(len(details[2])), score(self, *details))[1]
+    )
+    shared = federation.engine.predict(federation.state)
+    assert len(parts) == lanes
+    assert sum(parts) == len(shared) == len(federation.judge.y)
+    assert all(part % batch == 0 for part in parts[:-1])
+    assert torch.equal(shared, alone.engine.predict(federation.state))
+
+
 @pytest.mark.parametrize(
     ("participants", "streams", "number"),
     [(1, 0, 1), (12, 0, 12), (13, 0, 7), (20, 0, 10), (100, 0, 12), (5, 2, 2), (5, 3, 3), (5, 4, 3), (3, 64, 3)],
