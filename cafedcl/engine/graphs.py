@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cafedcl.config import EngineOptions
 from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine.base import Bench, Results
+from cafedcl.engine.broadcast import Broadcast
 from cafedcl.engine.program import Program
 from cafedcl.engine.schedule import choose_widths
 from cafedcl.engine.slot import Slot
@@ -136,7 +137,8 @@ class Graphs:
 
     @torch.no_grad()
     def _sent(self, down: Down) -> Tensor:
-        """Return what the server sends, laid where every lane takes it from; none is at work meanwhile."""
+        """Return the server's weights, laid with all else it tells where lanes take it from; none is at work now."""
+        self.supply.told.tell(down)
         weights = {**self.bench.initial, **moved(under(MODEL, down.tensors), self.bench.device)}
         self.sent = self._slot(0).layout.lay(weights, self.sent)
         return self.sent
@@ -153,10 +155,11 @@ class Graphs:
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
         slot = self._slot(0)
-        with self._server(tensors) as (sent, job), slot.lane.on():
+        with self._server(tensors) as (sent, job):
             slot.lane.follow()
-            slot.receive(sent, job)
-            return slot.embed(rows.to(self.bench.device)).cpu()
+            with slot.lane.on():
+                slot.receive(sent, job)
+                return slot.embed(rows.to(self.bench.device)).cpu()
 
     @contextmanager
     def _server(self, tensors: Tensors) -> Iterator[tuple[Tensor, Job]]:
@@ -202,6 +205,7 @@ def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
         steps=max(bench.steps(len(rows)) for rows in bench.rows),
         look=look,
+        told=Broadcast(bench.device, bench.rounds),
     )
     ready = supply.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(bench.device)
     train_x = supply.lay_out(supply.train_x, ready=ready)

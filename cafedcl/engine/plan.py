@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cafedcl.contract import Down, Part, Visit, Weights
+from cafedcl.contract import Part, Visit, Weights
 from cafedcl.engine.parcel import Parcel
 from cafedcl.errors import CafedclError
 from cafedcl.pack import Tensors
@@ -47,7 +47,6 @@ class Plan:
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
-        self.down: Down | None = None
         self.kept: Tensors = {}
         self.names: tuple[str, ...] = ()
         self.log = torch.zeros(0)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cafedcl.augment.base import Extra
 from cafedcl.contract import Embed, Part, Weights
+from cafedcl.engine.broadcast import copy_into, shapes
 from cafedcl.engine.lane import Lane
 from cafedcl.engine.layout import Layout
 from cafedcl.engine.plan import Plan
@@ -153,17 +154,6 @@ class Sight:
         for _ in range(-(-len(rows) // size)):
             plan.captures[SCORE]()
         return {"all": self.called[: len(rows), 0].clone(), "held": self.called[: len(rows), 1].clone()}
-
-
-def shapes(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-    """Return names, shapes and types."""
-    return tuple((name, value.shape, value.dtype) for name, value in tensors.items())
-
-
-def copy_into(static: Tensors, values: Tensors) -> None:
-    """Copy values into static tensors."""
-    for name, tensor in static.items():
-        tensor.copy_(values[name], non_blocking=True)
 
 
 def over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tensor) -> Tensor:

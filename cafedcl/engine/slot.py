@@ -12,16 +12,17 @@ from torch import Tensor
 from cafedcl.augment.base import Extra
 from cafedcl.check import largest
 from cafedcl.contract import Client, Job, Reply, Up, Visit
+from cafedcl.engine.broadcast import copy_into, shapes
 from cafedcl.engine.feed import Feed
 from cafedcl.engine.lane import to_host
 from cafedcl.engine.parcel import Parcel
 from cafedcl.engine.plan import Anyone, Known, Outcome, Plan, embeds_nothing
 from cafedcl.engine.program import ENCODER
 from cafedcl.engine.schedule import make_schedule
-from cafedcl.engine.sight import Sight, copy_into, shapes
+from cafedcl.engine.sight import Sight
 from cafedcl.engine.supply import Supply
 from cafedcl.metrics import hits
-from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, moved, nbytes, prefixed, under, without
+from cafedcl.pack import AUGMENT, MODEL, Tensors, moved, nbytes, prefixed, under, without
 
 CHAINS = (1, 4, 16)
 """Steps in the captures of a training step: the more, the fewer launches a visit takes."""
@@ -54,36 +55,30 @@ class Slot(Sight):
     # receiving
 
     def plan(self, job: Job) -> Plan:
-        """Return the plan for the shapes of a job's anchors and memory, with their values copied in."""
-        anchors = under(ANCHORS, job.down.tensors)
+        """Return the plan for the anchors of a round and the shapes of a client's memory, which is copied in."""
         memory = without((MODEL, AUGMENT), job.memory)
-        shape = (shapes(anchors), shapes(memory))
+        shape = (id(self.supply.told.anchors), shapes(memory))
         plan = self.plans.pop(shape, None)
         if plan is None:
-            plan = Plan(self._static_visit(job.client, anchors, memory))
+            plan = Plan(self._static_visit(job.client, memory))
             self.static.clear()
         self.plans[shape] = plan
         while len(self.plans) > PLANS:
             self.plans.pop(next(iter(self.plans))).close()
         visit, client = plan.visit, self.bench.client(job.client)
-        if plan.down is not job.down:
-            copy_into(visit.anchors, anchors)
-            visit.round.fill_(job.down.round)
-            visit.progress.fill_(job.down.round / self.bench.rounds)
-            plan.down = job.down
         copy_into(visit.memory, memory)
         visit.client.counts.copy_(client.counts)
         return plan
 
-    def _static_visit(self, index: int, anchors: Tensors, memory: Tensors) -> Visit:
-        device, client = self.bench.device, self.bench.client(index)
+    def _static_visit(self, index: int, memory: Tensors) -> Visit:
+        device, client, told = self.bench.device, self.bench.client(index), self.supply.told
         known = Known(client.counts.clone(), client.most, client.total)
         return Visit(
             client=cast(Client, known),
-            round=torch.zeros((), device=device),
-            progress=torch.zeros((), device=device),
+            round=told.round,
+            progress=told.progress,
             received=self.layout.views(self.received),
-            anchors={name: value.to(device, copy=True) for name, value in anchors.items()},
+            anchors=told.anchors,
             memory={name: value.to(device, copy=True) for name, value in memory.items()},
             scratch=self.bench.method.scratch(client),
             embed=embeds_nothing,
@@ -300,11 +295,9 @@ class Slot(Sight):
         return {n: v.clone() if v.untyped_storage().data_ptr() in self.static else v for n, v in tensors.items()}
 
     def _static(self) -> Iterator[Tensor]:
-        yield from (self.flat, self.received, *self.layout.rest.values())
+        yield from (self.flat, self.received, *self.layout.rest.values(), *self.supply.told.values())
         for plan in self.plans.values():
-            for part in (plan.visit.anchors, plan.visit.memory, plan.visit.scratch):
-                yield from part.values()
-            yield from (plan.visit.client.counts, plan.visit.round, plan.visit.progress)
+            yield from (*plan.visit.memory.values(), *plan.visit.scratch.values(), plan.visit.client.counts)
 
 
 LOG, LARGEST, SENT, NOTE = "log", "largest", "sent/", "note/"

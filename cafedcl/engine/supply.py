@@ -9,6 +9,7 @@ from torch import Tensor
 from cafedcl.augment.base import Extra
 from cafedcl.contract import Part
 from cafedcl.engine.base import Bench
+from cafedcl.engine.broadcast import Broadcast
 from cafedcl.engine.program import Program
 from cafedcl.pack import Tensors
 
@@ -32,6 +33,8 @@ class Supply:
     """The most steps of any client's visit."""
     look: int
     """Images per forward pass over a client's own data."""
+    told: Broadcast
+    """What the server tells all clients of a round."""
 
     def width(self, client: int) -> int:
         """Return the width a client's batches are padded to."""
