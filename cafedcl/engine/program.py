@@ -28,6 +28,7 @@ Images = Callable[[Tensor, Tensors], tuple[Tensor, Tensor, Tensor | None]]
 
 It is asked for rows, and given the client's synthetic images.
 """
+Summarize = Callable[[Network, Visit], tuple[Tensors, Tensors, Tensors]]
 RECOMPILE_LIMIT = 256
 """How many shapes, methods and models may be compiled in one process."""
 Made = TypeVar("Made", bound=Callable[..., Any])
@@ -117,6 +118,7 @@ class Program:
         self.update = self._made(self._update)
         self.embed = self._made(self._embed)
         self.predict = self._made(self._predict)
+        self.summary = self._made(self.summarize)
 
     def _made(self, function: Made) -> Made:
         return cast(Made, torch.compile(function, dynamic=False)) if self.compiled else function
@@ -175,6 +177,10 @@ class Program:
             half.copy_(weights)
         log.index_copy_(0, at, terms[None])
         at.add_(1)
+
+    def summarize(self, network: Network, visit: Visit) -> tuple[Tensors, Tensors, Tensors]:
+        """Return what the method sends up, notes, and keeps after a visit."""
+        return *self.method.summarize(network, visit), self.method.remember(network, visit)
 
     def _embed(self, weights: Given, images: Images, extra: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of images."""

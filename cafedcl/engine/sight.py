@@ -96,22 +96,8 @@ class Sight:
 
         return embed
 
-    def static_embedder(self, looked: Tensor) -> Embed:
-        """Return the function that gives a method embeddings under a capture; what is not of the part has label −1."""
-        rows, parts = looked
-        y = self.bench.data.train_y.index_select(0, rows)
-        cache: Tensors = {}
-
-        def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
-            if weights not in cache:
-                with self.holding(weights):
-                    cache[weights] = torch.cat([self.look(few) for few in rows.split(self.supply.look)])
-            return cache[weights], y.masked_fill(parts != PARTS.index(part), -1)
-
-        return embed
-
     @contextmanager
-    def holding(self, weights: Weights) -> Iterator[None]:
+    def holding(self, weights: str) -> Iterator[None]:
         """Run a block under the trained or the received weights."""
         trained = self.flat.clone() if weights == "received" else None
         if trained is not None:
@@ -154,6 +140,29 @@ class Sight:
         for _ in range(-(-len(rows) // size)):
             plan.captures[SCORE]()
         return {"all": self.called[: len(rows), 0].clone(), "held": self.called[: len(rows), 1].clone()}
+
+
+class Look:
+    """Gives a method its client's embeddings under a capture; what is not of the part asked for has label −1."""
+
+    def __init__(self, sight: Sight, looked: Tensor) -> None:
+        self.sight = sight
+        self.rows, self.parts = looked
+        self.y = sight.bench.data.train_y.index_select(0, self.rows)
+        self.seen: Tensors = {}
+        """By the weights they are made with."""
+
+    def __call__(self, part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
+        """Return embeddings and labels."""
+        if weights not in self.seen:
+            self.see(weights)
+        return self.seen[weights], self.y.masked_fill(self.parts != PARTS.index(part), -1)
+
+    def see(self, weights: str) -> None:
+        """Look at all images under the trained or the received weights."""
+        with self.sight.holding(weights):
+            few = self.rows.split(self.sight.supply.look)
+            self.seen[weights] = torch.cat([self.sight.look(rows) for rows in few])
 
 
 def over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tensor) -> Tensor:

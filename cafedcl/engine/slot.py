@@ -17,9 +17,9 @@ from cafedcl.engine.feed import Feed
 from cafedcl.engine.lane import to_host
 from cafedcl.engine.parcel import Parcel
 from cafedcl.engine.plan import Anyone, Known, Outcome, Plan, embeds_nothing
-from cafedcl.engine.program import ENCODER
+from cafedcl.engine.program import ENCODER, Summarize
 from cafedcl.engine.schedule import make_schedule
-from cafedcl.engine.sight import Sight
+from cafedcl.engine.sight import Look, Sight
 from cafedcl.engine.supply import Supply
 from cafedcl.metrics import hits
 from cafedcl.pack import AUGMENT, MODEL, Tensors, moved, nbytes, prefixed, under, without
@@ -244,7 +244,7 @@ class Slot(Sight):
                 rates=bench.rates(client, job.down.round),
                 signals=extra.signals,
             )
-            made, keep = self.conclude(plan, visit)._replace(whole=False), self.fresh
+            made, keep = self.conclude(plan, visit, self.supply.program.summarize)._replace(whole=False), self.fresh
         return made._replace(sent=keep(made.sent), kept=keep(made.kept), told=made.told.to("cpu", non_blocking=True))
 
     def replayed(self, plan: Plan, client: int) -> Outcome | None:
@@ -263,20 +263,27 @@ class Slot(Sight):
             known, holds = plan.visit.client, torch.arange(self.bench.method.classes, device=looked.device)
             anyone = cast(Client, Anyone(known.counts, holds, known.most, known.total))
 
-            def conclude() -> None:
-                visit = replace(plan.visit, client=anyone, embed=self.static_embedder(place))
-                plan.outcomes[size] = self.conclude(plan, visit)
+            program, look = self.supply.program, Look(self, place)
+            program.play.eval()
+            plain = self.conclude(plan, replace(plan.visit, client=anyone, embed=look), program.summarize)
+            asked = tuple(look.seen)
 
-            self.supply.program.play.eval()
+            def conclude() -> None:
+                look = Look(self, place)
+                for weights in asked:
+                    look.see(weights)
+                visit = replace(plan.visit, client=anyone, embed=look)
+                found = self.conclude(plan, visit, program.summary if asked else program.summarize)
+                plan.outcomes[size] = found._replace(whole=plain.whole)
+
             plan.captures["outcome", size, 1] = self.lane.capture(conclude)
         plan.captures["outcome", size, 1]()
         return plan.outcomes[size]
 
-    def conclude(self, plan: Plan, visit: Visit) -> Outcome:
+    def conclude(self, plan: Plan, visit: Visit, summarize: Summarize) -> Outcome:
         """Let the method summarize a visit, and put together what the host is told."""
-        method, small = self.bench.method, self.bench.by_class
-        summary, notes = method.summarize(self.network, visit)
-        kept = method.remember(self.network, visit)
+        small = self.bench.by_class
+        summary, notes, kept = summarize(self.network, visit)
         sent = {name: value for name, value in summary.items() if name not in small}
         others = (*summary.values(), *kept.values(), *self.layout.rest.values())
         numbers = [value for value in others if value.is_floating_point() and value.numel()]

@@ -239,6 +239,28 @@ def test_a_captured_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.Mon
     assert_same_records(*found, 1e-5)
 
 
+@pytest.mark.parametrize("summary", ["cafedcl", "fedproc", "fednh", "fedtgp", "cafedcl under the received weights"])
+def test_a_compiled_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str) -> None:
+    """As far as dynamo goes, which follows it in one piece; all lanes share what was compiled."""
+    method, settings = SUMMARIES[summary]
+    settings = {"federation__clients": 4, **UNEQUAL, **EVERYONE, **SHORT.get(method, {}), **settings}
+    one, other = (captured(tiny(method, **settings)) for _ in range(2))
+    program, traced = other.engine.supply.program, list[object]()
+
+    def backend(graph: Any, _inputs: object) -> Any:
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        program, "summary", torch.compile(program.summarize, backend=backend, fullgraph=True, dynamic=False)
+    )
+    found = [one.step(), other.step()]
+    sizes = {size for slot in other.engine.slots for plan in slot.plans.values() for size in plan.outcomes}
+    assert len(traced) == len(sizes) > 0
+    assert_same(one, other, 1e-6)
+    assert_same_records(*found, 1e-6)
+
+
 def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
     federation = captured(tiny("cafedcl", **EVERYONE))
     assert all(reply.sound for reply in federation.engine.train(jobs_of(federation, *range(5))))
