@@ -11,34 +11,46 @@ from cafedcl.pack import Tensors
 
 
 class Place(NamedTuple):
-    """Where a weight lies in the vector."""
+    """Where a weight lies in a vector."""
 
     shape: torch.Size
     strides: tuple[int, ...]
     begin: int
     last: bool
-    """Whether its channels, which are its second axis, lie last."""
+    """Whether its channels, the second of its four axes, lie last."""
+
+    @classmethod
+    def at(cls, begin: int, shape: torch.Size, *, last: bool) -> "Place":
+        """Return the place of a weight that begins there."""
+        form = torch.channels_last if last else torch.contiguous_format
+        return cls(shape, torch.empty(shape, device="meta", memory_format=form).stride(), begin, last)
 
     def of(self, vector: Tensor) -> Tensor:
-        """Return the weight that lies there in a whole vector."""
-        return vector.as_strided(self.shape, self.strides, self.begin)
+        """Return the weight that lies there in a vector; those of several clients, if it has a row for each."""
+        begin = vector.storage_offset() + self.begin
+        if vector.dim() == 1:
+            return vector.as_strided(self.shape, self.strides, begin)
+        return vector.as_strided(vector.shape[:-1] + self.shape, vector.stride()[:-1] + self.strides, begin)
+
+    def as_it_lies(self, part: Tensor) -> Tensor:
+        """Return something of the weight's shape, such as its gradient, in the shape it lies in; of many too."""
+        return part.movedim(-3, -1) if self.last else part
 
 
 def places_of(model: Tensors) -> dict[str, Place]:
     """Return where weights are to lie in one vector: as they do, if they are parts of one, or else one by one."""
     values = list(model.values())
-    begins = [0, *accumulate(value.numel() for value in values)]
-    plain = [
-        Place(v.shape, torch.empty(v.shape, device="meta").stride(), begin, last=False)
-        for v, begin in zip(values, begins, strict=False)
-    ]
-    kept = [
-        place._replace(strides=v.stride(), last=True)
-        if v.dim() == 4 and not v.is_contiguous() and v.is_contiguous(memory_format=torch.channels_last)
-        else place
-        for v, place in zip(values, plain, strict=True)
-    ]
-    return dict(zip(model, kept if lie(values, kept) else plain, strict=True))
+    begins = [0, *accumulate(value.numel() for value in values[:-1])]
+    pairs = list(zip(begins, values, strict=True))
+    kept = [Place.at(begin, value.shape, last=channels_last(value)) for begin, value in pairs]
+    if not lie(values, kept):
+        kept = [Place.at(begin, value.shape, last=False) for begin, value in pairs]
+    return dict(zip(model, kept, strict=True))
+
+
+def channels_last(value: Tensor) -> bool:
+    """Return whether a weight's channels lie last in memory."""
+    return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
 
 
 def lie(values: Sequence[Tensor], places: Iterable[Place]) -> bool:
@@ -59,5 +71,4 @@ def in_one(model: Tensors, places: dict[str, Place]) -> Tensor:
     values = [model[name] for name in places]
     if lie(values, places.values()):
         return values[0].as_strided((sum(value.numel() for value in values),), (1,))
-    pairs = zip(values, places.values(), strict=True)
-    return torch.cat([(value.movedim(1, -1) if place.last else value).flatten() for value, place in pairs])
+    return torch.cat([place.as_it_lies(value).flatten() for value, place in zip(values, places.values(), strict=True)])

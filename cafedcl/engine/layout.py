@@ -7,22 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.pack import Tensors
+from cafedcl.vector import Place
 
 
 class Entry(NamedTuple):
-    """One weight: its module and key, its shape and strides, and where it begins."""
+    """One weight: its module and key, and where it lies."""
 
     module: nn.Module
     key: str
-    shape: torch.Size
-    strides: tuple[int, ...]
-    begin: int
-    last: bool
-    """Whether its channels lie last in memory."""
-
-    def as_it_lies(self, part: Tensor) -> Tensor:
-        """Return something of the weight's shape, such as its gradient, in the shape it lies in; of many too."""
-        return part.movedim(-3, -1) if self.last else part
+    place: Place
 
 
 class Layout:
@@ -38,10 +31,8 @@ class Layout:
             for key, parameter in module.named_parameters(recurse=False):
                 if parameter.requires_grad:
                     name = f"{prefix}.{key}" if prefix else key
-                    last = channels_last and parameter.dim() == 4
-                    form = torch.channels_last if last else torch.contiguous_format
-                    strides = torch.empty(parameter.shape, device="meta", memory_format=form).stride()
-                    self.entries[name] = Entry(module, key, parameter.shape, strides, begin, last)
+                    place = Place.at(begin, parameter.shape, last=channels_last and parameter.dim() == 4)
+                    self.entries[name] = Entry(module, key, place)
                     begin += parameter.numel()
         self.size = begin
         state = network.state_dict()
@@ -53,16 +44,12 @@ class Layout:
 
     def views(self, flat: Tensor) -> Tensors:
         """Return the weights that lie in a flat tensor, by name; those of several clients, if it has a row for each."""
-        rows, apart, begin = flat.shape[:-1], flat.stride()[:-1], flat.storage_offset()
-        return {
-            name: flat.as_strided(rows + entry.shape, apart + entry.strides, begin + entry.begin)
-            for name, entry in self.entries.items()
-        }
+        return {name: entry.place.of(flat) for name, entry in self.entries.items()}
 
     def flatten(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the weights of several clients, each (clients, …), as one tensor with a row for each."""
         pairs = zip(parts, self.entries.values(), strict=True)
-        return torch.cat([entry.as_it_lies(part).reshape(len(part), -1) for part, entry in pairs], 1)
+        return torch.cat([entry.place.as_it_lies(part).reshape(len(part), -1) for part, entry in pairs], 1)
 
     def lay(self, weights: Tensors, flat: Tensor | None = None) -> Tensor:
         """Return weights as a flat tensor: a new one, or the one that is given."""

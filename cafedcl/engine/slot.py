@@ -125,7 +125,7 @@ class Slot(Sight):
         gradients = []
         for entry, weight, *both in zip_longest(self.layout.entries.values(), self.leaves.values(), own, half):
             parts = [part for part in both if part is not None] or [torch.zeros_like(weight)]
-            gradients.append([entry.as_it_lies(part) for part in parts])
+            gradients.append([entry.place.as_it_lies(part) for part in parts])
         return gradients
 
     def feed(self, width: int) -> Feed:
