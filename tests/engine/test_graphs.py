@@ -1,110 +1,41 @@
-import copy
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from capturing import (
+    EVERYONE,
+    SHORT,
+    UNEQUAL,
+    Tiny,
+    agreement,
+    assert_near,
+    assert_same,
+    assert_same_records,
+    captured,
+    jobs_of,
+    pair,
+    with_method,
+)
+from torch import nn
 
 from cafedcl.augment import AUGMENTERS
 from cafedcl.config import EngineOptions
-from cafedcl.contract import Down, Failure, Job, Reply, Up
+from cafedcl.contract import Down, Failure, Reply, Up
 from cafedcl.engine import graphs as graphs_module
 from cafedcl.engine import slot as slot_module
-from cafedcl.engine import supply as supply_module
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs, obstacle
-from cafedcl.engine.slot import PLANS
 from cafedcl.errors import CafedclError
-from cafedcl.federation import Federation, Record
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models import Network
 from cafedcl.pack import Tensors
 
-Tiny = Callable[..., Federation]
-UNEQUAL = {"split__kind": "dirichlet", "split__form": "class", "split__alpha": 0.3}
-EVERYONE = {"federation__participation": 1.0}
-SHORT = {"fedtgp": {"method__epochs": 5}}
-
-
-def captured(federation: Federation, streams: int = 2, precision: str = "fp32") -> Federation:
-    """Let a federation be run by captures; on a CPU they are executed plainly."""
-    sampled = max(1, round(federation.options.participation * len(federation.bench.shards)))
-    options = replace(EngineOptions(), precision=precision, streams=streams)
-    federation.engine = Graphs(federation.bench, options, sampled, compiled=False)
-    return federation
-
-
-def pair(tiny: Tiny, method: str, **settings: Any) -> tuple[Federation, Federation]:
-    """The same federation on both engines."""
-    return tiny(method, **settings), captured(tiny(method, **settings))
-
-
-def jobs_of(federation: Federation, *clients: int, evaluate: bool = False, round: int | None = None) -> list[Job]:
-    down = Down(federation.round if round is None else round, federation.method.broadcast(federation.state))
-    return [Job(client, down, federation.memories.get(client, {}), evaluate) for client in clients]
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """Relative to the norm."""
-    assert one.shape == other.shape
-    assert one.dtype == other.dtype
-    return float((one.double() - other.double()).norm() / one.double().norm().clamp_min(1e-3)) if one.numel() else 0.0
-
-
-def assert_near(one: Tensors, other: Tensors, within: float) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        if value.is_floating_point():
-            assert distance(value.nan_to_num(-1), other[name].nan_to_num(-1)) <= within, name
-        else:
-            assert torch.equal(value, other[name]), name
-
-
-def assert_same(one: Federation, other: Federation, within: float) -> None:
-    """State and memories to a relative distance; whoever took part and what was sent, exactly."""
-    assert_near(one.state, other.state, within)
-    assert one.memories.keys() == other.memories.keys()
-    for client, memory in one.memories.items():
-        assert_near(memory, other.memories[client], within)
-    for here, there in zip(one.history, other.history, strict=True):
-        assert (here.status, here.failed, here.dropped) == (there.status, there.failed, there.dropped)
-        assert (here.participants, here.traffic, here.lr) == (there.participants, there.traffic, there.lr)
-        assert here.loss == pytest.approx(there.loss, rel=within, abs=within)
-        assert here.loss
-
-
-def assert_same_records(one: Record, other: Record, within: float) -> None:
-    """Scores to one test image in a hundred, because a prediction at a tie may go either way; notes to a distance."""
-    assert (one.server is None) == (other.server is None)
-    for here, there in ((one.server, other.server), (one.own, other.own)):
-        if here:
-            assert here["accuracy"] == pytest.approx(there["accuracy"], abs=0.01)
-    assert one.tables.keys() == other.tables.keys()
-    for name, value in one.tables.items():
-        if name.startswith("notes/"):
-            assert torch.equal(value.isnan(), other.tables[name].isnan())
-            assert distance(value.nan_to_num(-1), other.tables[name].nan_to_num(-1)) <= within, name
-
-
-def agreement(one: Tensor, other: Tensor) -> float:
-    assert (one.dtype, one.shape) == (other.dtype, other.shape)
-    return float((one == other).double().mean())
-
-
-@pytest.fixture(autouse=True)
-def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread and no oneDNN: small tensors are faster, and bf16 is no warning on older processors."""
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("plain_kernels", "no_engine_outlives_its_test")
 
 
 # against the reference engine
@@ -205,72 +136,6 @@ def test_the_layout_that_is_compiled_changes_no_result(
     assert_same(one, other, 1e-4)
 
 
-SUMMARIES = {
-    **{name: (name, {}) for name in ("cafedcl", "fedproto", "fedproc", "fednh", "fedtgp")},
-    **{f"cafedcl by {kind}": ("cafedcl", {"method__uncertainty": kind}) for kind in ("nll", "doubt", "error")},
-    "cafedcl under the received weights": ("cafedcl", {"method__judged": "received"}),
-    "cafedcl with absent classes": ("cafedcl", {"method__absent": "literal"}),
-    "cafedcl with a memory": ("cafedcl", {"method__inference": "own", "method__calibrate": 1.0}),
-    "cafedcl from nothing": ("cafedcl", {"method__init": "means", "method__prototype_of": "augmented"}),
-}
-
-
-@pytest.mark.parametrize("summary", SUMMARIES)
-def test_a_captured_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str) -> None:
-    """Clients' images take two passes, four, or more than are captured."""
-    method, settings = SUMMARIES[summary]
-    settings = {
-        "federation__clients": 6,
-        "evaluate__batch": 70,
-        **UNEQUAL,
-        **EVERYONE,
-        **SHORT.get(method, {}),
-        **settings,
-    }
-    one, other = (captured(tiny(method, **settings)) for _ in range(2))
-    found = [one.step()]
-    sizes = {size for slot in one.engine.slots for plan in slot.plans.values() for size in plan.outcomes}
-    assert len(sizes) > 1
-    assert any(one.engine.supply.looked(client) is None for client in range(6))
-    monkeypatch.setattr(supply_module, "PASSES", 0)
-    found.append(other.step())
-    assert not any(plan.outcomes for slot in other.engine.slots for plan in slot.plans.values())
-    assert_same(one, other, 1e-5)
-    assert_same_records(*found, 1e-5)
-
-
-@pytest.mark.parametrize("summary", ["cafedcl", "fedproc", "fednh", "fedtgp", "cafedcl under the received weights"])
-def test_a_compiled_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str) -> None:
-    """As far as dynamo goes, which follows it in one piece; all lanes share what was compiled."""
-    method, settings = SUMMARIES[summary]
-    settings = {"federation__clients": 4, **UNEQUAL, **EVERYONE, **SHORT.get(method, {}), **settings}
-    one, other = (captured(tiny(method, **settings)) for _ in range(2))
-    program, traced = other.engine.supply.program, list[object]()
-
-    def backend(graph: Any, _inputs: object) -> Any:
-        traced.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(
-        program, "summary", torch.compile(program.summarize, backend=backend, fullgraph=True, dynamic=False)
-    )
-    found = [one.step(), other.step()]
-    sizes = {size for slot in other.engine.slots for plan in slot.plans.values() for size in plan.outcomes}
-    assert len(traced) == len(sizes) > 0
-    assert_same(one, other, 1e-6)
-    assert_same_records(*found, 1e-6)
-
-
-def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
-    federation = captured(tiny("cafedcl", **EVERYONE))
-    assert all(reply.sound for reply in federation.engine.train(jobs_of(federation, *range(5))))
-    tensors = dict(federation.method.broadcast(federation.state))
-    tensors["model/encoder.second.bias"] = torch.full_like(tensors["model/encoder.second.bias"], torch.nan)
-    replies = list(federation.engine.train([Job(client, Down(0, tensors), {}, False) for client in range(5)]))
-    assert not any(reply.sound for reply in replies)
-    assert "NaN or Inf in 'model/" in federation.inspector.problem(replies[0])
-
-
 @pytest.mark.parametrize("protocol", ["complete", "pfllib"])
 def test_images_that_are_too_many_to_be_kept_ready_give_the_same_results(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, protocol: str
@@ -282,18 +147,6 @@ def test_images_that_are_too_many_to_be_kept_ready_give_the_same_results(
     records = one.step(), other.step()
     assert_same(one, other, 1e-6)
     assert_same_records(*records, 1e-6)
-
-
-def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
-    federation = captured(tiny("fedavg", train__iterations=13, train__epochs=3), 1)
-    federation.step()
-    slot = federation.engine.slots[0]
-    (width,) = federation.engine.supply.widths
-    plan = next(plan for plan in slot.plans.values() if plan.names)
-    called: list[int] = []
-    plan.captures = {key: lambda number=key[2]: called.append(number) for key in plan.captures}
-    slot.train(plan, 3 * 13, width)
-    assert called == [16, 16, 4, 1, 1, 1]
 
 
 @pytest.mark.parametrize("widths", [1, 2, 8])
@@ -391,80 +244,6 @@ def test_bf16_trains_to_about_the_same_loss_and_keeps_weights_in_float32(tiny: T
     assert all(value.dtype == torch.float32 for value in tensors)
 
 
-# replies are the caller's own
-
-
-def contents(reply: Reply) -> dict[str, Tensors]:
-    return {"sent": reply.up.tensors, "notes": reply.up.notes, "kept": reply.memory, "hits": reply.hits}
-
-
-@pytest.mark.parametrize("method", method_names())
-def test_the_next_visit_on_a_lane_does_not_change_a_reply(tiny: Tiny, method: str) -> None:
-    federation = captured(tiny(method, federation__clients=2, split__classes=5, **EVERYONE, **SHORT.get(method, {})), 1)
-    federation.step()
-    found = {}
-    for reply in federation.engine.train(jobs_of(federation, *range(len(federation.bench.shards)), evaluate=True)):
-        found[reply.up.client] = contents(reply), copy.deepcopy(contents(reply))
-    federation.step()
-    for held, then in found.values():
-        for part, tensors in then.items():
-            for name, value in tensors.items():
-                assert torch.equal(held[part][name].nan_to_num(-1), value.nan_to_num(-1)), (part, name)
-
-
-class Parrot(FedAvg):
-    """Sends, tells and keeps all that it is shown, as it is."""
-
-    def start(self, model: Network) -> Tensors:
-        return {"anchors/given": torch.ones(3)}
-
-    def scratch(self, client: Any) -> Tensors:
-        return {"seen": torch.zeros(2)}
-
-    def loss(self, model: Network, batch: Any, visit: Any) -> Tensors:
-        visit.scratch["seen"].add_(batch.weight.sum())
-        return super().loss(model, batch, visit)
-
-    def shown(self, model: Network, visit: Any) -> Tensors:
-        given = {"anchors": visit.anchors["given"], "scratch": visit.scratch["seen"], "counts": visit.client.counts}
-        weights = {"received": visit.received["head.bias"], "trained": model.head.bias.detach()}
-        memory = {"memory": visit.memory["anchors"][1:]} if visit.memory else {}
-        return {**given, **weights, **memory, "round": visit.round, "progress": visit.progress}
-
-    def summarize(self, model: Network, visit: Any) -> tuple[Tensors, Tensors]:
-        return self.shown(model, visit), self.shown(model, visit)
-
-    def remember(self, model: Network, visit: Any) -> Tensors:
-        return self.shown(model, visit)
-
-
-def with_method(federation: Federation, method: type[FedAvg]) -> Federation:
-    old = federation.method
-    made = method(old.options, old.classes, old.dim, old.clients)
-    federation.bench = replace(federation.bench, method=made)
-    federation.method = made
-    federation.state |= made.start(federation.bench.network)
-    return federation
-
-
-@pytest.mark.parametrize("memory", [{}, {"anchors": torch.arange(3.0)}], ids=["first visit", "later visit"])
-def test_a_method_may_hand_on_whatever_it_was_shown(tiny: Tiny, memory: Tensors) -> None:
-    federation = captured(with_method(tiny("fedavg"), Parrot), 1)
-    (first,) = federation.engine.train([replace(job, memory=memory) for job in jobs_of(federation, 0)])
-    before = copy.deepcopy(contents(first))
-    other = Down(1, {name: value + 1 for name, value in federation.state.items()})
-    later = {name: value + 1 for name, value in memory.items()}
-    (second,) = federation.engine.train([Job(1, other, later, True)])
-    assert second.up.tensors["round"] == 1
-    changed = [
-        f"{part} {name}"
-        for part, tensors in contents(first).items()
-        for name, value in tensors.items()
-        if not torch.equal(value, before[part][name])
-    ]
-    assert changed == []
-
-
 # what goes wrong
 
 
@@ -487,23 +266,6 @@ def test_a_client_whose_method_raises_is_a_failure_and_the_round_goes_on(tiny: T
     assert [failure["client"] for failure in other.history[0].failed] == [2]
     assert other.history[0].failed[0]["reason"].startswith("ArithmeticError: no summary")
     assert_same(one, other, 1e-4)
-
-
-@pytest.mark.parametrize("streams", [1, 2])
-def test_a_visit_that_cannot_begin_is_a_failure_and_the_others_are_not_touched(tiny: Tiny, streams: int) -> None:
-    one, other = tiny("fedproto", **EVERYONE), captured(tiny("fedproto", **EVERYONE), streams)
-    found = []
-    for federation in (one, other):
-        federation.step()
-        spoilt = {**federation.memories[1], "model/head.bias": torch.zeros(3)}
-        jobs = [replace(job, memory=spoilt) if job.client == 1 else job for job in jobs_of(federation, *range(5))]
-        found.append(list(federation.engine.train(jobs)))
-    for results in found:
-        assert [result.client for result in results if isinstance(result, Failure)] == [1]
-    replies = [{r.up.client: r for r in results if isinstance(r, Reply)} for results in found]
-    assert replies[0].keys() == replies[1].keys() == {0, 2, 3, 4}
-    for client, reply in replies[0].items():
-        assert_near(reply.memory, replies[1][client].memory, 1e-4)
 
 
 def test_a_closed_engine_lets_go_of_its_captures_at_once(tiny: Tiny) -> None:
@@ -581,74 +343,6 @@ def test_a_trial_changes_no_result(tiny: Tiny) -> None:
     assert_same(one, other, 1e-6)
 
 
-# models of one's own
-
-
-class Fixed(nn.Module):
-    """An encoder with a buffer, with a frozen layer and with group normalisation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.linspace(0.5, 2.0, 64))
-        self.frozen = nn.Linear(64, 24)
-        self.frozen.requires_grad_(False)
-        self.norm = nn.GroupNorm(4, 24)
-        self.last = nn.Linear(24, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.last(torch.relu(self.norm(self.frozen(x.flatten(1) * self.scale)))))
-
-
-class Tied(nn.Module):
-    """An encoder that uses one weight twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.second.weight = self.first.weight
-        self.last = nn.Linear(64, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.last(torch.relu(self.second(torch.relu(self.first(x.flatten(1)))))))
-
-
-def with_encoder(federation: Federation, encoder: type[nn.Module]) -> Federation:
-    """Give a federation another encoder before it starts."""
-    torch.manual_seed(0)
-    network = Network(encoder(), federation.method.head())
-    initial = {name: value.detach().clone() for name, value in network.state_dict().items()}
-    bench = replace(federation.bench, network=network, initial=initial)
-    made = Federation.__new__(Federation)
-    made.__dict__ |= federation.__dict__
-    made.bench, made.engine = bench, Eager(bench)
-    made.state = {name: v for name, v in federation.state.items() if not name.startswith("model/")}
-    made.state |= {f"model/{name}": value for name, value in bench.shared().items()}
-    made.inspector = replace(federation.inspector, weights=bench.shared())
-    return made
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "local"])
-def test_buffers_and_frozen_weights_are_as_on_the_reference_engine(tiny: Tiny, method: str) -> None:
-    one = with_encoder(tiny(method, **EVERYONE), Fixed)
-    other = captured(with_encoder(tiny(method, **EVERYONE), Fixed))
-    for federation in (one, other):
-        federation.run()
-        assert federation.history[0].failed == []
-    assert_same(one, other, 1e-4)
-
-
-def test_buffers_and_frozen_weights_can_be_in_bf16(tiny: Tiny) -> None:
-    federation = captured(with_encoder(tiny("fedavg", **EVERYONE), Fixed), 2, "bf16")
-    federation.engine.trial(Down(0, federation.method.broadcast(federation.state)))
-    assert federation.step().failed == []
-
-
-def test_a_weight_that_is_used_twice_is_refused_by_the_trial(tiny: Tiny) -> None:
-    federation = captured(with_encoder(tiny("fedavg", **EVERYONE), Tied))
-    with pytest.raises(ValueError, match="tied"):
-        federation.engine.trial(Down(0, federation.method.broadcast(federation.state)))
-
-
 # memory
 
 
@@ -683,37 +377,3 @@ def test_the_budget_is_what_all_clients_keep_together(tiny: Tiny) -> None:
     keep(1, 5)
     keep(0, 2)
     assert (engine._room(0), engine._room(1), engine._room(2)) == (100 - 20, 100 - 8, 100 - 28)
-
-
-def test_new_shapes_of_anchors_are_new_plans_and_only_the_last_few_are_kept(tiny: Tiny) -> None:
-    """The pool of MP-FedCL grows with the clients that have replied, so many rounds have a shape of their own."""
-    settings = {"federation__rounds": PLANS + 3, "federation__clients": 12, "federation__participation": 0.1, **UNEQUAL}
-    one, other = tiny("mp-fedcl", **settings), captured(tiny("mp-fedcl", **settings), 1)
-    shapes, plans = set(), []
-    for _ in range(PLANS + 3):
-        one.step()
-        other.step()
-        shapes.add(tuple(other.state["anchors/pool"].shape))
-        plans.append(len(other.engine.slots[0].plans))
-    assert len(shapes) > PLANS
-    assert plans[:2] == [2, 3]
-    assert max(plans) == PLANS
-    assert_same(one, other, 1e-3)
-
-
-@pytest.fixture(autouse=True)
-def no_engine_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close every engine, which frees its slots, and check that it can be closed twice."""
-    made: list[Graphs] = []
-    begin = Graphs.__init__
-
-    def noted(self: Graphs, *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        made.append(self)
-
-    monkeypatch.setattr(Graphs, "__init__", noted)
-    yield
-    for engine in made:
-        engine.close()
-        engine.close()
-        assert engine.slots == []

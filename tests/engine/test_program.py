@@ -20,12 +20,7 @@ from cafedcl.pack import ANCHORS, MODEL, Tensors, under
 
 Tiny = Callable[..., Federation]
 HALF = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without oneDNN, which warns where the processor has no instructions for bf16."""
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+pytestmark = pytest.mark.usefixtures("plain_kernels")
 
 
 @pytest.fixture(scope="module")
