@@ -5,9 +5,9 @@
 sets up an environment per peer in benchmarks/peers/.envs, runs every system on every job, one after another and the
 whole sequence --repeats times, prints the ratios against cafedcl, and writes benchmarks/results/peers.json.
 
-    python benchmarks/peers/run.py --jobs d --peers plain --add
+    python benchmarks/peers/run.py --jobs d --peers plain --out benchmarks/results/peers-gpu.json
 
-adds the job that runs on a CUDA GPU.
+measures the job that runs on a CUDA GPU.
 """
 
 import argparse
