@@ -37,7 +37,7 @@ class Average:
         self.total = epsilon
         self.sum: Tensor | None = None
         self.places: dict[str, Place] = {}
-        self.like: Tensors = {}
+        self.kinds: dict[str, torch.dtype] = {}
         self.counters: Tensors = {}
 
     def add(self, model: Tensors, weight: float) -> None:
@@ -47,7 +47,8 @@ class Average:
             self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
         if floating:
             if self.sum is None:
-                self.places, self.like = places_of(floating), floating
+                self.places = places_of(floating)
+                self.kinds = {name: value.dtype for name, value in floating.items()}
             flat = in_one(floating, self.places)
             self.sum = torch.zeros_like(flat, dtype=torch.float64) if self.sum is None else self.sum
             self.sum.add_(flat, alpha=weight)
@@ -61,7 +62,7 @@ class Average:
         if self.sum is not None:
             whole = self.sum / self.total
             for name, place in self.places.items():
-                mean[name] = place.of(whole).to(self.like[name].dtype)
+                mean[name] = place.of(whole).to(self.kinds[name])
         return mean
 
 

@@ -147,7 +147,7 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         jobs = [Job(client, down, memories.get(client, {}), False) for client in range(len(setup.bench.shards))]
         scored = [replace(job, evaluate=True) for job in jobs]
         engine_name = type(federation.engine).__name__.lower()
-        if device.type == "cuda":
+        if device.type == "cuda":  # what is captured first is not timed
             drain(federation.engine, scored)
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
         visits = median_of(lambda: drain(federation.engine, jobs), 1, device)

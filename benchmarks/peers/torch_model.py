@@ -1,4 +1,4 @@
-"""The networks in PyTorch, and which threads and kernels are fastest for it on this machine.
+"""The networks in PyTorch, and which threads and kernels are fastest for them on this machine.
 
     python benchmarks/peers/torch_model.py a
 

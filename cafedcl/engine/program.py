@@ -164,7 +164,7 @@ class Program:
         """Clip the gradient's norm, decay, move the weights; log the terms and go on to the next step.
 
         ``weights`` are all that move, in one tensor, and ``half`` is the same in the body's precision. ``gradients``
-        are of every weight as it lies, one or several that are added.
+        are of every weight as it lies, one or several that are added; those of one type are joined, then cast.
         """
         alike: list[list[Tensor]] = []
         for part in (reduce(torch.add, each).flatten() for each in gradients):

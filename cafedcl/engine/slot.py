@@ -262,11 +262,10 @@ class Slot(Sight):
         if ("outcome", size, 1) not in plan.captures:
             known, holds = plan.visit.client, torch.arange(self.bench.method.classes, device=looked.device)
             anyone = cast(Client, Anyone(known.counts, holds, known.most, known.total))
-
-            program, look = self.supply.program, Look(self, place)
+            program, first = self.supply.program, Look(self, place)
             program.play.eval()
-            plain = self.conclude(plan, replace(plan.visit, client=anyone, embed=look), program.summarize)
-            asked = tuple(look.seen)
+            whole = self.conclude(plan, replace(plan.visit, client=anyone, embed=first), program.summarize).whole
+            asked = tuple(first.seen)
 
             def conclude() -> None:
                 look = Look(self, place)
@@ -274,7 +273,7 @@ class Slot(Sight):
                     look.see(weights)
                 visit = replace(plan.visit, client=anyone, embed=look)
                 found = self.conclude(plan, visit, program.summary if asked else program.summarize)
-                plan.outcomes[size] = found._replace(whole=plain.whole)
+                plan.outcomes[size] = found._replace(whole=whole)
 
             plan.captures["outcome", size, 1] = self.lane.capture(conclude)
         plan.captures["outcome", size, 1]()
