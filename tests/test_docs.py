@@ -102,6 +102,15 @@ def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
         assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in text, (title, method)
 
 
+@pytest.mark.parametrize("path", sorted((HOME / "benchmarks" / "results").glob("h200-*.json")), ids=lambda p: p.stem)
+def test_the_command_of_every_speed_stands_on_the_page(path: Path) -> None:
+    command = json.loads(path.read_text(encoding="utf-8"))["environment"]["command"]
+    words, out = " ".join(command[:-2]), f"benchmarks/results/{path.name}"
+    assert command[-2:] == ["--out", out]
+    lines = (HOME / "docs" / "speed.md").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith(f"{words} ") and f"# {out}" in line for line in lines)
+
+
 def test_the_speeds_of_all_methods_on_the_page_are_those_of_the_result_files() -> None:
     text, found = (HOME / "docs" / "speed.md").read_text(encoding="utf-8"), {}
     for name in ("h200-methods-2", "h200-methods"):
