@@ -5,6 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,8 +141,10 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
     device = setup.bench.device
     reset_peak(device)
     with Federation(setup) as federation:
-        whole = timed_rounds(federation, rounds)
-        start = whole.began - began
+        federation.step()
+        settle(device)
+        start = time.perf_counter() - began
+        federation.step()
         steps = sum(setup.bench.steps(len(part)) for part in setup.bench.shards.train)
         down, memories = Down(federation.round, federation.method.broadcast(federation.state)), federation.memories
         jobs = [Job(client, down, memories.get(client, {}), False) for client in range(len(setup.bench.shards))]
@@ -150,19 +153,13 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         if device.type == "cuda":  # what is captured first is not timed
             drain(federation.engine, scored)
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
+        memory = peak_memory(device)
+        with closing(training_alone(setup)) as bare:
+            drain(bare, jobs)
+            whole, training = in_turns(federation.step, lambda: drain(bare, jobs), rounds, device)
         visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
         alone = federation.engine.local if isinstance(federation.engine, Workers) and federation.engine.crew else None
         serial = visits if alone is None else median_of(lambda: drain(alone, jobs), 1, device)
-    single = replace(setup.config, engine=replace(setup.config.engine, workers=1))
-    bare: Any = TrainingOnly(setup.bench.method)
-    engine = choose_engine(
-        replace(setup, config=single, bench=replace(setup.bench, method=bare)), lambda _message: None
-    )
-    try:
-        drain(engine, jobs)
-        training = median_of(lambda: drain(engine, jobs), rounds, device)
-    finally:
-        engine.close()
     images = sum(len(part) for part in setup.bench.shards.train) * task.epochs
     return Measurement(
         task=name,
@@ -170,31 +167,29 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         engine=f"{engine_name} {setup.config.engine.precision}",
         step_ms=1000 * training / steps,
         samples_per_s=images / training,
-        round_s=whole.seconds,
+        round_s=whole,
         own_s=max(own - visits, 0.0),
-        overhead=(serial + whole.seconds - visits) / training,
+        overhead=(serial + whole - visits) / training,
         ceiling=images / training * step_flops(setup.bench) / ceiling,
-        memory_mib=peak_memory(device) / 2**20,
+        memory_mib=memory / 2**20,
         start_s=start,
     )
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """When the first round was over, and the median of the others."""
+def training_alone(setup: Setup) -> Engine:
+    """Return an engine, on a CPU of one process, that trains and does nothing else."""
+    config = replace(setup.config, engine=replace(setup.config.engine, workers=1))
+    bare: Any = TrainingOnly(setup.bench.method)
+    return choose_engine(replace(setup, config=config, bench=replace(setup.bench, method=bare)), lambda _message: None)
 
-    began: float
-    seconds: float
 
-
-def timed_rounds(federation: Federation, rounds: int) -> Rounds:
-    """Run a first round and then so many more."""
-    device = federation.bench.device
-    federation.step()
-    settle(device)
-    began = time.perf_counter()
-    federation.step()
-    return Rounds(began, median_of(federation.step, rounds, device))
+def in_turns(
+    one: Callable[[], object], other: Callable[[], object], times: int, device: torch.device
+) -> tuple[float, float]:
+    """Return the median seconds of two pieces of work that take turns, so that a machine's slow moments meet both."""
+    took = [(median_of(one, 1, device), median_of(other, 1, device)) for _ in range(times)]
+    first, second = zip(*took, strict=True)
+    return statistics.median(first), statistics.median(second)
 
 
 def median_of(work: Callable[[], object], times: int, device: torch.device) -> float:

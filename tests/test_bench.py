@@ -23,6 +23,7 @@ from cafedcl.bench import (
     TrainingOnly,
     drain,
     find_task,
+    in_turns,
     make_config,
     matrix_ceiling,
     measure,
@@ -143,8 +144,8 @@ def test_training_alone_says_and_keeps_nothing_and_is_otherwise_the_method(tiny:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_training_alone_is_what_worker_processes_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed last says nothing per class, wherever it runs."""
-    last: list[tuple[Engine, set[str]]] = []
+    """What training is timed with says nothing per class; the rounds' engine does, in workers or without them."""
+    said: dict[Engine, set[str]] = {}
 
     def spying(engine: Engine, jobs: Iterable[Job]) -> None:
         until, jobs = time.monotonic() + 60, list(jobs)
@@ -153,14 +154,14 @@ def test_training_alone_is_what_worker_processes_do_too(monkeypatch: pytest.Monk
             assert time.monotonic() < until, "the workers never became ready"
             results = list(engine.train(jobs))
         results = list(engine.train(jobs))
-        last.append((engine, {name for reply in results for name in reply.up.tensors}))
+        said[engine] = {name for reply in results for name in reply.up.tensors}
 
     monkeypatch.setattr(bench_module, "drain", spying)
     measure("digits", "cafedcl", {"engine": {"device": "cpu", "workers": 2}}, 1, 1e9)
-    (first, said), (timed, nothing) = last[0], last[-1]
-    assert first is not timed
-    assert "prototypes" in said
-    assert "prototypes" not in nothing
+    first, alone, last = said
+    assert first.local is last
+    assert "prototypes" in said[first] & said[last]
+    assert not any(name.startswith("prototypes") for name in said[alone])
 
 
 def test_the_median_is_over_as_many_times_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +172,19 @@ def test_the_median_is_over_as_many_times_as_asked(monkeypatch: pytest.MonkeyPat
         now[0] += next(durations)
 
     assert median_of(work, 4, torch.device("cpu")) == statistics.median([5, 1, 2, 9]) == 3.5
+
+
+def test_two_that_take_turns_have_a_median_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, turns = [0.0], list[str]()
+    durations = {"one": iter([5.0, 1.0, 2.0]), "other": iter([30.0, 90.0, 10.0])}
+    monkeypatch.setattr(bench_module.time, "perf_counter", lambda: now[0])
+
+    def work(name: str) -> None:
+        turns.append(name)
+        now[0] += next(durations[name])
+
+    assert in_turns(lambda: work("one"), lambda: work("other"), 3, torch.device("cpu")) == (2, 30)
+    assert turns == ["one", "other"] * 3
 
 
 def test_a_client_that_fails_ends_the_measurement_with_its_reason() -> None:

@@ -1,5 +1,6 @@
 """Convolutions of few channels as matrix products, for compiled steps on tensor cores."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,18 +21,35 @@ class Patches(nn.Conv2d):
         """Return the convolution."""
         if x.requires_grad:
             return super().forward(x)
+        filters = self.weight.permute(0, 2, 3, 1).flatten(2)
+        filters = F.pad(filters, (0, -filters.shape[2] % MULTIPLE)).flatten(1)
+        return F.linear(self.patches(self.strips(x)), filters, self.bias).permute(0, 3, 1, 2)
+
+    def strips(self, x: Tensor) -> Tensor:
+        """Return what lies under a row of the filter: (images, rows, columns, w·C), padded to a multiple."""
         assert not isinstance(self.padding, str)
-        (high, wide), (down, right), (tall, broad) = self.padding, self.stride, self.kernel_size
+        (high, wide), right, broad = self.padding, self.stride[1], self.kernel_size[1]
         pixels = F.pad(x.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high)).contiguous()
         images, rows, columns, channels = pixels.shape
-        row = columns * channels
-        patches = pixels.as_strided(
-            (images, (rows - tall) // down + 1, (columns - broad) // right + 1, tall, broad * channels),
-            (rows * row, down * row, right * channels, row, 1),
+        row, reach = columns * channels, broad * channels
+        strips = pixels.as_strided(
+            (images, rows, (columns - broad) // right + 1, reach), (rows * row, row, right * channels, 1)
         )
-        filters = self.weight.permute(0, 2, 3, 1).flatten(1)
-        more = (0, -filters.shape[1] % MULTIPLE)
-        return F.linear(F.pad(patches.flatten(3), more), F.pad(filters, more), self.bias).permute(0, 3, 1, 2)
+        return F.pad(strips, (0, -reach % MULTIPLE)).contiguous()
+
+    def patches(self, strips: Tensor) -> Tensor:
+        """Return the strips under a filter, one after another: (images, rows, columns, h·strip).
+
+        They are copied eight bytes at a time, because what the copy costs is finding where each piece lies.
+        """
+        pieces = strips.view(torch.int64)
+        tall, down = self.kernel_size[0], self.stride[0]
+        images, rows, columns, strip = pieces.shape
+        row = columns * strip
+        patches = pieces.as_strided(
+            (images, (rows - tall) // down + 1, columns, tall, strip), (rows * row, down * row, strip, row, 1)
+        )
+        return patches.flatten(3).view(strips.dtype)
 
 
 def adapt(network: nn.Module) -> None:
