@@ -40,6 +40,11 @@ def moved(tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensors:
     return {name: value.to(device) for name, value in tensors.items()}
 
 
+def cloned(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return copies of the tensors."""
+    return {name: value.clone() for name, value in tensors.items()}
+
+
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Return how many bytes the tensors take when they are sent."""
     return sum(value.numel() * value.element_size() for value in tensors.values())

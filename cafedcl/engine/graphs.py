@@ -2,10 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,40 +74,45 @@ class Graphs:
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round.
 
-        On every lane one visit is queued while the one before it runs, and replies are waited for as late as possible:
-        the device always has work.
+        Training begins on all lanes before anything else is queued, then on every lane one visit is queued while the
+        one before it runs, and replies are waited for as late as possible: the device always has work.
         """
         waiting, turn = deque(self._learned(jobs)), 0
-        queued: deque[Callable[[], Reply]] = deque()
+        queued: deque[Iterator[Reply | Failure | None]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
-
-        def queue() -> Failure | None:
-            """Queue what can be queued before a reply is waited for; the failure of a visit that cannot."""
-            nonlocal turn
-            while waiting and len(queued) < 2 * self.number:
-                job, slot = waiting.popleft(), self._slot(turn % self.number)
-                if turn < self.number:
-                    slot.lane.follow()
-                try:
-                    queued.append(slot.visit(job, sent, self._room(job.client)))
-                except Exception as error:
-                    return Failure(job.client, f"{type(error).__name__}: {error}")
-                turn += 1
-            return None
-
         try:
             while waiting or queued:
                 with self.arithmetic():
-                    failure = queue()
-                if failure:
-                    yield failure
-                    continue
-                reply = queued.popleft()()
-                self._note(reply)
-                yield reply
+                    while waiting and len(queued) < 2 * self.number:
+                        wave = [waiting.popleft() for _ in range(min(len(waiting), 1 if turn else self.number))]
+                        visits = [self._visit(job, sent, at) for at, job in enumerate(wave, turn)]
+                        for visit in visits * 2:
+                            next(visit)
+                        queued.extend(visits)
+                        turn += len(wave)
+                result = next(queued.popleft())
+                assert result is not None
+                if isinstance(result, Reply):
+                    self._note(result)
+                yield result
         finally:
             if self.bench.device.type == "cuda":
                 torch.cuda.synchronize(self.bench.device)
+
+    def _visit(self, job: Job, sent: Tensor, turn: int) -> Iterator[Reply | Failure | None]:
+        """Go through the stages of a visit on the lane whose turn it is; one that cannot be queued is a failure."""
+        slot = self._slot(turn % self.number)
+        if turn < self.number:
+            slot.lane.follow()
+        stages = slot.visit(job, sent, self._room(job.client))
+        try:
+            yield next(stages)
+            yield next(stages)
+        except Exception as error:
+            failure = Failure(job.client, f"{type(error).__name__}: {error}")
+            while True:
+                yield failure
+        yield from stages
 
     def _learned(self, jobs: Iterable[Job]) -> Iterable[Job]:
         """Let clients learn what their augmentation needs, several at a time; one that fails does so in its turn."""
@@ -145,12 +151,16 @@ class Graphs:
 
     def predict(self, tensors: Tensors) -> Tensor:
         """Return the predictions of the server's model on the test images, which a few lanes share."""
+        with self._server(tensors) as (sent, job):
+            waits = [self._slot(index).score(job, sent, part) for index, part in enumerate(self._shares)]
+        return torch.cat([wait() for wait in waits])
+
+    @cached_property
+    def _shares(self) -> tuple[Tensor, ...]:
+        """The test images that each lane scores the server's model on: whole chunks, but for the last."""
         rows, size = self.supply.test_rows(None), self.bench.chunk
         chunks = max(1, -(-len(rows) // size))
-        each = size * -(-chunks // min(self.number, SCORERS))
-        with self._server(tensors) as (sent, job):
-            waits = [self._slot(index).score(job, sent, part) for index, part in enumerate(rows.split(each))]
-        return torch.cat([wait() for wait in waits])
+        return tuple(rows.split(size * -(-chunks // min(self.number, SCORERS))))
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""

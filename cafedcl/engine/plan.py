@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from cafedcl.contract import Part, Visit, Weights
+from cafedcl.engine.lane import Lane
 from cafedcl.engine.parcel import Parcel
 from cafedcl.errors import CafedclError
 from cafedcl.pack import Tensors
+
+CHAINS = (1, 4, 16)
+"""How often a piece of work is repeated in its captures: the more, the fewer launches many repetitions take."""
 
 
 class Known(NamedTuple):
@@ -52,8 +56,30 @@ class Plan:
         self.log = torch.zeros(0)
         self.held = torch.ones_like(visit.client.counts, dtype=torch.bool)
         self.captures: dict[tuple[str, int, int], Callable[[], None]] = {}
+        """By what is done, the size of what it is done to, and how often."""
         self.outcomes: dict[int, Outcome] = {}
         """What captured summaries give, by the passes over the client's images that they take."""
+
+    def prepare(
+        self, lane: Lane, what: str, size: int, most: int, work: Callable[[], None], before: Callable[[], object]
+    ) -> None:
+        """Capture work that is done up to ``most`` times in a row, if it is not yet; ``before`` makes it ready."""
+        for number in CHAINS:
+            if number > most or (what, size, number) in self.captures:
+                continue
+
+            def chain(number: int = number) -> None:
+                for _ in range(number):
+                    work()
+
+            self.captures[what, size, number] = lane.capture(chain, before, warm=number == min(CHAINS))
+
+    def repeat(self, what: str, size: int, times: int) -> None:
+        """Queue captured work so many times."""
+        for number in reversed(CHAINS):
+            chains, times = divmod(times, number)
+            for _ in range(chains):
+                self.captures[what, size, number]()
 
     def close(self) -> None:
         """Let go of the captures at once: they refer to this plan, so they would stay for a while."""

@@ -15,9 +15,9 @@ from cafedcl.engine.layout import Layout
 from cafedcl.engine.plan import Plan
 from cafedcl.engine.program import ENCODER, Bound, Given
 from cafedcl.engine.supply import PARTS, Supply
-from cafedcl.pack import Tensors, under
+from cafedcl.pack import Tensors, cloned, under
 
-SCORE = ("score", 0, 0)
+SCORE = "score"
 
 
 class Sight:
@@ -45,6 +45,8 @@ class Sight:
         self.see: Callable[[], None] | None = None
         whole = -(-len(supply.test_x) // self.bench.chunk) * self.bench.chunk
         self.asked = torch.zeros(whole, dtype=torch.int64, device=device)
+        self.rows: Tensor | None = None
+        """What was asked for last."""
         self.called = torch.zeros(whole, 2, dtype=torch.int16, device=device)
         self.next = torch.arange(self.bench.chunk, device=device)
 
@@ -113,18 +115,30 @@ class Sight:
         return torch.cat([self.network.features(self.supply.training(part, {})[0]) for part in rows])
 
     @torch.no_grad()
-    def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor) -> Tensors:
-        """Return the predicted classes of test images, among all classes and among those held."""
-        if shapes(kept) != shapes(plan.kept):
-            plan.kept = {name: value.clone() for name, value in kept.items()}
-            plan.captures.pop(SCORE, None)
-        copy_into(plan.kept, kept)
-        plan.held.copy_(held)
+    def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor | None) -> Tensor:
+        """Return the predicted classes of test images, among all and among those held, on their way to the host.
 
+        Rows that are the same tensor as the last are not copied again. Nobody asks for classes held if it is None.
+        """
         program, anchors, size = self.supply.program, plan.visit.anchors, self.bench.chunk
+        chunks = -(-len(rows) // size)
+        if shapes(kept) != shapes(plan.kept):
+            plan.kept = cloned(kept)
+            for key in [key for key in plan.captures if key[0] == SCORE]:
+                del plan.captures[key]
+        copy_into(plan.kept, kept)
+        if held is not None:
+            plan.held.copy_(held)
+        if self.rows is not rows:
+            self.rows = rows
+            self.asked[: len(rows)].copy_(rows)
 
         def begin() -> None:
             torch.arange(size, out=self.next)
+
+        def ready() -> None:
+            program.play.eval()
+            begin()
 
         def score() -> None:
             few = self.asked.index_select(0, self.next)
@@ -132,14 +146,10 @@ class Sight:
             self.called.index_copy_(0, self.next, called)
             self.next.add_(size)
 
-        self.asked[: len(rows)].copy_(rows)
-        if SCORE not in plan.captures:
-            program.play.eval()
-            plan.captures[SCORE] = self.lane.capture(score, begin)
+        plan.prepare(self.lane, SCORE, size, chunks, score, ready)
         begin()
-        for _ in range(-(-len(rows) // size)):
-            plan.captures[SCORE]()
-        return {"all": self.called[: len(rows), 0].clone(), "held": self.called[: len(rows), 1].clone()}
+        plan.repeat(SCORE, size, chunks)
+        return self.called[: len(rows)].to("cpu", non_blocking=True, copy=True)
 
 
 class Look:

@@ -1,7 +1,7 @@
 """One lane's place of work: static tensors, the steps captured on them, and a client's whole visit queued there."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import cast
@@ -21,13 +21,13 @@ from cafedcl.engine.program import ENCODER, Summarize
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.engine.sight import Look, Sight
 from cafedcl.engine.supply import Supply
-from cafedcl.metrics import hits
-from cafedcl.pack import AUGMENT, MODEL, Tensors, moved, nbytes, prefixed, under, without
+from cafedcl.metrics import KINDS, hits
+from cafedcl.pack import AUGMENT, MODEL, Tensors, cloned, moved, nbytes, prefixed, under, without
 
-CHAINS = (1, 4, 16)
-"""Steps in the captures of a training step: the more, the fewer launches a visit takes."""
 PLANS = 4
 """Captures are kept for so many different sets of anchors and memories."""
+STEP, OUTCOME = "step", "outcome"
+"""What is captured of a visit: a step of its training, and what it comes to."""
 
 
 class Slot(Sight):
@@ -65,9 +65,7 @@ class Slot(Sight):
         self.plans[shape] = plan
         while len(self.plans) > PLANS:
             self.plans.pop(next(iter(self.plans))).close()
-        visit, client = plan.visit, self.bench.client(job.client)
-        copy_into(visit.memory, memory)
-        visit.client.counts.copy_(client.counts)
+        copy_into(plan.visit.memory, memory)
         return plan
 
     def _static_visit(self, index: int, memory: Tensors) -> Visit:
@@ -144,29 +142,17 @@ class Slot(Sight):
             program, images = self.supply.program, self.supply.training
             plan.names = program.names(self.weights, images, self.extra, feed, self.cursor, plan.visit)
             plan.log = self.flat.new_zeros(self.supply.steps, len(plan.names))
-        for number in CHAINS:
-            if ("step", width, number) in plan.captures or number > self.supply.steps:
-                continue
 
-            def steps(number: int = number) -> None:
-                for _ in range(number):
-                    self.step(plan, width)
-
+        def ready() -> None:
             self.supply.program.play.train()
-            warm = number == min(CHAINS)
-            plan.captures["step", width, number] = self.lane.capture(steps, self.cursor.zero_, warm=warm)
+            self.cursor.zero_()
 
-    def train(self, plan: Plan, steps: int, width: int) -> None:
-        """Queue so many steps of local training."""
-        for number in reversed(CHAINS):
-            times, steps = divmod(steps, number)
-            for _ in range(times):
-                plan.captures["step", width, number]()
+        plan.prepare(self.lane, STEP, width, self.supply.steps, lambda: self.step(plan, width), ready)
 
     # a client's visit
 
-    def visit(self, job: Job, sent: Tensor, room: float) -> Callable[[], Reply]:
-        """Queue a client's visit, and return the call that waits for its reply.
+    def visit(self, job: Job, sent: Tensor, room: float) -> Iterator[Reply | None]:
+        """Queue a client's training, then what it comes to, and wait for the reply: three stages, each when asked for.
 
         ``room`` is how many bytes of its memory may stay on the device.
         """
@@ -176,46 +162,49 @@ class Slot(Sight):
         with self.lane.on(), torch.no_grad():
             began, width = self.lane.mark(), self.supply.width(job.client)
             plan = self.plan(job)
+            plan.visit.client.counts.copy_(client.counts)
             self.prepare(plan, width)
             self.receive(sent, job)
             extra = bench.extra(job, lambda: self.features(job.client))
             self.supply.accommodate(extra, self.extra)
             schedule = make_schedule(bench, bench.rows[job.client], job.client, job.down.round, width)
             self.feed(width).fill(schedule)
-            self.train(plan, schedule.steps, width)
+            plan.repeat(STEP, width, schedule.steps)
+        yield None
+
+        with self.lane.on(), torch.no_grad():
             outcome = self.outcome(plan, job, extra)
             trained, rest = self.flat.clone(), self.fresh(self.layout.rest)
             shared, own = bench.parted({**self.layout.views(trained), **rest})
             sends = {**prefixed(MODEL, shared), **outcome.sent}
             memory = {**prefixed(MODEL, own), **outcome.kept, **augmented}
-            called: Tensors = {}
+            called = None
             if job.evaluate:
-                rows = self.supply.test_rows(job.client)
-                called = to_host(self.predict(plan, rows, outcome.kept, client.counts > 0))
+                called = self.predict(plan, self.supply.test_rows(job.client), outcome.kept, client.counts > 0)
             memory = memory if nbytes(memory) <= room else to_host(memory)
             notes = to_host(extra.notes)
             done = self.lane.mark()
+        yield None
 
-        def reply() -> Reply:
-            done.wait()
-            told = outcome.parcel.unwrap(outcome.told)
-            small, held = under(SENT, told), bench.holds[job.client]
-            if outcome.whole and len(held) < method.classes:
-                small = {name: value[held] for name, value in small.items()}
-            up = Up(
-                client=job.client,
-                samples=client.samples,
-                tensors={**sends, **small},
-                notes={**under(NOTE, told), **notes},
-                losses=schedule.losses(plan.names, told[LOG]),
-                seconds=done.seconds_since(began),
-            )
-            right = hits(called, bench.test_labels(job.client), method.classes) if called else {}
-            sound = not augmented and math.isfinite(told[LARGEST])
-            self.lane.hand_over([trained, *rest.values(), *outcome.sent.values(), *memory.values()])
-            return Reply(up, memory, right, sound)
-
-        return reply
+        done.wait()
+        told = outcome.parcel.unwrap(outcome.told)
+        small, held = under(SENT, told), bench.holds[job.client]
+        if outcome.whole and len(held) < method.classes:
+            small = {name: value[held] for name, value in small.items()}
+        up = Up(
+            client=job.client,
+            samples=client.samples,
+            tensors={**sends, **small},
+            notes={**under(NOTE, told), **notes},
+            losses=schedule.losses(plan.names, told[LOG]),
+            seconds=done.seconds_since(began),
+        )
+        right: Tensors = {}
+        if called is not None:
+            right = hits(dict(zip(KINDS, called.T, strict=True)), bench.test_labels(job.client), method.classes)
+        sound = not augmented and math.isfinite(told[LARGEST])
+        self.lane.hand_over([trained, *rest.values(), *outcome.sent.values(), *memory.values()])
+        yield Reply(up, memory, right, sound)
 
     def score(self, job: Job, sent: Tensor, rows: Tensor) -> Callable[[], Tensor]:
         """Queue a look of the received model at test images, and return the call that waits for its predictions."""
@@ -223,12 +212,12 @@ class Slot(Sight):
         with self.lane.on():
             self.receive(sent, job)
             plan = self.plan(job)
-            called = to_host(self.predict(plan, rows, {}, torch.ones_like(plan.held)))
+            called = self.predict(plan, rows, {}, None)
             done = self.lane.mark()
 
         def predictions() -> Tensor:
             done.wait()
-            return called["all"]
+            return called[:, KINDS.index("all")]
 
         return predictions
 
@@ -259,7 +248,7 @@ class Slot(Sight):
         if size not in self.looked:
             self.looked[size] = torch.zeros_like(looked)
         place = self.looked[size].copy_(looked)
-        if ("outcome", size, 1) not in plan.captures:
+        if (OUTCOME, size, 1) not in plan.captures:
             known, holds = plan.visit.client, torch.arange(self.bench.method.classes, device=looked.device)
             anyone = cast(Client, Anyone(known.counts, holds, known.most, known.total))
             program, first = self.supply.program, Look(self, place)
@@ -275,8 +264,8 @@ class Slot(Sight):
                 found = self.conclude(plan, visit, program.summary if asked else program.summarize)
                 plan.outcomes[size] = found._replace(whole=whole)
 
-            plan.captures["outcome", size, 1] = self.lane.capture(conclude)
-        plan.captures["outcome", size, 1]()
+            plan.captures[OUTCOME, size, 1] = self.lane.capture(conclude)
+        plan.captures[OUTCOME, size, 1]()
         return plan.outcomes[size]
 
     def conclude(self, plan: Plan, visit: Visit, summarize: Summarize) -> Outcome:
@@ -295,7 +284,7 @@ class Slot(Sight):
         parcel, whole = Parcel(told), summary.get("classes") is visit.client.holds
         return Outcome(sent, kept, parcel.wrap(moved(told, self.bench.device)), parcel, whole)
 
-    def fresh(self, tensors: Tensors) -> Tensors:
+    def fresh(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return tensors none of which the next visit overwrites."""
         self.static = self.static or {value.untyped_storage().data_ptr() for value in self._static()}
         return {n: v.clone() if v.untyped_storage().data_ptr() in self.static else v for n, v in tensors.items()}
@@ -308,8 +297,3 @@ class Slot(Sight):
 
 LOG, LARGEST, SENT, NOTE = "log", "largest", "sent/", "note/"
 """What the host is told of a visit: the losses, the largest number, entries per class, and notes."""
-
-
-def cloned(tensors: Tensors) -> Tensors:
-    """Return copies of tensors."""
-    return {name: value.clone() for name, value in tensors.items()}

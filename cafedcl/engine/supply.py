@@ -62,11 +62,17 @@ class Supply:
         return {}
 
     def test_rows(self, client: int | None) -> Tensor:
-        """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib` the client's own."""
+        """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib` the client's own.
+
+        It is the same tensor every time.
+        """
         parts = self.bench.shards.test
-        if not parts:
-            return torch.arange(len(self.test_x), device=self.test_x.device)
-        return torch.cat(parts) if client is None else parts[client]
+        return parts[client] if parts and client is not None else self._all_test_rows
+
+    @cached_property
+    def _all_test_rows(self) -> Tensor:
+        parts = self.bench.shards.test
+        return torch.cat(parts) if parts else torch.arange(len(self.test_x), device=self.test_x.device)
 
     def room(self) -> Tensors:
         """Return the place for a client's synthetic images, their labels, and what is added to their features."""

@@ -24,7 +24,7 @@ from torch import nn
 
 from cafedcl.augment import AUGMENTERS
 from cafedcl.config import EngineOptions
-from cafedcl.contract import Down, Failure, Reply, Up
+from cafedcl.contract import Down, Failure, Job, Reply, Up
 from cafedcl.engine import graphs as graphs_module
 from cafedcl.engine import slot as slot_module
 from cafedcl.engine.eager import Eager
@@ -207,22 +207,43 @@ def test_replies_are_waited_for_as_late_as_possible_with_two_visits_on_a_lane(
     visit, open_on, most = slot_module.Slot.visit, Counter[int](), list[int]()
 
     def noted(self: Any, *details: Any) -> Any:
-        reply = visit(self, *details)
         open_on[id(self)] += 1
-
-        def closed() -> Reply:
-            most.append(open_on.total())
-            assert max(open_on.values()) <= 2
-            open_on[id(self)] -= 1
-            return reply()
-
-        return closed
+        stages = visit(self, *details)
+        yield next(stages)
+        yield next(stages)
+        most.append(open_on.total())
+        assert max(open_on.values()) <= 2
+        open_on[id(self)] -= 1
+        yield next(stages)
 
     monkeypatch.setattr(slot_module.Slot, "visit", noted)
     replies = federation.engine.train(jobs_of(federation, *range(30)))
     assert sorted(reply.up.client for reply in replies) == list(range(30))
     depth = 2 * federation.engine.number
     assert most == [min(depth, 30 - done) for done in range(30)]
+
+
+@pytest.mark.parametrize(("clients", "streams"), [(5, 3), (2, 3), (7, 3)])
+def test_training_begins_on_all_lanes_before_anything_else_is_queued(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, clients: int, streams: int
+) -> None:
+    federation = captured(tiny("fedavg", federation__clients=7, **EVERYONE), streams)
+    visit, order = slot_module.Slot.visit, list[tuple[str, int]]()
+
+    def noted(self: Any, job: Job, *details: Any) -> Any:
+        stages = visit(self, job, *details)
+        for stage in ("trains", "concludes", "replies"):
+            order.append((stage, job.client))
+            yield next(stages)
+
+    monkeypatch.setattr(slot_module.Slot, "visit", noted)
+    list(federation.engine.train(jobs_of(federation, *range(clients))))
+    first = range(min(clients, streams))
+    assert order[: 2 * len(first)] == [(stage, client) for stage in ("trains", "concludes") for client in first]
+    for client in range(len(first), clients):
+        at = order.index(("trains", client))
+        assert order[at + 1] == ("concludes", client)
+    assert [client for stage, client in order if stage == "replies"] == list(range(clients))
 
 
 def test_every_job_is_answered_once_and_no_job_is_no_result(tiny: Tiny) -> None:

@@ -14,6 +14,7 @@ from cafedcl.engine.base import Bench
 from cafedcl.engine.graphs import Graphs
 from cafedcl.engine.program import Given, Images, Program
 from cafedcl.engine.schedule import make_schedule
+from cafedcl.engine.slot import STEP
 from cafedcl.federation import Federation
 from cafedcl.methods import method_names
 from cafedcl.pack import ANCHORS, MODEL, Tensors, under
@@ -354,7 +355,7 @@ def test_a_step_moves_the_weights_by_both_gradients_together(tiny: Tiny, precisi
     weights = {name: value.clone() for name, value in received.items()}
     dtype = HALF if precision == "bf16" else torch.float32
     for step in range(schedule.steps):
-        slot.train(plan, 1, width)
+        plan.repeat(STEP, width, 1)
         batch = batch_at(bench, schedule.tables, step)
         network = bench.network
         network.load_state_dict(weights)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine import supply as supply_module
 from cafedcl.engine.eager import Eager
-from cafedcl.engine.slot import PLANS
+from cafedcl.engine.slot import PLANS, STEP
 from cafedcl.federation import Federation
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
@@ -101,12 +101,11 @@ def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
 def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
     federation = captured(tiny("fedavg", train__iterations=13, train__epochs=3), 1)
     federation.step()
-    slot = federation.engine.slots[0]
     (width,) = federation.engine.supply.widths
-    plan = next(plan for plan in slot.plans.values() if plan.names)
+    plan = next(plan for plan in federation.engine.slots[0].plans.values() if plan.names)
     called: list[int] = []
     plan.captures = {key: lambda number=key[2]: called.append(number) for key in plan.captures}
-    slot.train(plan, 3 * 13, width)
+    plan.repeat(STEP, width, 3 * 13)
     assert called == [16, 16, 4, 1, 1, 1]
 
 
