@@ -55,14 +55,14 @@ class Average:
         self.total += weight
 
     def result(self) -> Tensors:
-        """Return the mean; nothing if nobody had any weight."""
+        """Return the mean, its weights as parts of one vector; nothing if nobody had any weight."""
         if self.total <= 0:
             return {}
         mean = dict(self.counters)
         if self.sum is not None:
             whole = self.sum / self.total
-            for name, place in self.places.items():
-                mean[name] = place.of(whole).to(self.kinds[name])
+            vectors = {kind: whole.to(kind) for kind in set(self.kinds.values())}
+            mean |= {name: place.of(vectors[self.kinds[name]]) for name, place in self.places.items()}
         return mean
 
 
@@ -94,7 +94,7 @@ def mean_prototypes(prototypes: Tensor, alpha: Tensor, known: Tensor, previous: 
     ``prototypes`` is (clients, classes, dim), ``alpha`` (clients, classes). A class that is not ``known`` from this
     round keeps its previous prototype bit for bit: never an average of zero vectors.
     """
-    mean = torch.einsum("kc,kcd->cd", alpha.double(), prototypes.double()).to(previous.dtype)
+    mean = (alpha.double()[:, :, None] * prototypes).sum(0).to(previous.dtype)
     return torch.where(known[:, None], mean, previous)
 
 

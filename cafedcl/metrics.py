@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from cafedcl.pack import Tensors
 
 Scores = dict[str, float | None]
+Array = npt.NDArray[np.float64]
 
 
 def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -39,24 +42,27 @@ def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
 
 def spread_of(values: Tensor) -> Scores:
     """Return mean, population standard deviation and the mean of the worst tenth of the clients."""
-    known = values[~values.isnan()].double().sort().values
+    known = np.sort(_known(values.double().numpy(force=True)))
     if not len(known):
         return {"client_mean": None, "client_std": None, "client_worst": None}
     worst = known[: max(1, len(known) // 10)]
-    std = (known - known.mean()).square().mean().sqrt()
-    return {"client_mean": float(known.mean()), "client_std": float(std), "client_worst": float(worst.mean())}
+    return {"client_mean": float(known.mean()), "client_std": float(known.std()), "client_worst": float(worst.mean())}
 
 
 def shot_groups(recall: Tensor, counts: Tensor, shots: Sequence[int]) -> Scores:
     """Return the mean recall of many-, medium- and few-shot classes, by their global number of training images."""
-    total, (many, few) = counts.sum(0), shots
+    total, found, (many, few) = counts.sum(0).numpy(force=True), recall.numpy(force=True), shots
     groups = {"many": total > many, "medium": (total <= many) & (total >= few), "few": total < few}
-    return {name: _mean(recall[mask.to(recall.device)]) for name, mask in groups.items()}
+    return {name: _mean(found[mask]) for name, mask in groups.items()}
 
 
-def _mean(values: Tensor) -> float | None:
-    known = values[~values.isnan()]
+def _mean(values: Array) -> float | None:
+    known = _known(values)
     return float(known.mean()) if len(known) else None
+
+
+def _known(values: Array) -> Array:
+    return values[~np.isnan(values)]
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Judge:
         recall = right.double() / tested.double()
         return {
             "accuracy": float(right.sum() / tested.sum()) if tested.sum() else None,
-            "balanced": _mean(recall),
+            "balanced": _mean(recall.numpy(force=True)),
             **spread_of(clients),
             **shot_groups(recall, self.counts, self.shots),
         }
@@ -123,8 +129,8 @@ class Judge:
         recall = table["all/recall"].double()
         held = spread_of(table["held/score"])
         return {
-            "accuracy": _mean(table["all/accuracy"].double()),
-            "balanced": _mean(recall.nanmean(1)),
+            "accuracy": _mean(table["all/accuracy"].double().numpy(force=True)),
+            "balanced": _mean(recall.nanmean(1).numpy(force=True)),
             **spread_of(table["all/score"]),
             "held_mean": held["client_mean"],
             "held_std": held["client_std"],

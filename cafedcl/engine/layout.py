@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.pack import Tensors
-from cafedcl.vector import Place
+from cafedcl.vector import Place, in_one
 
 
 class Entry(NamedTuple):
@@ -53,8 +53,6 @@ class Layout:
 
     def lay(self, weights: Tensors, flat: Tensor | None = None) -> Tensor:
         """Return weights as a flat tensor: a new one, or the one that is given."""
-        if flat is None:
-            flat = weights[next(iter(self.entries))].new_empty(self.size)
-        for name, view in self.views(flat).items():
-            view.copy_(weights[name].detach())
-        return flat
+        places = {name: entry.place for name, entry in self.entries.items()}
+        whole = in_one({name: weights[name].detach() for name in places}, places)
+        return whole.clone() if flat is None else flat.copy_(whole)

@@ -63,7 +63,7 @@ class Plan:
     def prepare(
         self, lane: Lane, what: str, size: int, most: int, work: Callable[[], None], before: Callable[[], object]
     ) -> None:
-        """Capture work that is done up to ``most`` times in a row, if it is not yet; ``before`` makes it ready."""
+        """Capture work that is done up to ``most`` times in a row, if it is not yet; ``before`` makes ready for it."""
         for number in CHAINS:
             if number > most or (what, size, number) in self.captures:
                 continue
@@ -72,6 +72,7 @@ class Plan:
                 for _ in range(number):
                     work()
 
+            before()
             self.captures[what, size, number] = lane.capture(chain, before, warm=number == min(CHAINS))
 
     def repeat(self, what: str, size: int, times: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,8 @@ class Schedule:
     tables: Tensors
     """Per step: ``rows`` into the training set, their ``weight``, the learning ``rate``, whether it is the ``first`` of
     its epoch, and what augmentation draws."""
-    sizes: npt.NDArray[np.float64]
-    """Per step of the last epoch: its real images."""
+    shares: npt.NDArray[np.float64]
+    """Per step of an epoch: its share of the epoch's images."""
     marks: dict[str, object]
     """Tables of the same name and mark have the same content; those without one have their own."""
 
@@ -41,17 +42,16 @@ class Schedule:
 
     def losses(self, names: Sequence[str], log: Tensor) -> dict[str, float]:
         """Return the mean of every term over the last epoch from what was logged at every step."""
-        last = log.numpy()[self.steps - len(self.sizes) : self.steps].astype(np.float64)
-        means = self.sizes @ last / self.sizes.sum()
-        return dict(zip(names, means.tolist(), strict=True))
+        last = log.numpy()[self.steps - len(self.shares) : self.steps]
+        return dict(zip(names, (self.shares @ last).tolist(), strict=True))
 
 
 def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round: int, width: int) -> Schedule:
     """Draw a client's batches as the reference engine does, and pad them to a width."""
     options, images = bench.train, len(shard)
     size = bench.batch_size(images)
-    sizes, weight, first = _pattern(images, size, width, options.epochs)
-    steps, full = len(sizes), images // size
+    pattern = _pattern(images, size, width, options.epochs)
+    steps, full = len(pattern.sizes), images // size
     draws = stream(bench.seed, "batches", client, round)
     rows = np.full((options.epochs, steps, width), shard[0])
     order = shard[np.array([draws.permutation(images) for _ in rows])]
@@ -61,33 +61,40 @@ def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round
     rates = tuple(bench.learning_rate(round, epoch) for epoch in range(options.epochs))
     tables = {
         "rows": torch.from_numpy(rows.reshape(-1, width)),
-        "weight": weight,
+        "weight": pattern.weight,
         "rate": _rate(rates, steps),
-        "first": first,
+        "first": pattern.first,
     }
     if options.flip or options.crop:
         with torch_stream(bench.seed, "client", client, round):
-            drawn = [draw(int(n), options) for _ in rates for n in sizes]
+            drawn = [draw(int(n), options) for _ in rates for n in pattern.sizes]
         tables |= {f"draw/{name}": _padded([each[name] for each in drawn], width) for name in drawn[0]}
     marks: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
     if bench.augmenter.options.weight != 1:
         synthetic = tables["rows"] >= len(bench.data.train_y)
-        tables["weight"] = torch.where(synthetic, bench.augmenter.options.weight * weight, weight)
+        tables["weight"] = torch.where(synthetic, bench.augmenter.options.weight * pattern.weight, pattern.weight)
         del marks["weight"]
-    return Schedule(tables, sizes, marks)
+    return Schedule(tables, pattern.shares, marks)
+
+
+class Pattern(NamedTuple):
+    """What follows from how many images a client has: real images per step of an epoch, and tables of all steps."""
+
+    sizes: npt.NDArray[np.int64]
+    shares: npt.NDArray[np.float64]
+    weight: Tensor
+    first: Tensor
 
 
 @lru_cache(maxsize=1024)
-def _pattern(images: int, size: int, width: int, epochs: int) -> tuple[npt.NDArray[np.float64], Tensor, Tensor]:
-    """Return the real images of every step of an epoch, and the tables that follow from them."""
+def _pattern(images: int, size: int, width: int, epochs: int) -> Pattern:
+    """Return the steps of a client."""
     steps = -(-images // size)
     sizes = np.minimum(size, images - size * np.arange(steps))
     weight = (np.arange(width) < sizes[:, None]).astype(np.float32)
     first = np.arange(steps) == 0
-    return (
-        sizes.astype(np.float64),
-        torch.from_numpy(np.tile(weight, (epochs, 1))),
-        torch.from_numpy(np.tile(first, epochs)),
+    return Pattern(
+        sizes, sizes / images, torch.from_numpy(np.tile(weight, (epochs, 1))), torch.from_numpy(np.tile(first, epochs))
     )
 
 

@@ -69,7 +69,7 @@ def test_a_schedule_is_the_plain_batches_and_padding_of_weight_0(
         assert mass == [1.0] * len(batch) + [0.0] * (width - len(batch))
         assert set(row) <= set(shard.tolist()), "padding repeats an image of the client's own"
     assert schedule.tables["first"].tolist() == [step == 0 for epoch in epochs for step in range(len(epoch))]
-    assert schedule.sizes.tolist() == [len(batch) for batch in epochs[-1]]
+    assert schedule.shares.tolist() == [len(batch) / len(shard) for batch in epochs[-1]]
 
 
 @given(OPTIONS, SHARDS, VISITS)
@@ -160,7 +160,7 @@ def test_the_reference_engine_trains_on_what_is_scheduled(
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 3), st.randoms())
 def test_losses_are_the_sample_weighted_means_of_the_last_epoch(sizes, epochs, spare, random) -> None:
     steps = epochs * len(sizes)
-    schedule = Schedule({"rows": torch.zeros(steps, 9)}, np.array(sizes, float), {})
+    schedule = Schedule({"rows": torch.zeros(steps, 9)}, np.array(sizes) / sum(sizes), {})
     log = torch.tensor([[random.uniform(-5, 5), random.uniform(-5, 5)] for _ in range(steps + spare)])
     losses = schedule.losses(("ce", "pull"), log)
     last = log[steps - len(sizes) : steps].tolist()
