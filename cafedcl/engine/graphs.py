@@ -75,16 +75,18 @@ class Graphs:
         """Run the jobs of one round.
 
         Training begins on all lanes before anything else is queued, then on every lane one visit is queued while the
-        one before it runs, and replies are waited for as late as possible: the device always has work.
+        one before it runs, and replies are waited for as late as possible: the device always has work. A summary that
+        is not replayed may wait for its lane, so those of all lanes wait together.
         """
         waiting, turn = deque(self._learned(jobs)), 0
+        later = 1 if self.bench.method.replayed else self.number
         queued: deque[Iterator[Reply | Failure | None]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
         try:
             while waiting or queued:
                 with self.arithmetic():
-                    while waiting and len(queued) < 2 * self.number:
-                        wave = [waiting.popleft() for _ in range(min(len(waiting), 1 if turn else self.number))]
+                    while waiting and len(queued) + (size := later if turn else self.number) <= 2 * self.number:
+                        wave = [waiting.popleft() for _ in range(min(len(waiting), size))]
                         visits = [self._visit(job, sent, at) for at, job in enumerate(wave, turn)]
                         for visit in visits * 2:
                             next(visit)

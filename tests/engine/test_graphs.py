@@ -246,6 +246,30 @@ def test_training_begins_on_all_lanes_before_anything_else_is_queued(
     assert [client for stage, client in order if stage == "replies"] == list(range(clients))
 
 
+class Waiting(FedAvg):
+    """Has a summary of its own, which waits for the device for all the engine knows."""
+
+    def summarize(self, model: Network, visit: Any) -> tuple[Tensors, Tensors]:
+        return super().summarize(model, visit)
+
+
+def test_summaries_that_may_wait_do_so_on_all_lanes_together(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = captured(with_method(tiny("fedavg", federation__clients=8, **EVERYONE), Waiting), 3)
+    assert not Waiting.replayed
+    visit, order = slot_module.Slot.visit, list[str]()
+
+    def noted(self: Any, *details: Any) -> Any:
+        stages = visit(self, *details)
+        for stage in "tsr":
+            order.append(stage)
+            yield next(stages)
+
+    monkeypatch.setattr(slot_module.Slot, "visit", noted)
+    replies = federation.engine.train(jobs_of(federation, *range(8)))
+    assert sorted(reply.up.client for reply in replies) == list(range(8))
+    assert "".join(order) == "tttsss" + "tttsss" + "rrr" + "ttss" + "rrrrr"
+
+
 def test_every_job_is_answered_once_and_no_job_is_no_result(tiny: Tiny) -> None:
     federation = captured(tiny("fedavg"), 2)
     assert list(federation.engine.train([])) == []
