@@ -19,7 +19,7 @@ CONFIG = {
     "method": {"name": "cafedcl"},
     "model": {"name": "mlp", "width": 0.1},
     "train": {"epochs": 1, "iterations": 1},
-    "federation": {"clients": 4, "rounds": 60, "participation": 0.75, "dropout": 0.1},
+    "federation": {"clients": 4, "rounds": 120, "participation": 0.75, "dropout": 0.1},
     "engine": {"workers": 1},
     "store": {"checkpoint_every": 2},
 }
@@ -33,9 +33,15 @@ def go_on(folder: Path) -> None:
         api.start(resolve(CONFIG), folder, ())
 
 
-def attempt(folder: Path, seconds: float | None) -> bool:
-    """Work on the run in a child; kill it after some time, and return whether it was killed."""
-    child = os.fork()
+def rounds_of(folder: Path) -> int:
+    """Return how many rounds have been written down."""
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def attempt(folder: Path, rounds: int, seconds: float | None) -> bool:
+    """Work on the run in a child; kill it so many rounds and seconds later, and return whether it was killed."""
+    until, child = rounds_of(folder) + rounds, os.fork()
     if child == 0:
         status = 1
         try:
@@ -44,6 +50,8 @@ def attempt(folder: Path, seconds: float | None) -> bool:
         finally:
             os._exit(status)
     if seconds is not None:
+        while rounds_of(folder) < until and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            time.sleep(0.002)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -59,10 +67,10 @@ def main() -> None:
     folder, kills, draws = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     killed = 0
     while killed < kills:
-        if not attempt(folder, draws.uniform(0.05, 0.6)):
+        if not attempt(folder, draws.randint(0, 3), draws.uniform(0, 0.03)):
             break
         killed += 1
-    attempt(folder, None)
+    attempt(folder, 0, None)
     print(killed)
 
 
