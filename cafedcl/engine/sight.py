@@ -21,7 +21,10 @@ SCORE = "score"
 
 
 class Sight:
-    """A copy of the network on one lane, whose weights always lie in the same tensors, and what it sees in images."""
+    """A copy of the network on one lane, whose weights always lie in the same tensors, and what it sees in images.
+
+    Its callers have switched gradients off.
+    """
 
     def __init__(self, supply: Supply) -> None:
         self.supply, self.bench = supply, supply.bench
@@ -56,7 +59,6 @@ class Sight:
         if self.half is not self.flat:
             self.half.copy_(flat)
 
-    @torch.no_grad()
     def embed(self, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the current weights."""
 
@@ -108,13 +110,11 @@ class Sight:
         if trained is not None:
             self.load(trained)
 
-    @torch.no_grad()
     def features(self, client: int) -> Tensor:
         """Return the encoder's features of a client's training images under the current weights."""
         rows = self.bench.shards.train[client].split(self.bench.chunk)
         return torch.cat([self.network.features(self.supply.training(part, {})[0]) for part in rows])
 
-    @torch.no_grad()
     def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor | None) -> Tensor:
         """Return the predicted classes of test images, among all and among those held, on their way to the host.
 
