@@ -66,26 +66,31 @@ class Average:
         return mean
 
 
-def held_by(ups: Sequence[Up], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Return the row (client) and column (class) of every per-class entry that was sent."""
-    classes = [up.tensors["classes"] for up in ups]
-    rows = np.repeat(np.arange(len(ups)), [listed.shape[0] for listed in classes])
-    return torch.from_numpy(rows).to(device), torch.cat(classes).to(device)
+class Entries:
+    """What clients sent per class, laid out: a row for every client, a column for every class, zero where it has none.
 
+    Tables are where the entries are.
+    """
 
-def holders(ups: Sequence[Up], classes: int) -> Tensor:
-    """Return which client reported which class, as a (clients, classes) mask."""
-    mask = torch.zeros(len(ups), classes, dtype=torch.bool)
-    mask[held_by(ups)] = True
-    return mask
+    def __init__(self, ups: Sequence[Up], classes: int) -> None:
+        self.ups, self.classes = ups, classes
+        listed = [up.tensors["classes"] for up in ups]
+        columns = torch.cat(listed)
+        rows = torch.from_numpy(np.repeat(np.arange(len(ups)), [mine.shape[0] for mine in listed]))
+        self.place = rows.to(columns.device), columns
 
+    @property
+    def held(self) -> Tensor:
+        """Which client reported which class, as a (clients, classes) mask."""
+        mask = torch.zeros(len(self.ups), self.classes, dtype=torch.bool, device=self.place[1].device)
+        mask[self.place] = True
+        return mask
 
-def spread(ups: Sequence[Up], name: str, classes: int) -> Tensor:
-    """Return the clients' per-class entries as one dense (clients, classes, …) tensor, zero where a class is absent."""
-    values = torch.cat([up.tensors[name] for up in ups])
-    dense = values.new_zeros((len(ups), classes, *values.shape[1:]))
-    dense[held_by(ups, values.device)] = values
-    return dense
+    def __getitem__(self, name: str) -> Tensor:
+        values = torch.cat([up.tensors[name] for up in self.ups])
+        dense = values.new_zeros((len(self.ups), self.classes, *values.shape[1:]))
+        dense[self.place] = values
+        return dense
 
 
 def mean_prototypes(prototypes: Tensor, alpha: Tensor, known: Tensor, previous: Tensor) -> Tensor:
@@ -109,8 +114,8 @@ def merge_prototypes(state: Tensors, ups: Sequence[Up], weights: str | None = No
 
     ``weights`` names the entry of the replies that weights them (Eq. 2 with ``counts``); without it all count alike.
     """
-    table = state["anchors/prototypes"]
-    held = holders(ups, len(table)).to(table.device)
-    weight = held if weights is None else spread(ups, weights, len(table))
-    mean = mean_prototypes(spread(ups, "prototypes", len(table)), normalise(weight.double()), held.any(0), table)
+    table, sent = state["anchors/prototypes"], Entries(ups, len(state["anchors/prototypes"]))
+    held = sent.held
+    weight = held if weights is None else sent[weights]
+    mean = mean_prototypes(sent["prototypes"], normalise(weight.double()), held.any(0), table)
     return {"anchors/prototypes": mean, "anchors/known": state["anchors/known"] | held.any(0)}

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cafedcl.aggregation import holders, normalise, spread
+from cafedcl.aggregation import Entries, normalise
 from cafedcl.contract import Up
 from cafedcl.data.shards import Shards
 from cafedcl.engine.base import Bench, Engine
@@ -75,8 +75,8 @@ class Loop:
         old, new, method = before[PROTOTYPES].cpu(), after[PROTOTYPES].cpu(), self.bench.method
         ups = [replace(up, tensors=moved(up.tensors, "cpu")) for up in ups]
         clients = [up.client for up in ups]
-        counts, sent = self.bench.shards.counts[clients].double(), spread(ups, "prototypes", len(new)).double()
-        held, alpha = holders(ups, len(new)), method.alphas(ups)
+        told, counts = Entries(ups, len(new)), self.bench.shards.counts[clients].double()
+        sent, held, alpha = told["prototypes"].double(), told.held, method.alphas(ups)
         centre = self.centre(engine, after, normalise(counts * held), sent).to(new.dtype)
         noise, tables = torch.zeros(len(new)), Tensors()
         if alpha is not None and "scatter" in notes:

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from cafedcl import confidence as conf
 from cafedcl.aggregation import (
     Average,
-    holders,
+    Entries,
     mean_prototypes,
     merge_prototypes,
     no_prototypes,
     normalise,
-    spread,
 )
 from cafedcl.contract import Up
 
@@ -227,15 +226,16 @@ def test_no_weights_inject_less_variance_than_the_counts(weights):
 # what clients report
 
 
-def test_holders_and_spread_lay_out_the_clients_reports():
+def test_entries_lay_out_the_clients_reports():
     ups = [up(0, [0, 2]), up(1, [3]), up(2, [])]
-    assert holders(ups, CLASSES).tolist() == [[True, False, True, False], [False, False, False, True], [False] * 4]
-    dense = spread(ups, "prototypes", CLASSES)
+    sent = Entries(ups, CLASSES)
+    assert sent.held.tolist() == [[True, False, True, False], [False, False, False, True], [False] * 4]
+    dense = sent["prototypes"]
     assert dense.shape == (3, CLASSES, DIM)
     assert torch.equal(dense[0, 2], ups[0].tensors["prototypes"][1])
     assert torch.equal(dense[1, 3], ups[1].tensors["prototypes"][0])
     assert int(dense.any(2).sum()) == 3
-    assert spread(ups, "confidence", CLASSES).shape == (3, CLASSES)
+    assert sent["confidence"].shape == (3, CLASSES)
 
 
 def test_merged_prototypes_are_plain_means_over_holders_and_remembered():

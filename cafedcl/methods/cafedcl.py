@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cafedcl import confidence as conf
 from cafedcl import contrast
-from cafedcl.aggregation import holders, mean_prototypes, no_prototypes, normalise, spread
+from cafedcl.aggregation import Entries, mean_prototypes, no_prototypes, normalise
 from cafedcl.contract import Batch, Client, Field, Up, Visit
 from cafedcl.contrast import unit
 from cafedcl.errors import CafedclError
@@ -115,22 +115,22 @@ class CAFedCL(Method):
         return own if prior is None else {**own, "prior": prior}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        o, held = self.options, holders(ups, self.classes)
-        trust = spread(ups, "confidence", self.classes).double().cpu()
+        o, sent = self.options, Entries(ups, self.classes)
+        held, trust = sent.held.cpu(), sent["confidence"].double().cpu()
         trust = normalise(trust) * held if o.encoder_weight == "alpha" else trust
         return conf.client_confidence(trust, held, "present" if o.weights == "uniform" else o.conf_over)
 
     def alphas(self, ups: list[Up]) -> Tensor:
-        return normalise(spread(ups, "confidence", self.classes).double(), self.epsilon)
+        return normalise(Entries(ups, self.classes)["confidence"].double(), self.epsilon)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        o, old = self.options, state["anchors/prototypes"]
-        trust = spread(ups, "confidence", self.classes).double()
+        o, old, sent = self.options, state["anchors/prototypes"], Entries(ups, self.classes)
+        trust = sent["confidence"].double()
         alpha, seen = normalise(trust, self.epsilon), trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
         if o.anchors == "fixed":
             return {"server/confidence": kept}
-        fresh = unit(mean_prototypes(spread(ups, "prototypes", self.classes), alpha, seen, old))
+        fresh = unit(mean_prototypes(sent["prototypes"], alpha, seen, old))
         fresh = unit((1 - o.momentum) * fresh + o.momentum * old) if o.momentum else fresh
         fresh = contrast.separate(fresh, seen, o.margin, o.prior) if o.geo == "server" and o.lam_geo else fresh
         table = torch.where(seen[:, None], fresh, old if o.unseen == "keep" else torch.zeros_like(old))

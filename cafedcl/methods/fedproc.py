@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cafedcl.aggregation import merge_prototypes, no_prototypes, normalise, spread
+from cafedcl.aggregation import Entries, merge_prototypes, no_prototypes, normalise
 from cafedcl.contract import Batch, Field, Up, Visit
 from cafedcl.contrast import class_means, class_scatter, cross_entropy, unit
 from cafedcl.method import Method
@@ -62,7 +62,7 @@ class FedProc(Method):
         return {"prototypes": Field((self.options.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
 
     def alphas(self, ups: list[Up]) -> Tensor:
-        return normalise(spread(ups, "counts", self.classes).double())
+        return normalise(Entries(ups, self.classes)["counts"].double())
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         return merge_prototypes(state, ups, "counts")
