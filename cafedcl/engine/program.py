@@ -188,10 +188,19 @@ class Program:
         return self._act(weights, lambda network: self.method.embed(network, x), shift)  # type: ignore[no-any-return]
 
     def _predict(
-        self, weights: Given, images: Images, rows: Tensor, anchors: Tensors, memory: Tensors, held: Tensor
-    ) -> Tensor:
-        """Return the predicted class of images among all classes, and among those held."""
-        x, _, _ = images(rows, {})
+        self,
+        weights: Given,
+        images: Images,
+        asked: Tensor,
+        at: Tensor,
+        anchors: Tensors,
+        memory: Tensors,
+        held: Tensor,
+        called: Tensor,
+    ) -> None:
+        """Note the predicted class of the images that are next, among all classes and among those held, and go on."""
+        x, _, _ = images(asked.index_select(0, at)[0], {})
         scores = self._act(weights, lambda network: self.method.scores(network, x, anchors, memory), None)
         among = scores.masked_fill(~held, -torch.inf)
-        return torch.stack([scores.argmax(1), among.argmax(1)], 1).to(torch.int16)
+        called.index_copy_(0, at, torch.stack([scores.argmax(1), among.argmax(1)], 1).to(called.dtype)[None])
+        at.add_(1)

@@ -46,12 +46,12 @@ class Sight:
         self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
         self.seen: Tensor | None = None
         self.see: Callable[[], None] | None = None
-        whole = -(-len(supply.test_x) // self.bench.chunk) * self.bench.chunk
-        self.asked = torch.zeros(whole, dtype=torch.int64, device=device)
+        chunks = -(-len(supply.test_x) // self.bench.chunk)
+        self.asked = torch.zeros(chunks, self.bench.chunk, dtype=torch.int64, device=device)
         self.rows: Tensor | None = None
         """What was asked for last."""
-        self.called = torch.zeros(whole, 2, dtype=torch.int16, device=device)
-        self.next = torch.arange(self.bench.chunk, device=device)
+        self.called = torch.zeros(chunks, self.bench.chunk, 2, dtype=torch.int16, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
 
     def load(self, flat: Tensor) -> None:
         """Make these the current weights."""
@@ -131,25 +131,20 @@ class Sight:
             plan.held.copy_(held)
         if self.rows is not rows:
             self.rows = rows
-            self.asked[: len(rows)].copy_(rows)
-
-        def begin() -> None:
-            torch.arange(size, out=self.next)
+            self.asked.view(-1)[: len(rows)].copy_(rows)
 
         def ready() -> None:
             program.play.eval()
-            begin()
+            self.at.zero_()
 
         def score() -> None:
-            few = self.asked.index_select(0, self.next)
-            called = program.predict(self.weights, self.supply.testing, few, anchors, plan.kept, plan.held)
-            self.called.index_copy_(0, self.next, called)
-            self.next.add_(size)
+            images, asked, at, called = self.supply.testing, self.asked, self.at, self.called
+            program.predict(self.weights, images, asked, at, anchors, plan.kept, plan.held, called)
 
         plan.prepare(self.lane, SCORE, size, chunks, score, ready)
-        begin()
+        self.at.zero_()
         plan.repeat(SCORE, size, chunks)
-        return self.called[: len(rows)].to("cpu", non_blocking=True, copy=True)
+        return self.called.view(-1, 2)[: len(rows)].to("cpu", non_blocking=True, copy=True)
 
 
 class Look:

@@ -142,6 +142,25 @@ def test_a_step_is_compiled_in_one_piece(after_a_round: Callable[[str], Federati
     assert torch.equal(log[1], terms)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "cafedcl"])
+def test_scoring_is_compiled_in_one_piece(after_a_round: Callable[[str], Federation], name: str) -> None:
+    federation = after_a_round(name)
+    bench, visit = federation.bench, visit_of(federation)
+    program = Program(bench.network, federation.method, bench.train, torch.float32, compiled=False)
+    weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
+    given, images = Given(weights, under("encoder.", weights)), images_of(bench, torch.float32)
+    asked, held = torch.arange(40).view(2, 20), torch.arange(10) < 6
+    found = []
+    for predict in (program.predict, torch.compile(program.predict, backend="eager", fullgraph=True)):
+        at, called = torch.tensor([0]), torch.zeros(2, 20, 2, dtype=torch.int16)
+        with torch.no_grad():
+            for _ in asked:
+                predict(given, images, asked, at, visit.anchors, {}, held, called)
+        found.append(called)
+    assert torch.equal(*found)
+    assert len(found[0][..., 0].unique()) > 1
+
+
 # objectives
 
 
@@ -292,11 +311,16 @@ def test_predictions_are_the_largest_score_among_all_and_among_those_held(
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
     rows, held = torch.arange(50), torch.tensor([c in (1, 4, 7) for c in range(10)])
     given, images = Given(weights, under("encoder.", weights)), images_of(bench, torch.float32)
-    called = program.predict(given, images, rows, visit.anchors, visit.memory, held)
+    asked, at = torch.stack([rows.flip(0), rows, rows.flip(0)]), torch.tensor([1])
+    table = torch.full((3, 50, 2), -1, dtype=torch.int16)
+    with torch.no_grad():
+        program.predict(given, images, asked, at, visit.anchors, visit.memory, held, table)
+    assert at.tolist() == [2]
+    assert (table[[0, 2]] == -1).all(), "only those that were next are noted"
+    called = table[1]
     bench.network.load_state_dict(weights)
     with torch.no_grad():
         scores = method.scores(bench.network.eval(), images(rows, {})[0], visit.anchors, visit.memory).tolist()
-    assert called.dtype == torch.int16
     assert called.tolist() == [
         [max(range(10), key=row.__getitem__), max((1, 4, 7), key=row.__getitem__)] for row in scores
     ]
