@@ -93,14 +93,18 @@ class Entries:
         return dense
 
 
+def combined(alpha: Tensor, prototypes: Tensor) -> Tensor:
+    """Return Σ_k α_{k,c} p_{k,c} in float64, from (clients, classes) and (clients, classes, dim)."""
+    return (alpha.double()[:, :, None] * prototypes).sum(0)
+
+
 def mean_prototypes(prototypes: Tensor, alpha: Tensor, known: Tensor, previous: Tensor) -> Tensor:
     """Return p_{g,c} = Σ_k α_{k,c} p_{k,c} (Eq. 7; Eq. 10 with confidences, Eq. 2 with counts), summed in float64.
 
     ``prototypes`` is (clients, classes, dim), ``alpha`` (clients, classes). A class that is not ``known`` from this
     round keeps its previous prototype bit for bit: never an average of zero vectors.
     """
-    mean = (alpha.double()[:, :, None] * prototypes).sum(0).to(previous.dtype)
-    return torch.where(known[:, None], mean, previous)
+    return torch.where(known[:, None], combined(alpha, prototypes).to(previous.dtype), previous)
 
 
 def no_prototypes(classes: int, dim: int) -> Tensors:

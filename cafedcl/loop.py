@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cafedcl.aggregation import Entries, normalise
+from cafedcl.aggregation import Entries, combined, normalise
 from cafedcl.contract import Up
 from cafedcl.data.shards import Shards
 from cafedcl.engine.base import Bench, Engine
@@ -81,7 +81,7 @@ class Loop:
         noise, tables = torch.zeros(len(new)), Tensors()
         if alpha is not None and "scatter" in notes:
             tables = Injection(alpha, counts, notes["scatter"][clients].double()).tables()
-            mean = torch.einsum("kc,kcd->cd", alpha, sent)
+            mean = combined(alpha, sent)
             noise = tables["injected"] * (new.double().norm(dim=1) / mean.norm(dim=1)).square()
         tables |= decompose(old, new, centre, noise)
         absent = ~held.any(0)
@@ -93,7 +93,7 @@ class Loop:
         Without a server's model there is no common encoder, and the mean of what clients sent, by counts, stands in.
         """
         if not self.bench.serves:
-            return torch.einsum("kc,kcd->cd", share, sent)
+            return combined(share, sent)
         labels = self.bench.data.train_y.cpu()[self.reference]
         return self.bench.method.centre(engine.embed(state, self.reference).cpu(), labels)
 

@@ -1,52 +1,48 @@
 """Several small tensors as one, so that one copy takes them to another device."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cafedcl.pack import Tensors
 
 
-class Piece(NamedTuple):
-    """Where a tensor begins, in bytes, and how it is read there."""
+class Stretch(NamedTuple):
+    """Tensors of one type, which lie one after another."""
 
-    name: str
-    begin: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    """The tensor's type, if NumPy has none like it."""
-    kind: "np.dtype[Any]"
-    """The type as which NumPy reads it."""
+    dtype: torch.dtype
+    start: int
+    end: int
+    sizes: list[int]
+    shapes: dict[str, torch.Size]
 
 
 class Parcel:
     """Where tensors of certain names, shapes and types lie in one vector of bytes."""
 
     def __init__(self, tensors: Tensors) -> None:
-        self.pieces: list[Piece] = []
-        begin = 0
-        for name, value in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
-            self.pieces.append(Piece(name, begin, tuple(value.shape), *read_as(value.dtype)))
-            begin += value.numel() * value.dtype.itemsize
+        self.stretches: list[Stretch] = []
+        start = 0
+        for dtype in sorted(
+            {value.dtype for value in tensors.values()}, key=lambda dtype: (-dtype.itemsize, str(dtype))
+        ):
+            shapes = {name: value.shape for name, value in tensors.items() if value.dtype == dtype}
+            sizes = [shape.numel() for shape in shapes.values()]
+            end = start + dtype.itemsize * sum(sizes)
+            self.stretches.append(Stretch(dtype, start, end, sizes, shapes))
+            start = end
 
     def wrap(self, tensors: Tensors) -> Tensor:
         """Return the tensors as bytes, those of the widest types first, so that each lies where it may be read."""
-        return torch.cat([tensors[piece.name].reshape(-1).view(torch.uint8) for piece in self.pieces])
+        names = (name for stretch in self.stretches for name in stretch.shapes)
+        return torch.cat([tensors[name].reshape(-1).view(torch.uint8) for name in names])
 
     def unwrap(self, data: Tensor) -> Tensors:
-        """Return the tensors that lie in a vector on the host, as views of it, which NumPy makes faster."""
-        whole, found = data.numpy(), Tensors()
-        for name, begin, shape, dtype, kind in self.pieces:
-            value = torch.from_numpy(np.ndarray(shape, kind, whole, begin))
-            found[name] = value if dtype is None else value.view(dtype)
+        """Return the tensors that lie in a vector, as views of it."""
+        found: Tensors = {}
+        for dtype, start, end, sizes, shapes in self.stretches:
+            values = data[start:end].view(dtype).split_with_sizes(sizes)
+            for (name, shape), value in zip(shapes.items(), values, strict=True):
+                found[name] = value if len(shape) == 1 else value.view(shape)
         return found
-
-
-def read_as(dtype: torch.dtype) -> "tuple[torch.dtype | None, np.dtype[Any]]":
-    """Return the type as which NumPy reads numbers, and that of PyTorch if it is not the same."""
-    try:
-        return None, torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError:
-        return dtype, np.dtype(f"i{dtype.itemsize}")

@@ -125,8 +125,8 @@ class CAFedCL(Method):
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         o, old, sent = self.options, state["anchors/prototypes"], Entries(ups, self.classes)
-        trust = sent["confidence"].double()
-        alpha, seen = normalise(trust, self.epsilon), trust.sum(0) > 0
+        trust, alpha = sent["confidence"].double(), self.alphas(ups)
+        seen = trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
         if o.anchors == "fixed":
             return {"server/confidence": kept}

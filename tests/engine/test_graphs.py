@@ -199,46 +199,45 @@ def test_clients_are_spread_evenly_over_the_lanes(tiny: Tiny, participants: int,
     assert Graphs(tiny("fedavg").bench, options, participants, compiled=False).number == number
 
 
-@pytest.mark.parametrize("streams", [1, 2, 4, 12])
-def test_replies_are_waited_for_as_late_as_possible_with_two_visits_on_a_lane(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, streams: int
-) -> None:
-    federation = captured(tiny("fedavg", federation__clients=30, **EVERYONE), streams)
-    visit, open_on, most = slot_module.Slot.visit, Counter[int](), list[int]()
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Every stage of a visit as it begins, the client, and the lane it is on."""
+    visit, begun = slot_module.Slot.visit, list[tuple[str, int, int]]()
 
-    def noted(self: Any, *details: Any) -> Any:
-        open_on[id(self)] += 1
-        stages = visit(self, *details)
-        yield next(stages)
-        yield next(stages)
-        most.append(open_on.total())
-        assert max(open_on.values()) <= 2
-        open_on[id(self)] -= 1
-        yield next(stages)
+    def noted(self: Any, job: Job, *details: Any) -> Any:
+        parts = visit(self, job, *details)
+        for stage in ("trains", "concludes", "replies"):
+            begun.append((stage, job.client, id(self)))
+            yield next(parts)
 
     monkeypatch.setattr(slot_module.Slot, "visit", noted)
+    return begun
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4, 12])
+def test_replies_are_waited_for_as_late_as_possible_with_two_visits_on_a_lane(
+    tiny: Tiny, stages: list[tuple[str, int, int]], streams: int
+) -> None:
+    federation = captured(tiny("fedavg", federation__clients=30, **EVERYONE), streams)
     replies = federation.engine.train(jobs_of(federation, *range(30)))
     assert sorted(reply.up.client for reply in replies) == list(range(30))
+    open_on, most = Counter[int](), list[int]()
+    for stage, _, lane in stages:
+        if stage == "replies":
+            most.append(open_on.total())
+        open_on[lane] += {"trains": 1, "concludes": 0, "replies": -1}[stage]
+        assert max(open_on.values()) <= 2
     depth = 2 * federation.engine.number
     assert most == [min(depth, 30 - done) for done in range(30)]
 
 
 @pytest.mark.parametrize(("clients", "streams"), [(5, 3), (2, 3), (7, 3)])
 def test_training_begins_on_all_lanes_before_anything_else_is_queued(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, clients: int, streams: int
+    tiny: Tiny, stages: list[tuple[str, int, int]], clients: int, streams: int
 ) -> None:
     federation = captured(tiny("fedavg", federation__clients=7, **EVERYONE), streams)
-    visit, order = slot_module.Slot.visit, list[tuple[str, int]]()
-
-    def noted(self: Any, job: Job, *details: Any) -> Any:
-        stages = visit(self, job, *details)
-        for stage in ("trains", "concludes", "replies"):
-            order.append((stage, job.client))
-            yield next(stages)
-
-    monkeypatch.setattr(slot_module.Slot, "visit", noted)
     list(federation.engine.train(jobs_of(federation, *range(clients))))
-    first = range(min(clients, streams))
+    order, first = [begun[:2] for begun in stages], range(min(clients, streams))
     assert order[: 2 * len(first)] == [(stage, client) for stage in ("trains", "concludes") for client in first]
     for client in range(len(first), clients):
         at = order.index(("trains", client))
@@ -253,21 +252,12 @@ class Waiting(FedAvg):
         return super().summarize(model, visit)
 
 
-def test_summaries_that_may_wait_do_so_on_all_lanes_together(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summaries_that_may_wait_do_so_on_all_lanes_together(tiny: Tiny, stages: list[tuple[str, int, int]]) -> None:
     federation = captured(with_method(tiny("fedavg", federation__clients=8, **EVERYONE), Waiting), 3)
     assert not Waiting.replayed
-    visit, order = slot_module.Slot.visit, list[str]()
-
-    def noted(self: Any, *details: Any) -> Any:
-        stages = visit(self, *details)
-        for stage in "tsr":
-            order.append(stage)
-            yield next(stages)
-
-    monkeypatch.setattr(slot_module.Slot, "visit", noted)
     replies = federation.engine.train(jobs_of(federation, *range(8)))
     assert sorted(reply.up.client for reply in replies) == list(range(8))
-    assert "".join(order) == "tttsss" + "tttsss" + "rrr" + "ttss" + "rrrrr"
+    assert "".join(stage[0] for stage, _, _ in stages) == "tttccc" + "tttccc" + "rrr" + "ttcc" + "rrrrr"
 
 
 def test_every_job_is_answered_once_and_no_job_is_no_result(tiny: Tiny) -> None:
