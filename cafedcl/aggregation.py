@@ -1,6 +1,7 @@
 """The server's weighted means. Equation numbers are those of the CAFedCL paper."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from cafedcl.contract import Up
 from cafedcl.pack import Tensors
-from cafedcl.vector import Place, in_one, places_of
+from cafedcl.vector import Laid, Places, in_one, places_of
 
 
 def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
@@ -36,15 +37,13 @@ class Average:
     def __init__(self, epsilon: float = 0.0) -> None:
         self.total = epsilon
         self.sum: Tensor | None = None
-        self.places: dict[str, Place] = {}
+        self.places: Places = {}
         self.kinds: dict[str, torch.dtype] = {}
         self.counters: Tensors = {}
 
-    def add(self, model: Tensors, weight: float) -> None:
+    def add(self, model: Mapping[str, Tensor], weight: float) -> None:
         """Add a model with its weight."""
-        floating = {name: value for name, value in model.items() if value.is_floating_point()}
-        for name in model.keys() - floating.keys():
-            self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
+        floating = model if isinstance(model, Laid) else self._count(model)
         if floating:
             if self.sum is None:
                 self.places = places_of(floating)
@@ -53,6 +52,13 @@ class Average:
             self.sum = torch.zeros_like(flat, dtype=torch.float64) if self.sum is None else self.sum
             self.sum.add_(flat, alpha=weight)
         self.total += weight
+
+    def _count(self, model: Mapping[str, Tensor]) -> Tensors:
+        """Take in a model's counters, and return its other weights."""
+        floating = {name: value for name, value in model.items() if value.is_floating_point()}
+        for name in model.keys() - floating.keys():
+            self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
+        return floating
 
     def result(self) -> Tensors:
         """Return the mean, its weights as parts of one vector; nothing if nobody had any weight."""
@@ -78,8 +84,9 @@ class Entries:
         columns = torch.cat(listed)
         rows = torch.from_numpy(np.repeat(np.arange(len(ups)), [mine.shape[0] for mine in listed]))
         self.place = rows.to(columns.device), columns
+        self.tables: Tensors = {}
 
-    @property
+    @cached_property
     def held(self) -> Tensor:
         """Which client reported which class, as a (clients, classes) mask."""
         mask = torch.zeros(len(self.ups), self.classes, dtype=torch.bool, device=self.place[1].device)
@@ -87,10 +94,11 @@ class Entries:
         return mask
 
     def __getitem__(self, name: str) -> Tensor:
-        values = torch.cat([up.tensors[name] for up in self.ups])
-        dense = values.new_zeros((len(self.ups), self.classes, *values.shape[1:]))
-        dense[self.place] = values
-        return dense
+        if name not in self.tables:
+            values = torch.cat([up.tensors[name] for up in self.ups])
+            self.tables[name] = values.new_zeros((len(self.ups), self.classes, *values.shape[1:]))
+            self.tables[name][self.place] = values
+        return self.tables[name]
 
 
 def combined(alpha: Tensor, prototypes: Tensor) -> Tensor:

@@ -13,7 +13,10 @@ from torch.nn.utils import get_total_norm
 
 from cafedcl.contract import SCALAR_NOTES, Field, Reply, Up
 from cafedcl.metrics import KINDS
-from cafedcl.pack import MODEL, Tensors
+from cafedcl.pack import MODEL, Tensors, prefixed
+from cafedcl.vector import Laid, Places, solid
+
+Kind = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -35,28 +38,34 @@ class Inspector:
         problem = self._entries(up)
         if problem:
             return problem
-        for where, tensors in (("reply", up.tensors), ("memory", reply.memory)):
-            if not reply.sound and not all_finite(tensors.values()):
-                name = next(name for name, value in tensors.items() if not all_finite([value]))
-                return f"{where} has NaN or Inf in '{name}'"
-        return self._ranges(up) or self._hits(reply.hits) or self._notes(up.notes)
+        wrong = None if reply.sound else self._numbers(reply) or self._ranges(up)
+        return wrong or self._hits(reply.hits) or self._notes(up.notes)
 
     @cached_property
     def _enrolled(self) -> list[int]:
         return [int(samples) for samples in self.counts.sum(1)]
 
     @cached_property
-    def _model(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def _model(self) -> dict[str, Kind]:
         return {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
+
+    @cached_property
+    def _laid(self) -> list[tuple[Places, torch.dtype]]:
+        """How models that were found good lay in one vector: another one that lies so is good as well."""
+        return []
 
     @cached_property
     def _bounds(self) -> dict[str, tuple[float, float]]:
         """Ranges in the precision of what is sent."""
-        return {n: (float(np.float32(field.low)), float(np.float32(field.high))) for n, field in self.fields.items()}
+        bounded = {name: field for name, field in self.fields.items() if field.bounded}
+        return {name: (float(np.float32(field.low)), float(np.float32(field.high))) for name, field in bounded.items()}
 
     def _entries(self, up: Up) -> str | None:
         """Names, shapes and types."""
-        expected = dict(self._model)
+        problem = self._weights(up.model)
+        if problem:
+            return problem
+        expected: dict[str, Kind] = {}
         per_class = [field for field in self.fields.values() if field.per_class]
         rows = 0
         if per_class:
@@ -73,21 +82,33 @@ class Inspector:
             expected["classes"] = ((rows,), torch.int64)
         for name, field in self.fields.items():
             expected[name] = ((rows, *field.shape) if field.per_class else field.shape, torch.float32)
-        for name, (shape, dtype) in expected.items():
-            if name not in up.tensors:
-                return f"'{name}' is missing"
-            value = up.tensors[name]
-            if value.shape != shape:
-                return f"'{name}' has shape {tuple(value.shape)}, expected {shape}"
-            if value.dtype != dtype:
-                return f"'{name}' is {value.dtype}, expected {dtype}"
-        unexpected = up.tensors.keys() - expected.keys()
-        return f"'{min(unexpected)}' was not asked for" if unexpected else None
+        return mismatch(up.tensors, expected)
+
+    def _weights(self, model: Mapping[str, Tensor]) -> str | None:
+        """The same of the model."""
+        way = (model.places, model.vector.dtype) if isinstance(model, Laid) else None
+        if way in self._laid:
+            return None
+        problem = mismatch(prefixed(MODEL, model), self._model)
+        if way and not problem:
+            self._laid.append(way)
+        return problem
+
+    def _numbers(self, reply: Reply) -> str | None:
+        """Numbers that are none."""
+        up = reply.up
+        if all_finite([*solid(up.model).values(), *up.tensors.values(), *reply.memory.values()]):
+            return None
+        sent = {**prefixed(MODEL, up.model), **up.tensors}
+        parts = (("reply", sent), ("memory", reply.memory))
+        bad = ((where, name) for where, part in parts for name, value in part.items() if not all_finite([value]))
+        where, name = next(bad)
+        return f"{where} has NaN or Inf in '{name}'"
 
     def _ranges(self, up: Up) -> str | None:
         for name, (least, most) in self._bounds.items():
             value = up.tensors[name]
-            if not value.numel() or (least, most) == (-math.inf, math.inf):
+            if not value.numel():
                 continue
             low, high = (float(bound) for bound in value.aminmax())
             if low < least or high > most:
@@ -112,6 +133,20 @@ class Inspector:
             if tuple(value.shape) != (() if name in SCALAR_NOTES else (self.counts.shape[1],)):
                 return f"its note '{name}' is not a number, or not one per class"
         return None
+
+
+def mismatch(tensors: Mapping[str, Tensor], expected: Mapping[str, Kind]) -> str | None:
+    """Return what is missing, of another shape or type, or was not asked for; None if all is as expected."""
+    for name, (shape, dtype) in expected.items():
+        if name not in tensors:
+            return f"'{name}' is missing"
+        value = tensors[name]
+        if value.shape != shape:
+            return f"'{name}' has shape {tuple(value.shape)}, expected {shape}"
+        if value.dtype != dtype:
+            return f"'{name}' is {value.dtype}, expected {dtype}"
+    unexpected = tensors.keys() - expected.keys()
+    return f"'{min(unexpected)}' was not asked for" if unexpected else None
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:

@@ -1,6 +1,6 @@
 """What moves between server and clients, and what a client's job sees. Methods and engines meet only here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -40,13 +40,15 @@ class Down:
 class Up:
     """What a client returns.
 
-    ``tensors`` is what the method needs (``model/…``, prototypes, confidences) and what is counted as traffic;
-    ``notes`` is what the client tells about itself for people to look at, and no method reads it.
+    ``model`` is the weights that are averaged, and ``tensors`` what else the method needs (prototypes, confidences);
+    both are counted as traffic. ``notes`` is what the client tells about itself for people to look at, and no method
+    reads it.
     """
 
     client: int
     samples: int
     tensors: Tensors
+    model: Mapping[str, Tensor] = field(default_factory=dict)
     notes: Tensors = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
@@ -74,7 +76,7 @@ class Reply:
     memory: Tensors
     hits: Tensors
     sound: bool = False
-    """Whether the engine has seen that all its numbers are finite; a reply from elsewhere is looked through."""
+    """Whether the engine has seen that all numbers are finite and in their ranges; others are looked through."""
 
 
 @dataclass(frozen=True)
@@ -135,3 +137,8 @@ class Field:
     """Whether there is one row per class listed in the reply's ``classes``."""
     repeated: bool = False
     """Whether a class may be listed more than once."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it has a range at all."""
+        return (self.low, self.high) != (float("-inf"), float("inf"))

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from cafedcl.metrics import Judge, Scores
 from cafedcl.pack import MODEL, Header, Tensors, floats, moved, nbytes, prefixed, under, without
 from cafedcl.rng import stream, torch_stream
 from cafedcl.setup import Setup, check_schedule, prepare
+from cafedcl.vector import solid
 
 T = TypeVar("T")
 
@@ -85,9 +86,7 @@ class Federation:
         self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots, self.bench.remote)
         self.own = self.judge.no_own()
         self.loop = Loop(self.bench, self.config.evaluate.loop)
-        self.inspector = Inspector(
-            self.bench.shared(), self.method.fields(self.bench.network), self.bench.shards.counts
-        )
+        self.inspector = Inspector(self.bench.shared(), self.bench.fields, self.bench.shards.counts)
 
     @property
     def enrolment(self) -> int:
@@ -175,40 +174,47 @@ class Federation:
         """Return a result with its per-class entries, which are small, where the server works on them."""
         if isinstance(result, Failure):
             return result
-        small = {name: value for name, value in result.up.tensors.items() if name in self.bench.by_class}
-        tensors = {**result.up.tensors, **moved(small, self.bench.home)}
-        return replace(result, up=replace(result.up, tensors=tensors))
+        up, home, small = result.up, self.bench.home, self.bench.by_class
+        away = {name: value for name, value in up.tensors.items() if name in small and value.device != home}
+        return replace(result, up=replace(up, tensors={**up.tensors, **moved(away, home)})) if away else result
 
     def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:
         """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""
-        tables: Tensors = {}
+        due = self.bench.serves and self.is_due(self.round, self.config.evaluate.every)
+        scores = self.scored(state) if due else None
         own = {name: value.clone() for name, value in self.own.items()}
         for reply in replies:
             if reply.hits and not self.method.pooled:
                 for name, value in self.judge.own(reply.up.client, reply.hits).items():
                     own[name][reply.up.client] = value
                 own["round"][reply.up.client] = self.round
-        server = None
-        if self.bench.serves and self.is_due(self.round, self.config.evaluate.every):
-            server, tables = self.scored(state)
+        notes = self.notes(replies) if self.config.store.notes and (due or self.own_is_due(self.round)) else {}
+        server, tables = scores() if scores else (None, Tensors())
         if self.own_is_due(self.round):
             tables |= prefixed("own/", own)
         if tables and self.config.store.notes:
-            notes = self.notes(replies)
             tables |= prefixed("notes/", notes) | prefixed(
                 "loop/", self.loop(self.engine, self.state, state, [reply.up for reply in replies], notes)
             )
             tables |= without(MODEL, state)
         return server, own, moved(tables, "cpu")
 
-    def scored(self, state: Tensors) -> tuple[Scores, Tensors]:
-        """Score the server's model on the test images here; where clients have their own, each at its client."""
-        server, tables = self.judge.server(self.engine.predict(state)) if len(self.judge.y) else ({}, {})
-        if not isinstance(self.engine, Sites) or not self.bench.remote:
-            return server, tables
-        surveyed, behind = self.judge.surveyed(self.engine.survey(state))
-        clients = {name: value for name, value in surveyed.items() if name.startswith("client_")}
-        return {**surveyed, **server, **clients}, {**tables, **behind}
+    def scored(self, state: Tensors) -> Callable[[], tuple[Scores, Tensors]]:
+        """Begin to score the server's model on the test images here; where clients have their own, each at its client.
+
+        Returns the call that waits for the scores and the tables behind them.
+        """
+        called = self.engine.predict(state) if len(self.judge.y) else None
+
+        def scores() -> tuple[Scores, Tensors]:
+            server, tables = self.judge.server(called()) if called else ({}, {})
+            if not isinstance(self.engine, Sites) or not self.bench.remote:
+                return server, tables
+            surveyed, behind = self.judge.surveyed(self.engine.survey(state))
+            clients = {name: value for name, value in surveyed.items() if name.startswith("client_")}
+            return {**surveyed, **server, **clients}, {**tables, **behind}
+
+        return scores
 
     def notes(self, replies: list[Reply]) -> Tensors:
         """Return what clients told about themselves, (clients, …) with NaN for those that did not reply."""
@@ -289,11 +295,13 @@ class Tally:
             if isinstance(result, Failure):
                 self.failures.append(result)
                 continue
-            self.floats += floats(result.up.tensors)
-            self.bytes += nbytes(result.up.tensors)
-            kept = {name: value for name, value in result.up.tensors.items() if name in self.by_class}
-            self.replies.append(replace(result, up=replace(result.up, tensors=kept)))
-            yield result.up
+            up = result.up
+            for sent in (solid(up.model), up.tensors):
+                self.floats += floats(sent)
+                self.bytes += nbytes(sent)
+            kept = {name: value for name, value in up.tensors.items() if name in self.by_class}
+            self.replies.append(replace(result, up=replace(up, model={}, tensors=kept)))
+            yield up
 
 
 def client_of(result: Reply | Failure) -> int:
@@ -343,15 +351,19 @@ class Clock:
         try:
             yield
         finally:
-            took = time.perf_counter() - began
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + took - self.inside
-            self.inside = outer + took
+            self._over(phase, began, outer)
 
     def over(self, phase: str, items: Iterator[T]) -> Iterator[T]:
         """Yield the items and time the waiting for them."""
         while True:
-            with self(phase):
-                item = next(items, None)
+            began, outer, self.inside = time.perf_counter(), self.inside, 0.0
+            item = next(items, None)
+            self._over(phase, began, outer)
             if item is None:
                 return
             yield item
+
+    def _over(self, phase: str, began: float, outer: float) -> None:
+        took = time.perf_counter() - began
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + took - self.inside
+        self.inside = outer + took

@@ -76,7 +76,7 @@ class Loop:
         ups = [replace(up, tensors=moved(up.tensors, "cpu")) for up in ups]
         clients = [up.client for up in ups]
         told, counts = Entries(ups, len(new)), self.bench.shards.counts[clients].double()
-        sent, held, alpha = told["prototypes"].double(), told.held, method.alphas(ups)
+        sent, held, alpha = told["prototypes"].double(), told.held, method.alphas(told)
         centre = self.centre(engine, after, normalise(counts * held), sent).to(new.dtype)
         noise, tables = torch.zeros(len(new)), Tensors()
         if alpha is not None and "scatter" in notes:

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cafedcl.aggregation import Average
+from cafedcl.aggregation import Average, Entries
 from cafedcl.contract import Batch, Client, Field, Up, Visit
 from cafedcl.contrast import class_means
 from cafedcl.models.base import Network
-from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed, under, without
+from cafedcl.pack import ANCHORS, MODEL, Tensors, prefixed
 
 TOGETHER = 8
 """So many replies are weighed at a time, and their models counted in and let go."""
@@ -118,15 +118,15 @@ class Method:
     def _count(self, average: Average, waiting: list[Up], counted: list[Up]) -> None:
         """Add the waiting replies to the average and let go of their models."""
         for up, weight in zip(waiting, self.weigh(waiting).tolist() if waiting else (), strict=True):
-            average.add(under(MODEL, up.tensors), weight)
-            counted.append(replace(up, tensors=without(MODEL, up.tensors)))
+            average.add(up.model, weight)
+            counted.append(replace(up, model={}))
         waiting.clear()
 
     def centre(self, z: Tensor, y: Tensor) -> Tensor:
         """Return what each class's global prototype would be if all images with these embeddings lay in one place."""
         return class_means(z, y, self.classes)[0]
 
-    def alphas(self, ups: list[Up]) -> Tensor | None:
+    def alphas(self, sent: Entries) -> Tensor | None:
         """Return α_{k,c}, with which the server averages clients' prototypes; None if it does anything else."""
         return None
 

@@ -16,7 +16,14 @@ Labels = npt.NDArray[np.int64]
 
 
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence(seed, spawn_key=(crc32(purpose.encode()), *keys))
+    """Return the seeds of a stream: those of ``seed`` with the purpose and the keys as spawn key.
+
+    Numbers of 32 bits are given to NumPy the way it would lay them out itself, one by one and slowly.
+    """
+    spawn = (crc32(purpose.encode()), *keys)
+    if max(seed, *spawn) >> 32:
+        return np.random.SeedSequence(seed, spawn_key=spawn)
+    return np.random.SeedSequence(np.array((seed, 0, 0, 0, *spawn), np.uint32))
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:

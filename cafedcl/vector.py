@@ -1,13 +1,11 @@
 """All weights of a model as one vector: often they lie so already, and nothing has to be copied."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from cafedcl.pack import Tensors
 
 
 class Place(NamedTuple):
@@ -37,8 +35,37 @@ class Place(NamedTuple):
         return part.movedim(-3, -1) if self.last else part
 
 
-def places_of(model: Tensors) -> dict[str, Place]:
+Places = dict[str, Place]
+
+
+class Laid(Mapping[str, Tensor]):
+    """Weights that together are one vector, listed as they lie in it.
+
+    Each is cut out of it when somebody asks for it, which few do.
+    """
+
+    def __init__(self, vector: Tensor, places: Places) -> None:
+        self.vector, self.places = vector, places
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.places[name].of(self.vector)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def solid(model: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return all numbers of a model in as few tensors as there are."""
+    return {"vector": model.vector} if isinstance(model, Laid) else model
+
+
+def places_of(model: Mapping[str, Tensor]) -> Places:
     """Return where weights are to lie in one vector: as they do, if they are parts of one, or else one by one."""
+    if isinstance(model, Laid):
+        return model.places
     values = list(model.values())
     begins = [0, *accumulate(value.numel() for value in values[:-1])]
     pairs = list(zip(begins, values, strict=True))
@@ -66,8 +93,10 @@ def lie(values: Sequence[Tensor], places: Iterable[Place]) -> bool:
     )
 
 
-def in_one(model: Tensors, places: dict[str, Place]) -> Tensor:
+def in_one(model: Mapping[str, Tensor], places: Places) -> Tensor:
     """Return weights as one vector, which is the one they are parts of if they lie so already."""
+    if isinstance(model, Laid) and model.places == places:
+        return model.vector
     values = [model[name] for name in places]
     if lie(values, places.values()):
         return values[0].as_strided((sum(value.numel() for value in values),), (1,))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from cafedcl.config import EngineOptions
-from cafedcl.contract import Down, Job, Reply
+from cafedcl.contract import Down, Job, Reply, Up
 from cafedcl.engine.graphs import Graphs
 from cafedcl.federation import Federation, Record
 from cafedcl.methods.fedavg import FedAvg
-from cafedcl.pack import Tensors
+from cafedcl.pack import MODEL, Tensors, prefixed, under, without
 
 Tiny = Callable[..., Federation]
 UNEQUAL = {"split__kind": "dirichlet", "split__form": "class", "split__alpha": 0.3}
@@ -86,8 +86,18 @@ def agreement(one: Tensor, other: Tensor) -> float:
     return float((one == other).double().mean())
 
 
+def sent(up: Up) -> Tensors:
+    """All that is counted as traffic, the weights as ``model/…``."""
+    return {**prefixed(MODEL, up.model), **up.tensors}
+
+
+def with_sent(up: Up, entries: Tensors) -> Up:
+    """The same with other entries, named as those of :func:`sent`."""
+    return replace(up, model=under(MODEL, entries), tensors=without(MODEL, entries))
+
+
 def contents(reply: Reply) -> dict[str, Tensors]:
-    return {"sent": reply.up.tensors, "notes": reply.up.notes, "kept": reply.memory, "hits": reply.hits}
+    return {"sent": sent(reply.up), "notes": reply.up.notes, "kept": reply.memory, "hits": reply.hits}
 
 
 def with_method(federation: Federation, method: type[FedAvg]) -> Federation:

@@ -14,6 +14,7 @@ from cafedcl.aggregation import (
     normalise,
 )
 from cafedcl.contract import Up
+from cafedcl.vector import Laid, Place
 
 CLASSES, DIM = 4, 3
 
@@ -101,6 +102,51 @@ def test_models_can_be_let_go_as_soon_as_they_are_added():
         model = {"w": torch.full((2,), value), "n": torch.tensor(int(value))}
         average.add(model, 1.0)
         model["w"].fill_(torch.nan)
+    assert average.result()["w"].tolist() == [3.0, 3.0]
+
+
+def in_form(arrays, form):
+    """A model of a (2, 3, 2, 2) and a (4,) weight: each by itself, or laid in one vector in one of three ways."""
+    if form == "plain":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    places, parts, begin = {}, [], 0
+    for name in ("b", "a") if form == "turned" else ("a", "b"):
+        last = form == "last" and name == "a"
+        places[name] = Place.at(begin, torch.Size(arrays[name].shape), last=last)
+        parts.append((arrays[name].transpose(0, 2, 3, 1) if last else arrays[name]).ravel())
+        begin += arrays[name].size
+    return Laid(torch.from_numpy(np.concatenate(parts)), places)
+
+
+FORMS = st.lists(st.sampled_from(["plain", "laid", "last", "turned"]), min_size=1, max_size=5)
+
+
+@given(FORMS, st.integers(0, 10_000))
+@settings(max_examples=60)
+def test_models_that_are_laid_in_one_vector_are_averaged_like_plain_ones(forms, seed):
+    """Exactly: products of float32 and a small whole number have room in float64."""
+    rng = np.random.default_rng(seed)
+    shapes = {"a": (2, 3, 2, 2), "b": (4,)}
+    arrays = [{n: rng.uniform(1, 2, shape).astype(np.float32) for n, shape in shapes.items()} for _ in forms]
+    weights = rng.integers(1, 9, len(forms))
+    ours = weighted_mean([in_form(model, form) for model, form in zip(arrays, forms, strict=True)], weights)
+    plain = weighted_mean([in_form(model, "plain") for model in arrays], weights)
+    assert ours.keys() == plain.keys() == shapes.keys()
+    for name, shape in shapes.items():
+        assert (ours[name].dtype, tuple(ours[name].shape)) == (torch.float32, shape)
+        assert torch.equal(ours[name], plain[name])
+        expected = np.average([model[name].astype(np.float64) for model in arrays], axis=0, weights=weights)
+        np.testing.assert_array_equal(ours[name], expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_laid_models_can_be_let_go_as_soon_as_they_are_added(dtype):
+    average = Average()
+    for value in (1.0, 2.0, 6.0):
+        model = Laid(torch.full((2,), value, dtype=dtype), {"w": Place.at(0, torch.Size((2,)), last=False)})
+        average.add(model, 1.0)
+        assert model["w"].tolist() == [value] * 2
+        model.vector.fill_(torch.nan)
     assert average.result()["w"].tolist() == [3.0, 3.0]
 
 

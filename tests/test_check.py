@@ -1,13 +1,17 @@
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from capturing import sent, with_sent
 
 from cafedcl.check import Inspector, largest
 from cafedcl.contract import Field, Reply, Up
+from cafedcl.vector import Laid, Place
 
 COUNTS = torch.tensor([[3, 0, 2], [0, 4, 0]])
 WEIGHTS = {"head.weight": torch.zeros(3, 2), "steps": torch.tensor(0)}
+MODEL = {"head.weight": torch.ones(3, 2), "steps": torch.tensor(7)}
 FIELDS = {
     "prototypes": Field((2,), -1.0, 1.0),
     "confidence": Field((), 0.0, 1.0),
@@ -17,14 +21,12 @@ FIELDS = {
 
 def good():
     tensors = {
-        "model/head.weight": torch.ones(3, 2),
-        "model/steps": torch.tensor(7),
         "classes": torch.tensor([0, 2]),
         "prototypes": torch.full((2, 2), 0.5),
         "confidence": torch.tensor([0.2, 1.0]),
         "spare": torch.full((4,), 1e6),
     }
-    return Reply(Up(0, 5, tensors), {"model/personal": torch.ones(2), "seen": torch.tensor([True])}, {})
+    return Reply(Up(0, 5, tensors, model=MODEL), {"model/personal": torch.ones(2), "seen": torch.tensor([True])}, {})
 
 
 def problem(reply):
@@ -33,8 +35,8 @@ def problem(reply):
 
 def changed(**tensors):
     reply = good()
-    entries = {**reply.up.tensors, **{name.replace("__", "/"): value for name, value in tensors.items()}}
-    return replace(reply, up=replace(reply.up, tensors={n: v for n, v in entries.items() if v is not None}))
+    entries = {**sent(reply.up), **{name.replace("__", "/"): value for name, value in tensors.items()}}
+    return replace(reply, up=with_sent(reply.up, {n: v for n, v in entries.items() if v is not None}))
 
 
 def test_a_good_reply_passes():
@@ -49,8 +51,7 @@ def test_a_client_that_lists_no_class_passes():
 
 
 def test_a_method_that_sends_nothing_but_weights_needs_no_classes():
-    tensors = {"model/head.weight": torch.ones(3, 2), "model/steps": torch.tensor(7)}
-    reply = Reply(Up(1, 4, tensors), {}, {})
+    reply = Reply(Up(1, 4, {}, model=MODEL), {}, {})
     assert Inspector(WEIGHTS, {}, COUNTS).problem(reply) is None
     assert "classes" in Inspector(WEIGHTS, FIELDS, COUNTS).problem(reply)
 
@@ -58,7 +59,7 @@ def test_a_method_that_sends_nothing_but_weights_needs_no_classes():
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", ["model/head.weight", "prototypes", "confidence", "spare"])
 def test_one_number_that_is_not_finite_is_named(name, bad):
-    value = good().up.tensors[name].clone()
+    value = sent(good().up)[name].clone()
     value.view(-1)[-1] = bad
     reason = problem(changed(**{name: value}))
     assert reason == f"reply has NaN or Inf in '{name}'"
@@ -154,8 +155,7 @@ def test_numbers_the_engine_has_seen_to_be_finite_are_not_looked_through_again(s
 @pytest.mark.parametrize(("value", "fits"), [(0.0, True), (-0.1, False), (1e30, True)])
 def test_a_range_may_have_one_end_only(value, fits):
     fields = {"trust": Field((), 0.0, float("inf"), per_class=False)}
-    reply = Reply(Up(1, 4, {"model/head.weight": torch.ones(3, 2), "model/steps": torch.tensor(7)}), {}, {})
-    reply.up.tensors["trust"] = torch.tensor(value)
+    reply = Reply(Up(1, 4, {"trust": torch.tensor(value)}, model=MODEL), {}, {})
     assert (Inspector(WEIGHTS, fields, COUNTS).problem(reply) is None) == fits
 
 
@@ -164,3 +164,65 @@ def test_a_range_may_have_one_end_only(value, fits):
 def test_the_largest_number_is_not_finite_if_any_is_not(values, bad):
     assert float(largest(values)) == 1
     assert not largest([*values[:-1], torch.tensor([0.0, bad, 1.0])]).isfinite()
+
+
+LAID = {"head.weight": (3, 2), "head.bias": (3,)}
+
+
+def laid(shapes=LAID, dtype=torch.float32):
+    """A client's weights in one vector of ones."""
+    places, begin = {}, 0
+    for name, shape in shapes.items():
+        places[name] = Place.at(begin, torch.Size(shape), last=False)
+        begin += math.prod(shape)
+    return Laid(torch.ones(begin, dtype=dtype), places)
+
+
+@pytest.fixture
+def judge():
+    """What an inspector that has passed as many laid models as it is told says of one more."""
+    inspector = Inspector({name: torch.zeros(shape) for name, shape in LAID.items()}, {}, COUNTS)
+
+    def say(model, after=0):
+        for _ in range(after):
+            assert say(laid()) is None
+        return inspector.problem(Reply(Up(1, 4, {}, model=model), {}, {}))
+
+    return say
+
+
+def test_good_laid_models_pass_however_they_lie(judge):
+    turned = {name: LAID[name] for name in reversed(LAID)}
+    for _ in range(2):
+        assert judge(laid()) is None
+        assert judge(laid(turned)) is None
+        assert judge(dict(laid())) is None
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (laid({**LAID, "head.weight": (2, 3)}), "'model/head.weight' has shape (2, 3), expected (3, 2)"),
+        (laid({**LAID, "head.bias": (3, 1)}), "'model/head.bias' has shape (3, 1), expected (3,)"),
+        (laid(dtype=torch.float64), "'model/head.weight' is torch.float64, expected torch.float32"),
+        (laid(dtype=torch.bfloat16), "'model/head.weight' is torch.bfloat16, expected torch.float32"),
+        (laid({"head.weight": (3, 2)}), "'model/head.bias' is missing"),
+        (laid({"head.weight": (3, 2), "head.scale": (3,)}), "'model/head.bias' is missing"),
+        (laid({**LAID, "extra": (1,)}), "'model/extra' was not asked for"),
+        (laid({}), "'model/head.weight' is missing"),
+    ],
+)
+def test_a_bad_laid_model_is_rejected_also_after_good_ones(judge, model, reason, after):
+    assert judge(model, after) == reason
+    assert judge(model, after) == reason, "a bad model is not remembered as a good one"
+    assert judge(laid()) is None
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(("at", "name"), [(0, "head.weight"), (5, "head.weight"), (6, "head.bias"), (8, "head.bias")])
+def test_a_number_in_a_laid_model_that_is_not_finite_is_named_by_its_weight(judge, at, name, bad, after):
+    model = laid()
+    model.vector[at] = bad
+    assert judge(model, after) == f"reply has NaN or Inf in 'model/{name}'"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from capturing import sent, with_sent
 
 from cafedcl.config import Config, resolve
 from cafedcl.contract import Batch, Failure, Job, Reply, Visit
@@ -99,7 +100,7 @@ def test_a_client_that_drops_out_changes_no_draw_of_another() -> None:
         replies.append(engine.replies)
     everyone, without = replies
     assert everyone.keys() - without.keys() == {2}
-    assert all(same_bits(everyone[client].up.tensors, without[client].up.tensors) for client in without)
+    assert all(same_bits(sent(everyone[client].up), sent(without[client].up)) for client in without)
 
 
 def test_participants_and_dropouts_do_not_depend_on_what_happened_before() -> None:
@@ -153,16 +154,16 @@ class Tampered(Eager):
 
 
 def change(reply: Reply, **tensors: torch.Tensor | None) -> Reply:
-    new = {**reply.up.tensors, **tensors}
-    return replace(reply, up=replace(reply.up, tensors={k: v for k, v in new.items() if v is not None}))
+    new = {**sent(reply.up), **tensors}
+    return replace(reply, up=with_sent(reply.up, {k: v for k, v in new.items() if v is not None}))
 
 
 def first_weight(reply: Reply) -> str:
-    return next(name for name in reply.up.tensors if name.startswith(MODEL))
+    return next(name for name in sent(reply.up) if name.startswith(MODEL))
 
 
 SPOILS = {
-    "NaN or Inf in 'model/": lambda r: change(r, **{first_weight(r): r.up.tensors[first_weight(r)] * torch.nan}),
+    "NaN or Inf in 'model/": lambda r: change(r, **{first_weight(r): sent(r.up)[first_weight(r)] * torch.nan}),
     "NaN or Inf in 'prototypes'": lambda r: change(r, prototypes=r.up.tensors["prototypes"] + torch.inf),
     "has shape": lambda r: change(r, prototypes=r.up.tensors["prototypes"][:, :-1]),
     "'confidence' is missing": lambda r: change(r, confidence=None),

@@ -3,7 +3,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cafedcl.rng import stream, torch_stream
@@ -49,6 +49,21 @@ def test_the_address_scheme_is_numpys_so_that_old_seeds_keep_their_numbers():
     sequence = np.random.SeedSequence(7, spawn_key=(crc32(b"batches"), 3, 1))
     expected = np.random.Generator(np.random.PCG64(sequence)).standard_normal(5)
     assert stream(7, "batches", 3, 1).standard_normal(5).tolist() == expected.tolist()
+
+
+NUMBERS = st.integers(0, 2**32 - 1) | st.integers(2**32, 2**70)
+
+
+@given(NUMBERS, st.text(max_size=8), st.lists(NUMBERS, max_size=4))
+@example(0, "", [])
+@example(2**32 - 1, "batches", [2**32 - 1, 0])
+@example(2**32, "batches", [0])
+@example(0, "batches", [2**32])
+@settings(max_examples=100)
+def test_numbers_of_any_size_are_numpys_seeds_and_spawn_keys(seed, purpose, keys):
+    sequence = np.random.SeedSequence(seed, spawn_key=(crc32(purpose.encode()), *keys))
+    expected = np.random.default_rng(sequence).integers(0, 2**63, 8)
+    assert stream(seed, purpose, *keys).integers(0, 2**63, 8).tolist() == expected.tolist()
 
 
 def test_torch_stream_gives_the_same_numbers_whatever_the_global_generator_did():

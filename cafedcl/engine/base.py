@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cafedcl.augment.base import Augmenter, Extra, Own
 from cafedcl.config import TrainOptions
-from cafedcl.contract import Client, Failure, Job, Reply
+from cafedcl.contract import Client, Failure, Field, Job, Reply
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.shards import Shards
 from cafedcl.method import Method
@@ -24,6 +24,8 @@ from cafedcl.pack import AUGMENT, Tensors, prefixed, under
 from cafedcl.rng import stream
 
 Results = Generator[Reply | Failure, None, None]
+Pending = Callable[[], Tensor]
+"""Waits for what has been begun, and returns it."""
 
 
 class Engine(Protocol):
@@ -32,8 +34,11 @@ class Engine(Protocol):
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round; closing the results gives up on those that are not done."""
 
-    def predict(self, tensors: Tensors) -> Tensor:
-        """Return the predictions of the server's model (``model/…`` and ``anchors/…``) on the test images."""
+    def predict(self, tensors: Tensors) -> Pending:
+        """Begin to predict the test images by the server's model (``model/…`` and ``anchors/…``).
+
+        The predictions are to be waited for before the engine is asked for anything else.
+        """
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
@@ -82,7 +87,7 @@ class Bench:
         """Whether the training images lie elsewhere, and only their numbers are known here."""
         return not len(self.data.train_y)
 
-    @property
+    @cached_property
     def home(self) -> torch.device:
         """Where the server keeps its state besides the model, and what clients send per class.
 
@@ -93,10 +98,14 @@ class Bench:
         return torch.device("cpu") if self.by_class and not trains else self.device
 
     @cached_property
+    def fields(self) -> dict[str, Field]:
+        """What clients send besides the weights."""
+        return self.method.fields(self.network)
+
+    @cached_property
     def by_class(self) -> frozenset[str]:
         """What clients send per class, which is small: the server works on it at home."""
-        fields = self.method.fields(self.network)
-        names = {name for name, field in fields.items() if field.per_class}
+        names = {name for name, field in self.fields.items() if field.per_class}
         return frozenset({"classes", *names} if names else ())
 
     def shared(self) -> Tensors:

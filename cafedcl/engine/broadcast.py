@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from cafedcl.contract import Down
 from cafedcl.pack import ANCHORS, Tensors, under
 
 Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
@@ -20,9 +19,9 @@ class Broadcast:
         self.places: dict[Shapes, Tensors] = {}
         self.anchors: Tensors = {}
 
-    def tell(self, down: Down) -> None:
-        """Lay a round's message; nobody reads the last one any more."""
-        anchors = under(ANCHORS, down.tensors)
+    def lay(self, tensors: Tensors) -> None:
+        """Lay a round's anchors; nobody reads the last ones any more."""
+        anchors = under(ANCHORS, tensors)
         shape = shapes(anchors)
         place = self.places.pop(shape, None)
         self.anchors = {n: v.to(self.device, copy=True) for n, v in anchors.items()} if place is None else place
@@ -31,8 +30,11 @@ class Broadcast:
         self.places[shape] = self.anchors
         while len(self.places) > KEPT:
             del self.places[next(iter(self.places))]
-        self.round.fill_(down.round)
-        self.progress.fill_(down.round / self.rounds)
+
+    def date(self, round: int) -> None:
+        """Say which round it is."""
+        self.round.fill_(round)
+        self.progress.fill_(round / self.rounds)
 
     def values(self) -> list[Tensor]:
         """Return all tensors that a later message overwrites."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from cafedcl.augment.base import Extra
 from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.data.augment import augment, draw
-from cafedcl.engine.base import Bench, Results, arithmetic
+from cafedcl.engine.base import Bench, Pending, Results, arithmetic
 from cafedcl.engine.sgd import SGD, flatten
 from cafedcl.metrics import hits
 from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
@@ -79,7 +79,8 @@ class Eager:
             Up(
                 client=job.client,
                 samples=client.samples,
-                tensors={**prefixed(MODEL, shared), **summary},
+                tensors=summary,
+                model=shared,
                 notes={**notes, **extra.notes},
                 losses=losses,
                 seconds=time.perf_counter() - began,
@@ -180,13 +181,14 @@ class Eager:
             self.network.eval()
             return self._look(self.bench.data.train_x[rows.to(self.bench.device)], self._embedding)
 
-    def predict(self, tensors: Tensors) -> Tensor:
-        """Return the predictions of the server's model on the test images."""
+    def predict(self, tensors: Tensors) -> Pending:
+        """Predict the test images by the server's model."""
         with arithmetic(self.bench):
             self.load(under(MODEL, tensors))
             x, _ = self.bench.test_set(None)
             everything = torch.ones(self.bench.method.classes, dtype=torch.bool, device=self.bench.device)
-            return self._predict(x, self._device(under(ANCHORS, tensors)), {}, everything)["all"]
+            called = self._predict(x, self._device(under(ANCHORS, tensors)), {}, everything)["all"]
+        return lambda: called
 
     @torch.no_grad()
     def _predict(self, x: Tensor, anchors: Tensors, memory: Tensors, held: Tensor) -> Tensors:

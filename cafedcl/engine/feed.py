@@ -1,11 +1,13 @@
 """Where a lane's steps read what comes next: the tables of a schedule, always in the same tensors."""
 
 from collections import deque
+from typing import Any
 
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from cafedcl.engine.schedule import Schedule
-from cafedcl.pack import Tensors
 
 ON_THEIR_WAY = 3
 """Visits of a lane whose tables may not have left the host: one that runs, one that is queued, one that failed."""
@@ -21,13 +23,12 @@ class Feed:
         shapes = {name: (steps, *table.shape[1:]) for name, table in sample.tables.items()}
         kinds = {name: table.dtype for name, table in sample.tables.items()}
         self.tables = {name: torch.zeros(shape, dtype=kinds[name], device=device) for name, shape in shapes.items()}
-        self.pages: deque[Tensors] = deque(
-            {
-                name: torch.zeros(shape, dtype=kinds[name], pin_memory=device.type == "cuda")
-                for name, shape in shapes.items()
-            }
-            for _ in range(ON_THEIR_WAY)
-        )
+
+        def page(name: str) -> tuple[Tensor, npt.NDArray[Any]]:
+            made = torch.zeros(shapes[name], dtype=kinds[name], pin_memory=device.type == "cuda")
+            return made, made.numpy()
+
+        self.pages = deque({name: page(name) for name in shapes} for _ in range(ON_THEIR_WAY))
         self.marks: dict[str, object] = {}
 
     def fill(self, schedule: Schedule) -> None:
@@ -37,6 +38,6 @@ class Feed:
             mark = schedule.marks.get(name)
             if mark is None or self.marks.get(name) != mark:
                 self.marks[name] = mark
-                page = self.pages[0][name]
-                page.numpy()[: len(table)] = table.numpy()
+                page, array = self.pages[0][name]
+                array[: schedule.steps] = table.numpy()
                 self.tables[name].copy_(page, non_blocking=True)

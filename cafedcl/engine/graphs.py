@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cafedcl.config import EngineOptions
 from cafedcl.contract import Down, Failure, Job, Reply
-from cafedcl.engine.base import Bench, Results
+from cafedcl.engine.base import Bench, Pending, Results
 from cafedcl.engine.broadcast import Broadcast
 from cafedcl.engine.program import Program
 from cafedcl.engine.schedule import choose_widths
@@ -52,6 +52,10 @@ class Graphs:
         self.number = math.ceil(participants / math.ceil(participants / most))
         self.slots: list[Slot] = []
         self.sent: Tensor | None = None
+        self.laid: Tensors = {}
+        """What was laid last where lanes take it from."""
+        self.versions: list[int] = []
+        """Which of its tensors' versions that was."""
         self.budget = MEMORY_SHARE * total_memory(bench.device)
         self.ledger: dict[int, int] = {}
         self.used = 0
@@ -84,14 +88,14 @@ class Graphs:
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
         try:
             while waiting or queued:
-                with self.arithmetic():
-                    while waiting and len(queued) + (size := later if turn else self.number) <= 2 * self.number:
-                        wave = [waiting.popleft() for _ in range(min(len(waiting), size))]
-                        visits = [self._visit(job, sent, at) for at, job in enumerate(wave, turn)]
+                while waiting and len(queued) + (size := later if turn else self.number) <= 2 * self.number:
+                    wave = [waiting.popleft() for _ in range(min(len(waiting), size))]
+                    visits = [self._visit(job, sent, at) for at, job in enumerate(wave, turn)]
+                    with self.arithmetic():
                         for visit in visits * 2:
                             next(visit)
-                        queued.extend(visits)
-                        turn += len(wave)
+                    queued.extend(visits)
+                    turn += len(wave)
                 result = next(queued.popleft())
                 assert result is not None
                 if isinstance(result, Reply):
@@ -145,17 +149,25 @@ class Graphs:
 
     @torch.no_grad()
     def _sent(self, down: Down) -> Tensor:
-        """Return the server's weights, laid with all else it tells where lanes take it from; none is at work now."""
-        self.supply.told.tell(down)
-        weights = {**self.bench.initial, **moved(under(MODEL, down.tensors), self.bench.device)}
-        self.sent = self._slot(0).layout.lay(weights, self.sent)
+        """Return the server's weights, laid with all else it tells where lanes take it from; none is at work now.
+
+        What was scored at the end of a round is what the next one begins with, and lies there already.
+        """
+        versions = [value._version for value in down.tensors.values()]
+        if self.sent is None or versions != self.versions or not same(self.laid, down.tensors):
+            self.laid = {}
+            self.supply.told.lay(down.tensors)
+            weights = {**self.bench.initial, **moved(under(MODEL, down.tensors), self.bench.device)}
+            self.sent = self._slot(0).layout.lay(weights, self.sent)
+            self.laid, self.versions = down.tensors, versions
+        self.supply.told.date(down.round)
         return self.sent
 
-    def predict(self, tensors: Tensors) -> Tensor:
-        """Return the predictions of the server's model on the test images, which a few lanes share."""
+    def predict(self, tensors: Tensors) -> Pending:
+        """Predict the test images by the server's model; a few lanes share them."""
         with self._server(tensors) as (sent, job):
             waits = [self._slot(index).score(job, sent, part) for index, part in enumerate(self._shares)]
-        return torch.cat([wait() for wait in waits])
+        return lambda: torch.cat([wait() for wait in waits])
 
     @cached_property
     def _shares(self) -> tuple[Tensor, ...]:
@@ -223,6 +235,11 @@ def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
     train_x = supply.lay_out(supply.train_x, ready=ready)
     test_x = train_x if bench.shards.test else supply.lay_out(supply.test_x, ready=ready)
     return replace(supply, train_x=train_x, test_x=test_x)
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    """Return whether two dicts hold the very same tensors."""
+    return one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
 
 
 def total_memory(device: torch.device) -> float:

@@ -34,7 +34,7 @@ class Layout:
                     place = Place.at(begin, parameter.shape, last=channels_last and parameter.dim() == 4)
                     self.entries[name] = Entry(module, key, place)
                     begin += parameter.numel()
-        self.size = begin
+        self.size, self.places = begin, {name: entry.place for name, entry in self.entries.items()}
         state = network.state_dict()
         self.rest = {name: value for name, value in state.items() if name not in self.entries}
         self.flat = self.lay(state)
@@ -44,7 +44,7 @@ class Layout:
 
     def views(self, flat: Tensor) -> Tensors:
         """Return the weights that lie in a flat tensor, by name; those of several clients, if it has a row for each."""
-        return {name: entry.place.of(flat) for name, entry in self.entries.items()}
+        return {name: place.of(flat) for name, place in self.places.items()}
 
     def flatten(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the weights of several clients, each (clients, …), as one tensor with a row for each."""
@@ -53,6 +53,5 @@ class Layout:
 
     def lay(self, weights: Tensors, flat: Tensor | None = None) -> Tensor:
         """Return weights as a flat tensor: a new one, or the one that is given."""
-        places = {name: entry.place for name, entry in self.entries.items()}
-        whole = in_one({name: weights[name].detach() for name in places}, places)
+        whole = in_one({name: weights[name].detach() for name in self.places}, self.places)
         return whole.clone() if flat is None else flat.copy_(whole)

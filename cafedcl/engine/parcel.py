@@ -1,7 +1,11 @@
 """Several small tensors as one, so that one copy takes them to another device."""
 
-from typing import NamedTuple
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,8 +42,26 @@ class Parcel:
         names = (name for stretch in self.stretches for name in stretch.shapes)
         return torch.cat([tensors[name].reshape(-1).view(torch.uint8) for name in names])
 
+    @cached_property
+    def _entries(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any], int]]:
+        """Every tensor's name, shape, type and first byte."""
+        entries = []
+        for dtype, start, _, sizes, shapes in self.stretches:
+            begins, kind = accumulate(sizes, initial=0), torch.empty(0, dtype=dtype).numpy().dtype
+            parts = zip(shapes.items(), begins, strict=False)
+            entries += [(name, tuple(shape), kind, start + dtype.itemsize * begin) for (name, shape), begin in parts]
+        return entries
+
+    def read(self, data: Tensor) -> dict[str, npt.NDArray[Any]]:
+        """Return what lies in a vector on the host now, in memory of its own; types are those that NumPy has.
+
+        That takes half the time of cutting tensors out of it.
+        """
+        whole = data.numpy().copy()
+        return {name: np.ndarray(shape, kind, whole, begin) for name, shape, kind, begin in self._entries}
+
     def unwrap(self, data: Tensor) -> Tensors:
-        """Return the tensors that lie in a vector, as views of it."""
+        """Return the tensors that lie in a vector, as views of it, which may be filled later."""
         found: Tensors = {}
         for dtype, start, end, sizes, shapes in self.stretches:
             values = data[start:end].view(dtype).split_with_sizes(sizes)

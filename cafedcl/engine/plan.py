@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     """What goes up, but for entries per class."""
     kept: Tensors
     told: Tensor
-    """What goes to the host, in one parcel: entries per class, notes, the losses, and the largest number of all."""
+    """What goes to the host, in one parcel: entries per class, notes, the losses, and whether all is sound."""
     parcel: Parcel
     whole: bool
     """Whether entries are of all classes, and not yet of those the client holds."""

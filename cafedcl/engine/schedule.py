@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,14 +35,14 @@ class Schedule:
     marks: dict[str, object]
     """Tables of the same name and mark have the same content; those without one have their own."""
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """How many steps there are."""
         return len(self.tables["rows"])
 
-    def losses(self, names: Sequence[str], log: Tensor) -> dict[str, float]:
+    def losses(self, names: Sequence[str], log: npt.NDArray[np.float32]) -> dict[str, float]:
         """Return the mean of every term over the last epoch from what was logged at every step."""
-        last = log.numpy()[self.steps - len(self.shares) : self.steps]
+        last = log[self.steps - len(self.shares) : self.steps]
         return dict(zip(names, (self.shares @ last).tolist(), strict=True))
 
 

@@ -1,17 +1,18 @@
 """One lane's place of work: static tensors, the steps captured on them, and a client's whole visit queued there."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import cast
+from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
 from cafedcl.check import largest
 from cafedcl.contract import Client, Job, Reply, Up, Visit
+from cafedcl.engine.base import Pending
 from cafedcl.engine.broadcast import copy_into, shapes
 from cafedcl.engine.feed import Feed
 from cafedcl.engine.lane import to_host
@@ -23,6 +24,7 @@ from cafedcl.engine.sight import Look, Sight
 from cafedcl.engine.supply import Supply
 from cafedcl.metrics import KINDS, hits
 from cafedcl.pack import AUGMENT, MODEL, Tensors, cloned, moved, nbytes, prefixed, under, without
+from cafedcl.vector import Laid
 
 PLANS = 4
 """Captures are kept for so many different sets of anchors and memories."""
@@ -158,7 +160,8 @@ class Slot(Sight):
         """
         bench, method = self.bench, self.bench.method
         job = bench.learned(job)
-        client, augmented = bench.client(job.client), prefixed(AUGMENT, under(AUGMENT, job.memory))
+        client = bench.client(job.client)
+        augmented = prefixed(AUGMENT, under(AUGMENT, job.memory)) if bench.augmented[job.client] else {}
         with self.lane.on(), torch.no_grad():
             began, width = self.lane.mark(), self.supply.width(job.client)
             plan = self.plan(job)
@@ -175,8 +178,7 @@ class Slot(Sight):
         with self.lane.on(), torch.no_grad():
             outcome = self.outcome(plan, job, extra)
             trained, rest = self.flat.clone(), self.fresh(self.layout.rest)
-            shared, own = bench.parted({**self.layout.views(trained), **rest})
-            sends = {**prefixed(MODEL, shared), **outcome.sent}
+            shared, own = self.parted(trained, rest)
             memory = {**prefixed(MODEL, own), **outcome.kept, **augmented}
             called = None
             if job.evaluate:
@@ -187,26 +189,27 @@ class Slot(Sight):
         yield None
 
         done.wait()
-        told = outcome.parcel.unwrap(outcome.told)
-        small, held = under(SENT, told), bench.holds[job.client]
+        told = outcome.parcel.read(outcome.told)
+        small, held = as_tensors(SENT, told), bench.holds[job.client]
         if outcome.whole and len(held) < method.classes:
             small = {name: value[held] for name, value in small.items()}
         up = Up(
             client=job.client,
             samples=client.samples,
-            tensors={**sends, **small},
-            notes={**under(NOTE, told), **notes},
+            tensors={**outcome.sent, **small},
+            model=shared,
+            notes={**as_tensors(NOTE, told), **notes},
             losses=schedule.losses(plan.names, told[LOG]),
             seconds=done.seconds_since(began),
         )
         right: Tensors = {}
         if called is not None:
             right = hits(dict(zip(KINDS, called.T, strict=True)), bench.test_labels(job.client), method.classes)
-        sound = not augmented and math.isfinite(told[LARGEST])
+        sound = not augmented and bool(told[SOUND])
         self.lane.hand_over([trained, *rest.values(), *outcome.sent.values(), *memory.values()])
         yield Reply(up, memory, right, sound)
 
-    def score(self, job: Job, sent: Tensor, rows: Tensor) -> Callable[[], Tensor]:
+    def score(self, job: Job, sent: Tensor, rows: Tensor) -> Pending:
         """Queue a look of the received model at test images, and return the call that waits for its predictions."""
         self.lane.follow()
         with self.lane.on():
@@ -220,6 +223,12 @@ class Slot(Sight):
             return called[:, KINDS.index("all")]
 
         return predictions
+
+    def parted(self, trained: Tensor, rest: Tensors) -> tuple[Mapping[str, Tensor], Tensors]:
+        """Return the weights that are averaged, and those that stay with their client."""
+        if self.bench.personal or rest:
+            return self.bench.parted({**self.layout.views(trained), **rest})
+        return Laid(trained, self.layout.places), {}
 
     def outcome(self, plan: Plan, job: Job, extra: Extra) -> Outcome:
         """Return what a visit comes to, with what it tells on its way to the host."""
@@ -279,10 +288,18 @@ class Slot(Sight):
             **prefixed(SENT, {name: value for name, value in summary.items() if name in small}),
             **prefixed(NOTE, notes),
             LOG: plan.log,
-            LARGEST: largest([self.flat, *numbers]),
+            SOUND: self.sound(summary, numbers),
         }
         parcel, whole = Parcel(told), summary.get("classes") is visit.client.holds
         return Outcome(sent, kept, parcel.wrap(moved(told, self.bench.device)), parcel, whole)
+
+    def sound(self, summary: Tensors, numbers: Sequence[Tensor]) -> Tensor:
+        """Return whether all numbers are finite, and what is sent lies in its range."""
+        found = [largest([self.flat, *numbers]).isfinite()]
+        for name, field in self.bench.fields.items():
+            if field.bounded and name in summary:
+                found.append(((summary[name] >= field.low) & (summary[name] <= field.high)).all())
+        return torch.stack(found).all()
 
     def fresh(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return tensors none of which the next visit overwrites."""
@@ -295,5 +312,10 @@ class Slot(Sight):
             yield from (*plan.visit.memory.values(), *plan.visit.scratch.values(), plan.visit.client.counts)
 
 
-LOG, LARGEST, SENT, NOTE = "log", "largest", "sent/", "note/"
-"""What the host is told of a visit: the losses, the largest number, entries per class, and notes."""
+def as_tensors(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Tensors:
+    """Return the arrays below ``prefix`` as tensors, with the prefix taken off."""
+    return under(prefix, {name: torch.from_numpy(a) for name, a in arrays.items() if name.startswith(prefix)})
+
+
+LOG, SOUND, SENT, NOTE = "log", "sound", "sent/", "note/"
+"""What the host is told of a visit: the losses, whether all numbers are as they should be, entries per class, notes."""

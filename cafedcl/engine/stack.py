@@ -138,7 +138,7 @@ class Stack(Eager):
             job.client: Trained(
                 weights=self.layout.views(tensors["flat"][index]),
                 scratch={name: value[index] for name, value in scratch.items()},
-                losses=schedule.losses(names, log[:, index]),
+                losses=schedule.losses(names, log[:, index].numpy()),
                 seconds=seconds,
             )
             for index, (job, schedule) in enumerate(zip(group, schedules, strict=True))

@@ -49,7 +49,7 @@ def result_parts(result: Reply | Failure) -> Parts:
     if isinstance(result, Failure):
         return Parts({}, {"client": result.client, "reason": result.reason})
     up = result.up
-    parts = {"up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "hits/": result.hits}
+    parts = {"model/": up.model, "up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "hits/": result.hits}
     tensors = {name: value for prefix, part in parts.items() for name, value in prefixed(prefix, part).items()}
     return Parts(tensors, {"client": up.client, "samples": up.samples, "losses": up.losses, "seconds": up.seconds})
 
@@ -59,7 +59,8 @@ def to_result(parts: Parts) -> Reply | Failure:
     tensors, header = parts
     if "reason" in header:
         return Failure(header["client"], header["reason"])
-    up = Up(tensors=under("up/", tensors), notes=under("notes/", tensors), **header)
+    model, sent, notes = (under(prefix, tensors) for prefix in ("model/", "up/", "notes/"))
+    up = Up(model=model, tensors=sent, notes=notes, **header)
     return Reply(up, under("memory/", tensors), under("hits/", tensors))
 
 

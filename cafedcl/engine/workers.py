@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cafedcl.config import Config
 from cafedcl.contract import Down, Failure, Job, Reply
-from cafedcl.engine.base import Bench, Results
+from cafedcl.engine.base import Bench, Pending, Results
 from cafedcl.engine.groups import Group, obstacle, operations
 from cafedcl.engine.slab import Slab
 from cafedcl.engine.stack import Stack
@@ -225,8 +225,8 @@ class Workers:
                 failures.append(Failure(job.client, f"its worker process died twice ({how})"))
         return failures
 
-    def predict(self, tensors: Tensors) -> Tensor:
-        """Return the predictions of the server's model on the test images."""
+    def predict(self, tensors: Tensors) -> Pending:
+        """Predict the test images by the server's model."""
         return self.local.predict(tensors)
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:

@@ -120,12 +120,12 @@ class CAFedCL(Method):
         trust = normalise(trust) * held if o.encoder_weight == "alpha" else trust
         return conf.client_confidence(trust, held, "present" if o.weights == "uniform" else o.conf_over)
 
-    def alphas(self, ups: list[Up]) -> Tensor:
-        return normalise(Entries(ups, self.classes)["confidence"].double(), self.epsilon)
+    def alphas(self, sent: Entries) -> Tensor:
+        return normalise(sent["confidence"].double(), self.epsilon)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         o, old, sent = self.options, state["anchors/prototypes"], Entries(ups, self.classes)
-        trust, alpha = sent["confidence"].double(), self.alphas(ups)
+        trust, alpha = sent["confidence"].double(), self.alphas(sent)
         seen = trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
         if o.anchors == "fixed":

@@ -61,8 +61,8 @@ class FedProc(Method):
     def fields(self, model: Network) -> dict[str, Field]:
         return {"prototypes": Field((self.options.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
 
-    def alphas(self, ups: list[Up]) -> Tensor:
-        return normalise(Entries(ups, self.classes)["counts"].double())
+    def alphas(self, sent: Entries) -> Tensor:
+        return normalise(sent["counts"].double())
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         return merge_prototypes(state, ups, "counts")

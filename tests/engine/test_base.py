@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capturing import sent
 
 from cafedcl.contract import Failure, Reply, Up
 from cafedcl.federation import Federation
@@ -39,10 +40,10 @@ def test_per_class_entries_of_a_reply_and_the_restored_state_go_home(
     tiny: Tiny, method: str, home: torch.device
 ) -> None:
     federation = away(tiny(method))
-    sent = {"classes": torch.tensor([1]), "prototypes": torch.zeros(1, 16), "model/w": torch.zeros(2)}
-    reply = federation.received(Reply(Up(0, 3, sent), {}, {}))
+    tensors = {"classes": torch.tensor([1]), "prototypes": torch.zeros(1, 16)}
+    reply = federation.received(Reply(Up(0, 3, tensors, model={"w": torch.zeros(2)}), {}, {}))
     assert isinstance(reply, Reply)
-    assert {name: value.device for name, value in reply.up.tensors.items()} == {
+    assert {name: value.device for name, value in sent(reply.up).items()} == {
         "classes": home,
         "prototypes": home,
         "model/w": torch.device("cpu"),

@@ -40,6 +40,6 @@ def test_a_page_is_not_written_again_while_its_copy_may_be_on_its_way() -> None:
     used = []
     for first in range(2 * ON_THEIR_WAY):
         feed.fill(schedule(first, 1))
-        used.append(feed.pages[0]["rows"].data_ptr())
+        used.append(feed.pages[0]["rows"][0].data_ptr())
     assert len(set(used[:ON_THEIR_WAY])) == ON_THEIR_WAY
     assert used[:ON_THEIR_WAY] == used[ON_THEIR_WAY:]

@@ -220,7 +220,7 @@ def test_lanes_that_share_the_test_images_predict_what_one_does(batch: int) -> N
     for engine in engines:
         federation = Federation(resolve({**tables, "engine": {"device": "cuda", **engine}}))
         federation.step()
-        called.append([federation.engine.predict(federation.state).long() for _ in range(3)])
+        called.append([federation.engine.predict(federation.state)().long() for _ in range(3)])
     assert all(torch.equal(each[0], other) for each in called for other in each)
     assert all(float((called[0][0] == other[0]).double().mean()) >= 0.99 for other in called[1:])
 

@@ -18,6 +18,7 @@ from capturing import (
     captured,
     jobs_of,
     pair,
+    sent,
     with_method,
 )
 from torch import nn
@@ -29,6 +30,7 @@ from cafedcl.engine import graphs as graphs_module
 from cafedcl.engine import slot as slot_module
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.graphs import Graphs, obstacle
+from cafedcl.engine.layout import Layout
 from cafedcl.errors import CafedclError
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
@@ -69,12 +71,12 @@ def test_a_round_is_the_reference_engines_round(tiny: Tiny, method: str) -> None
     assert_same(one, other, 1e-5)
     assert_same_records(*records, 1e-5)
     if one.bench.serves:
-        assert agreement(one.engine.predict(one.state), other.engine.predict(other.state)) >= 0.99
+        assert agreement(one.engine.predict(one.state)(), other.engine.predict(other.state)()) >= 0.99
     clients = range(len(one.bench.shards))[-2:]
     replies = [{r.up.client: r for r in f.engine.train(jobs_of(f, *clients, evaluate=True))} for f in (one, other)]
     for client in clients:
         here, there = (found[client] for found in replies)
-        assert_near(here.up.tensors, there.up.tensors, 1e-4)
+        assert_near(sent(here.up), sent(there.up), 1e-4)
         assert_near(here.up.notes, there.up.notes, 1e-4)
         assert_near(here.memory, there.memory, 1e-4)
         assert here.up.losses == pytest.approx(there.up.losses, rel=1e-4, abs=1e-6)
@@ -183,11 +185,28 @@ def test_a_few_lanes_share_the_test_images(tiny: Tiny, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         slot_module.Slot, "score", lambda self, *details: (parts.append(len(details[2])), score(self, *details))[1]
     )
-    shared = federation.engine.predict(federation.state)
+    shared = federation.engine.predict(federation.state)()
     assert len(parts) == lanes
     assert sum(parts) == len(shared) == len(federation.judge.y)
     assert all(part % batch == 0 for part in parts[:-1])
-    assert torch.equal(shared, alone.engine.predict(federation.state))
+    assert torch.equal(shared, alone.engine.predict(federation.state)())
+
+
+def test_what_was_scored_is_not_laid_again_for_the_next_round(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, laid = captured(tiny("cafedcl", **EVERYONE)), list[int]()
+    federation.step()
+    lay = Layout.lay
+    monkeypatch.setattr(Layout, "lay", lambda self, *details: (laid.append(federation.round), lay(self, *details))[1])
+    federation.run()
+    assert laid == list(range(1, federation.options.rounds))  # only when the model of a round is scored
+    called = federation.engine.predict(federation.state)()
+    assert len(laid) == federation.options.rounds - 1
+    for name, value in federation.state.items():
+        if name.startswith("model/"):
+            value.neg_()
+    fresh = captured(tiny("cafedcl", **EVERYONE)).engine.predict(federation.state)()
+    assert torch.equal(federation.engine.predict(federation.state)(), fresh)
+    assert not torch.equal(fresh, called)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_losses_are_the_sample_weighted_means_of_the_last_epoch(sizes, epochs, s
     steps = epochs * len(sizes)
     schedule = Schedule({"rows": torch.zeros(steps, 9)}, np.array(sizes) / sum(sizes), {})
     log = torch.tensor([[random.uniform(-5, 5), random.uniform(-5, 5)] for _ in range(steps + spare)])
-    losses = schedule.losses(("ce", "pull"), log)
+    losses = schedule.losses(("ce", "pull"), log.numpy())
     last = log[steps - len(sizes) : steps].tolist()
     assert list(losses) == ["ce", "pull"]
     for index, name in enumerate(losses):

@@ -98,6 +98,17 @@ def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
     assert "NaN or Inf in 'model/" in federation.inspector.problem(replies[0])
 
 
+@pytest.mark.parametrize("range", [{"high": 0.01}, {"low": 0.99}, {"low": 0.0, "high": 1.0}])
+def test_a_reply_says_whether_its_entries_lie_in_their_ranges(tiny: Tiny, range: dict[str, float]) -> None:
+    federation = captured(tiny("cafedcl", **EVERYONE))
+    fields = federation.bench.fields
+    fields["confidence"] = replace(fields["confidence"], **range)
+    for reply in federation.engine.train(jobs_of(federation, 0, 1, 2, 3, 4)):
+        trust, field = reply.up.tensors["confidence"].tolist(), fields["confidence"]
+        within = all(field.low <= number <= field.high for number in trust)
+        assert reply.sound == within == ("low" in range and "high" in range)
+
+
 def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
     federation = captured(tiny("fedavg", train__iterations=13, train__epochs=3), 1)
     federation.step()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from capturing import sent
 from torch import Tensor, nn
 
 from cafedcl.contract import Batch, Down, Failure, Job, Reply, Visit
@@ -109,7 +110,7 @@ def test_replies_are_the_reference_engines_with_scores_and_notes(tiny: Tiny, gro
         assert reply.up.samples == expected[client].up.samples
         assert reply.up.losses == pytest.approx(expected[client].up.losses, rel=1e-5)
         assert reply.up.seconds > 0
-        assert_near(expected[client].up.tensors, reply.up.tensors, 1e-5)
+        assert_near(sent(expected[client].up), sent(reply.up), 1e-5)
         assert_near(expected[client].up.notes, reply.up.notes, 1e-5)
         assert reply.hits.keys() == expected[client].hits.keys() == {"tested", "all", "held"}
         for name, right in expected[client].hits.items():
@@ -121,7 +122,7 @@ def test_a_group_gives_the_same_bits_whether_its_steps_are_recorded_or_played(ti
     down = Down(0, federation.method.broadcast(federation.state))
     jobs = [Job(client, down, {}, False) for client in range(5)]
     engine = Stack(federation.bench, 5)
-    first, second = ({r.up.client: r.up.tensors for r in engine.train(jobs)} for _ in range(2))
+    first, second = ({r.up.client: sent(r.up) for r in engine.train(jobs)} for _ in range(2))
     assert engine.tapes
     assert all(tape is not None for tape in engine.tapes.values())
     for client, tensors in first.items():
@@ -249,7 +250,7 @@ def test_a_loss_that_cannot_be_stacked_is_trained_one_client_after_another(
     expected, found = run_all(one, one.engine), run_all(other, Stack(other.bench, 5))
     assert groups == []
     for client, reply in expected.items():
-        assert all(torch.equal(v, found[client].up.tensors[n]) for n, v in reply.up.tensors.items())
+        assert all(torch.equal(v, sent(found[client].up)[n]) for n, v in sent(reply.up).items())
 
 
 def test_a_step_that_was_refused_is_not_recorded_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,4 +294,4 @@ def test_somebodys_own_network_is_stacked_too(tiny: Tiny, groups: list[int]) -> 
     assert groups == [5]
     for client, reply in results[0].items():
         assert isinstance(reply, Reply)
-        assert_near(reply.up.tensors, results[1][client].up.tensors, 1e-5)
+        assert_near(sent(reply.up), sent(results[1][client].up), 1e-5)

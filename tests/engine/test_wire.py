@@ -53,7 +53,7 @@ def test_jobs_arrive_each_with_its_own_memory(line: Line) -> None:
 
 
 def test_results_arrive_a_failure_with_its_reason(line: Line) -> None:
-    up = Up(3, 5, {"model/w": torch.zeros(1), "classes": torch.tensor([1, 4])}, {"u": torch.ones(2)}, {"ce": 0.1}, 2.5)
+    up = Up(3, 5, {"classes": torch.tensor([1, 4])}, {"w": torch.zeros(1)}, {"u": torch.ones(2)}, {"ce": 0.1}, 2.5)
     sent = [
         Failure(2, "out of «memory»"),
         Reply(up, {"model/own": torch.ones(1)}, {"all": torch.tensor([1, 2], dtype=torch.int16)}),
@@ -65,8 +65,10 @@ def test_results_arrive_a_failure_with_its_reason(line: Line) -> None:
     assert failure == sent[0]
     assert isinstance(reply, Reply)
     assert (reply.up.client, reply.up.samples, reply.up.losses, reply.up.seconds) == (3, 5, {"ce": 0.1}, 2.5)
+    assert reply.up.tensors.keys() == {"classes"}
     assert torch.equal(reply.up.tensors["classes"], torch.tensor([1, 4]))
-    assert torch.equal(reply.up.tensors["model/w"], torch.zeros(1))
+    assert reply.up.model.keys() == {"w"}
+    assert torch.equal(reply.up.model["w"], torch.zeros(1))
     assert reply.up.notes.keys() == {"u"}
     assert reply.memory.keys() == {"model/own"}
     assert torch.equal(reply.hits["all"], torch.tensor([1, 2]))

@@ -230,8 +230,8 @@ def ups_with(trust, counts=None, seed=0):
         classes = np.flatnonzero(row)
         prototypes = (0.5 * unit(rng.normal(size=(len(classes), DIM)))).astype(np.float32)
         tensors = {"classes": classes, "prototypes": prototypes, "confidence": row[classes]}
-        weights = {"model/w": torch.from_numpy(rng.normal(size=3).astype(np.float32))}
-        ups.append(Up(k, 10 + k, {name: torch.from_numpy(v) for name, v in tensors.items()} | weights))
+        weights = {"w": torch.from_numpy(rng.normal(size=3).astype(np.float32))}
+        ups.append(Up(k, 10 + k, {name: torch.from_numpy(v) for name, v in tensors.items()}, model=weights))
     return ups
 
 
@@ -274,7 +274,7 @@ def test_anchors_are_confidence_weighted_means_made_unit_and_unseen_ones_are_kep
 def test_encoders_are_averaged_by_client_confidence(options, conf_k):
     uniform = options.get("weights") == "uniform"
     ups = ups_with((TRUST > 0).astype(float) if uniform else TRUST)
-    expected = np.average([up.tensors["model/w"].numpy() for up in ups], axis=0, weights=conf_k)
+    expected = np.average([up.model["w"].numpy() for up in ups], axis=0, weights=conf_k)
     method = method_with(**options)
     np.testing.assert_allclose(method.aggregate(state_of(method), ups)["model/w"], expected, atol=1e-6)
 
@@ -283,7 +283,7 @@ def test_counts_as_weights_are_the_count_weighted_means_of_fedavg():
     counts = np.array([[5.0, 1, 0, 0], [20, 0, 0, 2], [1, 9, 0, 0]])
     method, ups = method_with(weights="counts"), ups_with(counts)
     after = method.aggregate(state_of(method), ups)
-    expected = np.average([up.tensors["model/w"].numpy() for up in ups], axis=0, weights=counts.sum(1))
+    expected = np.average([up.model["w"].numpy() for up in ups], axis=0, weights=counts.sum(1))
     np.testing.assert_allclose(after["model/w"], expected, atol=1e-6)
     np.testing.assert_allclose(
         after["anchors/prototypes"][[0, 1, 3]], unit(means_by_hand(counts, ups)[[0, 1, 3]]), atol=1e-6

@@ -189,10 +189,11 @@ def test_a_reply_is_what_the_method_said_it_would_be(tiny, name):
         federation.bench.shared(), federation.method.fields(federation.bench.network), federation.bench.shards.counts
     )
     assert inspector.problem(reply) is None
-    spoilt = {n: v * torch.nan if v.is_floating_point() else v for n, v in reply.up.tensors.items()}
-    if floats(spoilt):
-        reason = inspector.problem(dataclasses.replace(reply, up=dataclasses.replace(reply.up, tensors=spoilt)))
-        assert "NaN" in reason
+    for part in ("model", "tensors"):
+        spoilt = {n: v * torch.nan if v.is_floating_point() else v for n, v in getattr(reply.up, part).items()}
+        if floats(spoilt):
+            up = dataclasses.replace(reply.up, **{part: spoilt})
+            assert "NaN" in inspector.problem(dataclasses.replace(reply, up=up))
     y = federation.bench.test_set(0)[1]
     assert reply.hits["tested"].tolist() == torch.bincount(y, minlength=10).tolist()
     lacks = federation.bench.shards.counts[0] == 0
@@ -281,5 +282,5 @@ def test_sample_weighted_client_accuracy_is_plain_accuracy_when_the_test_set_is_
     assert len(sizes) == 5
     assert float((by_client * sizes).sum() / sizes.sum()) == pytest.approx(record.server["accuracy"], abs=1e-6)
     y = federation.bench.test_set(None)[1]
-    hits = (federation.engine.predict(federation.state) == y).double()
+    hits = (federation.engine.predict(federation.state)() == y).double()
     assert record.server["accuracy"] == pytest.approx(float(hits.mean()))

@@ -30,7 +30,7 @@ def test_the_loss_is_the_weighted_mean_cross_entropy(visit_with):
 def test_models_are_averaged_by_their_samples():
     rng = np.random.default_rng(1)
     arrays, samples = rng.normal(size=(3, 2, 2)), [30, 10, 60]
-    ups = [Up(k, n, {"model/w": torch.from_numpy(a)}) for k, (n, a) in enumerate(zip(samples, arrays, strict=True))]
+    ups = [Up(k, n, {}, model={"w": torch.from_numpy(a)}) for k, (n, a) in enumerate(zip(samples, arrays, strict=True))]
     state = FedAvg(NoOptions(), 3, 2).aggregate({"model/w": torch.zeros(2, 2).double()}, ups)
     np.testing.assert_allclose(state["model/w"], np.tensordot(np.array(samples) / 100, arrays, 1), atol=1e-15)
 

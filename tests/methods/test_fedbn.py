@@ -54,7 +54,7 @@ def test_the_weights_of_every_normalisation_layer_stay_with_their_client(after, 
     for memory in after.memories.values():
         assert under("model/", memory).keys() == norms
     for reply in after.engine.replies[-1].values():
-        assert under("model/", reply.up.tensors).keys() == weights - norms
+        assert reply.up.model.keys() == weights - norms
     assert under("model/", after.state).keys() == weights - norms
     assert under("model/", after.method.broadcast(after.state)).keys() == weights - norms
 
@@ -102,7 +102,7 @@ def test_all_other_weights_are_averaged_by_samples(after, norms):
     replies = after.engine.replies[-1]
     sizes = [after.bench.shards.counts[k].sum().item() for k in replies]
     for name in after.bench.initial.keys() - norms:
-        models = [reply.up.tensors[f"model/{name}"].double().numpy() for reply in replies.values()]
+        models = [reply.up.model[name].double().numpy() for reply in replies.values()]
         np.testing.assert_allclose(after.state[f"model/{name}"], np.average(models, 0, sizes), atol=1e-6)
 
 

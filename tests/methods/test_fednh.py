@@ -73,7 +73,7 @@ def test_the_scale_is_the_only_weight_of_the_head_and_prototypes_are_not_trained
     assert {name for name in federation.bench.initial if name.startswith("head")} == {"head.scale"}
     assert federation.bench.initial["head.scale"].tolist() == [3.0]
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [0])
-    assert reply.up.tensors["model/head.scale"].item() != 3.0
+    assert reply.up.model["head.scale"].item() != 3.0
 
 
 def test_the_first_prototypes_are_orthonormal():
@@ -98,12 +98,12 @@ def test_the_features_are_of_the_trained_model(tiny):
     federation = tiny("fednh")
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [1])
     bench, shard = federation.bench, federation.bench.shards.train[1]
-    w = {name: value.double().numpy() for name, value in reply.up.tensors.items()}
+    w = {name: value.double().numpy() for name, value in reply.up.model.items()}
     h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
     for layer in ("encoder.first", "encoder.second"):
-        h = np.maximum(h @ w[f"model/{layer}.weight"].T + w[f"model/{layer}.bias"], 0)
-    y = bench.data.train_y[shard].numpy()
-    for p, c in zip(w["prototypes"], reply.up.tensors["classes"].tolist(), strict=True):
+        h = np.maximum(h @ w[f"{layer}.weight"].T + w[f"{layer}.bias"], 0)
+    y, up = bench.data.train_y[shard].numpy(), reply.up.tensors
+    for p, c in zip(up["prototypes"].double().numpy(), up["classes"].tolist(), strict=True):
         np.testing.assert_allclose(p, unit(unit(h)[y == c].mean(0)), atol=1e-5)
 
 
@@ -112,9 +112,9 @@ def ups_of(rng):
     held, counts, ups = ([0, 2], [0], [0, 1]), ([5.0, 1.0], [9.0], [20.0, 4.0]), []
     for k in range(3):
         p = unit(rng.normal(size=(len(held[k]), DIM))).astype(np.float32)
-        model = {"model/head.scale": torch.tensor([10.0 * k]), "model/w": torch.from_numpy(rng.normal(size=3))}
+        model = {"head.scale": torch.tensor([10.0 * k]), "w": torch.from_numpy(rng.normal(size=3))}
         tensors = {"classes": torch.tensor(held[k]), "prototypes": torch.from_numpy(p)}
-        ups.append(Up(k, int(sum(counts[k])), {**model, **tensors, "counts": torch.tensor(counts[k])}))
+        ups.append(Up(k, int(sum(counts[k])), {**tensors, "counts": torch.tensor(counts[k])}, model=model))
     return ups
 
 
@@ -153,7 +153,7 @@ def test_models_and_scales_are_averaged_uniformly():
     state = {"model/head.scale": torch.ones(1), "model/w": torch.zeros(3).double(), **start}
     after = method.aggregate(state, ups)
     assert after["model/head.scale"].item() == pytest.approx(10.0)
-    np.testing.assert_allclose(after["model/w"], np.mean([up.tensors["model/w"].numpy() for up in ups], 0), atol=1e-12)
+    np.testing.assert_allclose(after["model/w"], np.mean([up.model["w"].numpy() for up in ups], 0), atol=1e-12)
 
 
 def test_the_nearest_prototype_by_cosine_is_predicted(scene):

@@ -168,11 +168,11 @@ def test_centres_are_means_by_counts_and_a_class_nobody_reported_keeps_its_own()
 def test_clients_send_the_mean_unit_z_of_their_trained_model_and_their_counts(tiny):
     federation = tiny("fedproc")
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
-    w = {name: value.double().numpy() for name, value in reply.up.tensors.items()}
+    w = {name: value.double().numpy() for name, value in reply.up.model.items()}
     bench, shard = federation.bench, federation.bench.shards.train[2]
     h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
     for layer in ("encoder.first", "encoder.second", "head.project.0", "head.project.2"):
-        h = h @ w[f"model/{layer}.weight"].T + w[f"model/{layer}.bias"]
+        h = h @ w[f"{layer}.weight"].T + w[f"{layer}.bias"]
         h = h if layer == "head.project.2" else np.maximum(h, 0)
     z, y, up = unit(h), bench.data.train_y[shard].numpy(), reply.up.tensors
     assert up["classes"].tolist() == sorted(set(y.tolist()))

@@ -189,7 +189,8 @@ def test_at_full_width_the_levels_have_64_64_128_256_and_512_features():
 def test_the_server_averages_models_uniformly():
     arrays = np.random.default_rng(1).normal(size=(3, 2, 2))
     ups = [
-        Up(k, n, {"model/w": torch.from_numpy(a)}) for k, (n, a) in enumerate(zip((1, 50, 900), arrays, strict=True))
+        Up(k, n, {}, model={"w": torch.from_numpy(a)})
+        for k, (n, a) in enumerate(zip((1, 50, 900), arrays, strict=True))
     ]
     after = FedRCL(FedRCLOptions(), 4, 2).aggregate({"model/w": torch.zeros(2, 2).double()}, ups)
     np.testing.assert_allclose(after["model/w"], arrays.mean(0), atol=1e-12)

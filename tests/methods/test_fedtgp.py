@@ -295,6 +295,7 @@ def test_uploads_are_exact_means_of_a_separate_pass_over_the_trained_model(tiny)
         h = np.maximum(h @ w[f"model/{layer}.weight"].T + w[f"model/{layer}.bias"], 0)
     y, up = bench.data.train_y[shard].numpy(), reply.up.tensors
     assert up.keys() == {"classes", "prototypes"}
+    assert not reply.up.model
     assert up["classes"].tolist() == sorted(set(y.tolist()))
     for p, c in zip(up["prototypes"], up["classes"].tolist(), strict=True):
         np.testing.assert_allclose(p, h[y == c].mean(0), atol=1e-5)

@@ -194,7 +194,7 @@ def test_the_previous_model_is_what_the_client_trained_last_however_long_ago(tin
             assert all(torch.equal(previous[name], trained[name]) for name in trained)
             sent = under("model/", job.down.tensors)
             assert not all(torch.equal(previous[name], sent[name]) for name in sent)
-        last |= {client: (t, under("model/", reply.up.tensors)) for client, reply in replies.items()}
+        last |= {client: (t, reply.up.model) for client, reply in replies.items()}
     assert gaps > 0
 
 
@@ -202,7 +202,7 @@ def test_the_previous_model_never_travels(tiny):
     federation = listening(tiny)
     record = federation.run()[-1]
     for reply in federation.engine.replies[-1].values():
-        assert not any("previous" in name for name in reply.up.tensors)
+        assert not any("previous" in name for name in (*reply.up.model, *reply.up.tensors))
         assert reply.memory.keys() == {f"previous/{name}" for name in federation.bench.initial}
     weights = sum(value.numel() for value in federation.bench.initial.values())
     assert weights == 64 * 50 + 50 + 50 * 16 + 16 + 16 * 16 + 16 + 256 * 16 + 256 + 256 * 10 + 10
@@ -221,7 +221,8 @@ def test_models_are_averaged_by_their_samples(tiny, name):
     assert len(set(sizes)) > 1
     for entry, value in federation.state.items():
         if entry.startswith("model/"):
-            expected = np.average([reply.up.tensors[entry].double().numpy() for reply in replies], 0, sizes)
+            weight = entry.removeprefix("model/")
+            expected = np.average([reply.up.model[weight].double().numpy() for reply in replies], 0, sizes)
             np.testing.assert_allclose(value, expected, atol=1e-6)
 
 

@@ -142,13 +142,13 @@ def test_centroids_are_of_the_trained_models_features(tiny):
     federation = tiny("mp-fedcl", method__k=1)
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
     bench, shard = federation.bench, federation.bench.shards.train[2]
-    w = {name: value.double().numpy() for name, value in reply.up.tensors.items()}
+    w = {name: value.double().numpy() for name, value in reply.up.model.items()}
     h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
     for layer in ("encoder.first", "encoder.second"):
-        h = np.maximum(h @ w[f"model/{layer}.weight"].T + w[f"model/{layer}.bias"], 0)
-    y = bench.data.train_y[shard].numpy()
-    assert reply.up.tensors["classes"].tolist() == sorted(set(y.tolist()))
-    for p, c in zip(w["prototypes"], reply.up.tensors["classes"].tolist(), strict=True):
+        h = np.maximum(h @ w[f"{layer}.weight"].T + w[f"{layer}.bias"], 0)
+    y, up = bench.data.train_y[shard].numpy(), reply.up.tensors
+    assert up["classes"].tolist() == sorted(set(y.tolist()))
+    for p, c in zip(up["prototypes"].double().numpy(), up["classes"].tolist(), strict=True):
         np.testing.assert_allclose(p, h[y == c].mean(0), atol=1e-4)
 
 

@@ -92,7 +92,7 @@ def check_round(federation, ups, after, weight_of, model_weights):
             assert torch.equal(row, federation.state["anchors/prototypes"][c])
     for name, value in after.items():
         if name.startswith("model/"):
-            models = [up.tensors[name].double().numpy() for up in ups]
+            models = [up.model[name.removeprefix("model/")].double().numpy() for up in ups]
             np.testing.assert_allclose(value, np.average(models, 0, model_weights), atol=1e-6)
 
 

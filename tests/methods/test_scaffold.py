@@ -80,8 +80,9 @@ def test_in_the_first_round_clients_train_as_in_fedavg(tiny):
         federation.step()
     for (_, one), (_, other) in zip(ours.engine.rounds[0], plain.engine.rounds[0], strict=True):
         assert one.up.losses["control"] == 0
-        for name, value in under("model/", other.up.tensors).items():
-            assert torch.equal(one.up.tensors[f"model/{name}"], value)
+        assert one.up.model.keys() == other.up.model.keys() == ours.bench.initial.keys()
+        for name, value in other.up.model.items():
+            assert torch.equal(one.up.model[name], value)
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -103,7 +104,7 @@ def test_control_variates_follow_from_the_weights_that_went_down_and_came_up(tin
             old = own.get(k, dict.fromkeys(names, 0.0))
             own[k] = {}
             for name in names:
-                down, up = job.down.tensors[f"model/{name}"], reply.up.tensors[f"model/{name}"]
+                down, up = job.down.tensors[f"model/{name}"], reply.up.model[name]
                 own[k][name] = old[name] - c[name] + (array(down) - array(up)) / rates
                 change[name] += own[k][name] - old[name]
                 np.testing.assert_allclose(reply.memory[f"control/{name}"], own[k][name], atol=2e-5)
@@ -137,14 +138,14 @@ def test_a_later_visit_steps_along_the_corrected_gradient(tiny):
         assert math.sqrt(sum(float(g.square().sum()) for g in bent.values())) < 10, "no clipping here"
         weights = {n: w.detach() - 0.1 * 0.998 * (bent[n] + 1e-3 * w.detach()) for n, w in weights.items()}
     for name, w in weights.items():
-        torch.testing.assert_close(reply.up.tensors[f"model/{name}"].double(), w, atol=1e-6, rtol=0)
+        torch.testing.assert_close(reply.up.model[name].double(), w, atol=1e-6, rtol=0)
 
 
 def test_models_are_averaged_uniformly_and_variates_over_all_clients():
     rng = np.random.default_rng(1)
     models, changes = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 3, 2))
     ups = [
-        Up(k, n, {"model/w": torch.from_numpy(models[k]), "control/w": torch.from_numpy(changes[k])})
+        Up(k, n, {"control/w": torch.from_numpy(changes[k])}, model={"w": torch.from_numpy(models[k])})
         for k, n in enumerate((1, 999))
     ]
     start = rng.normal(size=(3, 2))

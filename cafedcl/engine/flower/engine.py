@@ -8,7 +8,7 @@ from flwr.app import MessageType
 from torch import Tensor
 
 from cafedcl.contract import Down, Failure, Job
-from cafedcl.engine.base import Bench, Results
+from cafedcl.engine.base import Bench, Pending, Results
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.flower.mail import Mail, NoAnswer
 from cafedcl.engine.flower.messages import SURVEY, TRAIN, Terms, ask_all, ask_one, read_plain, read_train
@@ -56,7 +56,7 @@ class Flower:
 
     def limit(self, down: Down) -> int:
         """Return how many bytes a reply may have: twice what a whole one of this method takes, and some room."""
-        classes, fields = self.bench.method.classes, self.bench.method.fields(self.bench.network).values()
+        classes, fields = self.bench.method.classes, self.bench.fields.values()
         numbers = sum(math.prod(field.shape) * (classes if field.per_class else 1) for field in fields)
         copies = REPEATED if any(field.repeated for field in fields) else 1
         return ROOM + 2 * (nbytes(self.bench.shared()) + nbytes(down.tensors) + 4 * numbers * copies)
@@ -81,8 +81,8 @@ class Flower:
                     table[clients[node]] = 0
         return found
 
-    def predict(self, tensors: Tensors) -> Tensor:
-        """Return the predictions of the server's model on the test images here."""
+    def predict(self, tensors: Tensors) -> Pending:
+        """Predict the test images here by the server's model."""
         return self.local.predict(tensors)
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:

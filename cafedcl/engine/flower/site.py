@@ -113,7 +113,7 @@ class Site:
         _, y = engine.bench.test_set(None)
         if not len(y):
             raise CafedclError("this site has no test images")
-        right = hits({"all": engine.predict(request.down.tensors)}, y.cpu(), engine.bench.method.classes)
+        right = hits({"all": engine.predict(request.down.tensors)()}, y.cpu(), engine.bench.method.classes)
         return answer_plain(right, {"round": request.down.round})
 
     def _accepted(self, request: Request, client: int | None) -> tuple[Job, Terms]:

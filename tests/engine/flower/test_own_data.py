@@ -67,7 +67,7 @@ def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, 
     for client, (node, name) in enumerate(zip((11, 12, 13), HOLDS, strict=True)):
         engine = net.sites[node][0]._engine[1]
         _, y = engine.bench.test_set(None)
-        called = engine.predict(federation.state)
+        called = engine.predict(federation.state)()
         assert name == federation.about["flower"]["sites"][client]
         for label, guess in zip(y.tolist(), called.tolist(), strict=True):
             tested[client, label] += 1
@@ -86,7 +86,7 @@ def test_a_server_with_test_images_scores_on_them_and_clients_still_on_their_own
     federation = host(config(**settings(federation__rounds=1, data__test=str(places / "test.npz"))), [], None)
     federation.run()
     scores, before = federation.history[-1].server, alone.history[-1].server
-    called = federation.engine.predict(federation.state)
+    called = federation.engine.predict(federation.state)()
     right = (called == digits.test_y).double().mean()
     assert scores["accuracy"] == pytest.approx(float(right), rel=1e-6)
     assert scores["client_mean"] == before["client_mean"]
