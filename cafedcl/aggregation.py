@@ -96,14 +96,24 @@ class Entries:
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tables:
             values = torch.cat([up.tensors[name] for up in self.ups])
-            self.tables[name] = values.new_zeros((len(self.ups), self.classes, *values.shape[1:]))
-            self.tables[name][self.place] = values
+            shape = (len(self.ups), self.classes, *values.shape[1:])
+            self.tables[name] = values.view(shape) if self.full else values.new_zeros(shape)
+            if not self.full:
+                self.tables[name][self.place] = values
         return self.tables[name]
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether every client has all classes, in order: then entries lie as in a table already."""
+        number, columns = len(self.ups), self.place[1]
+        return len(columns) == number * self.classes and torch.equal(
+            columns.view(number, -1), torch.arange(self.classes, device=columns.device).expand(number, -1)
+        )
 
 
 def combined(alpha: Tensor, prototypes: Tensor) -> Tensor:
     """Return Σ_k α_{k,c} p_{k,c} in float64, from (clients, classes) and (clients, classes, dim)."""
-    return (alpha.double()[:, :, None] * prototypes).sum(0)
+    return torch.einsum("kc,kcd->cd", alpha.double(), prototypes.double())
 
 
 def mean_prototypes(prototypes: Tensor, alpha: Tensor, known: Tensor, previous: Tensor) -> Tensor:

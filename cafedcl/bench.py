@@ -69,6 +69,8 @@ class Measurement:
 
     The bias loop is not measured in it, unless `evaluate.loop` asks for it.
     """
+    phases: dict[str, float]
+    """The seconds of it that are spent on training and waiting for it, on aggregation, and on scoring."""
     own_s: float
     """What scoring every client's own model on the complete test set adds to a round in which that is due."""
     overhead: float
@@ -133,7 +135,11 @@ class TrainingOnly:
 
 
 def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds: int, ceiling: float) -> Measurement:
-    """Measure one task with one method on the engine that the settings ask for."""
+    """Measure one task with one method on the engine that the settings ask for.
+
+    Rounds are timed before and after training alone, so that a machine that slows down does so for both; no other
+    engine is there meanwhile.
+    """
     task = find_task(name)
     data = random_images(task, TEST)
     began = time.perf_counter()
@@ -150,14 +156,18 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         jobs = [Job(client, down, memories.get(client, {}), False) for client in range(len(setup.bench.shards))]
         scored = [replace(job, evaluate=True) for job in jobs]
         engine_name = type(federation.engine).__name__.lower()
+        before = seconds_of(federation.step, -(-rounds // 2), device)
+        with closing(training_alone(setup)) as bare:
+            drain(bare, jobs)
+            training = median_of(lambda: drain(bare, jobs), rounds, device)
+        reset_peak(device)
+        whole = statistics.median([*before, *seconds_of(federation.step, rounds // 2, device)])
+        timed = [record.seconds for record in federation.history[-rounds:]]
+        visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
         if device.type == "cuda":  # what is captured first is not timed
             drain(federation.engine, scored)
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
         memory = peak_memory(device)
-        with closing(training_alone(setup)) as bare:
-            drain(bare, jobs)
-            whole, training = in_turns(federation.step, lambda: drain(bare, jobs), rounds, device)
-        visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
         alone = federation.engine.local if isinstance(federation.engine, Workers) and federation.engine.crew else None
         serial = visits if alone is None else median_of(lambda: drain(alone, jobs), 1, device)
     images = sum(len(part) for part in setup.bench.shards.train) * task.epochs
@@ -168,6 +178,7 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         step_ms=1000 * training / steps,
         samples_per_s=images / training,
         round_s=whole,
+        phases={phase: statistics.median(seconds[phase] for seconds in timed) for phase in timed[0]},
         own_s=max(own - visits, 0.0),
         overhead=(serial + whole - visits) / training,
         ceiling=images / training * step_flops(setup.bench) / ceiling,
@@ -183,17 +194,13 @@ def training_alone(setup: Setup) -> Engine:
     return choose_engine(replace(setup, config=config, bench=replace(setup.bench, method=bare)), lambda _message: None)
 
 
-def in_turns(
-    one: Callable[[], object], other: Callable[[], object], times: int, device: torch.device
-) -> tuple[float, float]:
-    """Return the median seconds of two pieces of work that take turns, so that a machine's slow moments meet both."""
-    took = [(median_of(one, 1, device), median_of(other, 1, device)) for _ in range(times)]
-    first, second = zip(*took, strict=True)
-    return statistics.median(first), statistics.median(second)
-
-
 def median_of(work: Callable[[], object], times: int, device: torch.device) -> float:
     """Return the median seconds of a piece of work."""
+    return statistics.median(seconds_of(work, times, device))
+
+
+def seconds_of(work: Callable[[], object], times: int, device: torch.device) -> list[float]:
+    """Return the seconds that a piece of work takes every time."""
     took = []
     for _ in range(times):
         settle(device)
@@ -201,7 +208,7 @@ def median_of(work: Callable[[], object], times: int, device: torch.device) -> f
         work()
         settle(device)
         took.append(time.perf_counter() - began)
-    return statistics.median(took)
+    return took
 
 
 def drain(engine: Engine, jobs: Iterable[Job]) -> None:

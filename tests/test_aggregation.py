@@ -284,6 +284,16 @@ def test_entries_lay_out_the_clients_reports():
     assert sent["confidence"].shape == (3, CLASSES)
 
 
+@pytest.mark.parametrize("listed", [[[0, 1, 2, 3]] * 3, [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]], [[3, 2, 1, 0]] * 2])
+def test_entries_lie_at_their_classes_whether_or_not_every_client_has_all(listed):
+    ups = [up(client, classes) for client, classes in enumerate(listed)]
+    dense = Entries(ups, CLASSES)["prototypes"]
+    for client, classes in enumerate(listed):
+        for c in range(CLASSES):
+            row = ups[client].tensors["prototypes"][classes.index(c)] if c in classes else torch.zeros(DIM)
+            assert torch.equal(dense[client, c], row)
+
+
 def test_merged_prototypes_are_plain_means_over_holders_and_remembered():
     ups = [up(0, [0, 1]), up(1, [1])]
     state = no_prototypes(CLASSES, DIM)

@@ -23,7 +23,6 @@ from cafedcl.bench import (
     TrainingOnly,
     drain,
     find_task,
-    in_turns,
     make_config,
     matrix_ceiling,
     measure,
@@ -35,6 +34,7 @@ from cafedcl.bench import (
 from cafedcl.bench_command import bench, legend, table
 from cafedcl.contract import Failure, Job
 from cafedcl.engine.base import Bench, Engine
+from cafedcl.engine.workers import Workers
 from cafedcl.errors import CafedclError
 from cafedcl.federation import Federation
 from cafedcl.models import Network
@@ -158,7 +158,7 @@ def test_training_alone_is_what_worker_processes_do_too(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bench_module, "drain", spying)
     measure("digits", "cafedcl", {"engine": {"device": "cpu", "workers": 2}}, 1, 1e9)
-    first, alone, last = said
+    alone, first, last = said
     assert first.local is last
     assert "prototypes" in said[first] & said[last]
     assert not any(name.startswith("prototypes") for name in said[alone])
@@ -174,17 +174,34 @@ def test_the_median_is_over_as_many_times_as_asked(monkeypatch: pytest.MonkeyPat
     assert median_of(work, 4, torch.device("cpu")) == statistics.median([5, 1, 2, 9]) == 3.5
 
 
-def test_two_that_take_turns_have_a_median_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, turns = [0.0], list[str]()
-    durations = {"one": iter([5.0, 1.0, 2.0]), "other": iter([30.0, 90.0, 10.0])}
+@pytest.mark.usefixtures("small")
+def test_rounds_are_timed_before_and_after_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seen, hours = [0.0], list[str](), iter([0, 0, 7, 1, 2, 9, 8])
     monkeypatch.setattr(bench_module.time, "perf_counter", lambda: now[0])
+    step, close = Federation.step, Workers.close
 
-    def work(name: str) -> None:
-        turns.append(name)
-        now[0] += next(durations[name])
+    def timed(federation: Federation) -> Any:
+        seen.append("round")
+        record = step(federation)
+        record.seconds.clear()
+        record.seconds.update({"train": float(len(seen)), "evaluate": 0.0})
+        now[0] += next(hours)
+        return record
 
-    assert in_turns(lambda: work("one"), lambda: work("other"), 3, torch.device("cpu")) == (2, 30)
-    assert turns == ["one", "other"] * 3
+    monkeypatch.setattr(Federation, "step", timed)
+
+    def visits(_engine: Engine, _jobs: Iterable[Job]) -> None:
+        seen.append("visits")
+        now[0] += 1
+
+    monkeypatch.setattr(bench_module, "drain", visits)
+    monkeypatch.setattr(Workers, "close", lambda self: (seen.append("closed"), close(self))[1])
+    found = measure("digits", "fedavg", CPU, 5, 1e9)
+    shown = "".join(event[0] for event in seen)
+    assert shown.startswith("rr" + "rrr" + "v" * 6 + "c" + "rr" + "v"), shown
+    assert found.round_s == statistics.median([7, 1, 2, 9, 8])
+    places = [at + 1 for at, event in enumerate(seen) if event == "round"][-5:]
+    assert found.phases == {"train": float(statistics.median(places)), "evaluate": 0.0}
 
 
 def test_a_client_that_fails_ends_the_measurement_with_its_reason() -> None:
@@ -252,7 +269,7 @@ def test_counting_operations_changes_no_training(tiny: Callable[..., Federation]
 def measured(task: str, method: str, engine: str, step_ms: float, **others: float) -> Measurement:
     numbers = {"samples_per_s": 1234.5, "round_s": 0.25, "own_s": 0.125, "overhead": 1.5, "ceiling": 0.875}
     return Measurement(
-        task, method, engine, step_ms=step_ms, **{**numbers, "memory_mib": 77.0, "start_s": 3.0, **others}
+        task, method, engine, step_ms=step_ms, phases={}, **{**numbers, "memory_mib": 77.0, "start_s": 3.0, **others}
     )
 
 
