@@ -78,6 +78,7 @@ class Measurement:
     ceiling: float
     """Training's arithmetic rate over that of a large matrix product in the same precision."""
     memory_mib: float
+    """At most, in rounds in which own models are not scored."""
     start_s: float
     """From nothing to the end of the first round: captures and compilation included."""
 
@@ -157,17 +158,16 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         scored = [replace(job, evaluate=True) for job in jobs]
         engine_name = type(federation.engine).__name__.lower()
         before = seconds_of(federation.step, -(-rounds // 2), device)
+        memory = peak_memory(device)
         with closing(training_alone(setup)) as bare:
             drain(bare, jobs)
             training = median_of(lambda: drain(bare, jobs), rounds, device)
-        reset_peak(device)
         whole = statistics.median([*before, *seconds_of(federation.step, rounds // 2, device)])
         timed = [record.seconds for record in federation.history[-rounds:]]
         visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
         if device.type == "cuda":  # what is captured first is not timed
             drain(federation.engine, scored)
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
-        memory = peak_memory(device)
         alone = federation.engine.local if isinstance(federation.engine, Workers) and federation.engine.crew else None
         serial = visits if alone is None else median_of(lambda: drain(alone, jobs), 1, device)
     images = sum(len(part) for part in setup.bench.shards.train) * task.epochs
