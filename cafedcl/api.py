@@ -198,8 +198,7 @@ def resume(
         from cafedcl.deploy.simulate import go_on
 
         return go_on(folder, watchers)
-    folder.lock()
-    try:
+    with folder.held():
         federation = (host or here)(config, watchers, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
         if made_with not in (None, version("torch")):
@@ -211,8 +210,6 @@ def resume(
             federation.restore(*saved)
         federation.history = [Record(**line) for line in folder.rewind(federation.round)]
         return _go_on(federation, folder)
-    finally:
-        folder.unlock()
 
 
 def _go_on(federation: Federation, folder: RunFolder) -> Run:

@@ -100,7 +100,7 @@ class Method:
         return torch.tensor([up.samples for up in ups], dtype=torch.float64)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        """Return the entries of the server's state that change besides the model."""
+        """Return the entries of the server's state that change besides the model, as new tensors."""
         return {}
 
     def aggregate(self, state: Tensors, ups: Iterable[Up]) -> Tensors:

@@ -98,6 +98,17 @@ class RunFolder(Watcher):
             os.close(self._lock)
             self._lock = None
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run while a block runs; its folder is made if there is none."""
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
+
     def begin(self, federation: Federation, command: list[str]) -> None:
         """Write down what is about to run."""
         with explained(self.path):

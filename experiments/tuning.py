@@ -31,7 +31,7 @@ from cafedcl.config import read_file
 from cafedcl.environment import environment
 from cafedcl.errors import CafedclError, nearest
 from cafedcl.options import to_toml
-from cafedcl.store import RunFolder, explained, write_atomically
+from cafedcl.store import RunFolder, write_atomically
 
 PLAN = Path(__file__).with_name("tuning.toml")
 RESULT, SHARED = "tuning.json", "shared.json"
@@ -132,18 +132,12 @@ class Tuning:
 @contextmanager
 def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
     """Hold the folder; runs that share other options than those in it are refused."""
-    with explained(out):
-        out.mkdir(parents=True, exist_ok=True)
-    folder, path = RunFolder(out), out / SHARED
-    folder.lock()
-    try:
-        text = json.dumps(shared, indent=1) + "\n"
+    path, text = out / SHARED, json.dumps(shared, indent=1) + "\n"
+    with RunFolder(out).held():
         if path.is_file() and path.read_text(encoding="utf-8") != text:
             raise CafedclError(f"{out}: its runs share other options, see {path}; choose another --out")
         write_atomically(path, text.encode())
         yield
-    finally:
-        folder.unlock()
 
 
 def run(jobs: Sequence[Job], number: int | None, quiet: bool) -> list[Outcome]:

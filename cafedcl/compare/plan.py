@@ -227,17 +227,11 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
             )
     elif out.exists() and not (out.is_dir() and not any(child.name != "lock" for child in out.iterdir())):
         raise CafedclError(f"{out}: exists and holds no plan of `cafedcl {command}`; choose another --out")
-    with explained(out):
-        out.mkdir(parents=True, exist_ok=True)
-    folder = RunFolder(out)
-    folder.lock()
-    try:
+    with RunFolder(out).held():
         if not path.is_file():
             with explained(out):
                 write_atomically(path, plan_toml(plan, command).encode())
         yield
-    finally:
-        folder.unlock()
 
 
 def way_on(command: str, plan: Mapping[str, Any], out: object) -> str:

@@ -7,7 +7,7 @@ from cafedcl.pack import ANCHORS, Tensors, under
 
 Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
 KEPT = 4
-"""Anchors of so many different shapes keep their place."""
+"""Anchors of so many different shapes keep their place, and so many sets of anchors and memories their captures."""
 
 
 class Broadcast:

@@ -13,7 +13,7 @@ from cafedcl.augment.base import Extra
 from cafedcl.check import largest
 from cafedcl.contract import Client, Job, Reply, Up, Visit
 from cafedcl.engine.base import Pending
-from cafedcl.engine.broadcast import copy_into, shapes
+from cafedcl.engine.broadcast import KEPT, copy_into, shapes
 from cafedcl.engine.feed import Feed
 from cafedcl.engine.lane import to_host
 from cafedcl.engine.parcel import Parcel
@@ -26,8 +26,6 @@ from cafedcl.metrics import KINDS, hits
 from cafedcl.pack import AUGMENT, MODEL, Tensors, cloned, moved, nbytes, prefixed, under, without
 from cafedcl.vector import Laid
 
-PLANS = 4
-"""Captures are kept for so many different sets of anchors and memories."""
 STEP, OUTCOME = "step", "outcome"
 """What is captured of a visit: a step of its training, and what it comes to."""
 
@@ -65,7 +63,7 @@ class Slot(Sight):
             plan = Plan(self._static_visit(job.client, memory))
             self.static.clear()
         self.plans[shape] = plan
-        while len(self.plans) > PLANS:
+        while len(self.plans) > KEPT:
             self.plans.pop(next(iter(self.plans))).close()
         copy_into(plan.visit.memory, memory)
         return plan

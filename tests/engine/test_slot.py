@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from cafedcl.contract import Down, Failure, Job, Reply
 from cafedcl.engine import supply as supply_module
+from cafedcl.engine.broadcast import KEPT
 from cafedcl.engine.eager import Eager
-from cafedcl.engine.slot import PLANS, STEP
+from cafedcl.engine.slot import STEP
 from cafedcl.federation import Federation
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
@@ -262,15 +263,15 @@ def test_a_weight_that_is_used_twice_is_refused_by_the_trial(tiny: Tiny) -> None
 
 def test_new_shapes_of_anchors_are_new_plans_and_only_the_last_few_are_kept(tiny: Tiny) -> None:
     """The pool of MP-FedCL grows with the clients that have replied, so many rounds have a shape of their own."""
-    settings = {"federation__rounds": PLANS + 3, "federation__clients": 12, "federation__participation": 0.1, **UNEQUAL}
+    settings = {"federation__rounds": KEPT + 3, "federation__clients": 12, "federation__participation": 0.1, **UNEQUAL}
     one, other = tiny("mp-fedcl", **settings), captured(tiny("mp-fedcl", **settings), 1)
     shapes, plans = set(), []
-    for _ in range(PLANS + 3):
+    for _ in range(KEPT + 3):
         one.step()
         other.step()
         shapes.add(tuple(other.state["anchors/pool"].shape))
         plans.append(len(other.engine.slots[0].plans))
-    assert len(shapes) > PLANS
+    assert len(shapes) > KEPT
     assert plans[:2] == [2, 3]
-    assert max(plans) == PLANS
+    assert max(plans) == KEPT
     assert_same(one, other, 1e-3)
