@@ -101,6 +101,18 @@ def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
         assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in text, (title, method)
 
 
+MOST_MS = {"resnet-250": 4.2, "resnet-50": 1.6, "cnn-50": 0.11, "cnn-10": 0.055}
+"""What a client-step may take on an H200."""
+
+
+@pytest.mark.parametrize("name", ["h200-resnet", "h200-cnn"])
+def test_a_client_step_and_what_a_round_adds_to_training_keep_within_their_bounds(name: str) -> None:
+    result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    for m in result["measurements"]:
+        assert m["step_ms"] <= MOST_MS[m["task"]], m
+        assert m["overhead"] <= 1.25, m
+
+
 @pytest.mark.parametrize("path", sorted((HOME / "benchmarks" / "results").glob("h200-*.json")), ids=lambda p: p.stem)
 def test_the_command_of_every_speed_stands_on_the_page(path: Path) -> None:
     command = json.loads(path.read_text(encoding="utf-8"))["environment"]["command"]

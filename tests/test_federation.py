@@ -9,7 +9,7 @@ from capturing import sent, with_sent
 
 from cafedcl.config import Config, resolve
 from cafedcl.contract import Batch, Failure, Job, Reply, Visit
-from cafedcl.engine.base import Results
+from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.eager import Eager
 from cafedcl.federation import Federation, Record, Watcher
 from cafedcl.methods.fedavg import FedAvg
@@ -261,6 +261,27 @@ def test_evaluations_come_as_often_as_asked_and_always_at_the_end() -> None:
     federation = finish(small(federation={"rounds": 5}, evaluate={"every": 2, "own_every": 3}))
     assert [record.server is not None for record in federation.history] == [False, True, False, True, True]
     assert [record.own is not None for record in federation.history] == [False, False, True, False, True]
+
+
+def test_the_model_is_scored_while_notes_are_gathered_and_before_the_loop_looks_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events, predict, notes = list[str](), Eager.predict, Federation.notes
+
+    def begin(engine: Eager, tensors: Tensors) -> Pending:
+        events.append("begun")
+        wait = predict(engine, tensors)
+        return lambda: (events.append("waited for"), wait())[1]
+
+    monkeypatch.setattr(Eager, "predict", begin)
+    monkeypatch.setattr(Federation, "notes", lambda self, replies: (events.append("noted"), notes(self, replies))[1])
+    with Federation(small()) as federation:
+        loop = federation.loop
+        federation.loop = lambda *details: (events.append("looped"), loop(*details))[1]
+        record = federation.step()
+    assert events == ["begun", "noted", "waited for", "looped"]
+    assert record.server is not None
+    assert {"notes/confidence", "loop/drift"} <= record.tables.keys()
 
 
 def test_under_partial_participation_own_scores_are_those_of_each_clients_last_visit() -> None:
