@@ -163,3 +163,10 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 def largest(values: Sequence[Tensor]) -> Tensor:
     """Return the size of the largest number, NaN or infinite if any is, without waiting for the device."""
     return torch.linalg.vector_norm(values[0], torch.inf) if len(values) == 1 else get_total_norm(values, torch.inf)
+
+
+def sound(numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]) -> Tensor:
+    """Return whether all numbers are finite and what is sent lies in its range, without waiting for the device."""
+    bounded = [(sent[name], field) for name, field in fields.items() if field.bounded and name in sent]
+    within = [((value >= field.low) & (value <= field.high)).all() for value, field in bounded]
+    return torch.stack([largest(numbers).isfinite(), *within]).all()

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from benching import SMALL
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+from cafedcl import bench
 from cafedcl.config import Config, DataOptions, resolve
 from cafedcl.contract import Client, Visit
 from cafedcl.data import Dataset, load_dataset
@@ -57,6 +59,14 @@ def tiny(digits: Dataset) -> Callable[..., Federation]:
         return Federation(setup, engine=Eager(setup.bench))
 
     return make
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task for 8×8 images with few clients and images, and a ceiling that need not be measured."""
+    monkeypatch.setitem(bench.TASKS, "digits", SMALL)
+    monkeypatch.setattr(bench, "TEST", 20)
+    monkeypatch.setattr(bench, "matrix_ceiling", lambda device, precision: 2e9)
 
 
 @pytest.fixture(scope="session")

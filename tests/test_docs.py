@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 from statistics import mean, median, stdev
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,13 @@ HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
 CAFEDCL = (HOME / "docs" / "cafedcl.md").read_text(encoding="utf-8")
 METHODS = (HOME / "docs" / "methods.md").read_text(encoding="utf-8")
+SPEED = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
 EXTENDING = (HOME / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def measured(name: str) -> dict[str, Any]:
+    """What a result file of a benchmark says."""
+    return json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def python_blocks(text: str) -> list[str]:
@@ -92,13 +99,12 @@ def test_the_numbers_on_the_page_are_those_of_the_result_file(page: str) -> None
 def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
     found = []
     for name in ("h200-resnet", "h200-cnn"):
-        result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        result = measured(name)
         found += [(TASKS[m["task"]].title, m["method"], m["step_ms"], m["overhead"]) for m in result["measurements"]]
     assert len(found) == 8
-    text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
     for title, method, step, ratio in found:
         digits = 3 if step < 0.1 else 2
-        assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in text, (title, method)
+        assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in SPEED, (title, method)
 
 
 MOST_MS = {"resnet-250": 4.2, "resnet-50": 1.6, "cnn-50": 0.11, "cnn-10": 0.055}
@@ -107,7 +113,7 @@ MOST_MS = {"resnet-250": 4.2, "resnet-50": 1.6, "cnn-50": 0.11, "cnn-10": 0.055}
 
 @pytest.mark.parametrize("name", ["h200-resnet", "h200-cnn"])
 def test_a_client_step_and_what_a_round_adds_to_training_keep_within_their_bounds(name: str) -> None:
-    result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    result = measured(name)
     for m in result["measurements"]:
         assert m["step_ms"] <= MOST_MS[m["task"]], m
         assert m["overhead"] <= 1.25, m
@@ -115,54 +121,54 @@ def test_a_client_step_and_what_a_round_adds_to_training_keep_within_their_bound
 
 @pytest.mark.parametrize("path", sorted((HOME / "benchmarks" / "results").glob("h200-*.json")), ids=lambda p: p.stem)
 def test_the_command_of_every_speed_stands_on_the_page(path: Path) -> None:
-    command = json.loads(path.read_text(encoding="utf-8"))["environment"]["command"]
+    command = measured(path.stem)["environment"]["command"]
     words, out = " ".join(command[:-2]), f"benchmarks/results/{path.name}"
     assert command[-2:] == ["--out", out]
-    lines = (HOME / "docs" / "speed.md").read_text(encoding="utf-8").splitlines()
+    lines = SPEED.splitlines()
     assert any(line.startswith(f"{words} ") and f"# {out}" in line for line in lines)
 
 
 def test_the_speeds_of_all_methods_on_the_page_are_those_of_the_result_files() -> None:
-    text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
     found = {}
     for name in ("h200-methods", "h200-methods-again"):
-        result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        result = measured(name)
         found |= {m["method"]: m for m in result["measurements"]}
     assert found.keys() == set(method_names())
     for m in found.values():
-        assert f"| `{m['method']}` | {m['step_ms']:.3f} | {m['overhead']:.2f} |" in text, m["method"]
+        assert f"| `{m['method']}` | {m['step_ms']:.3f} | {m['overhead']:.2f} |" in SPEED, m["method"]
 
 
 def test_the_gain_over_the_eager_engine_on_the_page_is_that_of_the_result_file() -> None:
-    text = " ".join((HOME / "docs" / "speed.md").read_text(encoding="utf-8").split())
-    result = json.loads((HOME / "benchmarks" / "results" / "h200-eager.json").read_text(encoding="utf-8"))
-    fast, slow = (m for m in result["measurements"] if m["method"] == "fedavg")
-    assert (fast["engine"], slow["engine"]) == ("graphs bf16", "eager fp32")
+    text = " ".join(SPEED.split())
+    result = measured("h200-eager")
+    fast, slow, ours, theirs = result["measurements"]
+    assert [m["method"] for m in result["measurements"]] == ["fedavg", "fedavg", "cafedcl", "cafedcl"]
+    assert [m["engine"] for m in result["measurements"]] == ["graphs bf16", "eager fp32"] * 2
     assert f"needs {slow['step_ms']:.2f} ms per client-step" in text
     times = slow["round_s"] / fast["round_s"]
     assert f"captures need {fast['step_ms']:.3f}: a whole round takes {times:.0f} times as long" in text
+    times = theirs["round_s"] / ours["round_s"]
+    assert f"it is {theirs['step_ms']:.2f} ms against {ours['step_ms']:.3f}, and {times:.0f} times" in text
 
 
 @pytest.mark.parametrize(("name", "has"), [("peers", "digits"), ("peers-gpu", "d")])
 def test_the_ratios_to_peers_on_the_page_are_those_of_the_result_files(name: str, has: str) -> None:
     """Whichever jobs a file has: a round's ratios, and those of the whole job's wall time behind them."""
-    result = json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
+    result = measured(name)
     assert has in result["jobs"]
     for job, rows in result["jobs"].items():
-        lines = [line for line in text.splitlines() if line.startswith((f"| {job}:", f"| {job},"))]
+        lines = [line for line in SPEED.splitlines() if line.startswith((f"| {job}:", f"| {job},"))]
         for line, key in zip(lines, ("ratio", "wall_ratio"), strict=True):
             assert re.findall(r"\d+\.\d\d", line) == [f"{row[key]:.2f}" for row in rows.values()], job
-        assert result["measured"][job]["command"] in text
+        assert result["measured"][job]["command"] in SPEED
 
 
 def test_the_growth_on_the_page_is_that_of_the_result_file() -> None:
-    result = json.loads((HOME / "benchmarks" / "results" / "growth-cpu.json").read_text(encoding="utf-8"))
-    text = (HOME / "docs" / "speed.md").read_text(encoding="utf-8")
+    result = measured("growth-cpu")
     for key, cases in (("round_s", ("time-20", "time-500")), ("peak_mib", ("memory-100", "memory-10000"))):
         few, many = (median(run[key] for run in result["runs"][case]) for case in cases)
         form = ".1f" if key == "round_s" else ".0f"
-        assert f"| {few:{form}} | {many:{form}} | {many / few:.2f} |" in text, key
+        assert f"| {few:{form}} | {many:{form}} | {many / few:.2f} |" in SPEED, key
 
 
 def test_the_excess_drifts_on_the_page_are_those_of_the_result_file() -> None:

@@ -52,10 +52,8 @@ class Graphs:
         self.number = math.ceil(participants / math.ceil(participants / most))
         self.slots: list[Slot] = []
         self.sent: Tensor | None = None
-        self.laid: Tensors = {}
-        """What was laid last where lanes take it from."""
-        self.versions: list[int] = []
-        """Which of its tensors' versions that was."""
+        self.laid: dict[str, tuple[Tensor, int]] = {}
+        """What was laid last where lanes take it from, and its versions."""
         self.budget = MEMORY_SHARE * total_memory(bench.device)
         self.ledger: dict[int, int] = {}
         self.used = 0
@@ -153,13 +151,13 @@ class Graphs:
 
         What was scored at the end of a round is what the next one begins with, and lies there already.
         """
-        versions = [value._version for value in down.tensors.values()]
-        if self.sent is None or versions != self.versions or not same(self.laid, down.tensors):
+        news = {name: (value, value._version) for name, value in down.tensors.items()}
+        if self.sent is None or not same(self.laid, news):
             self.laid = {}
             self.supply.told.lay(down.tensors)
             weights = {**self.bench.initial, **moved(under(MODEL, down.tensors), self.bench.device)}
             self.sent = self._slot(0).layout.lay(weights, self.sent)
-            self.laid, self.versions = down.tensors, versions
+            self.laid = news
         self.supply.told.date(down.round)
         return self.sent
 
@@ -237,9 +235,11 @@ def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
     return replace(supply, train_x=train_x, test_x=test_x)
 
 
-def same(one: Tensors, other: Tensors) -> bool:
-    """Return whether two dicts hold the very same tensors."""
-    return one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
+def same(one: dict[str, tuple[Tensor, int]], other: dict[str, tuple[Tensor, int]]) -> bool:
+    """Return whether two dicts hold the very same tensors in the same versions."""
+    return one.keys() == other.keys() and all(
+        value is other[name][0] and version == other[name][1] for name, (value, version) in one.items()
+    )
 
 
 def total_memory(device: torch.device) -> float:

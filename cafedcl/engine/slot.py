@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
-from cafedcl.check import largest
+from cafedcl.check import sound
 from cafedcl.contract import Client, Job, Reply, Up, Visit
 from cafedcl.engine.base import Pending
 from cafedcl.engine.broadcast import KEPT, copy_into, shapes
@@ -203,9 +203,8 @@ class Slot(Sight):
         right: Tensors = {}
         if called is not None:
             right = hits(dict(zip(KINDS, called.T, strict=True)), bench.test_labels(job.client), method.classes)
-        sound = not augmented and bool(told[SOUND])
         self.lane.hand_over([trained, *rest.values(), *outcome.sent.values(), *memory.values()])
-        yield Reply(up, memory, right, sound)
+        yield Reply(up, memory, right, sound=not augmented and bool(told[SOUND]))
 
     def score(self, job: Job, sent: Tensor, rows: Tensor) -> Pending:
         """Queue a look of the received model at test images, and return the call that waits for its predictions."""
@@ -286,18 +285,10 @@ class Slot(Sight):
             **prefixed(SENT, {name: value for name, value in summary.items() if name in small}),
             **prefixed(NOTE, notes),
             LOG: plan.log,
-            SOUND: self.sound(summary, numbers),
+            SOUND: sound([self.flat, *numbers], summary, self.bench.fields),
         }
         parcel, whole = Parcel(told), summary.get("classes") is visit.client.holds
         return Outcome(sent, kept, parcel.wrap(moved(told, self.bench.device)), parcel, whole)
-
-    def sound(self, summary: Tensors, numbers: Sequence[Tensor]) -> Tensor:
-        """Return whether all numbers are finite, and what is sent lies in its range."""
-        found = [largest([self.flat, *numbers]).isfinite()]
-        for name, field in self.bench.fields.items():
-            if field.bounded and name in summary:
-                found.append(((summary[name] >= field.low) & (summary[name] <= field.high)).all())
-        return torch.stack(found).all()
 
     def fresh(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return tensors none of which the next visit overwrites."""

@@ -1,0 +1,7 @@
+"""A task that is measured within a moment."""
+
+from dataclasses import replace
+
+from cafedcl.bench import TASKS
+
+SMALL = replace(TASKS["digits"], model="mlp", clients=3, images=25, batch=8, epochs=2)
