@@ -10,25 +10,27 @@ Importing the package is cheap: PyTorch is loaded when something needs it.
 
 from typing import TYPE_CHECKING, Any
 
+from cafedcl.core.version import __version__
+
 if TYPE_CHECKING:
-    from cafedcl.api import Run, load, run
-    from cafedcl.config import Config, resolve
-    from cafedcl.errors import CafedclError
-    from cafedcl.federation import Federation, Record, Watcher
+    from cafedcl.api import run
+    from cafedcl.config.sections import Config
+    from cafedcl.core.errors import CafedclError
+    from cafedcl.federation.rounds import Federation, Record, Watcher
+    from cafedcl.federation.runs import Run, load
+    from cafedcl.task.resolve import resolve
 
-__version__ = "0.1.0"
-
-__all__ = ["CafedclError", "Config", "Federation", "Record", "Run", "Watcher", "load", "resolve", "run"]
+__all__ = ["CafedclError", "Config", "Federation", "Record", "Run", "Watcher", "__version__", "load", "resolve", "run"]
 
 _HOME = {
-    "CafedclError": "errors",
-    "Config": "config",
-    "Federation": "federation",
-    "Record": "federation",
-    "Run": "api",
-    "Watcher": "federation",
-    "load": "api",
-    "resolve": "config",
+    "CafedclError": "core.errors",
+    "Config": "config.sections",
+    "Federation": "federation.rounds",
+    "Record": "federation.rounds",
+    "Run": "federation.runs",
+    "Watcher": "federation.rounds",
+    "load": "federation.runs",
+    "resolve": "task.resolve",
     "run": "api",
 }
 
@@ -42,4 +44,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return __all__

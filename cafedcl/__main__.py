@@ -1,5 +1,5 @@
 """``python -m cafedcl``."""
 
-from cafedcl.cli import main
+from cafedcl.cli.main import main
 
 main()

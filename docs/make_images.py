@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cafedcl import cli
-from cafedcl.federation import Watcher
-from cafedcl.progress import LiveProgress
+from cafedcl.cli import main as cli
+from cafedcl.federation.rounds import Watcher
+from cafedcl.terminal.progress import LiveProgress
 
 SCREEN = Console(record=True, width=112, force_terminal=True, color_system="truecolor", highlight=False)
 

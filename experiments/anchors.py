@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cafedcl.config import resolve
-from cafedcl.environment import environment
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Federation, Record, Watcher
-from cafedcl.store import write_atomically
+from cafedcl.core.environment import environment
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import write_atomically
+from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.task.resolve import resolve
 
 READINGS: dict[str, dict[str, Any]] = {
     "averaged": {},

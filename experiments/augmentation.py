@@ -22,16 +22,16 @@ import torch.nn.functional as F
 from scipy.stats import ttest_rel
 from torch import Tensor, nn
 
-from cafedcl.api import load
 from cafedcl.augment.gan import GENERATOR, pixels
 from cafedcl.augment.judge import COPIES, FINE
 from cafedcl.augment.networks import NOISE, Generator
-from cafedcl.config import DataOptions
+from cafedcl.config.sections import DataOptions
+from cafedcl.core.environment import environment
+from cafedcl.core.rng import torch_stream
+from cafedcl.core.tensors import under
 from cafedcl.data import Dataset, load_dataset
-from cafedcl.environment import environment
+from cafedcl.federation.runs import load
 from cafedcl.models.small import CNN4
-from cafedcl.pack import under
-from cafedcl.rng import torch_stream
 
 RESULT = Path(__file__).parent / "results" / "augmentation.json"
 KINDS = ("none", "resample", "mixup", "cutmix", "gaussian", "gan")

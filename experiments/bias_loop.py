@@ -23,16 +23,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from cafedcl.config import resolve
-from cafedcl.contract import Job, Reply
-from cafedcl.engine.base import Bench, Results
+from cafedcl.core.contract import Job, Reply
+from cafedcl.core.environment import environment
+from cafedcl.core.tensors import Tensors
+from cafedcl.engine.base import Results
 from cafedcl.engine.eager import Eager
-from cafedcl.environment import environment
-from cafedcl.federation import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation, Record, Watcher
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models.base import Network
-from cafedcl.pack import Tensors
-from cafedcl.setup import prepare
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import resolve
+from cafedcl.task.task import Bench
 
 HOME = Path(__file__).parent
 RESULT, FIGURE = HOME / "results" / "bias_loop.json", HOME.parent / "docs" / "images" / "bias-loop.svg"

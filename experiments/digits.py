@@ -19,7 +19,7 @@ from typing import Any
 
 from scipy.stats import ttest_rel, wilcoxon
 
-from cafedcl.environment import environment
+from cafedcl.core.environment import environment
 
 METHODS = (
     *("local", "central", "fedavg", "fedprox", "moon", "fedproto", "fedrcl", "fedproc", "fedlc", "mp-fedcl", "fedtgp"),

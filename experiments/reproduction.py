@@ -20,9 +20,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from cafedcl.compare.results import Record, by_setting, member_of, scores
-from cafedcl.config import parse_split
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.options import to_toml
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import parse_split
+from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.report.paper import place
 from cafedcl.report.runs import Setting
 from cafedcl.report.table import Cell, p_values, paired, ranks

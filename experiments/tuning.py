@@ -27,11 +27,12 @@ from cafedcl.compare.jobs import Job, Outcome, run_all
 from cafedcl.compare.plan import words_of
 from cafedcl.compare.run import Means, end, fetch_data, scheduled
 from cafedcl.compare.sweep import Point, Sweep, sweep_settings
-from cafedcl.config import read_file
-from cafedcl.environment import environment
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.options import to_toml
-from cafedcl.store import RunFolder, write_atomically
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import read_file
+from cafedcl.core.environment import environment
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.files import write_atomically
+from cafedcl.federation.run_folder import RunFolder
 
 PLAN = Path(__file__).with_name("tuning.toml")
 RESULT, SHARED = "tuning.json", "shared.json"

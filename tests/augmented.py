@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cafedcl.augment.base import Own
-from cafedcl.federation import Federation
+from cafedcl.federation.rounds import Federation
 
 SHORT: dict[str, dict[str, Any]] = {"gan": {"augment__steps": 3, "augment__least": 2}}
 

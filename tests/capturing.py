@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cafedcl.config import EngineOptions
-from cafedcl.contract import Down, Job, Reply, Up
-from cafedcl.engine.graphs import Graphs
-from cafedcl.federation import Federation, Record
+from cafedcl.config.sections import EngineOptions
+from cafedcl.core.contract import Down, Job, Reply, Up
+from cafedcl.core.tensors import MODEL, Tensors, prefixed, under, without
+from cafedcl.engine.cuda.engine import Graphs
+from cafedcl.federation.rounds import Federation, Record
 from cafedcl.methods.fedavg import FedAvg
-from cafedcl.pack import MODEL, Tensors, prefixed, under, without
 
 Tiny = Callable[..., Federation]
 UNEQUAL = {"split__kind": "dirichlet", "split__form": "class", "split__alpha": 0.3}

@@ -10,13 +10,14 @@ from benching import SMALL
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from cafedcl import bench
-from cafedcl.config import Config, DataOptions, resolve
-from cafedcl.contract import Client, Visit
+from cafedcl.config.sections import Config, DataOptions
+from cafedcl.core.contract import Client, Visit
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.engine.eager import Eager
-from cafedcl.federation import Federation
-from cafedcl.setup import prepare
+from cafedcl.federation.rounds import Federation
+from cafedcl.speed import measure as bench
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import resolve
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     """Tests that run in a shell's background would hand on that they ignore interrupts."""

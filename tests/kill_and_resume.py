@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from cafedcl import api
-from cafedcl.config import resolve
+from cafedcl.task.resolve import resolve
 
 CONFIG = {
     "method": {"name": "cafedcl"},

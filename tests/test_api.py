@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 
 import cafedcl
 from cafedcl import CafedclError, Federation, Record, Watcher
-from cafedcl.api import Run, as_images
+from cafedcl.federation.runs import Run, as_images
 
 FAST = {"model.name": "mlp", "train.epochs": 1, "engine.workers": 1}
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from cafedcl.augment import AUGMENTERS
-from cafedcl.bench import TASKS
-from cafedcl.config import resolve
-from cafedcl.contract import Up
+from cafedcl.core.contract import Up
+from cafedcl.core.tensors import floats
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods._readings import PRESETS, CAFedCLOptions
-from cafedcl.pack import floats
-from cafedcl.setup import build
+from cafedcl.speed.measure import TASKS
+from cafedcl.task.build import build
+from cafedcl.task.resolve import resolve
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")

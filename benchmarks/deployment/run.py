@@ -22,13 +22,14 @@ from typing import Any
 
 from hosts import Hosts
 
-from cafedcl.config import Config, gather
-from cafedcl.contract import Down, Job, Reply
+from cafedcl.config.sections import Config
+from cafedcl.core.contract import Down, Job, Reply
+from cafedcl.core.environment import environment
 from cafedcl.deploy.places import ServerOptions, make_places
 from cafedcl.engine.eager import Eager
-from cafedcl.environment import environment
-from cafedcl.journal import NAME
-from cafedcl.setup import prepare
+from cafedcl.federation.journal import NAME
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import gather
 
 SITES = ("north", "south", "west")
 SETTINGS = [

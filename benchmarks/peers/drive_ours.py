@@ -13,7 +13,7 @@ from torch_model import judge, network, wait
 
 from cafedcl import Federation, resolve
 from cafedcl.data import Dataset
-from cafedcl.setup import prepare
+from cafedcl.task.build import prepare
 
 
 def options(task: Task) -> dict[str, Any]:

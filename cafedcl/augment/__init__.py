@@ -4,8 +4,8 @@ import importlib
 import inspect
 
 from cafedcl.augment.base import Augmenter
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.plugins import import_path
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.imports import import_path
 
 AUGMENTERS = {
     "none": "base:Nothing",

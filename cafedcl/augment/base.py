@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cafedcl.options import option
-from cafedcl.pack import Tensors
+from cafedcl.config.options import option
+from cafedcl.core.tensors import Tensors
 
 
 @dataclass(frozen=True)

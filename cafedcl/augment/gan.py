@@ -17,8 +17,8 @@ from cafedcl.augment.base import Augmenter, Extra, Own, TailOptions
 from cafedcl.augment.judge import judge
 from cafedcl.augment.networks import NOISE, Generator
 from cafedcl.augment.trainer import Trainer
-from cafedcl.options import option
-from cafedcl.pack import Tensors, prefixed, under
+from cafedcl.config.options import option
+from cafedcl.core.tensors import Tensors, prefixed, under
 
 JUDGED = 64
 """Generated images per class that the judgement is from."""

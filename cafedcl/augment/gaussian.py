@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from cafedcl.augment.base import Augmenter, Extra, Own
-from cafedcl.contrast import class_means
+from cafedcl.functional.contrast import class_means
 
 
 class Gaussian(Augmenter):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Augmenter, Extra, Own, TailOptions
-from cafedcl.options import option
+from cafedcl.config.options import option
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch.func import functional_call
 
 from cafedcl.augment.base import pick, put
 from cafedcl.augment.networks import NOISE, Discriminator, Generator, jitter
-from cafedcl.check import all_finite
-from cafedcl.engine.lane import Lane
-from cafedcl.pack import Tensors
-from cafedcl.rng import torch_stream
+from cafedcl.core.rng import torch_stream
+from cafedcl.core.tensors import Tensors
+from cafedcl.device.lane import Lane
+from cafedcl.functional.reply_check import all_finite
 
 BATCH = 32
 """Real images per step, drawn with replacement, so that every client's step has the same shape."""

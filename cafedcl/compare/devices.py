@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import POLL, Handle, Launcher, Local, Slot
-from cafedcl.environment import QUEUES, cores
-from cafedcl.errors import CafedclError
-from cafedcl.optional import optional
+from cafedcl.core.environment import QUEUES, cores
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import optional
 
 SHARED = {QUEUES: "8"}
 """What jobs that share a GPU are told: all its queues for each of them are more than it has for a dozen."""

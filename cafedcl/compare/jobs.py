@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from cafedcl.config import resolve
-from cafedcl.errors import CafedclError
-from cafedcl.options import to_toml
-from cafedcl.store import RunFolder
+from cafedcl.config.options import to_toml
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.task.resolve import resolve
 
 PROGRAM = (sys.executable, "-m", "cafedcl")
 """What runs a job."""

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import Job
-from cafedcl.config import CHOICES, SECTIONS, SPLITS, assign, label, parse_split, read_file, resolve
-from cafedcl.errors import CafedclError
-from cafedcl.options import to_toml
-from cafedcl.store import RunFolder, explained, write_atomically
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import CHOICES, SECTIONS, SPLITS, assign, label, parse_split, read_file
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained, write_atomically
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.task.resolve import resolve
 
 Tables = dict[str, dict[str, Any]]
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from cafedcl.compare.plan import Tables, overlay
 from cafedcl.compare.study import Scale, Study
-from cafedcl.config import parse_split, resolve
-from cafedcl.errors import CafedclError
-from cafedcl.options import to_toml
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import parse_split
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report.runs import SCORES, Run, flat, read_run
-from cafedcl.store import RunFolder
+from cafedcl.task.resolve import resolve
 
 RESULTS = "results.json"
 DIGITS = 6

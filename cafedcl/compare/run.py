@@ -12,12 +12,12 @@ import typer
 from cafedcl.compare.devices import choose_launcher
 from cafedcl.compare.jobs import Outcome, Pool, polite, run_all
 from cafedcl.compare.plan import Comparison, Tables, planned, way_on, words_of
+from cafedcl.compare.progress import choose_view
 from cafedcl.compare.sweep import Point, Sweep
-from cafedcl.compare.view import choose_view
-from cafedcl.config import resolve
-from cafedcl.errors import CafedclError
-from cafedcl.listing import console
-from cafedcl.store import explained, write_atomically
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained, write_atomically
+from cafedcl.task.resolve import resolve
+from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
     from rich.table import Table

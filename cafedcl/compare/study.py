@@ -7,9 +7,10 @@ from typing import Any
 
 from cafedcl.compare.jobs import Job
 from cafedcl.compare.plan import Comparison, slug
-from cafedcl.config import read_file, resolve
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.options import to_toml
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import read_file
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.task.resolve import resolve
 
 SCALES = "scales.toml"
 OTHERS = (SCALES, "tuning.toml")

@@ -13,11 +13,13 @@ import numpy as np
 
 from cafedcl.compare.jobs import Job
 from cafedcl.compare.plan import Tables, alone, check_seeds, checked_tables, flattened, overlay, settled, slug
-from cafedcl.config import assign, parse_split, resolve
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.options import to_toml
-from cafedcl.store import RunFolder, explained, write_atomically
-from cafedcl.view import last_scored, value_of
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import assign, parse_split
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.files import explained, write_atomically
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.task.resolve import resolve
+from cafedcl.terminal.overview import last_scored, value_of
 
 SHARED = ("accuracy", "balanced", "client_mean", "client_std", "client_worst", "many", "medium", "few")
 SCORES = tuple(f"server.{key}" for key in SHARED) + tuple(f"own.{key}" for key in (*SHARED, "held_mean", "held_std"))
@@ -255,9 +257,9 @@ def hold_out(out: Path, tables: Tables, share: float) -> str:
 
     The choice is the same for every seed and every search. Returns in words what the scores are measured on.
     """
+    from cafedcl.core.rng import draw_by_class, stream
     from cafedcl.data import load_dataset
     from cafedcl.data.checked import part_of
-    from cafedcl.rng import draw_by_class, stream
 
     path, config = out / HELD_OUT, resolve(tables)
     if not path.is_file():

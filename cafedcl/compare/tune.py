@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from cafedcl.compare.jobs import Job, Outcome, Pool, skipped
 from cafedcl.compare.sweep import Point, Sweep
-from cafedcl.errors import CafedclError
-from cafedcl.optional import optional
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import optional
 
 if TYPE_CHECKING:
     import optuna

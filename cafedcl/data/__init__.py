@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Callable
 
-from cafedcl.config import DataOptions
-from cafedcl.data import cifar, digits, gtsrb, ham10000, idx, medmnist
+from cafedcl.config.sections import DataOptions
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.imports import import_path
 from cafedcl.data.cache import cached
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.packed import packed_files, packed_names, read_packed
-from cafedcl.data.source import Source, data_folder, is_path
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.plugins import import_path
+from cafedcl.data.sources import cifar, digits, gtsrb, ham10000, idx, medmnist
+from cafedcl.data.sources.base import Source, data_folder, is_path
 
 __all__ = ["Dataset", "data_folder", "dataset_names", "describe", "is_own", "load_dataset"]
 
@@ -54,11 +54,11 @@ def _load(options: DataOptions) -> Dataset:
     if source is not None:
         return source.load(options)
     if name.startswith("hf:"):
-        from cafedcl.data.hub import read_hub
+        from cafedcl.data.own.hub import read_hub
 
         return _said(read_hub(name, options))
     if is_path(name):
-        from cafedcl.data.own import read_own
+        from cafedcl.data.own.reader import read_own
 
         return _said(read_own(options))
     root = data_folder(options.dir)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from cafedcl.core.tensors import map_file, pack
 from cafedcl.data.dataset import Dataset
-from cafedcl.pack import map_file, pack
 
 VERSION = 1
 """Raised whenever a reader's result changes, so that what an older version decoded is not used."""

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.formats import Array, Bytes
-from cafedcl.errors import CafedclError
-from cafedcl.rng import draw_by_class, stream
+from cafedcl.data.files.formats import Array, Bytes
 
 Ints = npt.NDArray[np.int64]
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cafedcl.pack import Tensors
-from cafedcl.rng import draw_by_class, stream
+from cafedcl.core.rng import draw_by_class, stream
+from cafedcl.core.tensors import Tensors
 
 _FIELDS = ("train_x", "train_y", "test_x", "test_y", "mean", "std", "owners")
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cafedcl.config import DataOptions
+from cafedcl.config.sections import DataOptions
+from cafedcl.core.errors import CafedclError
 from cafedcl.data.checked import checked
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.formats import AGAIN, Bytes, read_npz
-from cafedcl.errors import CafedclError
+from cafedcl.data.files.formats import AGAIN, Bytes, read_npz
 
 HEADER = struct.Struct("<IHHHbbbb2x")
 META = ".meta.npz"

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cafedcl.errors import CafedclError
-from cafedcl.pack import Tensors, pack, unpack
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import Tensors, pack, unpack
 
 Ints = npt.NDArray[np.int64]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from cafedcl.config import SplitOptions
+from cafedcl.config.sections import SplitOptions
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.shards import Ints, Shards, gather, hold_out, load_shards
-from cafedcl.errors import CafedclError
-from cafedcl.rng import draw_by_class, stream
 
 MIN_SIZE = 10
 MAX_TRIES = 1000

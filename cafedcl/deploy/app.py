@@ -6,8 +6,8 @@ The package itself is not shipped: every site runs the code that it has installe
 from pathlib import Path
 from typing import Any
 
-from cafedcl import __version__
-from cafedcl.options import to_toml
+from cafedcl.core.version import __version__
+from cafedcl.config.options import to_toml
 
 RUN_CONFIG: dict[str, Any] = {
     "config-file": "",
@@ -24,8 +24,8 @@ RUN_CONFIG: dict[str, Any] = {
 }
 """The keys of Flower's run config: the flags of `cafedcl run`, empty where the config's own value stands."""
 COMPONENTS = {
-    "serverapp": "cafedcl.engine.flower.server_app:app",
-    "clientapp": "cafedcl.engine.flower.client_app:app",
+    "serverapp": "cafedcl.deploy.flower.server_app:app",
+    "clientapp": "cafedcl.deploy.flower.client_app:app",
 }
 
 

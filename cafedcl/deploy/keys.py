@@ -5,7 +5,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cafedcl.optional import optional
+from cafedcl.core.imports import optional
 
 YEARS = 5
 

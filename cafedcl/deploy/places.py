@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cafedcl.config.options import option, read_options, toml_section
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
-from cafedcl.errors import CafedclError
-from cafedcl.options import option, read_options, toml_section
 
 T = TypeVar("T")
 PORT = 8000

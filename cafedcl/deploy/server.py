@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cafedcl import api
-from cafedcl.config import Config
-from cafedcl.deploy.flower import Process, ask, require
+from cafedcl.config.sections import Config
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import write_atomically
 from cafedcl.deploy.places import NODES, ServerOptions, node_names, read_server, site_names
+from cafedcl.deploy.programs import Process, ask, require
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import NAME, Address, start_superlink
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Watcher
-from cafedcl.store import RunFolder, write_atomically
+from cafedcl.federation.rounds import Watcher
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.runs import Run, load
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,12 @@ class Server:
             for run in said["runs"]
         ]
 
-    def run(self, config: Config, path: Path, watchers: Sequence[Watcher]) -> api.Run:
+    def run(self, config: Config, path: Path, watchers: Sequence[Watcher]) -> Run:
         """Run a config at the sites and return its results."""
         self.check()
         RunFolder.create(path).unlock()
         submit(self.home, config, path, watchers, deployment=str(self.folder))
-        return api.load(path)
+        return load(path)
 
     def check(self) -> None:
         """Say in one line if the SuperLink is not there."""
@@ -114,12 +115,12 @@ class Server:
             raise CafedclError(f"no SuperLink at {self.address}; start it with: cafedcl deploy server {self.folder}")
 
 
-def resume_run(folder: Path, path: Path, watchers: Sequence[Watcher]) -> api.Run:
+def resume_run(folder: Path, path: Path, watchers: Sequence[Watcher]) -> Run:
     """Go on with a run of a deployment."""
     server = Server.of(folder)
     server.check()
     submit(server.home, None, path, watchers, deployment=str(server.folder))
-    return api.load(path)
+    return load(path)
 
 
 def is_loopback(host: str) -> bool:

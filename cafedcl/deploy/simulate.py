@@ -5,19 +5,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cafedcl import api
-from cafedcl.config import Config
-from cafedcl.deploy.flower import require
+from cafedcl.config.sections import Config
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import optional
+from cafedcl.deploy.population import is_remote
+from cafedcl.deploy.programs import require
+from cafedcl.deploy.server import resume_run
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import Address, free_port, start_superlink
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Watcher
-from cafedcl.optional import optional
-from cafedcl.remote import is_remote
-from cafedcl.store import RunFolder
+from cafedcl.federation import runs
+from cafedcl.federation.rounds import Watcher
+from cafedcl.federation.run_folder import RunFolder
 
 
-def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> api.Run:
+def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> runs.Run:
     """Run a config with its clients as Flower's simulated nodes."""
     if is_remote(config):
         raise CafedclError("data.name = sites: a simulation has no sites with data; use `cafedcl deploy run`")
@@ -28,17 +29,15 @@ def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]
     return _simulated(config, Path(out), watchers, config.federation.clients)
 
 
-def go_on(folder: RunFolder, watchers: Sequence[Watcher]) -> api.Run:
+def go_on(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run:
     """Go on with a run on Flower where it ran: in its deployment, or as a simulation."""
     deployment = folder.environment().get("flower", {}).get("deployment")
     if deployment:
-        from cafedcl.deploy.server import resume_run
-
         return resume_run(Path(deployment), folder.path, watchers)
     return _simulated(None, folder.path, watchers, folder.config().federation.clients)
 
 
-def _simulated(config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int) -> api.Run:
+def _simulated(config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int) -> runs.Run:
     require()
     optional("ray", "cafedcl[flower]", "a simulation on Flower")
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:
@@ -49,4 +48,4 @@ def _simulated(config: Config | None, path: Path, watchers: Sequence[Watcher], c
             submit(home, config, path, watchers, nodes)
         finally:
             process.stop()
-    return api.load(path)
+    return runs.load(path)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cafedcl.deploy.flower import Process, program
+from cafedcl.config.options import to_toml
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.places import SiteOptions
+from cafedcl.deploy.programs import Process, program
 from cafedcl.deploy.superlink import Address, free_port
-from cafedcl.errors import CafedclError
-from cafedcl.options import to_toml
 
 TRIES, WHILE = 5, 60.0
 """A worker that dies so often within so many seconds is not started again."""
@@ -41,7 +41,7 @@ class RunningSite:
     def _worker(self) -> Process:
         path = self.room / "site.sock"
         path.unlink(missing_ok=True)
-        words = [sys.executable, "-m", "cafedcl.engine.flower.worker", str(path), str(self.folder)]
+        words = [sys.executable, "-m", "cafedcl.deploy.flower.worker", str(path), str(self.folder)]
         self.worker = Process(words, self.folder / "flower", self.folder / "worker.log")
         self.worker.await_(path.exists, f"site {self.options.name}: its worker")
         return self.worker

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from cafedcl.config import Config
-from cafedcl.contract import Failure
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import Config
+from cafedcl.core.contract import Failure
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.app import write_app
-from cafedcl.deploy.flower import ask
+from cafedcl.deploy.programs import ask
 from cafedcl.deploy.superlink import NAME
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Federation, Record, Watcher
-from cafedcl.journal import NAME as JOURNAL
-from cafedcl.journal import follow
-from cafedcl.options import to_toml
-from cafedcl.store import RunFolder
+from cafedcl.federation.journal import NAME as JOURNAL
+from cafedcl.federation.journal import follow
+from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.run_folder import RunFolder
 
 ENDED = "finished"
 PULSE = 20.0

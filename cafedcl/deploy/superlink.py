@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cafedcl.deploy.flower import Process, program
-from cafedcl.options import to_toml
+from cafedcl.config.options import to_toml
+from cafedcl.deploy.programs import Process, program
 
 NAME = "cafedcl"
 """By which the `flwr` command knows the SuperLink."""

@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 from torch import nn
 
-from cafedcl.contract import Down
-from cafedcl.engine.base import Bench, Engine
+from cafedcl.core.contract import Down
+from cafedcl.core.errors import CafedclError
+from cafedcl.engine.base import Engine
+from cafedcl.engine.cpu.groups import obstacle as obstacle_to_stack
+from cafedcl.engine.cpu.workers import Workers
+from cafedcl.engine.cuda.engine import Graphs, obstacle
 from cafedcl.engine.eager import Eager
-from cafedcl.engine.graphs import Graphs, obstacle
-from cafedcl.engine.groups import obstacle as obstacle_to_stack
-from cafedcl.engine.workers import Workers
-from cafedcl.errors import CafedclError
-from cafedcl.setup import Setup
+from cafedcl.task.build import Setup
+from cafedcl.task.task import Bench
 
 SLOW = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
 """Layers that plain kernels are slow at."""

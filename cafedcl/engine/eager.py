@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cafedcl.augment.base import Extra
-from cafedcl.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
-from cafedcl.data.augment import augment, draw
-from cafedcl.engine.base import Bench, Pending, Results, arithmetic
+from cafedcl.core.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.core.rng import stream, torch_stream
+from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
+from cafedcl.engine.base import Pending, Results
+from cafedcl.engine.flip_and_crop import augment, draw
 from cafedcl.engine.sgd import SGD, flatten
-from cafedcl.metrics import hits
-from cafedcl.pack import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
-from cafedcl.rng import stream, torch_stream
+from cafedcl.functional.metrics import hits
+from cafedcl.task.task import Bench, arithmetic
 
 
 class Eager:

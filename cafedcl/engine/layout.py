@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cafedcl.pack import Tensors
-from cafedcl.vector import Place, in_one
+from cafedcl.core.flat import Place, in_one
+from cafedcl.core.tensors import Tensors
 
 
 class Entry(NamedTuple):

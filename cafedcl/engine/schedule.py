@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cafedcl.data.augment import draw
-from cafedcl.engine.base import Bench
-from cafedcl.pack import Tensors
-from cafedcl.rng import stream, torch_stream
+from cafedcl.core.rng import stream, torch_stream
+from cafedcl.core.tensors import Tensors
+from cafedcl.engine.flip_and_crop import draw
+from cafedcl.task.task import Bench
 
 FIXED = 16.0
 """What a step costs besides its images, in images."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from cafedcl.config import TrainOptions
+from cafedcl.config.sections import TrainOptions
 
 
 def flatten(network: nn.Module) -> Tensor:

@@ -5,14 +5,14 @@ import inspect
 import pkgutil
 from typing import Any
 
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.plugins import import_path
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.imports import import_path
 
 
 def method_names() -> list[str]:
     """Return the names of all methods, without importing them."""
     modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
+    return sorted(name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_"))
 
 
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
@@ -21,7 +21,7 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     if "." in base:
         found = import_path(name, "method")
         if not (inspect.isclass(found) and hasattr(found, "Options")):
-            raise CafedclError(f"method '{name}': it is not a class derived from cafedcl.method.Method")
+            raise CafedclError(f"method '{name}': it is not a class derived from cafedcl.methods.base.Method")
         return found, {}
     if base not in method_names():
         raise CafedclError(f"method '{base}': there is no such method; {nearest(base, method_names())}")

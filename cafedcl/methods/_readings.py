@@ -6,7 +6,7 @@ docs/cafedcl.md says what each reading is and why the default was chosen.
 from dataclasses import dataclass
 from typing import Any
 
-from cafedcl.options import option
+from cafedcl.config.options import option
 
 WEIGHTS = {"confidence": 1.0, "uniform": 1.0, "counts": 1e9, "inverse-variance": 1e12}
 """What may weight a client, and the largest value it may take."""

@@ -7,16 +7,16 @@ docs/cafedcl.md has the reasons. Equations are found by name in contrast.py, con
 import torch
 from torch import Tensor, nn
 
-from cafedcl import confidence as conf
-from cafedcl import contrast
-from cafedcl.aggregation import Entries, mean_prototypes, no_prototypes, normalise
-from cafedcl.contract import Batch, Client, Field, Up, Visit
-from cafedcl.contrast import unit
-from cafedcl.errors import CafedclError
-from cafedcl.method import Method
+from cafedcl.core.contract import Batch, Client, Field, Up, Visit
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional import confidence as conf
+from cafedcl.functional import contrast
+from cafedcl.functional.aggregation import Entries, mean_prototypes, no_prototypes, normalise
+from cafedcl.functional.contrast import unit
 from cafedcl.methods._readings import PRESETS, WEIGHTS, CAFedCLOptions
+from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
-from cafedcl.pack import Tensors
 
 
 class CAFedCL(Method):

@@ -1,10 +1,10 @@
 """FedAvg (McMahan et al., AISTATS 2017): train locally, average the weights by the number of samples."""
 
-from cafedcl.contract import Batch, Visit
-from cafedcl.contrast import cross_entropy
-from cafedcl.method import Method
+from cafedcl.core.contract import Batch, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.contrast import cross_entropy
+from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
-from cafedcl.pack import Tensors
 
 
 class FedAvg(Method):

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from cafedcl.contract import Batch, Visit
-from cafedcl.contrast import cross_entropy, weighted_average
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.contrast import cross_entropy, weighted_average
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cafedcl.aggregation import merge_prototypes, uniform
-from cafedcl.contract import Batch, Field, Up, Visit
-from cafedcl.contrast import class_means, cross_entropy, orthonormal, unit
-from cafedcl.method import Method
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Field, Up, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.aggregation import merge_prototypes, uniform
+from cafedcl.functional.contrast import class_means, cross_entropy, orthonormal, unit
+from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cafedcl.aggregation import Entries, merge_prototypes, no_prototypes, normalise
-from cafedcl.contract import Batch, Field, Up, Visit
-from cafedcl.contrast import class_means, class_scatter, cross_entropy, unit
-from cafedcl.method import Method
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Field, Up, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.aggregation import Entries, merge_prototypes, no_prototypes, normalise
+from cafedcl.functional.contrast import class_means, class_scatter, cross_entropy, unit
+from cafedcl.methods.base import Method
 from cafedcl.methods.moon import projection_head
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cafedcl.aggregation import merge_prototypes, no_prototypes
-from cafedcl.contract import Batch, Client, Field, Up, Visit
-from cafedcl.contrast import class_means, cross_entropy, running_means, start_sums, weighted_average
-from cafedcl.method import Method
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Client, Field, Up, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.aggregation import merge_prototypes, no_prototypes
+from cafedcl.functional.contrast import class_means, cross_entropy, running_means, start_sums, weighted_average
+from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)

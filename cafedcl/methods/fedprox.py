@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from cafedcl.contract import Batch, Visit
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Visit
+from cafedcl.core.tensors import Tensors
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)

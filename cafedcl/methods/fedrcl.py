@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cafedcl.aggregation import uniform
-from cafedcl.contract import Batch, Up, Visit
-from cafedcl.contrast import cross_entropy, unit, weighted_average
-from cafedcl.method import Method
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Up, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.aggregation import uniform
+from cafedcl.functional.contrast import cross_entropy, unit, weighted_average
+from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cafedcl.aggregation import merge_prototypes, no_prototypes
-from cafedcl.contract import Up
-from cafedcl.contrast import cross_entropy
-from cafedcl.descent import draw_batches, minimise
+from cafedcl.config.options import option
+from cafedcl.core.contract import Up
+from cafedcl.core.tensors import Tensors, prefixed, under
+from cafedcl.functional.aggregation import merge_prototypes, no_prototypes
+from cafedcl.functional.contrast import cross_entropy
+from cafedcl.functional.server_sgd import draw_batches, minimise
 from cafedcl.methods.fedproto import FedProto
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors, prefixed, under
 
 FAR = 1e9
 """The gap of a class that nobody uploaded, before the others' least gap takes its place."""

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cafedcl.contract import Batch, Visit
-from cafedcl.contrast import cross_entropy, unit, weighted_average
-from cafedcl.method import Method
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Visit
+from cafedcl.core.tensors import Tensors, prefixed, under
+from cafedcl.functional.contrast import cross_entropy, unit, weighted_average
+from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors, prefixed, under
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cafedcl.cluster import k_means
-from cafedcl.contract import Batch, Field, Up, Visit
-from cafedcl.contrast import cross_entropy, unit, weighted_average
-from cafedcl.method import Method
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Field, Up, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.contrast import cross_entropy, unit, weighted_average
+from cafedcl.functional.kmeans import k_means
+from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
-from cafedcl.options import option
-from cafedcl.pack import Tensors
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from cafedcl.aggregation import uniform
-from cafedcl.contract import Batch, Field, Up, Visit
+from cafedcl.core.contract import Batch, Field, Up, Visit
+from cafedcl.core.tensors import Tensors, under
+from cafedcl.functional.aggregation import uniform
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
-from cafedcl.pack import Tensors, under
 
 
 class Scaffold(FedAvg):

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from cafedcl.errors import CafedclError, nearest
-from cafedcl.models.base import Encoder, Factory, Network, Shape
+from cafedcl.core.contract import Shape
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.imports import import_path
+from cafedcl.models.base import Encoder, Factory, Network
 from cafedcl.models.resnet import ResNet18
 from cafedcl.models.small import CNN4, CNN8, MLP
-from cafedcl.plugins import import_path
 
 __all__ = ["MODELS", "Encoder", "Network", "Shape", "auto_model", "build_encoder", "feature_dim"]
 

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cafedcl.errors import CafedclError
-from cafedcl.pack import Tensors, under
-
-Shape = tuple[int, int, int]
+from cafedcl.core.contract import Shape
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import Tensors, under
 
 
 class Encoder(nn.Module):

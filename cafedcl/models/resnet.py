@@ -3,7 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cafedcl.models.base import Encoder, Shape
+from cafedcl.core.contract import Shape
+from cafedcl.models.base import Encoder
 
 GROUPS = 2
 

@@ -3,8 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cafedcl.errors import CafedclError
-from cafedcl.models.base import Encoder, Shape
+from cafedcl.core.contract import Shape
+from cafedcl.core.errors import CafedclError
+from cafedcl.models.base import Encoder
 
 
 class CNN4(Encoder):

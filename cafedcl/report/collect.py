@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report import scenes
 from cafedcl.report.details import data_map, details, shown_clients
 from cafedcl.report.frames import Film, read_film, spaced
 from cafedcl.report.palette import look
 from cafedcl.report.runs import SCORES, Entry, Group, Line, Run, Summary
 from cafedcl.report.table import MEASURES, Column, column, common_protocol
-from cafedcl.store import RunFolder
 
 POINTS = 400
 """Rounds of a curve, at most."""

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cafedcl.errors import CafedclError
+from cafedcl.core.errors import CafedclError
 from cafedcl.report import plots, plots_rounds
 from cafedcl.report.collect import collect
 from cafedcl.report.plots import AXES, STYLE, Group, slug

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from cafedcl.errors import CafedclError
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report.runs import Run
-from cafedcl.store import RunFolder
 
 Array = NDArray[Any]
 
@@ -104,7 +104,7 @@ def read_data(run: Run, problems: list[str]) -> Data | None:
     """Return what is known of the data; None, and a line about it, if the file is damaged."""
     try:
         tensors, header = RunFolder(run.path).data()
-        counts = tensors["counts"].numpy().astype(np.int64)
+        counts = tensors["counts"].astype(np.int64)
         names = [str(name) for name in header["names"]]
         if counts.ndim != 2 or counts.shape[1] != len(names) or not counts.size:
             raise ValueError(f"{counts.shape} images for {len(names)} classes")  # noqa: TRY301

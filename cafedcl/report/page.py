@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl import __version__
-from cafedcl.errors import CafedclError
+from cafedcl.core.version import __version__
+from cafedcl.core.errors import CafedclError
 from cafedcl.report.collect import collect
 from cafedcl.report.frames import Array
 from cafedcl.report.runs import Summary

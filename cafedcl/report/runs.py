@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cafedcl.config import SPLITS, label, read_file
-from cafedcl.errors import CafedclError
-from cafedcl.store import RunFolder
+from cafedcl.config.sections import SPLITS, label
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.run_folder import RunFolder
 
 Line = dict[str, Any]
 Settings = dict[str, Any]
@@ -245,7 +245,7 @@ def find_folders(paths: Sequence[Path]) -> list[Path]:
 def read_run(path: Path) -> Run:
     """Read one run folder, whatever shape it is in."""
     try:
-        settings = flat(read_file(path / "config.toml"))
+        settings = flat(RunFolder(path).tables())
     except CafedclError as error:
         return Run(path, "damaged", str(error))
     run = Run(path, "finished", "", settings)

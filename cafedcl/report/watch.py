@@ -11,7 +11,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from cafedcl.errors import CafedclError
+from cafedcl.core.errors import CafedclError
 
 POLICY = 'http-equiv="Content-Security-Policy" content="'
 """Where the report's page says whom it may ask for anything: nobody."""

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from cafedcl.augment import AUGMENTERS, find_augmenter
 from cafedcl.augment.base import Extra, Own, Resample, TailOptions, fill
-from cafedcl.config import gather, resolve
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import AUGMENT, under
 from cafedcl.engine.eager import Eager
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Federation
+from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
-from cafedcl.pack import AUGMENT, under
+from cafedcl.task.resolve import gather, resolve
 
 Tiny = Callable[..., Federation]
 KINDS = [name for name in AUGMENTERS if name != "none"]

@@ -14,11 +14,11 @@ from cafedcl.augment import trainer as trainer_module
 from cafedcl.augment.base import Own
 from cafedcl.augment.gan import GAN, GANOptions, parts, pixels, scaled
 from cafedcl.augment.judge import COLLAPSE, COPIES, FINE, NONE, STAND_IN
-from cafedcl.augment.sheet import HEAD, TILE, Sheets
 from cafedcl.augment.trainer import BATCH, Trainer, plan
+from cafedcl.core.tensors import Tensors
 from cafedcl.data import Dataset
-from cafedcl.federation import Federation, Watcher
-from cafedcl.pack import Tensors
+from cafedcl.federation.contact_sheets import HEAD, TILE, Sheets
+from cafedcl.federation.rounds import Federation, Watcher
 
 Tiny = Callable[..., Federation]
 CPU = torch.device("cpu")

@@ -9,14 +9,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from cafedcl.cli.compare import sweep as command
 from cafedcl.compare import jobs as schedule_jobs
-from cafedcl.compare.commands import sweep as command
 from cafedcl.compare.jobs import Handle, Pool, Slot, View
 from cafedcl.compare.sweep import Range, Sweep, hold_out, parse_ranges, parse_values
 from cafedcl.compare.tune import Search
-from cafedcl.config import gather, read_file, resolve
+from cafedcl.config.sections import read_file
+from cafedcl.core.errors import CafedclError
 from cafedcl.data import load_dataset
-from cafedcl.errors import CafedclError
+from cafedcl.task.resolve import gather, resolve
 
 ROUNDS = 6
 

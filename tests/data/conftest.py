@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cafedcl.config import DataOptions
+from cafedcl.config.sections import DataOptions
 from cafedcl.data import Dataset, load_dataset
 
 

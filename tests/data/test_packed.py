@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from cafedcl.config import DataOptions
+from cafedcl.config.sections import DataOptions
+from cafedcl.core.errors import CafedclError
 from cafedcl.data import dataset_names, describe, load_dataset
 from cafedcl.data.packed import decode
-from cafedcl.errors import CafedclError
 
 
 def predicted(plane):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cafedcl.config import DataOptions
+from cafedcl.config.sections import DataOptions
 from cafedcl.data import load_dataset
 from cafedcl.data.packed import packed_files
 
@@ -87,7 +87,7 @@ def test_the_second_load_of_cifar10_is_quick_and_small(real, mirror):
 import resource, sys, time
 from cafedcl.config import DataOptions
 from cafedcl.data import load_dataset
-import cafedcl.data.own
+import cafedcl.data.own.reader
 scale = 1 if sys.platform == "darwin" else 1024
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 began = time.perf_counter()

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cafedcl.config import SplitOptions
+from cafedcl.config.sections import SplitOptions
+from cafedcl.core.errors import CafedclError
 from cafedcl.data import splits
 from cafedcl.data.shards import hold_out, load_shards, pool, save_shards
 from cafedcl.data.splits import dirichlet_per_client, long_tail, pathological
-from cafedcl.errors import CafedclError
 
 BALANCED = torch.arange(10).repeat(60)
 NOBODY = torch.zeros(0, dtype=torch.int64)

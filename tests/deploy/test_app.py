@@ -10,9 +10,9 @@ pytest.importorskip("flwr")
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.app import COMPONENTS, RUN_CONFIG, write_app
-from cafedcl.engine.flower.server_app import read_config
-from cafedcl.errors import CafedclError
+from cafedcl.deploy.flower.server_app import read_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,15 +10,15 @@ import torch
 pytest.importorskip("flwr")
 
 from cafedcl import api
-from cafedcl.config import resolve
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import under, unpack
 from cafedcl.deploy.keys import make_node_key
 from cafedcl.deploy.places import ServerOptions, make_places, read_site
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.site import RunningSite
 from cafedcl.deploy.superlink import free_port
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Federation, Watcher
-from cafedcl.pack import under, unpack
+from cafedcl.federation.rounds import Federation, Watcher
+from cafedcl.task.resolve import resolve
 
 SITES = ("north", "south", "west")
 DEADLINE = 60.0

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from cafedcl.deploy.places import ServerOptions, make_places
-from cafedcl.journal import NAME
+from cafedcl.federation.journal import NAME
 
 SITES = ("north", "south")
 ROUNDS = 40

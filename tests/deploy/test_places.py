@@ -11,9 +11,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cafedcl.config import read_file, resolve
+from cafedcl.config.sections import read_file
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.places import ServerOptions, SiteOptions, make_places, read_server, read_site, site_names
-from cafedcl.errors import CafedclError
+from cafedcl.task.resolve import resolve
 
 SITES = {"north": "/data/north", "south": ""}
 

@@ -10,10 +10,10 @@ pytest.importorskip("ray")
 
 import cafedcl
 from cafedcl import api
-from cafedcl.config import resolve
-from cafedcl.contract import TICKET
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Federation
+from cafedcl.core.contract import TICKET
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.rounds import Federation
+from cafedcl.task.resolve import resolve
 
 SETTINGS = {"model.name": "mlp", "train.epochs": 1, "train.iterations": 2, "engine.device": "cpu"}
 

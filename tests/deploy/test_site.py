@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import site as module
-from cafedcl.deploy.flower import Process
 from cafedcl.deploy.places import SiteOptions
+from cafedcl.deploy.programs import Process
 from cafedcl.deploy.site import RunningSite
-from cafedcl.errors import CafedclError
 
 STAY = "import time; time.sleep(60)"
 

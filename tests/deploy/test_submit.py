@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from cafedcl import api
-from cafedcl.config import resolve
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import submit as module
-from cafedcl.errors import CafedclError
-from cafedcl.federation import Watcher
-from cafedcl.journal import Journal
-from cafedcl.store import RunFolder
+from cafedcl.federation.journal import Journal
+from cafedcl.federation.rounds import Watcher
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.task.resolve import resolve
 
 
 def config(rounds=2):

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from cafedcl.engine.graphs import Graphs
+from cafedcl.engine.cuda.engine import Graphs
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 import torch
 from capturing import sent
 
-from cafedcl.contract import Failure, Reply, Up
-from cafedcl.federation import Federation
+from cafedcl.core.contract import Failure, Reply, Up
+from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
 
 Tiny = Callable[..., Federation]

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.config import resolve
-from cafedcl.contract import Down, Job, Reply
+from cafedcl.core.contract import Down, Job, Reply
+from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
 from cafedcl.engine import choose as choose_module
 from cafedcl.engine.choose import choose_engine, pays_off
+from cafedcl.engine.cpu.workers import Workers
+from cafedcl.engine.cuda.engine import Graphs
 from cafedcl.engine.eager import Eager
-from cafedcl.engine.graphs import Graphs
-from cafedcl.engine.workers import Workers
-from cafedcl.errors import CafedclError
-from cafedcl.setup import Setup, prepare
+from cafedcl.task.build import Setup, prepare
+from cafedcl.task.resolve import resolve
 
 Make = Callable[..., Setup]
 

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cafedcl.config import TrainOptions
-from cafedcl.contract import Down, Job, Reply
+from cafedcl.config.sections import TrainOptions
+from cafedcl.core.contract import Down, Job, Reply
+from cafedcl.core.rng import stream, torch_stream
 from cafedcl.engine import eager as eager_module
-from cafedcl.engine.base import Bench
 from cafedcl.engine.eager import Eager
 from cafedcl.engine.schedule import FIXED, POINTS, WASTE, Schedule, choose_widths, make_schedule
-from cafedcl.federation import Federation
-from cafedcl.rng import stream, torch_stream
+from cafedcl.federation.rounds import Federation
+from cafedcl.task.task import Bench
 
 Tiny = Callable[..., Federation]
 

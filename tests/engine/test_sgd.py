@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.config import TrainOptions
+from cafedcl.config.sections import TrainOptions
 from cafedcl.engine.sgd import SGD, descend, flatten
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cafedcl.errors import CafedclError
+from cafedcl.core.errors import CafedclError
 
 FILE = Path(__file__).parents[2] / "experiments" / "reproduction.py"
 ACCURACY = {

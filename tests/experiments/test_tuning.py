@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cafedcl.config import read_file
+from cafedcl.config.sections import read_file
 from cafedcl.data import Dataset
 from cafedcl.methods import find_method
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Down, Up
-from cafedcl.errors import CafedclError
+from cafedcl.core.contract import Batch, Down, Up
+from cafedcl.core.errors import CafedclError
 from cafedcl.methods._readings import CAFedCLOptions
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models import Network

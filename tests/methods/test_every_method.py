@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from cafedcl.check import Inspector
-from cafedcl.config import resolve
-from cafedcl.contract import Batch, Down, Job, Visit
+from cafedcl.core.contract import Batch, Down, Job, Visit
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import ANCHORS, MODEL, floats, prefixed, under
 from cafedcl.data import Dataset
 from cafedcl.engine.eager import Eager
-from cafedcl.errors import CafedclError
+from cafedcl.functional.reply_check import Inspector
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.methods.fedavg import FedAvg
-from cafedcl.pack import ANCHORS, MODEL, floats, prefixed, under
-from cafedcl.setup import prepare
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import resolve
 
 METHODS = method_names()
 READINGS = [

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from cafedcl.contract import Reply
+from cafedcl.core.contract import Reply
+from cafedcl.core.tensors import under
 from cafedcl.engine.eager import Eager
-from cafedcl.pack import under
 
 RESNET = {
     "model__name": "resnet18",

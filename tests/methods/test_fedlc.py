@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch
-from cafedcl.method import NoOptions
+from cafedcl.core.contract import Batch
+from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.methods.fedlc import FedLC, FedLCOptions
 from cafedcl.models import Network

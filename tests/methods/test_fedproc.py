@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Down, Up
+from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.methods.fedproc import FedProc, FedProcOptions
 from cafedcl.models import Network, build_encoder
 

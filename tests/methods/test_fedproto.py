@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Down, Up
+from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.methods.fedproto import FedProto, FedProtoOptions
 from cafedcl.models import Network
 

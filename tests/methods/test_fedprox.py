@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch
+from cafedcl.core.contract import Batch
 from cafedcl.methods.fedprox import FedProx, FedProxOptions
 from cafedcl.models import Network
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Up
+from cafedcl.core.contract import Batch, Up
 from cafedcl.methods.fedrcl import FedRCL, FedRCLOptions, relaxed
 from cafedcl.models import Encoder, Network, build_encoder
 

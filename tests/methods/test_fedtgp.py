@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Down, Up
+from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.methods.fedtgp import FedTGP, FedTGPOptions, adaptive_margin, margin_logits
 from cafedcl.models import Network
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cafedcl.config import resolve
+from cafedcl.core.tensors import pack, unpack
 from cafedcl.engine.eager import Eager
-from cafedcl.federation import Federation
+from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
-from cafedcl.pack import pack, unpack
-from cafedcl.setup import prepare
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import resolve
 
 METHODS = method_names()
 FEDERATED = [name for name in METHODS if name != "central"]

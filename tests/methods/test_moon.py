@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Reply
+from cafedcl.core.contract import Batch, Reply
+from cafedcl.core.tensors import under
 from cafedcl.engine.eager import Eager
-from cafedcl.method import NoOptions
+from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.methods.moon import Moon, MoonOptions
 from cafedcl.models import Network, build_encoder
-from cafedcl.pack import under
 
 CLASSES, INPUTS, DIM, WIDTH = 3, 6, 5, 4
 OPTIONS = MoonOptions(mu=0.7, tau=0.3, dim=WIDTH)

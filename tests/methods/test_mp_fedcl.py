@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Down, Up
+from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.methods.mp_fedcl import MPFedCL, MPFedCLOptions
 from cafedcl.models import Network, build_encoder
 

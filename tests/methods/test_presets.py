@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import cafedcl.methods
-from cafedcl import contrast
-from cafedcl.config import resolve
-from cafedcl.contract import Down
+from cafedcl.core.contract import Down
+from cafedcl.functional import contrast
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods._readings import CAFedCLOptions
+from cafedcl.task.resolve import resolve
 
 PRESETS = [(name, preset) for name in method_names() for preset in find_method(name)[0].presets]
 SKEWED = {"split__kind": "pathological", "split__classes": 5, "federation__clients": 4}

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.contract import Batch, Reply, Up
+from cafedcl.core.contract import Batch, Reply, Up
+from cafedcl.core.tensors import under
 from cafedcl.engine.eager import Eager
-from cafedcl.method import NoOptions
+from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.methods.scaffold import Scaffold
 from cafedcl.models import Network
-from cafedcl.pack import under
 
 
 class Listening(Eager):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.errors import CafedclError
+from cafedcl.core.errors import CafedclError
 from cafedcl.models import MODELS, Network, auto_model, build_encoder, feature_dim
 
 SMALL = ("cnn4", "cnn8", "mlp")

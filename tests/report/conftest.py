@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from cafedcl.options import to_toml
-from cafedcl.pack import pack
+from cafedcl.config.options import to_toml
+from cafedcl.core.tensors import pack
 
 Maker = Callable[..., Path]
 

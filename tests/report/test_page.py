@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cafedcl.errors import CafedclError
-from cafedcl.report import commands
+from cafedcl.cli import report as commands
+from cafedcl.core.errors import CafedclError
 from cafedcl.report.figures import write_figures
 from cafedcl.report.page import block, pack, plain, static, write_report
 from cafedcl.report.palette import LOOKS, MARKERS, look

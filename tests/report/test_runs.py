@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cafedcl.errors import CafedclError
+from cafedcl.core.errors import CafedclError
 from cafedcl.report.runs import read_run, read_runs
 
 Maker = Callable[..., Path]

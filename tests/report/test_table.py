@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cafedcl.errors import CafedclError
-from cafedcl.report import commands
+from cafedcl.cli import report as commands
+from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import FIRST, SECOND, place
 from cafedcl.report.printed import as_csv, as_latex, as_markdown, as_rich, escape_latex
 from cafedcl.report.runs import Setting, read_runs

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cafedcl import api
-from cafedcl.compare.commands import watch
-from cafedcl.errors import CafedclError
+from cafedcl.cli.compare import watch
+from cafedcl.core.errors import CafedclError
 from cafedcl.report.watch import Reports, Server, serve
 
 SMALL = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1}

@@ -1,0 +1,217 @@
+"""`cafedcl reproduce`: a table or figure of the paper, run or gone on with, and set beside the paper's figures."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cafedcl.cli.compare import Devices, Jobs, Json, Ray
+from cafedcl.cli.options import DataDir, Quiet, Settings
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.terminal.console import console
+
+if TYPE_CHECKING:
+    from cafedcl.compare.results import Member
+    from cafedcl.compare.study import Scale, Study
+
+FILE, TABLE = "reproduce.toml", "table.md"
+
+
+def reproduce(
+    study: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="A study's name, or its file; without one, all are listed.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke, short, medium or paper; see experiments/scales.toml.")] = "short",
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds; by default the scale's.", min=1)] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SETTING", help="These settings only, separated by commas; repeatable.")
+    ] = None,
+    methods: Annotated[list[str] | None, typer.Option(help="These methods only, separated by commas.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of all runs; by default runs/STUDY-SCALE.")] = None,
+    gather: Annotated[
+        bool,
+        typer.Option("--gather", help="Run nothing; write table.md and results.json from what is there."),
+    ] = False,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER|RESULTS.JSON",
+            help="What was run elsewhere: it is not run again; of the same run, the last one counts. Repeatable.",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    settings: Settings = None,
+    jobs: Jobs = None,
+    devices: Devices = None,
+    ray: Ray = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a table or figure of the paper and set it beside the paper's figures.
+
+    The same command again goes on where it stopped. What is already there is kept, and counts whatever part of the
+    study is asked for next.
+    """
+    from cafedcl.compare.jobs import run_all
+    from cafedcl.compare.plan import planned, stored_plan, words_of
+    from cafedcl.compare.run import Means, end, scheduled
+    from cafedcl.compare.study import folder_of, read_scales, read_study
+
+    folder = folder_of()
+    scales = read_scales(folder)
+    if study is None:
+        listing(folder)
+        return
+    if scale not in scales:
+        raise CafedclError(f"--scale {scale}: there is no such scale; {nearest(scale, list(scales))}")
+    place, size = out or Path("runs") / f"{Path(study).stem}-{scale}", scales[scale]
+    whole = read_study(study, folder)
+    part = words_of(only or ()), words_of(methods or ())
+    chosen = whole.only(*part).at(size)
+    overrides = [*([f"data.dir={data_dir}"] if data_dir else []), *(settings or ())]
+    wanted = {"study": Path(study).stem, "scale": scale, "settings": list(settings or ())}
+    means = Means(jobs, devices or (), ray, quiet, as_json)
+    if gather and not settings and (place / FILE).is_file():
+        wanted["settings"] = stored_plan(place, FILE, "reproduce")["settings"]
+    elif gather and not sources and not place.exists():
+        raise CafedclError(f"{place}: there is nothing to gather; run the study, or name what was run by --from")
+    with planned(place, wanted, FILE, "reproduce"):
+        elsewhere = [from_elsewhere(path, whole, wanted, size) for path in sources or ()]
+        if gather:
+            write(place, whole, wanted, size, elsewhere, means.silent, part)
+            return
+        known = done_elsewhere(place, whole, size, elsewhere)
+        asked = [(one, list(chosen.jobs(place, one, seeds or size.seeds, overrides))) for one in chosen.settings]
+        absent = unreadable(dict.fromkeys(one.data for one, _ in asked), overrides)
+        todo = [job for one, its in asked if one.data not in absent for job in its if job.folder not in known]
+        left_out = [f"{one.name}: {absent[one.data]}" for one, _ in asked if one.data in absent]
+        if todo:
+            rounds = sum(job.rounds for job in todo)
+            with scheduled("the same command", (len(todo), rounds), {}, means) as pool:
+                outcomes = run_all(sorted(todo, key=lambda job: job.seed), pool)
+        if todo or sources:
+            write(place, whole, wanted, size, elsewhere, means.silent)
+        for line in left_out:
+            print(f"left out: {line}", file=sys.stderr)
+    if todo:
+        end(outcomes, "try them again with the same command")
+    if left_out:
+        raise typer.Exit(1)
+
+
+def unreadable(names: Iterable[str], overrides: Sequence[str]) -> dict[str, CafedclError]:
+    """Return which data sets cannot be had, and why; the others are fetched and decoded now."""
+    from cafedcl.compare.run import fetch_data
+    from cafedcl.config.sections import assign
+
+    absent = {}
+    for name in names:
+        tables: dict[str, dict[str, Any]] = {"data": {"name": name}}
+        for override in overrides:
+            if override.startswith("data."):
+                assign(tables, override)
+        try:
+            fetch_data([tables])
+        except CafedclError as error:
+            absent[name] = error
+    return absent
+
+
+def listing(folder: Path) -> None:
+    """List the studies and the scales."""
+    from cafedcl.compare.study import read_scales, read_study, study_names
+
+    screen = console()
+    for name in study_names(folder):
+        study = read_study(name, folder)
+        screen.print(f"[bold]{name}[/]  {study.title}", soft_wrap=True)
+        screen.print(f"    {', '.join(one.name for one in study.settings)}", style="dim", soft_wrap=True)
+    for name, scale in read_scales(folder).items():
+        screen.print(f"--scale {name}  {scale.about}", soft_wrap=True)
+
+
+def write(
+    out: Path,
+    study: "Study",
+    plan: dict[str, Any],
+    size: "Scale",
+    elsewhere: "Sequence[Sequence[Member]]",
+    silent: bool,
+    part: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> None:
+    """Write the table and the results of all runs that are there, and of those from elsewhere.
+
+    ``part`` has the settings and the methods that are wanted, if not all of them are.
+    """
+    from cafedcl.compare.results import RESULTS, as_text, merged, read_folder, results_of
+    from cafedcl.core.files import explained, write_atomically
+
+    name, scale = plan["study"], plan["scale"]
+    settings, methods = part
+    found = merged([read_folder(out, study, size, plan["settings"]), *elsewhere], study)
+    members = [
+        one for one in found if (not settings or one.key[0] in settings) and (not methods or one.key[1] in methods)
+    ]
+    with explained(out):
+        write_atomically(out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode())
+    write_table(out, members, f"# {study.title}\n\nScale {scale}: {size.about}.\n", silent)
+
+
+def from_elsewhere(path: Path, study: "Study", plan: dict[str, Any], size: "Scale") -> "list[Member]":
+    """Return the runs of another folder, or of a results file."""
+    from cafedcl.compare.results import read_folder, read_results
+
+    name, scale = plan["study"], plan["scale"]
+    if path.is_dir():
+        return read_folder(path, study, size, settings_of(path, name, scale))
+    return read_results(path, name, study, scale)
+
+
+def done_elsewhere(out: Path, study: "Study", size: "Scale", elsewhere: "Sequence[Sequence[Member]]") -> set[Path]:
+    """Return the folders of runs that need not be made, because they are finished elsewhere."""
+    from cafedcl.compare.results import key_of
+
+    keys = {member.key for found in elsewhere for member in found if member.record is not None}
+    seeds = {seed for *_, seed in keys}
+    return {
+        folder / f"s{seed}"
+        for setting in (study.at(size).settings if keys else ())
+        for changed, method, folder in study.places(out, setting)
+        for seed in seeds
+        if key_of(setting.name, method, changed, seed) in keys
+    }
+
+
+def settings_of(path: Path, study: str, scale: str) -> list[str]:
+    """Return the `--set` options of a folder with runs; it must be of the same study and scale."""
+    from cafedcl.compare.plan import stored_plan
+
+    plan = stored_plan(path, FILE, "reproduce")
+    if (plan.get("study"), plan.get("scale")) != (study, scale):
+        there = f"{plan.get('study')} at scale {plan.get('scale')}"
+        raise CafedclError(f"--from {path}: it is of {there}, not of {study} at scale {scale}")
+    return list(plan.get("settings", ()))
+
+
+def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool) -> None:
+    """Write the table of runs beside the paper's figures, and print it."""
+    from cafedcl.core.files import explained, write_atomically
+    from cafedcl.report.printed import as_markdown, as_rich
+    from cafedcl.report.runs import summarise
+    from cafedcl.report.table import board
+
+    summary = summarise([member.run for member in members])
+    if not summary.groups:
+        return
+    text = head
+    for protocol, words in (("server", "The server's model"), ("own", "The clients' own models")):
+        text += f"\n## {words}\n\n{as_markdown(board(summary, protocol), True)}"
+    with explained(out):
+        write_atomically(out / TABLE, text.encode())
+    if not silent:
+        screen = console()
+        screen.print(as_rich(board(summary), True, screen.width))
+        screen.print(f"written: {out / TABLE}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The sections of a config and how their options are declared."""

@@ -1,0 +1,143 @@
+"""Options as frozen dataclasses: every field has a default, a meaning and its limits, checked in one place.
+
+The same declaration gives the config file's keys, the command line's ``--set``, the printed documentation and
+the error message for a bad value.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import Field, dataclass
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from cafedcl.core.errors import CafedclError, nearest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a value must satisfy: at least, at most, strictly above, one of."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def problem(self, value: Any) -> str | None:
+        """Return what is wrong with ``value``, or None."""
+        if self.choices and value not in self.choices:
+            return nearest(str(value), list(self.choices))
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, str | bool):
+                continue
+            if not math.isfinite(number):
+                return "it must be a finite number"
+            if self.low is not None and number < self.low:
+                return f"it must be at least {self.low:g}"
+            if self.high is not None and number > self.high:
+                return f"it must be at most {self.high:g}"
+            if self.above is not None and number <= self.above:
+                return f"it must be greater than {self.above:g}"
+        return None
+
+    def __str__(self) -> str:
+        parts = [" | ".join(self.choices)] if self.choices else []
+        parts += [f"≥ {self.low:g}"] if self.low is not None else []
+        parts += [f"> {self.above:g}"] if self.above is not None else []
+        parts += [f"≤ {self.high:g}"] if self.high is not None else []
+        return ", ".join(parts)
+
+
+def option(
+    default: T,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> T:
+    """Declare a field of an options dataclass with its default, its meaning and its limits."""
+    limits = Limits(low, high, above, choices)
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "limits": limits})
+
+
+def meaning(field: "Field[Any]") -> str:
+    """Return what an option means, with its limits."""
+    limits, text = str(field.metadata["limits"]), str(field.metadata["meaning"])
+    return text + (f" ({limits})" if limits else "")
+
+
+def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    """Build options from plain values; raises CafedclError with one clear line for anything that does not fit."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, raw in table.items():
+        if key not in fields:
+            if not fields:
+                raise CafedclError(f"{where}.{key}: there is no such option; {where} has none")
+            raise CafedclError(f"{where}.{key}: there is no such option; {nearest(str(key), list(fields))}")
+        values[key] = _fit(hints[key], raw, f"{where}.{key}")
+        problem = fields[key].metadata["limits"].problem(values[key])
+        if problem:
+            raise CafedclError(f"{where}.{key} = {to_toml(raw)}: {problem}")
+    return cls(**values)
+
+
+def _fit(hint: Any, raw: Any, where: str) -> Any:
+    """Return ``raw`` as the hinted type, or refuse it."""
+    if get_origin(hint) is tuple:
+        inner, *rest = get_args(hint)
+        if not isinstance(raw, list | tuple):
+            raise CafedclError(f"{where} = {to_toml(raw)}: a list is expected, such as [1, 2]")
+        if rest != [...] and len(raw) != 1 + len(rest):
+            raise CafedclError(f"{where} = {to_toml(raw)}: {1 + len(rest)} values are expected")
+        return tuple(_fit(inner, value, where) for value in raw)
+    if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
+        try:
+            return float(raw)
+        except OverflowError:
+            raise CafedclError(f"{where}: the number is too large") from None
+    if hint is int and isinstance(raw, int) and abs(raw) >= 2**63:
+        raise CafedclError(f"{where}: the number is too large")
+    if type(raw) is not hint:
+        expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
+        raise CafedclError(f"{where} = {to_toml(raw)}: {expected} is expected")
+    return raw
+
+
+def to_plain(options: Any) -> dict[str, Any]:
+    """Return options as plain values (lists for tuples), ready for TOML or JSON."""
+    return {
+        field.name: list(value) if isinstance(value := getattr(options, field.name), tuple) else value
+        for field in dataclasses.fields(options)
+    }
+
+
+def to_toml(value: Any) -> str:
+    """Return one value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(to_toml(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{to_toml(str(k))} = {to_toml(v)}" for k, v in value.items()) + "}"
+    try:
+        return str(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def toml_section(name: str, options: Any, *, explain: bool) -> list[str]:
+    """Return options as a TOML section, each with its meaning beside it if asked."""
+    lines = [f"[{name}]"]
+    for field in dataclasses.fields(options):
+        if explain:
+            lines.append(f"# {meaning(field)}")
+        lines.append(f"{field.name} = {to_toml(getattr(options, field.name))}")
+    return [*lines, ""]

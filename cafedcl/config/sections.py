@@ -1,0 +1,291 @@
+"""The whole configuration of a run: sections of options, read from TOML, flags and ``--set``.
+
+A config is resolved once, before anything runs; the resolved form is what the run folder stores.
+"""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cafedcl.config.options import option, to_plain, to_toml, toml_section
+from cafedcl.core.errors import CafedclError, nearest
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What makes this run this run."""
+
+    seed: int = option(0, "the one seed that makes every random draw", low=0, high=2**63 - 1)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the images come from."""
+
+    name: str = option(
+        "digits", "data set, a path to your own data, package.module:function, or sites: every Flower site has its own"
+    )
+    test: str = option("", "sites: data whose test images the server scores on too; empty: only sites on their own")
+    dir: str = option("", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder")
+    download: bool = option(True, "fetch a data set that is not there from its official address")
+    images: int = option(
+        0, "training images to keep at most, the same part of every class, the same for every seed; 0: all", low=0
+    )
+    size: int = option(
+        0, "pixels that your own images, gtsrb and ham10000 are resized to; 0: most common, 32", low=0, high=4096
+    )
+    strict: bool = option(False, "refuse your own data if any image is corrupt, instead of skipping it")
+
+
+SPLITS: dict[str, str | None] = {
+    "dirichlet": "alpha",
+    "pathological": "classes",
+    "quantity": "alpha",
+    "iid": None,
+    "natural": None,
+    "file": "file",
+}
+"""The splits, and the option that stands behind the colon in ``--split dirichlet:0.1``."""
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """How the training images are dealt to clients."""
+
+    kind: str = option(
+        "auto", "how images are dealt; auto: natural where the data have clients", choices=("auto", *SPLITS)
+    )
+    alpha: float = option(0.1, "dirichlet, quantity: concentration, smaller is more skewed", above=0.0)
+    form: str = option(
+        "client",
+        "dirichlet: proportions drawn per client with equal sizes, or per class with unequal sizes",
+        choices=("client", "class"),
+    )
+    classes: int = option(2, "pathological: classes per client", low=1)
+    ir: float = option(1.0, "imbalance ratio of the global long tail, applied before the split", low=1.0)
+    tail: str = option("exponential", "shape of the long tail", choices=("exponential", "step"))
+    file: str = option("", "file: a split written by `cafedcl split --export`")
+    validation: float = option(
+        0.1, "part of each client's images held out for confidence, stratified", low=0.0, high=0.9
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The encoder."""
+
+    name: str = option("auto", "encoder, or your own as `package.module:factory`; auto: by image size")
+    width: float = option(1.0, "multiplies the number of channels", above=0.0, high=64.0)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Local training, as in the paper."""
+
+    epochs: int = option(5, "local epochs per round", low=1)
+    iterations: int = option(10, "iterations per epoch; the batch size follows from the client's size", low=1)
+    batch_size: int = option(0, "fixed batch size; 0: follow `iterations`", low=0)
+    lr: float = option(0.1, "learning rate of SGD", above=0.0)
+    lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0)
+    lr_decay_in_round: bool = option(False, "decay once more per local epoch, as FedRCL's code does")
+    momentum: float = option(0.0, "momentum of SGD", low=0.0, high=1.0)
+    weight_decay: float = option(1e-3, "weight decay", low=0.0)
+    clip: float = option(10.0, "largest norm of the gradient; 0: no clipping", low=0.0)
+    flip: bool = option(False, "flip training images left to right at random")
+    crop: int = option(0, "pad training images by so many pixels and crop at random; 0: do not", low=0, high=64)
+
+
+@dataclass(frozen=True)
+class FederationOptions:
+    """Who takes part, and for how long."""
+
+    clients: int = option(20, "number of clients", low=1, high=10_000_000)
+    rounds: int = option(100, "communication rounds", low=1)
+    participation: float = option(1.0, "part of the clients sampled each round", above=0.0, high=1.0)
+    dropout: float = option(0.0, "chance that a sampled client drops out mid-round", low=0.0, high=1.0)
+    drop: tuple[str, ...] = option((), 'clients that drop out by schedule, as "round:client,client"')
+    min_replies: int = option(1, "fewer good replies than this, and the round is skipped", low=1)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How every method is scored."""
+
+    every: int = option(1, "rounds between evaluations of the server's model; the last is always scored", low=1)
+    own_every: int = option(1, "rounds between evaluations of the clients' own models", low=1)
+    protocol: str = option(
+        "complete",
+        "complete: the whole test set; pfllib: train and test merged, 75/25 inside each client",
+        choices=("complete", "pfllib"),
+    )
+    shots: tuple[int, int] = option(
+        (100, 20), "classes with more training images than the first are many-shot, fewer than the second few", low=1
+    )
+    batch: int = option(500, "images per evaluation batch", low=1)
+    loop: int = option(
+        64, "images per class that classes' centres are measured on, for the bias loop; 0: do not measure it", low=0
+    )
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What runs the clients."""
+
+    name: str = option(
+        "auto",
+        "auto: graphs on a CUDA device where the method and the model allow it, else eager; flower: across machines",
+        choices=("auto", "eager", "graphs", "flower"),
+    )
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    precision: str = option(
+        "auto",
+        "of the encoder; weights and losses are always fp32. auto: bf16 in graphs, fp32 in eager",
+        choices=("auto", "fp32", "tf32", "bf16"),
+    )
+    compile: str = option(
+        "auto",
+        "graphs: compile the encoder; auto: if it has normalisation layers and there is enough work to pay for it",
+        choices=("auto", "on", "off"),
+    )
+    streams: int = option(0, "graphs: clients trained at the same time; 0: by the size of the model", low=0, high=64)
+    workers: int = option(
+        0, "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster", low=0, high=4096
+    )
+    stack: int = option(
+        0,
+        "clients trained side by side in one process on a CPU; 1: none; 0: by the size of a step",
+        low=0,
+        high=4096,
+    )
+    onednn: str = option(
+        "auto",
+        "CPU kernels by oneDNN; auto: off on ARM and for cnn8, where they are slower",
+        choices=("auto", "on", "off"),
+    )
+    deadline: float = option(600.0, "flower: seconds that a site has to answer", above=0.0)
+    threads: int = option(1, "intra-op threads per client job; part of what makes the bits", low=1)
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What the run folder keeps."""
+
+    checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
+    notes: bool = option(True, "record what clients tell about themselves (confidence and its parts)")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method, or an augmentation, and its own options, which it declares itself."""
+
+    name: str
+    options: Any
+
+
+@dataclass(frozen=True)
+class Config:
+    """A fully resolved configuration."""
+
+    method: Choice
+    augment: Choice
+    run: RunOptions = RunOptions()
+    data: DataOptions = DataOptions()
+    split: SplitOptions = SplitOptions()
+    model: ModelOptions = ModelOptions()
+    train: TrainOptions = TrainOptions()
+    federation: FederationOptions = FederationOptions()
+    evaluate: EvaluateOptions = EvaluateOptions()
+    engine: EngineOptions = EngineOptions()
+    store: StoreOptions = StoreOptions()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the config as nested plain values; ``resolve`` reads them back."""
+        choices = {name: getattr(self, name) for name in CHOICES}
+        plain: dict[str, Any] = {name: {"name": it.name, **to_plain(it.options)} for name, it in choices.items()}
+        return plain | {name: to_plain(getattr(self, name)) for name in SECTIONS}
+
+    @property
+    def label(self) -> str:
+        """The method as people call it, with its preset and its tail augmentation."""
+        return label(self.method.name, self.augment.name)
+
+    def to_toml(self, *, explain: bool = False) -> str:
+        """Return the config as TOML that can be fed back."""
+        lines: list[str] = []
+        for section, command in CHOICES.items():
+            choice = getattr(self, section)
+            head, *rest = toml_section(section, choice.options, explain=explain)
+            name = [f"# {section}; `cafedcl {command}` lists them"] if explain else []
+            lines += [head, *name, f"name = {to_toml(choice.name)}", *rest]
+        for section in SECTIONS:
+            lines += toml_section(section, getattr(self, section), explain=explain)
+        return "\n".join(lines)
+
+
+CHOICES = {"method": "methods", "augment": "augmenters"}
+"""The sections whose options depend on their name, and the command that lists the names."""
+SECTIONS: dict[str, type[Any]] = {
+    field.name: type(field.default) for field in dataclasses.fields(Config) if field.name not in CHOICES
+}
+
+
+def label(method: str, augment: str) -> str:
+    """Return how a method with a tail augmentation is called, such as ``fedproto+gan``."""
+    return method if augment == "none" else f"{method}+{augment}"
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Return a TOML file's tables."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise CafedclError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise CafedclError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def assign(tables: dict[str, Any], text: str) -> None:
+    """Apply one ``section.key=value`` to the tables; the value is TOML, or a bare word."""
+    path, equals, value = text.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise CafedclError(f"--set {text}: section.key=value is expected, such as train.lr=0.05")
+    section_of(tables, section)[key] = _value(value.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def section_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of the tables, which is made if it is not there."""
+    table = tables.setdefault(name, {})
+    if not isinstance(table, dict):
+        raise CafedclError(f"{name}: a section is expected, such as [{name}]")
+    return table
+
+
+def parse_split(text: str) -> dict[str, Any]:
+    """Return the split section that ``dirichlet:0.1`` or ``pathological:2,ir=10`` stands for."""
+    kind, _, rest = text.partition(":")
+    if kind not in SPLITS:
+        raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(SPLITS))}")
+    main = SPLITS[kind]
+    table: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if equals:
+            table[key.strip()] = _value(value.strip())
+        elif main and main not in table:
+            table[main] = part.strip() if main == "file" else _value(part.strip())
+        else:
+            raise CafedclError(f"--split {text}: '{part}' is not key=value; an example is pathological:2,ir=10")
+    return table

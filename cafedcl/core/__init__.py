@@ -1,0 +1,1 @@
+"""What everything rests on: the contract, tensors, random streams, files and errors."""

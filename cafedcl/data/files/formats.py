@@ -1,0 +1,137 @@
+"""The binary forms that image sets are published in: IDX, gzip, tar, zip and numpy archives.
+
+Nothing is unpacked to disk: members of an archive are read by their exact names.
+"""
+
+import gzip
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cafedcl.core.errors import CafedclError
+
+Bytes = npt.NDArray[np.uint8]
+Array = npt.NDArray[Any]
+
+BROKEN = (EOFError, OSError, ValueError, zlib.error, tarfile.TarError, zipfile.BadZipFile, struct.error)
+AGAIN = "delete it and get it again"
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes, decompressed if its name ends in ``.gz``."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return gunzip(data, str(path)) if path.suffix == ".gz" else data
+
+
+def gunzip(data: bytes, where: str) -> bytes:
+    """Return what a gzip file holds, if it is whole."""
+    try:
+        return gzip.decompress(data)
+    except (EOFError, OSError, zlib.error, struct.error) as error:
+        raise CafedclError(f"{where}: not a whole gzip file ({error}); {AGAIN}") from None
+
+
+def parse_idx(data: bytes, where: str) -> Bytes:
+    """Return the array of an IDX file of unsigned bytes (MNIST's format)."""
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08":
+        raise CafedclError(f"{where}: not an IDX file of bytes; {AGAIN}")
+    start = 4 + 4 * data[3]
+    if len(data) < start:
+        raise CafedclError(f"{where}: the IDX header is cut off; {AGAIN}")
+    shape = struct.unpack(f">{data[3]}I", data[4:start])
+    size = int(np.prod(shape, dtype=object)) if shape else 0
+    if len(data) - start != size:
+        raise CafedclError(f"{where}: {len(data) - start} bytes where the header says {size}; {AGAIN}")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def tar_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the named members of a tar archive, all of them, or say which one is missing."""
+    wanted = set(names)
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                _refuse_escape(path, member.name)
+                if member.name in wanted and member.isfile():
+                    content = archive.extractfile(member)
+                    found[member.name] = content.read() if content else b""
+    except BROKEN as error:
+        raise CafedclError(f"{path}: not a whole archive ({error}); {AGAIN}") from None
+    return _complete(path, wanted, found)
+
+
+def zip_names(path: Path) -> list[str]:
+    """Return the names of all files in a zip archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+    except BROKEN as error:
+        raise CafedclError(f"{path}: not a whole archive ({error}); {AGAIN}") from None
+    for name in names:
+        _refuse_escape(path, name)
+    return names
+
+
+def zip_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the named members of a zip archive, all of them, or say which one is missing."""
+    wanted = set(names)
+    present = wanted & set(zip_names(path))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = {name: archive.read(name) for name in present}
+    except (*BROKEN, RuntimeError, NotImplementedError) as error:
+        raise CafedclError(f"{path}: not a whole archive ({error}); {AGAIN}") from None
+    return _complete(path, wanted, found)
+
+
+def _complete(path: Path, wanted: set[str], found: dict[str, bytes]) -> dict[str, bytes]:
+    missing = sorted(wanted - found.keys())
+    if missing:
+        raise CafedclError(f"{path}: '{missing[0]}' is not in it, so it is not the official archive; {AGAIN}")
+    return found
+
+
+def _refuse_escape(path: Path, name: str) -> None:
+    windows = PureWindowsPath(name)
+    if windows.drive or windows.root or PurePosixPath(name).is_absolute() or ".." in windows.parts:
+        raise CafedclError(f"{path}: refused: its member '{name}' leaves the archive; get the official file")
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """Return the arrays of an ``.npz`` file by name, never any Python object."""
+    try:
+        # numpy leaves a file that it opened itself open when the archive is broken.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.ndarray):
+                return {name: archive[name] for name in archive.files}
+    except BROKEN as error:
+        raise CafedclError(f"{path}: not a whole .npz file of plain arrays ({_first_line(error)})") from None
+    raise CafedclError(f"{path}: it holds one array, not the named arrays of an .npz file")
+
+
+def read_npy(path: Path) -> Array:
+    """Return the array of an ``.npy`` file, never any Python object."""
+    try:
+        with path.open("rb") as file:
+            array = np.load(file, allow_pickle=False)
+    except BROKEN as error:
+        raise CafedclError(f"{path}: not a whole .npy file of plain numbers ({_first_line(error)})") from None
+    if not isinstance(array, np.ndarray):
+        raise CafedclError(f"{path}: it holds several arrays; name it .npz")
+    return array
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,148 @@
+"""Image files as pixels."""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Resampling, Transpose
+from torch import Tensor
+
+from cafedcl.core.contract import Shape
+from cafedcl.core.errors import CafedclError
+
+Bytes = npt.NDArray[np.uint8]
+Opener = Path | Callable[[], BinaryIO]
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
+GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B", "I;16N")
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+
+
+def read_images(paths: Sequence[Path], shape: Shape) -> Tensor:
+    """Read image files as uint8 (N, channels, height, width), converted to grey or RGB and resized."""
+    channels, height, width = shape
+    images = []
+    for path in paths:
+        try:
+            with Image.open(path) as file:
+                pixels = torch.from_numpy(to_pixels(file, (width, height), grey=channels == 1))
+        except UnidentifiedImageError:
+            raise CafedclError(f"{path}: not an image that can be read") from None
+        except OSError as error:
+            raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise CafedclError(f"{path}: cannot be read: {error}") from None
+        images.append(pixels.permute(2, 0, 1))
+    return torch.stack(images)
+
+
+def to_pixels(image: Image.Image, size: tuple[int, int], *, grey: bool, crop: bool = False) -> Bytes:
+    """Return an image upright as uint8 (height, width, channels), resized to (width, height).
+
+    With ``crop``, its middle square is taken first.
+    """
+    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    if image.mode in ("I", "F"):
+        raise ValueError("32-bit pixels; save it with 8 or 16 bits")
+    if image.mode.startswith("I;16"):
+        # Pillow's own conversion has clipped in some versions and shifted in others.
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    image = image.convert("L" if grey else "RGB")
+    if turn is not None:
+        image = image.transpose(turn)
+    if crop:
+        side, (width, height) = min(image.size), image.size
+        left, top = (width - side) // 2, (height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
+    if image.size != size:
+        image = image.resize(size, Resampling.LANCZOS)
+    pixels = np.array(image, dtype=np.uint8)
+    return pixels[:, :, None] if grey else pixels
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Decoded images (N, height, width, channels), their indices, and what was wrong with the others."""
+
+    pixels: Bytes
+    kept: npt.NDArray[np.int64]
+    bad: dict[int, str]
+
+
+def decode(openers: Sequence[Opener], size: int = 0, *, crop: bool = False) -> Batch:
+    """Decode images to one size, ``size`` squared or their most common one; grey if all are, else RGB."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, warnings.catch_warnings():
+        # A very large image is resized like any other; one beyond Pillow's limit is an error of its own.
+        warnings.simplefilter("ignore")
+        heads = list(pool.map(_head, openers))
+        bad = {i: head for i, head in enumerate(heads) if isinstance(head, str)}
+        good = [(i, head) for i, head in enumerate(heads) if not isinstance(head, str)]
+        if not good:
+            return Batch(np.zeros((0, size, size, 1), np.uint8), np.zeros(0, np.int64), bad)
+        common = Counter(head[0] for _, head in good)
+        width, height = (size, size) if size else min(common, key=lambda wh: (-common[wh], wh))
+        grey = all(head[1] for _, head in good)
+        pixels = np.empty((len(openers), height, width, 1 if grey else 3), np.uint8)
+
+        def fill(i: int) -> str | None:
+            try:
+                with _open(openers[i]) as image:
+                    pixels[i] = to_pixels(image, (width, height), grey=grey, crop=crop)
+            except Exception as error:  # a broken image can raise anything
+                return _reason(error)
+            return None
+
+        for (i, _), problem in zip(good, pool.map(fill, [i for i, _ in good]), strict=True):
+            if problem is not None:
+                bad[i] = problem
+    kept = np.array([i for i in range(len(openers)) if i not in bad], dtype=np.int64)
+    return Batch(pixels[kept] if bad else pixels, kept, dict(sorted(bad.items())))
+
+
+def _open(opener: Opener) -> Image.Image:
+    return Image.open(opener if isinstance(opener, Path) else opener())
+
+
+def _head(opener: Opener) -> tuple[tuple[int, int], bool] | str:
+    """Return an image's upright size and whether it is grey, or what is wrong with it."""
+    try:
+        with _open(opener) as image:
+            turned = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
+            width, height = image.size
+            return ((height, width) if turned else (width, height)), image.mode in GREY
+    except Exception as error:  # a broken image can raise anything
+        return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    return " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+
+
+def resize(pixels: Bytes, size: int) -> Bytes:
+    """Return images (N, channels, height, width) resized to ``size`` squared."""
+    n, channels = pixels.shape[:2]
+    out = np.empty((n, channels, size, size), np.uint8)
+    for i in range(n):
+        for c in range(channels):
+            out[i, c] = np.asarray(Image.fromarray(pixels[i, c]).resize((size, size), Resampling.LANCZOS))
+    return out

@@ -1,0 +1,1 @@
+"""A user's own images: folders, tables, arrays and Hugging Face data sets."""

@@ -1,0 +1,96 @@
+"""Your own arrays: ``.npz`` with images and labels, or a pair of ``.npy`` files."""
+
+from pathlib import Path
+
+import numpy as np
+
+from cafedcl.config.sections import DataOptions
+from cafedcl.core.errors import CafedclError
+from cafedcl.data.cache import Remarks
+from cafedcl.data.checked import Ints, checked, choose_test, nchw, whole_labels
+from cafedcl.data.dataset import Dataset
+from cafedcl.data.files.formats import Array, read_npy, read_npz
+from cafedcl.data.own.items import sort_names
+
+SPELLINGS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}_x", "{}_y"))
+WHOLE = (("x", "y"), ("images", "labels"))
+EXPECTED = "expected are x_train, y_train, x_test, y_test, or train_images, train_labels and so on, or x and y"
+
+Pair = tuple[Array, Array]
+
+
+def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
+    """Return the data set of an ``.npz`` file, with remarks on what was left out."""
+    arrays = {name.lower(): array for name, array in read_npz(path).items()}
+    remarks = Remarks()
+    train, test = _pair(arrays, "train"), _pair(arrays, "test")
+    validation = _pair(arrays, "val")
+    if test is None:
+        test = validation
+    elif validation is not None:
+        remarks.append(f"{path}: {len(validation[0])} validation images are left out; each client holds out its own")
+    for x, y in WHOLE:
+        if train is None and x in arrays and y in arrays:
+            train = arrays[x], arrays[y]
+    if train is None:
+        raise CafedclError(f"{path}: it has {', '.join(arrays) or 'no arrays'}; {EXPECTED}")
+    return _make(path, train, test, arrays.get("classes"), options), remarks
+
+
+def read_npy_set(path: Path, options: DataOptions) -> Dataset:
+    """Return the data set of ``images.npy`` and ``labels.npy`` in a folder, or of X.npy and its labels beside it."""
+    if path.is_dir():
+        images, labels = path / "images.npy", path / "labels.npy"
+    else:
+        images = path
+        choices = [path.with_name(name) for name in (f"{path.stem}_labels.npy", "labels.npy", "y.npy")]
+        labels = next((choice for choice in choices if choice.exists() and choice != path), choices[0])
+    if not labels.exists():
+        raise CafedclError(f"{images}: its labels are not there; put them into {labels}")
+    return _make(images, (read_npy(images), read_npy(labels)), None, None, options)
+
+
+def _pair(arrays: dict[str, Array], side: str) -> Pair | None:
+    for x, y in SPELLINGS:
+        if x.format(side) in arrays and y.format(side) in arrays:
+            return arrays[x.format(side)], arrays[y.format(side)]
+    return None
+
+
+def _make(path: Path, train: Pair, test: Pair | None, classes: Array | None, options: DataOptions) -> Dataset:
+    train_y, test_y, names = _classes(path, train[1], None if test is None else test[1], classes)
+    train_x = nchw(train[0], path)
+    if len(train_x) != len(train_y):
+        raise CafedclError(f"{path}: {len(train_x)} training images but {len(train_y)} labels")
+    if test is None:
+        held = choose_test(train_y)
+        train_x, test_x = train_x[~held], train_x[held]
+        train_y, test_y = train_y[~held], train_y[held]
+    else:
+        test_x = nchw(test[0], path)
+    if options.size and train_x.shape[2:] != (options.size, options.size):
+        from cafedcl.data.images import resize
+
+        train_x, test_x = resize(train_x, options.size), resize(test_x, options.size)
+    return checked(path, (train_x, train_y), (test_x, test_y), names)
+
+
+def _classes(path: Path, train: Array, test: Array | None, classes: Array | None) -> tuple[Ints, Ints, list[str]]:
+    """Return labels as whole numbers from 0, and the classes' names."""
+    both = [train, train[:0] if test is None else test]
+    if train.dtype.kind in "US":
+        texts = [[str(name) for name in y.astype(str).ravel()] for y in both]
+        names = sort_names(set(texts[0]) | set(texts[1]))
+        number = {name: i for i, name in enumerate(names)}
+        first, second = (np.array([number[name] for name in part], dtype=np.int64) for part in texts)
+        return first, second, names
+    first, second = (whole_labels(y, path) for y in both)
+    everything = np.concatenate([first, second])
+    if not len(first):
+        raise CafedclError(f"{path}: there are no training images")
+    low, high = int(everything.min()), int(everything.max())
+    if low < 0 or high >= len(first):
+        # Every class needs a training image, so there cannot be more classes than these.
+        wrong = low if low < 0 else high
+        raise CafedclError(f"{path}: label {wrong} is out of range; labels count the classes from 0")
+    return first, second, [str(c) for c in (range(high + 1) if classes is None else classes)]

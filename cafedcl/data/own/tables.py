@@ -1,0 +1,78 @@
+"""Tables of images: CSV or Parquet with a path and a label in every row, perhaps a client and a split."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.data.own.items import SIDES, Collection, Item
+
+COLUMNS = {
+    "path": ("path", "image", "file", "filename"),
+    "label": ("label", "class"),
+    "client": ("client",),
+    "split": ("split",),
+}
+
+
+def read_table(path: Path) -> tuple[Collection, list[Path]]:
+    """Return a table's images with their classes and clients, and the files all this is in."""
+    frame = _frame(path)
+    columns = _columns(path, list(frame.columns))
+    if frame.empty:
+        raise CafedclError(f"{path}: the table has no rows")
+    values = {what: frame[column].astype(str).tolist() for what, column in columns.items()}
+    for what, column in columns.items():
+        gaps = [row for row, value in enumerate(values[what]) if not value.strip()]
+        if what == "client" and "split" in values:
+            gaps = [row for row in gaps if SIDES.get(values["split"][row].strip().lower()) == "train"]
+        if gaps:
+            raise CafedclError(f"{path}: row {gaps[0] + 1} has no {column}; fill it in or remove the row")
+    n = len(frame)
+    sides = [_side(path, row, value) for row, value in enumerate(values.get("split", ["train"] * n))]
+    clients = values.get("client", [""] * n)
+    files = [path.parent / name.strip() for name in values["path"]]
+    missing = [row for row, file in enumerate(files) if not file.is_file()]
+    if missing:
+        raise CafedclError(
+            f"{path}: {len(missing)} of {n} images are not there, first {values['path'][missing[0]]} "
+            f"in row {missing[0] + 1}; paths are relative to {path.parent}"
+        )
+    items = [
+        Item(name, file, label, client, side)
+        for name, file, label, client, side in zip(values["path"], files, values["label"], clients, sides, strict=True)
+    ]
+    return Collection(str(path), items, clients={name for name in clients if name.strip()}), [path, *files]
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    try:
+        if path.suffix.lower() == ".csv":
+            # Everything is text, so that a class called NA or 007 stays what it is.
+            return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        return pd.read_parquet(path).fillna("")
+    except ImportError:
+        raise CafedclError(f"{path}: reading Parquet needs pyarrow; pip install cafedcl[parquet]") from None
+    except OSError as error:
+        raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # pyarrow has a family of errors of its own
+        raise CafedclError(f"{path}: not a table that can be read: {error}") from None
+
+
+def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return which column holds what, whatever the case of its name."""
+    by_lower = {str(name).strip().lower(): name for name in names}
+    found = {what: by_lower[word] for what, words in COLUMNS.items() for word in reversed(words) if word in by_lower}
+    for what in ("path", "label"):
+        if what not in found:
+            words = " or ".join(COLUMNS[what])
+            raise CafedclError(f"{path}: there is no column {words}; it has {', '.join(map(str, names)) or 'none'}")
+    return found
+
+
+def _side(path: Path, row: int, value: str) -> str:
+    side = SIDES.get(value.strip().lower())
+    if side is None:
+        raise CafedclError(f"{path}: split '{value}' in row {row + 1} is not train or test")
+    return side

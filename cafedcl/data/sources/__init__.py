@@ -1,0 +1,1 @@
+"""Public data sets, one file per family."""

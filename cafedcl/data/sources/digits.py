@@ -1,0 +1,50 @@
+"""scikit-learn's handwritten digits: 1,797 real images of 8×8 pixels that need no download."""
+
+import gzip
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cafedcl.core.rng import stream
+from cafedcl.data.dataset import Dataset
+from cafedcl.data.sources.base import Form, Source
+
+TEST_SHARE = 0.2
+
+
+def load() -> Dataset:
+    """Return the digits with a fixed fifth of every class held out for testing."""
+    table = read()
+    images = torch.from_numpy(np.round(table[:, :-1] * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
+    labels = torch.from_numpy(table[:, -1].astype(np.int64))
+    order = torch.from_numpy(stream(0, "digits test set").permutation(len(labels)))
+    test = torch.cat([members[: round(TEST_SHARE * len(members))] for members in _by_class(labels, order)])
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    held[test] = True
+    return Dataset.of(images[~held], labels[~held], images[held], labels[held], tuple("0123456789"))
+
+
+def read() -> npt.NDArray[np.float64]:
+    """Return 64 pixels and the label of every image, from scikit-learn's file: to import it takes over a second."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    lines = gzip.decompress(file.read_bytes()).decode().split()
+    return np.array([line.split(",") for line in lines], dtype=np.float64)
+
+
+def _by_class(labels: torch.Tensor, order: torch.Tensor) -> list[torch.Tensor]:
+    return [order[labels[order] == c] for c in range(int(labels.max()) + 1)]
+
+
+SOURCES = (
+    Source(
+        "digits",
+        "handwritten digits, 8×8 grey, 10 classes, 1,438 + 359, embedded in scikit-learn",
+        (Form((), lambda files, options: load()),),  # noqa: ARG005
+    ),
+)

@@ -1,0 +1,1 @@
+"""Streams, captures and packed copies: how work is queued on a device."""

@@ -1,0 +1,1 @@
+"""The CPU engine: worker processes that train stacks of clients."""

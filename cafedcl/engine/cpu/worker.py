@@ -1,0 +1,99 @@
+"""A worker process: works off groups of client jobs until its pipe is closed."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from cafedcl.core.contract import Down
+from cafedcl.core.tensors import map_file, unpack
+from cafedcl.data.dataset import Dataset
+from cafedcl.engine.cpu.messages import DOWN, READY, RESULTS, Line, group_result_parts, to_down, to_group
+from cafedcl.engine.cpu.stacked import Stack
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import resolve
+
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+"""What using a pipe raises when there is nobody at its other end."""
+
+
+def serve(line: Line, engine: Stack) -> None:
+    """Work off groups of jobs."""
+    down = Down(-1, {})
+    while True:
+        kind, parts = line.receive(copied=False)
+        if kind == DOWN:
+            down = to_down(parts)
+        else:
+            line.send(RESULTS, group_result_parts(list(engine.together(to_group(parts, down)))))
+
+
+class Forked:
+    """A process that goes on from here with a piece of work of its own; it can be waited for like a subprocess."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads; the child uses none of them
+            self.pid = os.fork()
+        self.returncode: int | None = None
+        if self.pid == 0:
+            _run(work)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit code; a signal's number is negative."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            pid, status = os.waitpid(self.pid, 0 if until is None else os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif until is not None and time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
+            else:
+                time.sleep(0.002)
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _run(work: Callable[[], None]) -> None:
+    """Do a piece of work and end the process, whatever happens: nothing of its parent's must be done twice."""
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()
+        work()
+        code = 0
+    except GONE:
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def start(pipe: Connection, shared: int) -> None:
+    """Build a bench of its own and serve; ``shared`` is the file that holds the data, mapped and never copied."""
+    tensors, header = map_file(f"/dev/fd/{shared}")
+    data = Dataset.from_tensors(tensors, tuple(header["names"]))
+    _, begin = unpack(pipe.recv_bytes())
+    setup = prepare(resolve(begin["config"]), data)
+    pipe.send_bytes(READY)
+    serve(Line(pipe, {}), Stack(setup.bench, setup.config.engine.stack))
+
+
+if __name__ == "__main__":
+    try:
+        start(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    except GONE:
+        sys.exit(0)

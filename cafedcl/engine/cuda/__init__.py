@@ -1,0 +1,1 @@
+"""The CUDA engine: training steps captured once and replayed for every client."""

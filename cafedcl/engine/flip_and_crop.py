@@ -1,0 +1,37 @@
+"""Augmentation of training batches: what is drawn, and what the draws do to images, on the device."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cafedcl.config.sections import TrainOptions
+from cafedcl.core.tensors import Tensors
+
+
+def draw(images: int, options: TrainOptions) -> Tensors:
+    """Draw what a batch needs from PyTorch's CPU generator, so that every device and engine sees the same draws."""
+    draws: Tensors = {}
+    if options.flip:
+        draws["flip"] = torch.rand(images) < 0.5
+    if options.crop:
+        draws["crop"] = torch.randint(0, 2 * options.crop + 1, (2, images)).T
+    return draws
+
+
+def augment(x: Tensor, draws: Tensors, options: TrainOptions) -> Tensor:
+    """Return normalised images, each flipped left to right by chance and cropped from a padded copy, as was drawn.
+
+    Padding is zero, which is the mean of normalised images.
+    """
+    if "flip" in draws:
+        x = torch.where(draws["flip"][:, None, None, None], x.flip(3), x)
+    if "crop" in draws:
+        height, width = x.shape[2:]
+        padded = F.pad(x, [options.crop] * 4)
+        down, right = draws["crop"][:, :1], draws["crop"][:, 1:]
+        rows = (down + torch.arange(height, device=x.device))[:, None, :, None]
+        columns = (right + torch.arange(width, device=x.device))[:, None, None, :]
+        image = torch.arange(len(x), device=x.device)[:, None, None, None]
+        channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
+        x = padded[image, channel, rows, columns]
+    return x

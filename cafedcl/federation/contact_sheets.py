@@ -1,0 +1,86 @@
+"""Contact sheets: what a client's tail classes look like, and what it was given besides."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from cafedcl.augment.base import Extra
+from cafedcl.core.contract import TICKET, Down, Job
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained
+from cafedcl.core.tensors import AUGMENT, Tensors
+from cafedcl.federation.rounds import Federation, Record, Watcher
+
+ACROSS, ROWS, CLIENTS = 8, 12, 20
+"""Images of each kind in a row, classes on a sheet, and clients that have sheets."""
+TILE, GAP, HEAD, MARGIN = 40, 2, 22, 190
+"""Pixels of an image, between images, of the heading, and of the text at the left."""
+PAPER, INK, FAINT = (255, 255, 255), (20, 20, 20), (120, 120, 120)
+
+
+class Sheets(Watcher):
+    """Writes a sheet when a client is first given images, and when it has learned anew: exactly what it trained on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: set[int] = set()
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        """Draw the sheets of the clients that have something new."""
+        bench, failed = federation.bench, {entry["client"] for entry in record.failed}
+        if bench.augmenter.shifts or bench.remote or not bench.wanted.any():
+            return
+        for client in [k for k in record.participants if k not in {*record.dropped, *failed} and k < CLIENTS]:
+            memory = federation.memories.get(client, {})
+            if TICKET in memory:
+                continue
+            learned = memory.get(f"{AUGMENT}fitted")
+            new = client not in self.seen if learned is None else int(learned) == record.round
+            if new and bench.wanted[client].any():
+                self.seen.add(client)
+                extra = bench.extra(Job(client, Down(record.round, {}), memory, False), no_features)
+                own = bench.shards.train[client]
+                sheet = draw(bench.data.train_x[own].cpu(), bench.data.train_y[own].cpu(), extra, bench.data.names)
+                with explained(self.folder):
+                    self.folder.mkdir(exist_ok=True)
+                    sheet.save(self.folder / f"round-{record.round:04d}-client-{client:02d}.png")
+
+
+def no_features() -> Tensor:
+    """Refuse."""
+    raise CafedclError("a sheet shows images, not features")
+
+
+def draw(x: Tensor, y: Tensor, extra: Extra, names: tuple[str, ...]) -> Image.Image:
+    """Return a sheet: a row per tail class, real images at the left, synthetic ones at the right."""
+    made_x, made_y, told = extra.x.cpu(), extra.y.cpu(), extra.notes
+    classes = made_y.unique().tolist()[:ROWS]
+    half = ACROSS * (TILE + GAP)
+    sheet = Image.new("RGB", (MARGIN + 2 * half + 3 * GAP + 12, HEAD + len(classes) * (TILE + GAP) + GAP), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    pen.text((MARGIN, 5), "real", INK)
+    pen.text((MARGIN + half + 12, 5), "synthetic", INK)
+    for row, label in enumerate(classes):
+        top = HEAD + row * (TILE + GAP)
+        real, made = x[y == label], made_x[made_y == label]
+        pen.text((6, top + 5), names[label][:28], INK)
+        pen.text((6, top + 21), f"{len(real)} real, {len(made)} more{quality(told, label)}", FAINT)
+        for images, left in ((real, MARGIN), (made, MARGIN + half + 12)):
+            for column, image in enumerate(images[:ACROSS]):
+                sheet.paste(tile(image), (left + column * (TILE + GAP), top))
+    return sheet
+
+
+def quality(told: Tensors, label: int) -> str:
+    """Return the words for what is thought of a class's images, if anything."""
+    found = float(told["generated_quality"][label]) if "generated_quality" in told else float("nan")
+    return f", quality {found:.2f}" if np.isfinite(found) else ""
+
+
+def tile(image: Tensor) -> Image.Image:
+    """Return an image as it is pasted."""
+    pixels = image.permute(1, 2, 0).numpy()
+    pixels = pixels if pixels.shape[2] == 3 else np.repeat(pixels[:, :, :1], 3, 2)
+    return Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)

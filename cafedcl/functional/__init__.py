@@ -1,0 +1,1 @@
+"""Pure functions: the losses, confidences, averages and metrics that methods share."""

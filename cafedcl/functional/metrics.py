@@ -1,0 +1,151 @@
+"""Scores: every method is judged the same way, from predictions on the test set. All vectorised."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cafedcl.core.tensors import Tensors
+
+Scores = dict[str, float | None]
+Array = npt.NDArray[np.float64]
+
+
+def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Return how many images of class r were called c, as a (classes, classes) table."""
+    return torch.bincount(y * classes + predicted.to(y), minlength=classes**2).view(classes, classes)
+
+
+def recalls(table: Tensor) -> Tensor:
+    """Return the recall per class; NaN for a class without test images."""
+    return table.diagonal().double() / table.sum(1).double()
+
+
+def hits(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
+    """Return how many images there are of each class, and by every name of predictions how many were called right."""
+    counts = {name: torch.bincount(y[called.to(y) == y], minlength=classes) for name, called in predictions.items()}
+    return {"tested": torch.bincount(y, minlength=classes), **counts}
+
+
+def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
+    """Return Σ_c π_{k,c}·recall_c: the accuracy on the complete test set, weighted by each client's label distribution.
+
+    ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes nobody tests are left out.
+    """
+    tested = ~recall.isnan()
+    share = counts.double() * tested
+    return (share * recall.nan_to_num()).sum(-1) / share.sum(-1)
+
+
+def spread_of(values: Tensor) -> Scores:
+    """Return mean, population standard deviation and the mean of the worst tenth of the clients."""
+    known = np.sort(_known(values.double().numpy(force=True)))
+    if not len(known):
+        return {"client_mean": None, "client_std": None, "client_worst": None}
+    worst = known[: max(1, len(known) // 10)]
+    return {"client_mean": float(known.mean()), "client_std": float(known.std()), "client_worst": float(worst.mean())}
+
+
+def shot_groups(recall: Tensor, counts: Tensor, shots: Sequence[int]) -> Scores:
+    """Return the mean recall of many-, medium- and few-shot classes, by their global number of training images."""
+    total, found, (many, few) = counts.sum(0).numpy(force=True), recall.numpy(force=True), shots
+    groups = {"many": total > many, "medium": (total <= many) & (total >= few), "few": total < few}
+    return {name: _mean(found[mask]) for name, mask in groups.items()}
+
+
+def _mean(values: Array) -> float | None:
+    known = _known(values)
+    return float(known.mean()) if len(known) else None
+
+
+def _known(values: Array) -> Array:
+    return values[~np.isnan(values)]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Scores predictions under a run's protocol.
+
+    ``counts`` are the training images per client and class, ``y`` the labels of the server's test images, if it has
+    any; ``sizes`` is empty under the complete protocol, and under `pfllib` holds how many of the test images, in
+    order, belong to each client. ``apart`` says that clients test on images of their own, which the server lacks.
+    """
+
+    counts: Tensor
+    y: Tensor
+    sizes: tuple[int, ...]
+    shots: tuple[int, int]
+    apart: bool = False
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self.counts.shape[1]
+
+    def server(self, predicted: Tensor) -> tuple[Scores, Tensors]:
+        """Return the scores of the server's model from its predictions on the test images, and the tables behind."""
+        table = confusion(predicted, self.y, self.classes)
+        recall = recalls(table)
+        if self.sizes:
+            parts = (predicted.to(self.y) == self.y).double().split(self.sizes)
+            clients = torch.stack([part.mean() for part in parts])
+        else:
+            clients = client_accuracy(recall, self.counts)
+        return self._scores(table.diagonal(), table.sum(1), clients), {
+            "server/confusion": table.int(),
+            "server/clients": clients.float(),
+        }
+
+    def surveyed(self, survey: Tensors) -> tuple[Scores, Tensors]:
+        """Return the scores of the server's model from clients' own test images: ``tested`` and ``all``, (K, C)."""
+        right, tested = survey["all"], survey["tested"]
+        clients = right.sum(1).double() / tested.sum(1).double()
+        return self._scores(right.sum(0), tested.sum(0), clients), {"server/clients": clients.float()}
+
+    def _scores(self, right: Tensor, tested: Tensor, clients: Tensor) -> Scores:
+        recall = right.double() / tested.double()
+        return {
+            "accuracy": float(right.sum() / tested.sum()) if tested.sum() else None,
+            "balanced": _mean(recall.numpy(force=True)),
+            **spread_of(clients),
+            **shot_groups(recall, self.counts, self.shots),
+        }
+
+    def own(self, client: int, hits: Tensors) -> Tensors:
+        """Return the results of one client's own model: its score, its score among its own classes, and its recalls."""
+        tested, results = hits["tested"], Tensors()
+        for name in hits.keys() - {"tested"}:
+            recall = hits[name].double() / tested.double()
+            plain = hits[name].sum().double() / tested.sum().double()
+            score = plain if self.sizes or self.apart else client_accuracy(recall, self.counts[client])
+            results |= {f"{name}/score": score, f"{name}/accuracy": plain, f"{name}/recall": recall}
+        return {name: value.float() for name, value in results.items()}
+
+    def own_scores(self, table: Tensors) -> Scores:
+        """Return the scores over all clients' own models, as far as they were evaluated."""
+        recall = table["all/recall"].double()
+        held = spread_of(table["held/score"])
+        return {
+            "accuracy": _mean(table["all/accuracy"].double().numpy(force=True)),
+            "balanced": _mean(recall.nanmean(1).numpy(force=True)),
+            **spread_of(table["all/score"]),
+            "held_mean": held["client_mean"],
+            "held_std": held["client_std"],
+            **shot_groups(recall.nanmean(0), self.counts, self.shots),
+        }
+
+    def no_own(self) -> Tensors:
+        """Return the table of own results before any client was evaluated."""
+        clients, classes = self.counts.shape
+        scores = {
+            f"{kind}/{what}": torch.full((clients,), torch.nan) for kind in KINDS for what in ("score", "accuracy")
+        }
+        recall = {f"{kind}/recall": torch.full((clients, classes), torch.nan) for kind in KINDS}
+        return {**scores, **recall, "round": torch.full((clients,), -1)}
+
+
+KINDS = ("all", "held")
+"""Predictions among all classes, and among those the client holds (FedProto's official protocol)."""

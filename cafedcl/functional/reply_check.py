@@ -1,0 +1,172 @@
+"""What a reply must look like before it is aggregated. Nothing a client sends is trusted."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from cafedcl.core.contract import SCALAR_NOTES, Field, Reply, Up
+from cafedcl.core.flat import Laid, Places, solid
+from cafedcl.core.tensors import MODEL, Tensors, prefixed
+from cafedcl.functional.metrics import KINDS
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Inspector:
+    """Knows what a good reply is: the weights' shapes, the method's fields, and what each client enrolled with."""
+
+    weights: Tensors
+    fields: Mapping[str, Field]
+    counts: Tensor
+
+    def problem(self, reply: Reply) -> str | None:
+        """Return why a reply is rejected, or None."""
+        up = reply.up
+        if not 0 <= up.client < len(self._enrolled):
+            return f"unknown client {up.client}"
+        enrolled = self._enrolled[up.client]
+        if up.samples != enrolled:
+            return f"reports {up.samples} samples, but enrolled with {enrolled}"
+        problem = self._entries(up)
+        if problem:
+            return problem
+        wrong = None if reply.sound else self._numbers(reply) or self._ranges(up)
+        return wrong or self._hits(reply.hits) or self._notes(up.notes)
+
+    @cached_property
+    def _enrolled(self) -> list[int]:
+        return [int(samples) for samples in self.counts.sum(1)]
+
+    @cached_property
+    def _model(self) -> dict[str, Kind]:
+        return {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
+
+    @cached_property
+    def _laid(self) -> list[tuple[Places, torch.dtype]]:
+        """How models that were found good lay in one vector: another one that lies so is good as well."""
+        return []
+
+    @cached_property
+    def _bounds(self) -> dict[str, tuple[float, float]]:
+        """Ranges in the precision of what is sent."""
+        bounded = {name: field for name, field in self.fields.items() if field.bounded}
+        return {name: (float(np.float32(field.low)), float(np.float32(field.high))) for name, field in bounded.items()}
+
+    def _entries(self, up: Up) -> str | None:
+        """Names, shapes and types."""
+        problem = self._weights(up.model)
+        if problem:
+            return problem
+        expected: dict[str, Kind] = {}
+        per_class = [field for field in self.fields.values() if field.per_class]
+        rows = 0
+        if per_class:
+            if "classes" not in up.tensors:
+                return "'classes' is missing"
+            listed = up.tensors["classes"]
+            if listed.dim() != 1 or listed.dtype != torch.int64:
+                return "'classes' is not a list of class numbers"
+            step, numbers = 0 if any(field.repeated for field in per_class) else 1, listed.tolist()
+            inside = all(0 <= number < self.counts.shape[1] for number in numbers)
+            if not inside or any(after - before < step for before, after in pairwise(numbers)):
+                return "'classes' are not distinct class numbers in order"
+            rows = len(numbers)
+            expected["classes"] = ((rows,), torch.int64)
+        for name, field in self.fields.items():
+            expected[name] = ((rows, *field.shape) if field.per_class else field.shape, torch.float32)
+        return mismatch(up.tensors, expected)
+
+    def _weights(self, model: Mapping[str, Tensor]) -> str | None:
+        """The same of the model."""
+        way = (model.places, model.vector.dtype) if isinstance(model, Laid) else None
+        if way in self._laid:
+            return None
+        problem = mismatch(prefixed(MODEL, model), self._model)
+        if way and not problem:
+            self._laid.append(way)
+        return problem
+
+    def _numbers(self, reply: Reply) -> str | None:
+        """Numbers that are none."""
+        up = reply.up
+        if all_finite([*solid(up.model).values(), *up.tensors.values(), *reply.memory.values()]):
+            return None
+        sent = {**prefixed(MODEL, up.model), **up.tensors}
+        parts = (("reply", sent), ("memory", reply.memory))
+        bad = ((where, name) for where, part in parts for name, value in part.items() if not all_finite([value]))
+        where, name = next(bad)
+        return f"{where} has NaN or Inf in '{name}'"
+
+    def _ranges(self, up: Up) -> str | None:
+        for name, (least, most) in self._bounds.items():
+            value = up.tensors[name]
+            if not value.numel():
+                continue
+            low, high = (float(bound) for bound in value.aminmax())
+            if low < least or high > most:
+                return f"'{name}' lies in [{low:g}, {high:g}], outside [{least:g}, {most:g}]"
+        return None
+
+    def _hits(self, hits: Tensors) -> str | None:
+        if not hits:
+            return None
+        shape, missing = (self.counts.shape[1],), {"tested", *KINDS} - hits.keys()
+        if missing:
+            return f"its test result lacks '{min(missing)}'"
+        for name, value in hits.items():
+            if tuple(value.shape) != shape or value.dtype != torch.int64:
+                return f"its test result '{name}' is not a count per class"
+            if (value < 0).any() or (value > hits["tested"]).any():
+                return f"its test result '{name}' counts more images than were tested"
+        return None
+
+    def _notes(self, notes: Tensors) -> str | None:
+        for name, value in notes.items():
+            if tuple(value.shape) != (() if name in SCALAR_NOTES else (self.counts.shape[1],)):
+                return f"its note '{name}' is not a number, or not one per class"
+        return None
+
+
+def mismatch(tensors: Mapping[str, Tensor], expected: Mapping[str, Kind]) -> str | None:
+    """Return what is missing, of another shape or type, or was not asked for; None if all is as expected."""
+    for name, (shape, dtype) in expected.items():
+        if name not in tensors:
+            return f"'{name}' is missing"
+        value = tensors[name]
+        if value.shape != shape:
+            return f"'{name}' has shape {tuple(value.shape)}, expected {shape}"
+        if value.dtype != dtype:
+            return f"'{name}' is {value.dtype}, expected {dtype}"
+    unexpected = tensors.keys() - expected.keys()
+    return f"'{min(unexpected)}' was not asked for" if unexpected else None
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """Return whether no number is NaN or infinite, by one look at the largest of all.
+
+    On a CPU a sum is faster to find, and it is never finite if one of its terms is not.
+    """
+    floating = [value for value in values if value.is_floating_point() and value.numel()]
+    if all(value.is_cpu for value in floating) and all(math.isfinite(value.sum()) for value in floating):
+        return True
+    return bool(largest(floating).isfinite())
+
+
+def largest(values: Sequence[Tensor]) -> Tensor:
+    """Return the size of the largest number, NaN or infinite if any is, without waiting for the device."""
+    return torch.linalg.vector_norm(values[0], torch.inf) if len(values) == 1 else get_total_norm(values, torch.inf)
+
+
+def sound(numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]) -> Tensor:
+    """Return whether all numbers are finite and what is sent lies in its range, without waiting for the device."""
+    bounded = [(sent[name], field) for name, field in fields.items() if field.bounded and name in sent]
+    within = [((value >= field.low) & (value <= field.high)).all() for value, field in bounded]
+    return torch.stack([largest(numbers).isfinite(), *within]).all()

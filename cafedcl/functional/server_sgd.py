@@ -1,0 +1,40 @@
+"""A server's own training: plain SGD in steps of one shape, over batches drawn beforehand."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cafedcl.core.tensors import Tensors
+from cafedcl.device.capture import repeat
+
+Batches = tuple[Tensor, Tensor]
+"""The rows of every step, and their weights: (steps, batch) both."""
+
+
+def draw_batches(number: int, batch: int, epochs: int) -> Batches:
+    """Draw batches of so many rows in a new order for every epoch; a short last one is padded with rows of weight 0."""
+    orders = torch.stack([torch.randperm(number) for _ in range(epochs)])
+    width = min(batch, number)
+    rows = F.pad(orders, (0, -number % width), value=-1).view(-1, width)
+    return rows.clamp_min(0), (rows >= 0).float()
+
+
+def minimise(loss: Callable[[Tensor, Tensor], Tensor], weights: Tensors, batches: Batches, lr: float) -> None:
+    """Move the weights in place, by a step down the slope of the loss for every batch.
+
+    ``loss`` gives the loss of some rows with their weights. It is captured where that is possible, so it reads nothing
+    but tensors and never waits for one.
+    """
+    moving = list(weights.values())
+    rows, counted = (table.to(moving[0].device) for table in batches)
+    at = torch.zeros(1, dtype=torch.int64, device=rows.device)
+
+    def step() -> None:
+        slopes = torch.autograd.grad(loss(rows[at][0], counted[at][0]), moving)
+        with torch.no_grad():
+            torch._foreach_add_(moving, slopes, alpha=-lr)
+            at.add_(1)
+
+    repeat(step, len(rows), rows.device)

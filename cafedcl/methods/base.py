@@ -1,0 +1,143 @@
+"""What a method is: a client objective, what goes up, a server step, and how it predicts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.core.contract import Batch, Client, Field, Up, Visit
+from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
+from cafedcl.functional.aggregation import Average, Entries
+from cafedcl.functional.contrast import class_means
+from cafedcl.models.base import Network
+
+TOGETHER = 8
+"""So many replies are weighed at a time, and their models counted in and let go."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """A method without hyper-parameters."""
+
+
+class Method:
+    """A federated learning method. Subclass it in a file of its own; nothing else has to be registered.
+
+    The defaults are FedAvg's: a linear head, count-weighted averaging, prediction by the head.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    year: ClassVar[int]
+    travels: ClassVar[str] = "model"
+    predicts: ClassVar[str] = "classifier head"
+    pooled: ClassVar[bool] = False
+    """Whether all data lie in one place (the `central` reference row)."""
+    personal: ClassVar[str] = ""
+    """A pattern: the weights whose whole name matches stay with their client instead of being averaged."""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    separable: bool = True
+    """Whether a client's weight follows from its own reply, so that its model can be counted in and let go soon."""
+    replayed: ClassVar[bool] = True
+    """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client, as a loss is.
+
+    Then they read tensors only, send entries per class only, and use ``holds`` for nothing but to choose what is sent;
+    embeddings may come with padding, whose label is −1. A class that gives its own has to say so.
+    """
+    server_trains: ClassVar[bool] = False
+    """Whether the server step is a training of its own, which belongs on the device; means of a few numbers do not."""
+    epsilon: float = 0.0
+    """What is added to the sum of the weights that the average is divided by."""
+    Options: ClassVar[type] = NoOptions
+
+    def __init_subclass__(cls, **details: Any) -> None:
+        super().__init_subclass__(**details)
+        if {"summarize", "remember"} & vars(cls).keys() and "replayed" not in vars(cls):
+            cls.replayed = False
+
+    def __init__(self, options: Any, classes: int, dim: int, clients: int = 1) -> None:
+        self.options = options
+        self.classes = classes
+        self.dim = dim
+        self.clients = clients
+
+    def head(self) -> nn.Module:
+        """Build what sits on the encoder."""
+        return nn.Linear(self.dim, self.classes)
+
+    def start(self, model: Network) -> Tensors:
+        """Return the server's state besides the model: ``anchors/…`` is broadcast, anything else stays there."""
+        return {}
+
+    def scratch(self, client: Client) -> Tensors:
+        """Return zeroed tensors that the loss may accumulate into over one epoch."""
+        return {}
+
+    def embed(self, model: Network, x: Tensor) -> Tensor:
+        """Return the features that prototypes are made of."""
+        return model.features(x)
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        """Return the weighted terms of the client's objective by name; their sum is minimised."""
+        raise NotImplementedError
+
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        """Return what goes up besides the weights, and the notes for people to look at."""
+        return {}, {}
+
+    def fields(self, model: Network) -> dict[str, Field]:
+        """Describe what ``summarize`` sends up, so that a bad reply is noticed before it is aggregated."""
+        return {}
+
+    def remember(self, model: Network, visit: Visit) -> Tensors:
+        """Return what the client keeps for its next visit besides its personal weights."""
+        return {}
+
+    def weigh(self, ups: list[Up]) -> Tensor:
+        """Return each client's weight in the average of the models, before it is divided by their sum: n_k."""
+        return torch.tensor([up.samples for up in ups], dtype=torch.float64)
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        """Return the entries of the server's state that change besides the model, as new tensors."""
+        return {}
+
+    def aggregate(self, state: Tensors, ups: Iterable[Up]) -> Tensors:
+        """The server step: a weighted mean of the models as they come in, then what the method itself keeps."""
+        average, waiting, counted = Average(self.epsilon), list[Up](), list[Up]()
+        for up in ups:
+            waiting.append(up)
+            if self.separable and len(waiting) == TOGETHER:
+                self._count(average, waiting, counted)
+        self._count(average, waiting, counted)
+        if not counted:
+            return state
+        return {**state, **prefixed(MODEL, average.result()), **self.update(state, counted)}
+
+    def _count(self, average: Average, waiting: list[Up], counted: list[Up]) -> None:
+        """Add the waiting replies to the average and let go of their models."""
+        for up, weight in zip(waiting, self.weigh(waiting).tolist() if waiting else (), strict=True):
+            average.add(up.model, weight)
+            counted.append(replace(up, model={}))
+        waiting.clear()
+
+    def centre(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return what each class's global prototype would be if all images with these embeddings lay in one place."""
+        return class_means(z, y, self.classes)[0]
+
+    def alphas(self, sent: Entries) -> Tensor | None:
+        """Return α_{k,c}, with which the server averages clients' prototypes; None if it does anything else."""
+        return None
+
+    def broadcast(self, state: Tensors) -> Tensors:
+        """Return what the server sends to a client."""
+        return {name: value for name, value in state.items() if name.startswith((MODEL, ANCHORS))}
+
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        """Return a score per class, the largest of which is the prediction."""
+        return model(x)  # type: ignore[no-any-return]
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        """Return scores in a unit that people understand: here, probabilities."""
+        return scores.softmax(-1)

@@ -1,0 +1,1 @@
+"""Benchmarks of the machine that cafedcl runs on."""

@@ -1,0 +1,273 @@
+"""Measures this machine: what a client's step costs, what a round adds to it, and how far that is from the ceiling."""
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cafedcl.config.sections import Config
+from cafedcl.core.contract import Down, Failure, Job, Visit
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.tensors import Tensors
+from cafedcl.data.dataset import Dataset
+from cafedcl.engine.base import Engine
+from cafedcl.engine.choose import choose_engine
+from cafedcl.engine.cpu.workers import Workers
+from cafedcl.federation.rounds import Federation
+from cafedcl.methods.base import Method
+from cafedcl.models.base import Network
+from cafedcl.task.build import Setup, prepare
+from cafedcl.task.resolve import resolve
+from cafedcl.task.task import Bench
+
+CLASSES, TEST = 10, 10_000
+
+
+@dataclass(frozen=True)
+class Task:
+    """A standard job: a model, and how many clients train on how many random images each."""
+
+    model: str
+    shape: tuple[int, int, int]
+    clients: int
+    images: int
+    batch: int
+    epochs: int
+    title: str
+
+
+RGB = (3, 32, 32)
+TASKS = {
+    "resnet-250": Task("resnet18", RGB, 20, 2500, 250, 5, "ResNet-18-GN, batch 250, 20 clients"),
+    "resnet-50": Task("resnet18", RGB, 20, 500, 50, 5, "ResNet-18-GN, batch 50, 20 clients"),
+    "cnn-50": Task("cnn4", RGB, 20, 250, 50, 5, "4-layer CNN, batch 50, 20 clients"),
+    "cnn-10": Task("cnn4", RGB, 100, 50, 10, 5, "4-layer CNN, batch 10, 100 clients"),
+    "digits": Task("cnn8", (1, 8, 8), 20, 80, 8, 5, "small CNN on 8×8 images, batch 8, 20 clients"),
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a task took with one method and engine. Times are medians over rounds."""
+
+    task: str
+    method: str
+    engine: str
+    step_ms: float
+    """Training alone, per client and optimizer step: gather, forward, loss, backward, clipping, update.
+
+    On a CPU it is that of one process, however many there are.
+    """
+    samples_per_s: float
+    round_s: float
+    """A whole round: training, prototypes, confidence, aggregation, and scoring the server's model.
+
+    The bias loop is not measured in it, unless `evaluate.loop` asks for it.
+    """
+    phases: dict[str, float]
+    """The seconds of it that are spent on training and waiting for it, on aggregation, and on scoring."""
+    own_s: float
+    """What scoring every client's own model on the complete test set adds to a round in which that is due."""
+    overhead: float
+    """A whole round over its training alone; on a CPU, of one process."""
+    ceiling: float
+    """Training's arithmetic rate over that of a large matrix product in the same precision."""
+    memory_mib: float
+    """At most, in rounds in which own models are not scored."""
+    start_s: float
+    """From nothing to the end of the first round: captures and compilation included."""
+
+
+def find_task(name: str) -> Task:
+    """Return a task by name."""
+    if name not in TASKS:
+        raise CafedclError(f"--tasks {name}: there is no such task; {nearest(name, list(TASKS))}")
+    return TASKS[name]
+
+
+def random_images(task: Task, test: int) -> Dataset:
+    """Return random images for a task."""
+    made = torch.Generator().manual_seed(0)
+    sizes = task.clients * task.images, test
+    x = [torch.randint(0, 256, (n, *task.shape), dtype=torch.uint8, generator=made) for n in sizes]
+    y = [torch.randint(0, CLASSES, (n,), generator=made) for n in sizes]
+    return Dataset.of(x[0], y[0], x[1], y[1], tuple(str(c) for c in range(CLASSES)))
+
+
+def make_config(task: Task, method: str, rounds: int, settings: dict[str, dict[str, Any]]) -> Config:
+    """Return the config of a task."""
+    tables: dict[str, dict[str, Any]] = {
+        "method": {"name": method},
+        "data": {"name": "random"},
+        "split": {"kind": "iid", "validation": 0.1 if task.images < 100 else 0.02},
+        "model": {"name": task.model},
+        "train": {"batch_size": task.batch, "epochs": task.epochs},
+        "federation": {"clients": task.clients, "rounds": 1000 * rounds},
+        "evaluate": {"own_every": 1000 * rounds, "loop": 0},
+    }
+    for section, table in settings.items():
+        tables[section] = {**tables.get(section, {}), **table}
+    return resolve(tables)
+
+
+class TrainingOnly:
+    """A method that trains and then says and keeps nothing, to time training alone."""
+
+    replayed = True
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+    def summarize(self, _model: Network, _visit: Visit) -> tuple[Tensors, Tensors]:
+        """Return nothing."""
+        return {}, {}
+
+    def remember(self, _model: Network, _visit: Visit) -> Tensors:
+        """Return nothing."""
+        return {}
+
+
+def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds: int, ceiling: float) -> Measurement:
+    """Measure one task with one method on the engine that the settings ask for.
+
+    Rounds are timed before and after training alone, so that a machine that slows down does so for both; no other
+    engine is there meanwhile.
+    """
+    task = find_task(name)
+    data = random_images(task, TEST)
+    began = time.perf_counter()
+    setup = prepare(make_config(task, method, rounds, settings), data)
+    device = setup.bench.device
+    reset_peak(device)
+    with Federation(setup) as federation:
+        federation.step()
+        settle(device)
+        start = time.perf_counter() - began
+        federation.step()
+        steps = sum(setup.bench.steps(len(part)) for part in setup.bench.shards.train)
+        down, memories = Down(federation.round, federation.method.broadcast(federation.state)), federation.memories
+        jobs = [Job(client, down, memories.get(client, {}), False) for client in range(len(setup.bench.shards))]
+        scored = [replace(job, evaluate=True) for job in jobs]
+        engine_name = type(federation.engine).__name__.lower()
+        before = seconds_of(federation.step, -(-rounds // 2), device)
+        memory = peak_memory(device)
+        with closing(training_alone(setup)) as bare:
+            drain(bare, jobs)
+            training = median_of(lambda: drain(bare, jobs), rounds, device)
+        whole = statistics.median([*before, *seconds_of(federation.step, rounds // 2, device)])
+        timed = [record.seconds for record in federation.history[-rounds:]]
+        visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
+        if device.type == "cuda":  # what is captured first is not timed
+            drain(federation.engine, scored)
+        own = median_of(lambda: drain(federation.engine, scored), 1, device)
+        alone = federation.engine.local if isinstance(federation.engine, Workers) and federation.engine.crew else None
+        serial = visits if alone is None else median_of(lambda: drain(alone, jobs), 1, device)
+    images = sum(len(part) for part in setup.bench.shards.train) * task.epochs
+    return Measurement(
+        task=name,
+        method=method,
+        engine=f"{engine_name} {setup.config.engine.precision}",
+        step_ms=1000 * training / steps,
+        samples_per_s=images / training,
+        round_s=whole,
+        phases={phase: statistics.median(seconds[phase] for seconds in timed) for phase in timed[0]},
+        own_s=max(own - visits, 0.0),
+        overhead=(serial + whole - visits) / training,
+        ceiling=images / training * step_flops(setup.bench) / ceiling,
+        memory_mib=memory / 2**20,
+        start_s=start,
+    )
+
+
+def training_alone(setup: Setup) -> Engine:
+    """Return an engine, on a CPU of one process, that trains and does nothing else."""
+    config = replace(setup.config, engine=replace(setup.config.engine, workers=1))
+    bare: Any = TrainingOnly(setup.bench.method)
+    return choose_engine(replace(setup, config=config, bench=replace(setup.bench, method=bare)), lambda _message: None)
+
+
+def median_of(work: Callable[[], object], times: int, device: torch.device) -> float:
+    """Return the median seconds of a piece of work."""
+    return statistics.median(seconds_of(work, times, device))
+
+
+def seconds_of(work: Callable[[], object], times: int, device: torch.device) -> list[float]:
+    """Return the seconds that a piece of work takes every time."""
+    took = []
+    for _ in range(times):
+        settle(device)
+        began = time.perf_counter()
+        work()
+        settle(device)
+        took.append(time.perf_counter() - began)
+    return took
+
+
+def drain(engine: Engine, jobs: Iterable[Job]) -> None:
+    """Run jobs and let go of what they give."""
+    for result in engine.train(list(jobs)):
+        if isinstance(result, Failure):
+            raise CafedclError(f"client {result.client} failed: {result.reason}")
+
+
+def settle(device: torch.device) -> None:
+    """Wait for all that is queued on a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the largest use of memory so far."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the largest use of memory: of the device, or of this process."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_reserved(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def step_flops(bench: Bench) -> float:
+    """Return the floating-point operations of training on one image: forward and backward of the network."""
+    device, shape = bench.device, bench.data.shape
+    counter = FlopCounterMode(display=False)
+    with counter:
+        bench.network.features(torch.zeros(1, *shape, device=device)).sum().backward()
+    bench.network.zero_grad(set_to_none=False)
+    return float(counter.get_total_flops())
+
+
+def matrix_ceiling(device: torch.device, precision: str) -> float:
+    """Return the floating-point operations per second of a large matrix product in a precision."""
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    matmul: Any = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
+    try:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        for _ in range(3):
+            a @ b
+        seconds = median_of(lambda: [a @ b for _ in range(10)], 3, device) / 10
+    finally:
+        matmul.allow_tf32 = before
+    return 2 * size**3 / seconds
+
+
+def settled(settings: dict[str, dict[str, Any]]) -> Setup:
+    """Return a tiny setup, from which the device and precision that settings stand for can be read."""
+    task = replace(TASKS["digits"], clients=2, images=20)
+    return prepare(make_config(task, "fedavg", 1, settings), random_images(task, 10))

@@ -1,0 +1,1 @@
+"""What a run is about: method, network, data, and how a config becomes them."""

@@ -1,0 +1,195 @@
+"""From a config to what runs: data, shards, method, network."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cafedcl.augment import find_augmenter
+from cafedcl.config.sections import Config
+from cafedcl.core.contract import Shape
+from cafedcl.core.environment import QUEUES, is_arm
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.rng import torch_stream
+from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
+from cafedcl.data import Dataset, is_own, load_dataset
+from cafedcl.data.shards import Shards, pool
+from cafedcl.data.splits import split
+from cafedcl.engine.cpu.groups import choose_size
+from cafedcl.methods import find_method
+from cafedcl.methods.base import Method
+from cafedcl.models import Network, auto_model, build_encoder, feature_dim
+from cafedcl.task.task import Bench
+
+PFLLIB_TEST_SHARE = 0.25
+MOST_QUEUES = "32"
+"""A GPU takes work from so many queues at most; with its default of 8, more streams than that wait for each other."""
+SITES = "sites"
+"""The data set's name where every site of a deployment has its own."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a config stands for on this machine."""
+
+    config: Config
+    bench: Bench
+    state: Tensors
+    """The server's state before round 0, besides the model."""
+    counts: Tensor
+    """Training images per client and class, before any pooling."""
+    test_counts: tuple[int, ...]
+    """Under `pfllib`, how many test images each client has."""
+
+    def start(self) -> Tensors:
+        """Return the server's whole state before round 0, each part where it is worked on."""
+        return {**prefixed(MODEL, self.bench.shared()), **moved(self.state, self.bench.home)}
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device a config asks for, or say why it cannot be had."""
+    if name != "cpu":
+        os.environ.setdefault(QUEUES, MOST_QUEUES)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CafedclError(f"engine.device = '{name}': this machine cannot use it: {reason}") from None
+    return device
+
+
+def load(config: Config) -> Dataset:
+    """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
+    if config.data.name == SITES:
+        raise CafedclError("data.name = sites: that is for a deployment on Flower; see `cafedcl deploy --help`")
+    data = load_dataset(config.data)
+    if config.evaluate.protocol == "pfllib":
+        if len(data.owners):
+            raise CafedclError(
+                "evaluate.protocol = pfllib: this data set has clients of its own; use the complete protocol"
+            )
+        merged = torch.cat([data.train_x, data.test_x]), torch.cat([data.train_y, data.test_y])
+        return Dataset.of(*merged, data.test_x[:0], data.test_y[:0], data.names)
+    return data
+
+
+def settle(config: Config, data: Dataset, device: torch.device) -> Config:
+    """Return the config with every `auto` that decides what is computed, and every path, as it stands for here."""
+    model, engine, source, dealt = config.model, config.engine, config.data, config.split
+    if source.name != SITES and is_own(source.name):
+        source = replace(source, name=str(Path(source.name).resolve()))
+    if source.test and is_own(source.test):
+        source = replace(source, test=str(Path(source.test).resolve()))
+    if source.dir:
+        source = replace(source, dir=str(Path(source.dir).expanduser().resolve()))
+    if dealt.file:
+        dealt = replace(dealt, file=str(Path(dealt.file).resolve()))
+    if model.name == "auto":
+        model = replace(model, name=auto_model(data.shape))
+    if engine.onednn == "auto":
+        engine = replace(engine, onednn="off" if is_arm() or model.name == "cnn8" else "on")
+    if engine.name == "auto":
+        engine = replace(engine, name="graphs" if device.type == "cuda" else "eager")
+    if engine.name == "graphs" and device.type != "cuda":
+        raise CafedclError(f"engine.name = graphs: it needs a CUDA device, not '{device}'; use eager")
+    if engine.precision == "auto":
+        engine = replace(engine, precision="bf16" if engine.name == "graphs" else "fp32")
+    if engine.name != "graphs" and engine.precision != "fp32":
+        raise CafedclError(
+            f"engine.precision = {engine.precision}: the eager engine is the reference, in fp32, and sites use it too"
+        )
+    engine = replace(engine, device=str(device))
+    return replace(config, model=model, engine=engine, data=source, split=dealt)
+
+
+def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
+    """Deal the images; a split with clients of its own (natural, or from a file) decides how many there are."""
+    kind, clients = config.split.kind, config.federation.clients
+    if kind == "auto":
+        kind = "natural" if len(data.owners) else "dirichlet"
+    if kind == "natural":
+        if not len(data.owners):
+            raise CafedclError(f"split.kind = natural: the data set '{config.data.name}' has no clients of its own")
+        clients = int(data.owners.max()) + 1
+    options = replace(config.split, kind=kind)
+    test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
+    shards = split(data.train_y, data.owners, data.classes, clients, options, config.run.seed, test_share)
+    return replace(config, split=options, federation=replace(config.federation, clients=len(shards))), shards
+
+
+def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, Tensors]:
+    """Build the method, its network with initial weights, and the server's state besides the model."""
+    with torch_stream(config.run.seed, "model"):
+        encoder = build_encoder(config.model.name, shape, config.model.width)
+    cls, _ = find_method(config.method.name)
+    with torch_stream(config.run.seed, "method"):
+        dim, clients = feature_dim(encoder, shape), config.federation.clients
+        method: Method = cls(config.method.options, classes, dim, clients)
+        network = Network(encoder, method.head())
+        return method, network, method.start(network)
+
+
+def prepare(config: Config, data: Dataset | None = None) -> Setup:
+    """Build everything a config stands for. ``data`` is given where it is already at hand, as in a worker process."""
+    data = load(config) if data is None else data
+    device = choose_device(config.engine.device)
+    config, shards = settle_split(settle(config, data, device), data)
+    return assemble(config, data, shards, device)
+
+
+def assemble(
+    config: Config, data: Dataset, shards: Shards, device: torch.device, census: tuple[Tensor, Tensor] | None = None
+) -> Setup:
+    """Put a settled config and its data together; ``census`` is told to a site that does not know all clients."""
+    check_schedule(config)
+    method, network, state = build(config, data.shape, data.classes)
+    network.to(device)
+    mine = pool(shards) if method.pooled else shards
+    bench = Bench(
+        method=method,
+        augmenter=find_augmenter(config.augment.name)(
+            config.augment.options, data.classes, data.shape, config.run.seed
+        ),
+        network=network,
+        initial={name: value.detach().clone() for name, value in network.state_dict().items()},
+        data=data.to(device),
+        shards=_to(mine, device),
+        census=census or (mine.counts.amax(0), mine.counts.sum(0)),
+        train=config.train,
+        seed=config.run.seed,
+        rounds=config.federation.rounds,
+        chunk=config.evaluate.batch,
+        typical=max(1, round(float(shards.counts.sum()) / len(shards))),
+        threads=config.engine.threads,
+        onednn=config.engine.onednn == "on",
+    )
+    if not config.engine.stack:
+        config = replace(config, engine=replace(config.engine, stack=choose_size(bench)))
+    return Setup(config, bench, state, shards.counts, tuple(len(part) for part in shards.test))
+
+
+def _to(shards: Shards, device: torch.device) -> Shards:
+    train, validation, test = (
+        tuple(part.to(device) for part in parts) for parts in (shards.train, shards.validation, shards.test)
+    )
+    return Shards(train, validation, test, shards.counts)
+
+
+def check_schedule(config: Config) -> dict[int, set[int]]:
+    """Return the drop-out schedule by round, or say which entry is wrong."""
+    schedule: dict[int, set[int]] = {}
+    for entry in config.federation.drop:
+        head, _, tail = entry.partition(":")
+        try:
+            round_, clients = int(head), {int(client) for client in tail.split(",")}
+        except ValueError:
+            raise CafedclError(f'federation.drop: "{entry}" is not "round:client,client", such as "3:0,4"') from None
+        if not all(0 <= client < config.federation.clients for client in clients) or round_ < 0:
+            raise CafedclError(f'federation.drop: "{entry}" names a client or round that does not exist')
+        schedule.setdefault(round_, set()).update(clients)
+    return schedule

@@ -1,0 +1,87 @@
+"""From config files, flags and settings to one checked config."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cafedcl.augment import find_augmenter
+from cafedcl.config.options import read_options, to_toml
+from cafedcl.config.sections import CHOICES, SECTIONS, Choice, Config, assign, parse_split, read_file, section_of
+from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.methods import find_method
+
+
+def resolve(tables: Mapping[str, Any]) -> Config:
+    """Check every section and fill in every default; raises CafedclError for the first thing that does not fit."""
+    for name, table in tables.items():
+        if name not in SECTIONS and name not in CHOICES:
+            raise CafedclError(f"[{name}]: there is no such section; {nearest(name, [*CHOICES, *SECTIONS])}")
+        if not isinstance(table, Mapping):
+            raise CafedclError(f"{name}: a section is expected, such as [{name}]")
+    sections: dict[str, Any] = {
+        section: read_options(cls, tables.get(section, {}), section) for section, cls in SECTIONS.items()
+    }
+    many, few = sections["evaluate"].shots
+    if many < few:
+        raise CafedclError(
+            f"evaluate.shots = [{many}, {few}]: the first, for many-shot classes, must not be the smaller"
+        )
+    name, chosen = _choice(tables, "method", "cafedcl")
+    name, plus, suffix = name.partition("+")
+    tail, given = _choice(tables, "augment", suffix or "none")
+    if plus and tail != suffix:
+        raise CafedclError(f"method '{name}+{suffix}': augment.name = {to_toml(tail)} says otherwise")
+    method, preset = find_method(name)
+    options = read_options(method.Options, {**preset, **chosen}, "method")
+    augment = Choice(tail, read_options(find_augmenter(tail).Options, given, "augment"))
+    return Config(method=Choice(name, options), augment=augment, **sections)
+
+
+def _choice(tables: Mapping[str, Any], section: str, default: str) -> tuple[str, dict[str, Any]]:
+    """Return a section's name and its other options."""
+    options = dict(tables.get(section, {}))
+    name = options.pop("name", default)
+    if not isinstance(name, str):
+        raise CafedclError(f"{section}.name = {to_toml(name)}: a text is expected")
+    return name, options
+
+
+def gather(
+    file: str | Path | None = None,
+    *,
+    method: str | None = None,
+    augment: str | None = None,
+    data: str | None = None,
+    data_dir: str | None = None,
+    strict: bool | None = None,
+    split: str | None = None,
+    clients: int | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    engine: str | None = None,
+    settings: Iterable[str] = (),
+) -> Config:
+    """Resolve a config file, then flags, then ``section.key=value`` settings, the later ones winning."""
+    tables = read_file(file) if file else {}
+    flags = {
+        "method.name": method,
+        "augment.name": augment,
+        "data.name": data,
+        "data.dir": data_dir,
+        "data.strict": strict,
+        "federation.clients": clients,
+        "federation.rounds": rounds,
+        "run.seed": seed,
+        "engine.device": device,
+        "engine.name": engine,
+    }
+    if split is not None:
+        flags |= {f"split.{key}": value for key, value in parse_split(split).items()}
+    for path, value in flags.items():
+        if value is not None:
+            section, _, key = path.partition(".")
+            section_of(tables, section)[key] = value
+    for setting in settings:
+        assign(tables, setting)
+    return resolve(tables)

@@ -1,0 +1,225 @@
+"""What a run looks like in a terminal: tables, maps and sparklines."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cafedcl.report.palette import look
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from cafedcl.terminal.split_statistics import Statistics
+
+BARS = "▁▂▃▄▅▆▇█"
+SHADES = ("#1b1b2f", "#2b2d6e", "#3a4fa8", "#3f7fc1", "#46a9c4", "#6cc9a4", "#b5dd6b", "#f2e85c")
+
+Line = dict[str, Any]
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """Return a share as a percentage, and a dash for what does not exist."""
+    return "–" if value is None else f"{100 * value:.{digits}f}"
+
+
+def amount(number: float) -> str:
+    """Return bytes in a unit that people read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def colour(method: str) -> str:
+    """Return the one colour of a method, the same as in the report."""
+    return look(method).colour
+
+
+def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: float = 1.0) -> str:
+    """Return values as a row of bars, averaged to the width."""
+    if not values:
+        return ""
+    number = min(width, len(values))
+    cuts = [round(i * len(values) / number) for i in range(number + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    top = len(BARS) - 1
+    return "".join(BARS[min(top, max(0, round((mean - low) / (high - low) * top)))] for mean in means)
+
+
+def split_map(counts: "Tensor | NDArray[np.int64]", names: Sequence[str], most: int = 30) -> RenderableType:
+    """Return the clients × classes map: how many training images of each class each client has."""
+    table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
+    table.add_column("client ", justify="right", style="dim")
+    for name in names[:40]:
+        table.add_column(f"{name[:5]:^5}", justify="center")
+    table.add_column("  images", justify="right", style="dim")
+    peak = max(int(counts.max()), 1)
+    for client, row in enumerate(counts[:most].tolist()):
+        cells = []
+        for count in row[:40]:
+            shade = SHADES[0 if not count else 1 + min(6, int(6.999 * (count / peak) ** 0.5))]
+            ink = "#000000" if count > peak / 3 else "#ffffff"
+            cells.append(Text(f"{count:^5}" if count else "     ", style=f"{ink} on {shade}"))
+        table.add_row(f"{client} ", *cells, f"  {sum(row)}")
+    parts: list[RenderableType] = [table]
+    if len(counts) > most:
+        parts.append(Text(f"… and {len(counts) - most} more clients", style="dim"))
+    return Group(*parts)
+
+
+def split_numbers(numbers: "Statistics") -> RenderableType:
+    """Return the numbers that matter about a split."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    ratio = "a class is empty" if numbers.imbalance_ratio is None else f"{numbers.imbalance_ratio:.1f}"
+    sizes = f"{numbers.smallest} to {numbers.largest}, {numbers.mean_size:.1f} on average"
+    classes = f"{numbers.fewest_classes} to {numbers.most_classes}, {numbers.mean_classes:.1f} on average"
+    table.add_row("clients", f"{numbers.clients}, with {numbers.images} training images")
+    table.add_row("images per client", sizes)
+    table.add_row("classes per client", classes)
+    table.add_row("largest to smallest class", ratio)
+    table.add_row("label divergence", f"{numbers.divergence:.3f} between two clients (0 the same, 1 disjoint)")
+    return table
+
+
+def value_of(line: Line, path: str) -> float | None:
+    """Return ``server.accuracy`` or the like from a line of metrics."""
+    section, _, key = path.partition(".")
+    scores = line.get(section) or {}
+    value = scores.get(key)
+    return None if value is None else float(value)
+
+
+def series(lines: Sequence[Line], path: str) -> list[float]:
+    """Return a score over the rounds in which it was measured."""
+    return [value for line in lines if (value := value_of(line, path)) is not None]
+
+
+def headline(lines: Sequence[Line]) -> str:
+    """Return which score stands for a run: the server's accuracy, or the clients' where there is no server model."""
+    return "server.accuracy" if series(lines, "server.accuracy") else "own.client_mean"
+
+
+def best_round(lines: Sequence[Line], path: str) -> Line | None:
+    """Return the round in which a score was highest, the first if there are several."""
+    scored = [line for line in lines if value_of(line, path) is not None]
+    return max(scored, key=lambda line: value_of(line, path) or 0.0) if scored else None
+
+
+def last_scored(lines: Sequence[Line], path: str) -> Line | None:
+    """Return the last round in which a score was measured."""
+    return next((line for line in reversed(lines) if value_of(line, path) is not None), None)
+
+
+NARROW = 96
+"""Below this width a comparison leaves out what can be spared."""
+COLUMNS = (
+    ("global\naccuracy", "server.accuracy", True),
+    ("balanced\naccuracy", "server.balanced", True),
+    ("client\nstd", "server.client_std", False),
+    ("worst\ntenth", "server.client_worst", True),
+    ("own\nmean", "own.client_mean", True),
+    ("own\nstd", "own.client_std", False),
+)
+
+
+def comparison(runs: Sequence[tuple[str, list[Line]]], width: int) -> RenderableType:
+    """Return runs side by side at their last scored round, the best of each column in bold."""
+    narrow = width < NARROW
+    columns = [column for column in COLUMNS if not (narrow and "balanced" in column[0])]
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table.add_column("\nmethod", no_wrap=True)
+    for title, _, _ in columns:
+        table.add_column(title, justify="right")
+    table.add_column("sent per\nround", justify="right", no_wrap=True)
+    table.add_column("seconds\na round", justify="right")
+    if not narrow:
+        table.add_column("accuracy\nover rounds")
+    last = [{path: _last(lines, path) for _, path, _ in columns} for _, lines in runs]
+    best = {path: _best([row[path] for row in last], highest) for _, path, highest in columns}
+    for (name, lines), row in zip(runs, last, strict=True):
+        cells = [Text(percent(row[path]), style=_style(row[path], best[path], len(runs))) for _, path, _ in columns]
+        sent = sum(line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines) / max(len(lines), 1)
+        spent = sum(sum(line["seconds"].values()) for line in lines) / max(len(lines), 1)
+        curve = [] if narrow else [Text(sparkline(series(lines, headline(lines)), 16), colour(name), no_wrap=True)]
+        table.add_row(Text(name, style=colour(name)), *cells, amount(sent), f"{spent:.2f}", *curve)
+    rounds = sorted({len(lines) for _, lines in runs})
+    note = Text(
+        f"after {' / '.join(map(str, rounds))} rounds, in %. global: the server's model on the complete test set. "
+        "client: the same, weighted by each client's labels, over clients. own: its own model after local training.",
+        style="dim",
+    )
+    return Group(table, note)
+
+
+def _style(value: float | None, best: float | None, runs: int) -> str:
+    return "bold green" if runs > 1 and value is not None and value == best else ""
+
+
+def _last(lines: Sequence[Line], path: str) -> float | None:
+    line = last_scored(lines, path)
+    return None if line is None else value_of(line, path)
+
+
+def _best(values: Sequence[float | None], highest: bool) -> float | None:
+    known = [value for value in values if value is not None]
+    return (max(known) if highest else min(known)) if known else None
+
+
+def overview(name: str, lines: list[Line], rounds: int, about: dict[str, Any]) -> RenderableType:
+    """Return one run on one screen: how far it is, last and best round, who failed, where it was made."""
+    path = headline(lines)
+    parts: list[RenderableType] = []
+    for what, line in (("last round", last_scored(lines, path)), ("best round", best_round(lines, path))):
+        if line is not None:
+            parts.append(Text.assemble((f"{what} {line['round']}: ", "bold"), describe(line)))
+    parts.append(Text.assemble("accuracy   ", (sparkline(series(lines, path), 60), colour(name))))
+    spread = "server.client_std" if path.startswith("server") else "own.client_std"
+    parts.append(Text.assemble("client std ", (sparkline(series(lines, spread), 60, 0.0, 0.4), "yellow")))
+    failed = [(line["round"], failure) for line in lines for failure in line["failed"]]
+    skipped = [line["round"] for line in lines if line["status"] == "skipped"]
+    if skipped:
+        parts.append(Text(f"skipped rounds: {', '.join(map(str, skipped[:20]))}", style="yellow"))
+    for when, failure in failed[-5:]:
+        parts.append(Text(f"round {when}: client {failure['client']} failed: {failure['reason']}", style="red"))
+    if len(failed) > 5:
+        parts.append(Text(f"… {len(failed)} failures in all", style="red"))
+    seconds = sum(sum(line["seconds"].values()) for line in lines)
+    packages = about.get("packages", {})
+    where = f"{about.get('device_name', '?')}, torch {packages.get('torch', '?')}, commit {about.get('commit') or '–'}"
+    parts.append(Text(f"{duration(seconds)} on {where}", style="dim"))
+    done = "finished" if len(lines) >= rounds else "not finished"
+    return Panel(
+        Group(*parts), title=Text(name, style=colour(name)), subtitle=f"{len(lines)} of {rounds} rounds, {done}"
+    )
+
+
+def describe(line: Line) -> str:
+    """Return a round's scores in one line."""
+    words = []
+    if line.get("server"):
+        words.append(f"accuracy {percent(value_of(line, 'server.accuracy'))}")
+        words.append(f"balanced {percent(value_of(line, 'server.balanced'))}")
+        words.append(f"client std {percent(value_of(line, 'server.client_std'))}")
+    if line.get("own"):
+        words.append(f"own {percent(value_of(line, 'own.client_mean'))} ± {percent(value_of(line, 'own.client_std'))}")
+    if line["status"] == "skipped":
+        words.insert(0, "skipped")
+    return "  ".join(words) or "not scored"

@@ -1,0 +1,135 @@
+"""Live progress: a moving view in a terminal, plain lines elsewhere, JSON on request."""
+
+import json
+import time
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from cafedcl.core.contract import Failure
+from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.terminal.overview import Line, colour, describe, duration, headline, series, sparkline
+
+REFRESH = 8
+"""Times per second that a terminal is redrawn."""
+
+
+class Pace:
+    """How much time is left, from the rounds seen in this process."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.rounds = 0
+
+    def left(self, remaining: int) -> str:
+        """Return the time left, or a dash before the first round is done."""
+        if not self.rounds:
+            return "–"
+        return duration((time.perf_counter() - self.began) / self.rounds * remaining)
+
+
+class LiveProgress(Watcher):
+    """Rounds, clients within the round, time left, accuracy and client std as they develop, and who failed."""
+
+    def __init__(self, console: Console) -> None:
+        self.live = Live(console=console, refresh_per_second=REFRESH)
+        self.shown = 0.0
+        self.pace = Pace()
+        self.lines: list[Line] = []
+        self.failures: list[str] = []
+        self.rounds = Progress(
+            TextColumn("{task.description}"), BarColumn(48), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+        )
+        self.task = self.rounds.add_task("rounds ", total=None, left="")
+        self.clients = self.rounds.add_task("clients", total=None, left="")
+
+    def __enter__(self) -> "LiveProgress":
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
+        """Print the notice above the view."""
+        self.live.console.print(f"note: {message}", style="yellow", markup=False)
+
+    def round_began(self, federation: Federation, clients: int) -> None:
+        """Show the round's clients."""
+        if not self.lines:
+            self.lines = [record.line() for record in federation.history]
+        self.rounds.update(self.task, total=federation.options.rounds, completed=federation.round)
+        self.rounds.reset(self.clients, total=clients)
+        self._show(federation)
+
+    def client_done(self, federation: Federation, client: int, failure: Failure | None) -> None:
+        """Count a client."""
+        self.rounds.advance(self.clients)
+        if failure:
+            self.failures.append(f"round {federation.round}: client {client}: {failure.reason}")
+        if time.perf_counter() - self.shown > 1 / REFRESH:
+            self._show(federation)
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        """Move on by a round."""
+        self.pace.rounds += 1
+        self.lines.append(record.line())
+        left = self.pace.left(federation.options.rounds - federation.round)
+        self.rounds.update(self.task, completed=federation.round, left=f"{left} left")
+        self._show(federation)
+
+    def _show(self, federation: Federation) -> None:
+        self.shown = time.perf_counter()
+        name = federation.config.label
+        parts: list[RenderableType] = [Text(name, style=colour(name)), self.rounds]
+        path = headline(self.lines)
+        spread = "server.client_std" if path.startswith("server") else "own.client_std"
+        if self.lines:
+            parts.append(self._curve("accuracy  ", path, colour(name), 1.0))
+            parts.append(self._curve("client std", spread, "yellow", 0.4))
+        parts += [Text(line, style="red") for line in self.failures[-3:]]
+        if len(self.failures) > 3:
+            parts.append(Text(f"{len(self.failures)} failures in all", style="red"))
+        self.live.update(Group(*parts))
+
+    def _curve(self, title: str, path: str, style: str, high: float) -> Text:
+        values = series(self.lines, path)
+        now = f"{100 * values[-1]:5.1f} %" if values else "    –  "
+        return Text.assemble(f"{title} ", (now, "bold"), "  ", (sparkline(values, 48, 0.0, high), style))
+
+
+class PlainProgress(Watcher):
+    """One line per round, for logs."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self.pace = Pace()
+
+    def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
+        """Write the notice."""
+        print(f"note: {message}", file=self.out, flush=True)
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        """Write the round's line."""
+        self.pace.rounds += 1
+        total = federation.options.rounds
+        words = [f"round {federation.round}/{total}", describe(record.line())]
+        if record.dropped:
+            words.append(f"dropped {len(record.dropped)}")
+        words += [f"client {failure['client']} failed: {failure['reason']}" for failure in record.failed]
+        words.append(f"{self.pace.left(total - federation.round)} left")
+        print("  ".join(words), file=self.out, flush=True)
+
+
+class JsonProgress(Watcher):
+    """One JSON object per round."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def round_done(self, federation: Federation, record: Record) -> None:  # noqa: ARG002
+        """Write the round's metrics."""
+        print(json.dumps(record.line()), file=self.out, flush=True)

@@ -1,0 +1,84 @@
+"""The numbers that matter about a split, and its figure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cafedcl.core.errors import CafedclError
+
+PAIRS = 1000
+"""Clients that a divergence is averaged over, at most: all pairs of the first so many."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sizes, classes per client, imbalance and divergence of a split."""
+
+    clients: int
+    images: int
+    smallest: int
+    mean_size: float
+    largest: int
+    fewest_classes: int
+    mean_classes: float
+    most_classes: int
+    imbalance_ratio: float | None
+    """Largest over smallest class of the global training set; None if a class is empty."""
+    divergence: float
+    """Mean total-variation distance between the label distributions of two clients: 0 the same, 1 disjoint."""
+
+
+def statistics(counts: Tensor) -> Statistics:
+    """Return the numbers of a split from its training images per client and class."""
+    sizes, held, classes = counts.sum(1), (counts > 0).sum(1), counts.sum(0)
+    return Statistics(
+        clients=len(counts),
+        images=int(sizes.sum()),
+        smallest=int(sizes.min()),
+        mean_size=float(sizes.double().mean()),
+        largest=int(sizes.max()),
+        fewest_classes=int(held.min()),
+        mean_classes=float(held.double().mean()),
+        most_classes=int(held.max()),
+        imbalance_ratio=float(classes.max() / classes.min()) if classes.min() > 0 else None,
+        divergence=label_divergence(counts),
+    )
+
+
+def label_divergence(counts: Tensor) -> float:
+    """Return the mean total-variation distance between the label distributions of two different clients."""
+    share = counts[:PAIRS].double()
+    share = share / share.sum(1, keepdim=True)
+    number = len(share)
+    return float(torch.pdist(share, p=1).mean() / 2) if number > 1 else 0.0
+
+
+def draw(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
+    """Draw the paper's data-distribution figure, several splits side by side: a disc per client and class."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    width = sum(max(3.0, 0.28 * len(counts)) for _, counts, _ in splits) + 1.0
+    height = max(2.8, 0.26 * max(len(names) for _, _, names in splits) + 1.0)
+    figure = Figure(figsize=(min(width, 40), min(height, 40)), layout="constrained")
+    axes = figure.subplots(1, len(splits), squeeze=False)[0]
+    for ax, (title, counts, names) in zip(axes, splits, strict=True):
+        client, label = counts.nonzero(as_tuple=True)
+        number = counts[client, label].double()
+        area = 180 * number / number.max()
+        ax.scatter(client, label, s=area, c=number, cmap="viridis_r", linewidths=0)
+        ax.set(
+            title=title, xlabel="client", ylabel="class", xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, len(names) - 0.3)
+        )
+        if len(names) <= 50:
+            ax.set_yticks(range(len(names)), [name[:18] for name in names])
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(alpha=0.2)
+        ax.set_axisbelow(True)
+    try:
+        figure.savefig(path, dpi=160)
+    except (OSError, ValueError) as error:
+        raise CafedclError(f"{path}: the figure cannot be written: {error}") from None

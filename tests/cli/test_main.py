@@ -1,0 +1,340 @@
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from cafedcl.cli import main as cli
+from cafedcl.methods import method_names
+from cafedcl.task.resolve import resolve
+
+SMALL = [
+    *("--clients", "4", "--rounds", "2", "--device", "cpu"),
+    *("--set", "model.name=mlp", "--set", "model.width=0.1", "--set", "train.epochs=1", "--set", "engine.workers=1"),
+]
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Run the command line in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cafedcl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return run
+
+
+def test_help_starts_fast_and_without_pytorch() -> None:
+    code = "import sys; sys.argv = ['cafedcl', '--help']\nfrom cafedcl.cli.main import main\n"
+    code += "try: main()\nfinally: assert 'torch' not in sys.modules"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "resume" in done.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5, "seconds of processor time"
+
+
+def test_a_run_ends_with_its_scores_and_names_its_files(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("run", "--method", "fedavg", "--seed", 3, *SMALL)
+    assert (code, err) == (0, "")
+    assert "round 1/2" in out
+    assert "round 2/2  accuracy" in out
+    assert "last round 1" in out
+    assert "best round" in out
+    assert "runs/fedavg-digits-s3" in out
+    assert (tmp_path / "runs" / "fedavg-digits-s3" / "metrics.jsonl").exists()
+    code, out, _ = call("run", "--method", "fedavg", "--seed", 3, *SMALL, "--quiet")
+    assert (code, out) == (0, "")
+    assert (tmp_path / "runs" / "fedavg-digits-s3-2").is_dir(), "a second run gets a folder of its own"
+
+
+def test_json_output_is_one_object_per_round(call: Call) -> None:
+    code, out, _ = call("run", *SMALL, "--json")
+    assert code == 0
+    assert [json.loads(line)["round"] for line in out.splitlines()] == [0, 1]
+
+
+def test_settings_win_over_flags_and_flags_over_the_file(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        '[method]\nname = "fedproto"\nlam = 3\n[run]\nseed = 5\n[federation]\nrounds = 9\n'
+    )
+    code, _, err = call("run", "c.toml", *SMALL, "--set", "method.lam=2.5", "--out", "out", "-q")
+    assert (code, err) == (0, "")
+    stored = tomllib.loads((tmp_path / "out" / "config.toml").read_text())
+    assert stored["method"] == {"name": "fedproto", "lam": 2.5, "prototypes": "moving"}
+    assert stored["run"]["seed"] == 5
+    assert stored["federation"]["rounds"] == 2
+
+
+@pytest.mark.parametrize("method", ["cafedcl", "fedavg", "cafedcl:literal"])
+def test_the_printed_config_can_be_fed_back(call: Call, tmp_path: Path, method: str) -> None:
+    code, out, _ = call("config", "--method", method)
+    assert code == 0
+    assert resolve(tomllib.loads(out)) == resolve({"method": {"name": method}})
+    options = [line for line in out.splitlines() if " = " in line and not line.startswith("#")]
+    explained = [line for line in out.splitlines() if line.startswith("# ")]
+    assert len(explained) == len(options) + 1, "every option has its meaning above it"
+
+
+def test_lists_name_everything_there_is(call: Call) -> None:
+    code, out, _ = call("methods")
+    assert code == 0
+    assert all(name in out for name in [*method_names(), ":literal", "McMahan"])
+    assert "temperature τ" in call("methods", "cafedcl")[1]
+    assert "11,168,832" in call("models")[1]
+    assert "digits" in call("datasets")[1]
+    assert call("--version")[1].startswith("cafedcl ")
+
+
+def test_show_tells_last_and_best_and_compares_several(call: Call) -> None:
+    for method in ("fedavg", "cafedcl", "fedproto"):
+        assert call("run", "--method", method, *SMALL, "--out", method, "-q")[0] == 0
+    code, out, _ = call("show", "fedavg", "--split")
+    assert code == 0
+    assert "2 of 2 rounds, finished" in out
+    assert "images" in out
+    _, out, _ = call("show", "fedavg", "cafedcl", "fedproto")
+    assert all(word in out for word in ("fedavg", "cafedcl", "fedproto", "–", "own"))
+    _, out, _ = call("show", "fedavg", "--json")
+    summary = json.loads(out)
+    assert summary["rounds"] == 2
+    assert summary["last"]["round"] == 1
+    assert summary["best"]["server"]["accuracy"] >= summary["last"]["server"]["accuracy"]
+
+
+def test_predict_prints_class_similarity_and_confidence(call: Call, tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    assert call("run", *SMALL, "--out", "run", "-q")[0] == 0
+    for number, image in enumerate(load_digits().images[:2]):
+        Image.fromarray((image * 15.9).astype(np.uint8)).resize((40, 40)).save(tmp_path / f"{number}.png")
+    code, out, _ = call("predict", "run", "0.png", "1.png", "--json")
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["image"] for row in rows] == ["0.png", "1.png"]
+    assert all(row["class"] in map(str, range(10)) for row in rows)
+    assert all(-1 <= row["similarity"] <= 1 and 0 < row["confidence"] <= 1 for row in rows)
+    assert "similarity" in call("predict", "run", "0.png")[1]
+
+
+def test_a_method_without_a_server_model_predicts_with_a_clients(call: Call, tmp_path: Path) -> None:
+    assert call("run", "--method", "fedproto", *SMALL, "--out", "run", "-q")[0] == 0
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    code, _, err = call("predict", "run", "x.png")
+    assert code == 2
+    assert "name a client" in err
+    assert call("predict", "run", "x.png", "--client", 1)[0] == 0
+    assert "client 9" in call("predict", "run", "x.png", "--client", 9)[2]
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(call: Call, tmp_path: Path) -> None:
+    call("run", *SMALL, "--out", "run", "-q")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    code, out, _ = call("resume", "run")
+    assert code == 0
+    assert "already finished" in out
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()}
+
+
+BAD = {
+    "unknown method": (["run", "--method", "cafedc"], "did you mean 'cafedcl'?"),
+    "unknown preset": (["run", "--method", "cafedcl:no-goe"], "did you mean 'no-geo'?"),
+    "unknown data": (["run", "--data", "digit"], "did you mean 'digits'?"),
+    "unknown model": (["run", "--set", "model.name=resnet8"], "did you mean 'resnet18'?"),
+    "unknown section": (["run", "--set", "trian.lr=1"], "did you mean 'train'?"),
+    "unknown key": (["run", "--set", "train.epoch=1"], "did you mean 'epochs'?"),
+    "unknown method key": (["run", "--set", "method.lambda_geo=1"], "did you mean 'lam_geo'?"),
+    "unknown split": (["run", "--split", "dirichlett:1"], "did you mean 'dirichlet'?"),
+    "unknown engine": (["run", "--engine", "eagre"], "did you mean 'eager'?"),
+    "no such device": (["run", "--device", "cuda:99"], "this machine cannot use it"),
+    "wrong type": (["run", "--set", "train.lr=fast"], "a number is expected"),
+    "wrong list": (["run", "--set", "method.w=[1]"], "3 values are expected"),
+    "bool for number": (["run", "--set", "train.epochs=true"], "a whole number is expected"),
+    "not a setting": (["run", "--set", "lr"], "section.key=value is expected"),
+    "alpha 0": (["run", "--split", "dirichlet:0"], "greater than 0"),
+    "alpha negative": (["run", "--split", "dirichlet:-1"], "greater than 0"),
+    "alpha nan": (["run", "--split", "dirichlet:nan"], "finite"),
+    "too many classes": (["run", "--split", "pathological:11"], "there are only 10 classes"),
+    "too few to cover": (["run", "--split", "pathological:2", "--clients", "3"], "cannot cover 10 classes"),
+    "more clients than images": (["run", "--clients", "5000"], "too few for 5000 clients"),
+    "0 rounds": (["run", "--rounds", "0"], "at least 1"),
+    "participation above 1": (["run", "--set", "federation.participation=1.5"], "at most 1"),
+    "participation 0": (["run", "--set", "federation.participation=0"], "greater than 0"),
+    "negative seed": (["run", "--seed", "-1"], "at least 0"),
+    "w does not sum": (["run", "--set", "method.w=[1.0, 1.0, 0.0]"], "must sum to 1"),
+    "head without head": (["run", "--set", "method.inference=head"], "there is no head"),
+    "bad drop": (["run", "--set", 'federation.drop=["1;2"]'], 'is not "round:client,client"'),
+    "drop nobody": (["run", "--set", 'federation.drop=["1:99"]'], "does not exist"),
+    "no config": (["run", "nowhere.toml"], "No such file"),
+    "syntax error": (["run", "broken.toml"], "line 2"),
+    "not text": (["run", "binary.toml"], "not UTF-8"),
+    "section is a value": (["run", "flat.toml"], "a section is expected"),
+    "own model missing": (["run", "--set", "model.name=nowhere.nets:make"], "cannot be imported"),
+    "own model wrong": (["run", "--set", "model.name=builtins:dict"], "building it"),
+    "own model wrong kind": (["run", "--set", "model.name=operator:ne"], "must return a torch.nn.Module"),
+    "resume nothing": (["resume", "nowhere"], "no such folder"),
+    "resume no run": (["resume", "."], "there is no run here"),
+    "show nothing": (["show", "nowhere"], "no such folder"),
+    "predict nothing": (["predict", "nowhere", "x.png"], "no such folder"),
+    "out is a file": (["run", "--out", "broken.toml"], "not an empty folder"),
+    "out below a file": (["run", "--out", "broken.toml/run"], "Not a directory"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gives_one_clear_line_and_exit_code_2(call: Call, tmp_path: Path, case: str) -> None:
+    (tmp_path / "broken.toml").write_text("[train]\nlr = = 3\n")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "flat.toml").write_text("train = 3\n")
+    arguments, expected = BAD[case]
+    code, out, err = call(*arguments)
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1, err
+    assert expected in err
+    assert not (tmp_path / "runs").exists(), "nothing is written for a run that cannot start"
+
+
+def test_an_existing_run_folder_is_refused_and_untouched(call: Call, tmp_path: Path) -> None:
+    call("run", *SMALL, "--out", "run", "-q")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    code, _, err = call("run", *SMALL, "--out", "run")
+    assert code == 2
+    assert "already holds a run (2 rounds); `cafedcl resume run`" in err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_an_image_that_cannot_be_read_is_named(call: Call, tmp_path: Path) -> None:
+    call("run", *SMALL, "--out", "run", "-q")
+    (tmp_path / "bad.png").write_text("no image")
+    assert call("predict", "run", "bad.png") == (2, "", "error: bad.png: not an image that can be read\n")
+    assert "No such file" in call("predict", "run", "none.png")[2]
+
+
+def words() -> st.SearchStrategy[str]:
+    sections = st.sampled_from(["train", "method", "federation", "split", "model", "run", "engine", "x", ""])
+    keys = st.sampled_from(["lr", "epochs", "alpha", "name", "w", "clip", "drop", "seed", "kind", "clients", "y", ""])
+    values = st.one_of(
+        st.text(max_size=12),
+        st.floats().map(str),
+        st.integers().map(str),
+        st.sampled_from(["[]", "{}", "[1, 'a']", "1979-05-27"]),
+    )
+    return st.builds("{}.{}={}".format, sections, keys, values)
+
+
+@given(st.lists(words(), max_size=4), st.text(max_size=15))
+def test_random_settings_never_end_in_a_traceback(settings: list[str], split: str) -> None:
+    from cafedcl.core.errors import CafedclError
+    from cafedcl.task.resolve import gather
+
+    with contextlib.suppress(CafedclError):
+        gather(settings=settings, split=split or None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "cafedcl", "run", *SMALL, "--rounds", "5000", "--out", "run"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("round 3/"):
+            break
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.strip() == "interrupted; saved. Go on with: cafedcl resume run"
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_the_demo_compares_two_methods_and_names_its_files(call: Call) -> None:
+    code, out, _ = call("demo", "--rounds", 1, "--out", "demo")
+    assert code == 0
+    assert "fedavg" in out
+    assert "written: demo/cafedcl" in out
+    assert "global" in out
+
+
+def test_a_split_is_shown_drawn_and_exported_before_training(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call(
+        "split", "pathological:3,ir=4", "--clients", 5, "--figure", "f.png", "--export", "s.safetensors"
+    )
+    assert code == 0
+    assert all(word in out for word in ("classes per client", "3 to 3", "label divergence", "written: f.png"))
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = call("split", "pathological:3,ir=4", "--clients", 5, "--json")
+    numbers = json.loads(out)
+    assert numbers["clients"] == 5
+    assert call("run", "--split", "file:s.safetensors", *SMALL, "--out", "run", "-q")[0] == 0
+    code, out, _ = call("show", "run", "--split")
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert stored["federation"]["clients"] == 5, "the file decides how many clients there are"
+    assert [sum(row) for row in numbers["counts"]] == [int(w) for w in re.findall(r"(\d+)\s*$", out, re.MULTILINE)][-5:]
+
+
+def test_a_natural_split_needs_data_with_clients(call: Call) -> None:
+    assert "has no clients of its own" in call("split", "natural")[2]
+    assert "one data set at a time" in call("split", "--data", "digits", "--data", "digits", "--export", "x")[2]
+
+
+def test_your_own_images_with_clients_of_their_own(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0)
+    for client in ("clinic A", "clinic B", "clinic C"):
+        for label, level in (("dark", 60), ("light", 200)):
+            (tmp_path / "photos" / client / label).mkdir(parents=True)
+            for number in range(8):
+                pixels = (level + draws.integers(-40, 40, (12, 10))).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "photos" / client / label / f"{number}.png")
+    (tmp_path / "photos" / "clinic A" / "dark" / "0.png").write_bytes(b"broken")
+    code, out, err = call("run", "--data", "photos", "--data-dir", "cache", *SMALL, "--rounds", "3")
+    assert code == 0, err
+    assert "0.png" in err, "the corrupt image is named"
+    run = tmp_path / "runs" / "cafedcl-photos-s0"
+    stored = tomllib.loads((run / "config.toml").read_text())
+    assert (stored["split"]["kind"], stored["federation"]["clients"]) == ("natural", 3)
+    assert stored["data"]["name"] == str(tmp_path / "photos"), "a run can be resumed from anywhere"
+    code, out, _ = call("predict", run, "photos/clinic B/light/1.png", "--json")
+    assert json.loads(out)["class"] in ("dark", "light")
+    code, out, err = call("run", "--data", "photos", "--data-dir", "cache", "--strict", *SMALL)
+    assert code == 2
+    assert "0.png" in err
+
+
+def test_a_folder_named_like_a_data_set_does_not_shadow_it(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    code, _, err = call("run", *SMALL, "--out", "run", "-q")
+    assert (code, err) == (0, "")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["data"]["name"] == "digits"
+
+
+def test_rounds_are_also_logged_where_that_is_asked_for(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("run", "--method", "fedavg", *SMALL, "--out", "logged", "--quiet", "--log", "tensorboard")
+    assert (code, err) == (0, "")
+    assert len(list((tmp_path / "logged" / "tensorboard").iterdir())) == 1
+    code, _, err = call("run", *SMALL, "--out", "elsewhere", "--log", "tensorbord")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "tensorboard" in err
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,0 +1,352 @@
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from cafedcl.core.errors import CafedclError
+
+
+@pytest.fixture
+def table(tmp_path, paint):
+    """Write a table of ten images; columns are given as lists or by a function of the number."""
+
+    def make(name="list.csv", n=10, text=None, **columns):
+        for i in range(n):
+            paint(tmp_path / "images" / f"{i}.png", i)
+        path = tmp_path / name
+        columns = {"path": lambda i: f"images/{i}.png", "label": lambda i: "ab"[i % 2]} | columns
+        values = {key: [c(i) for i in range(n)] if callable(c) else c for key, c in columns.items() if c is not None}
+        path.write_text(text if text is not None else pd.DataFrame(values).to_csv(index=False))
+        return path
+
+    return make
+
+
+def test_paths_and_labels(table, load):
+    data = load(table())
+    assert data.names == ("a", "b")
+    assert (data.train_x[:, 0, 0, 0] % 2 == data.train_y).all()
+    assert torch.bincount(data.test_y).tolist() == [1, 1]
+    assert data.owner_names == ()
+
+
+@pytest.mark.parametrize("path", ["image", "file", "filename", "Path", "FILENAME "])
+@pytest.mark.parametrize("label", ["class", "Label"])
+def test_other_names_of_columns(path, label, table, load):
+    columns = {path: lambda i: f"images/{i}.png", label: lambda i: "ab"[i % 2], "age": lambda i: i}
+    missing = {name: None for name in ("path", "label") if name not in columns}
+    assert len(load(table(**columns, **missing)).train_y) == 8
+
+
+def test_clients_and_split(table, load):
+    data = load(table(client=lambda i: f"clinic {i % 3}", split=lambda i: "test" if i > 7 else "Train"))
+    assert data.owner_names == ("clinic 0", "clinic 1", "clinic 2")
+    assert (data.train_x[:, 0, 0, 0] % 3 == data.owners).all()
+    assert data.test_x[:, 0, 0, 0].tolist() == [8, 9]
+    assert len(data.owners) == len(data.train_y) == 8
+
+
+def test_a_fifth_is_held_out_within_clients(table, load):
+    data = load(table(n=40, client=lambda i: i % 4))
+    assert len(data.test_y) == 8
+    assert torch.bincount(data.owners).tolist() == [8, 8, 8, 8]
+
+
+def test_validation_rows_stay_out_or_serve_as_test(table, load, capsys):
+    data = load(table(split=lambda i: ["train", "val", "test"][min(i // 4, 2)]))
+    assert (len(data.train_y), len(data.test_y)) == (4, 2)
+    assert "4 validation images are left out" in capsys.readouterr().err
+    data = load(table(split=lambda i: "train" if i < 8 else "validation"))
+    assert (len(data.train_y), len(data.test_y)) == (8, 2)
+
+
+def test_labels_stay_text(table, load):
+    assert load(table(label=lambda i: ["NA", "007"][i % 2])).names == ("007", "NA")
+    assert load(table(label=lambda i: [10, 9][i % 2])).names == ("9", "10")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"path": None}, "there is no column path or image or file or filename; it has label"),
+        ({"label": None}, "there is no column label or class; it has path"),
+        ({"label": lambda i: "" if i == 3 else "a"}, "row 4 has no label"),
+        (
+            {"path": lambda i: f"images/{i % 9 if i < 9 else 'x'}.png"},
+            r"1 of 10 images are not there, first images/x.png",
+        ),
+        ({"split": lambda i: "maybe" if i else "train"}, "split 'maybe' in row 2 is not train or test"),
+        ({"split": lambda i: "test"}, "there are no training images"),
+        ({"client": lambda i: "" if i == 4 else "k"}, "row 5 has no client"),
+        ({"client": lambda i: ["K", "k"][i % 2]}, "the client names 'K' and 'k' differ only by case or blanks"),
+        ({"client": lambda i: ["k", "k "][i % 2]}, "differ only by case or blanks"),
+        (
+            {"client": lambda i: "late" if i > 7 else "k", "split": lambda i: "test" if i > 7 else "train"},
+            "client 'late' has no training image",
+        ),
+        (
+            {"label": lambda i: "c" if i == 9 else "a", "split": lambda i: "test" if i > 7 else "train"},
+            "class 'c' has no",
+        ),
+        ({"text": ""}, "not a table that can be read"),
+        ({"text": "path,label\n"}, "the table has no rows"),
+        ({"text": 'path,label\n"x'}, "not a table that can be read"),
+        ({"text": "path,label\n../../etc/passwd,a\n"}, "1 of 1 images are not there|cannot be read"),
+    ],
+)
+def test_a_table_that_does_not_fit_says_why(columns, words, table, load):
+    with pytest.raises(CafedclError, match=words) as caught:
+        load(table(**columns))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_in_another_encoding_is_one_line(table, load):
+    path = table()
+    path.write_bytes("path,label\nö.png,a\n".encode("latin1"))
+    with pytest.raises(CafedclError, match="not a table that can be read"):
+        load(path)
+
+
+def test_parquet_needs_pyarrow_or_says_so(table, load, monkeypatch):
+    frame = pd.read_csv(table())
+    path = table("list.parquet")
+    monkeypatch.setattr("cafedcl.data.own.tables.pd.read_parquet", lambda _: frame)
+    assert len(load(path).train_y) == 8
+
+    def absent(_):
+        raise ImportError("no pyarrow")
+
+    monkeypatch.setattr("cafedcl.data.own.tables.pd.read_parquet", absent)
+    with pytest.raises(CafedclError, match=r"reading Parquet needs pyarrow; pip install cafedcl\[parquet\]"):
+        load(path)
+
+
+def test_a_real_parquet_file(table, load):
+    pytest.importorskip("pyarrow")
+    path = table("list.parquet")
+    frame = pd.read_csv(table())
+    frame.to_parquet(path)
+    assert len(load(path).train_y) == 8
+
+
+class Column:
+    def __init__(self, names=None):
+        self.names = names
+
+
+class Part:
+    """As much of a Hugging Face data set as is used."""
+
+    def __init__(self, rows, names=("x", "y")):
+        self.rows = rows
+        self.features = {"image": Column(), "label": Column(list(names) if names else None)}
+        self.features |= {"client": Column()} if "client" in rows[0] else {}
+
+    def cast_column(self, name, feature):
+        assert (name, feature) == ("image", "undecoded")
+        return self
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path, paint):
+    """Stand in for the package datasets, and return where its answer is put."""
+
+    class Datasets:
+        answer = None
+        asked = None
+
+        @staticmethod
+        def Image(decode):  # noqa: N802
+            assert decode is False
+            return "undecoded"
+
+        @classmethod
+        def load_dataset(cls, *name):
+            cls.asked = name
+            if isinstance(cls.answer, Exception):
+                raise cls.answer
+            return cls.answer
+
+        load_from_disk = load_dataset
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    return Datasets
+
+
+def rows(paint, tmp_path, n, **extra):
+    cells = []
+    for i in range(n):
+        path = paint(tmp_path / f"{i}.png", i)
+        cell = {"bytes": path.read_bytes(), "path": None} if i % 2 else {"bytes": None, "path": str(path)}
+        cells.append({"image": cell, "label": i % 2, **{key: value(i) for key, value in extra.items()}})
+    return cells
+
+
+def test_a_hugging_face_set_by_name(hub, load, paint, tmp_path):
+    hub.answer = {
+        "train": Part(rows(paint, tmp_path, 10, client=lambda i: f"k{i % 3}")),
+        "test": Part(rows(paint, tmp_path, 4)),
+    }
+    data = load("hf:me/name:config", download=True)
+    assert hub.asked == ("me/name", "config")
+    assert data.names == ("x", "y")
+    assert data.train_x[:, 0, 0, 0].tolist() == list(range(10))
+    assert data.owners.tolist() == [i % 3 for i in range(10)]
+    assert len(data.test_y) == 4
+    with pytest.raises(CafedclError, match=r"hf:me/name: it is fetched from the hub; set data.download = true"):
+        load("hf:me/name")
+
+
+@pytest.mark.parametrize("mark", ["state.json", "dataset_dict.json", "dataset_info.json"])
+def test_a_hugging_face_set_on_disk(mark, hub, load, paint, tmp_path):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / mark).write_text("{}")
+    hub.answer = Part(rows(paint, tmp_path, 10), names=None)
+    data = load(tmp_path / "saved")
+    assert hub.asked == (str(tmp_path / "saved"),)
+    assert data.names == ("0", "1")
+    assert len(data.test_y) == 2
+
+
+def test_what_is_wrong_with_a_hugging_face_set(hub, load, paint, tmp_path, monkeypatch):
+    hub.answer = ConnectionError("offline\nreally")
+    with pytest.raises(CafedclError, match="hf:x: cannot be loaded: offline really"):
+        load("hf:x", download=True)
+    part = Part(rows(paint, tmp_path, 2), names=("only",))
+    hub.answer = {"train": part}
+    with pytest.raises(CafedclError, match="label 1 of train image 1 is out of range"):
+        load("hf:x", download=True)
+    hub.answer = {"extra": part}
+    with pytest.raises(CafedclError, match="it has no part called train or test, but extra"):
+        load("hf:x", download=True)
+    del part.features["label"]
+    hub.answer = {"train": part}
+    with pytest.raises(CafedclError, match="it has the columns image; needed are image and label"):
+        load("hf:x", download=True)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CafedclError, match=r"needs Hugging Face datasets; pip install cafedcl\[hf\]"):
+        load("hf:x", download=True)
+
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 256, (20, 6, 6, 3), dtype=np.uint8), np.arange(20) % 4
+
+
+@pytest.mark.parametrize(
+    "keys", [("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels")]
+)
+def test_npz_with_training_and_test_images(keys, tmp_path, load):
+    np.savez(tmp_path / "own.npz", **dict(zip(keys, (X, Y, X[:5], Y[:5][:, None]), strict=True)))
+    data = load(tmp_path / "own.npz")
+    np.testing.assert_array_equal(data.train_x, X.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(data.test_y, Y[:5])
+    assert data.names == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize(("x", "y"), [("x", "y"), ("X", "Y"), ("images", "labels")])
+def test_npz_with_one_part_holds_out_a_fifth(x, y, tmp_path, load):
+    np.savez(tmp_path / "own.npz", **{x: X, y: Y})
+    assert torch.bincount(load(tmp_path / "own.npz").test_y).tolist() == [1, 1, 1, 1]
+
+
+def test_npz_validation_part(tmp_path, load, capsys):
+    parts = {"x_train": X, "y_train": Y, "x_val": X[:3], "y_val": Y[:3]}
+    np.savez(tmp_path / "own.npz", **parts)
+    assert len(load(tmp_path / "own.npz").test_y) == 3
+    np.savez(tmp_path / "own.npz", **parts, x_test=X, y_test=Y)
+    assert len(load(tmp_path / "own.npz").test_y) == 20
+    assert "3 validation images are left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X[..., 0],
+        X[..., :1],
+        X[..., 0][:, None],
+        X.transpose(0, 3, 1, 2),
+        X / 255,
+        X.astype(np.int64),
+        X.astype(np.float32),
+    ],
+)
+def test_shapes_and_types_of_images(x, tmp_path, load):
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=Y, x_test=x, y_test=Y)
+    data = load(tmp_path / "own.npz")
+    assert data.train_x.dtype == torch.uint8
+    np.testing.assert_array_equal(data.train_x, X.transpose(0, 3, 1, 2)[:, : data.shape[0]])
+    assert load(tmp_path / "own.npz", size=4).shape == (data.shape[0], 4, 4)
+
+
+def test_names_of_classes(tmp_path, load):
+    np.savez(tmp_path / "own.npz", x=X, y=np.array(["owl", "cat"])[Y % 2])
+    assert load(tmp_path / "own.npz").names == ("cat", "owl")
+    np.savez(tmp_path / "own.npz", x=X, y=Y, classes=list("abcd"))
+    assert load(tmp_path / "own.npz").names == tuple("abcd")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"z": X}, "it has z; expected are x_train, y_train"),
+        ({"x": X, "y": Y[:7]}, "20 training images but 7 labels"),
+        ({"x": X, "y": Y + 1}, "class '0' has no training image"),
+        ({"x": X, "y": Y - 1}, "label -1 is out of range; labels count the classes from 0"),
+        ({"x": X, "y": Y * 10**12}, "label 3000000000000 is out of range"),
+        ({"x": X, "y": Y, "classes": ["a"]}, "label 1 of training image 0 is out of range|label . of training"),
+        ({"x": X, "y": Y * 2}, "class '1' has no training image"),
+        ({"x": X, "y": np.eye(4)[Y]}, "one whole number per image is expected"),
+        ({"x": X, "y": Y + 0.5}, "labels are fractions"),
+        ({"x": X.astype(int) * 2, "y": Y}, "pixels run from 0 to 51.; expected are 0 to 255"),
+        ({"x": X / 255 - 0.5, "y": Y}, "pixels run from -0.5 to 0.5"),
+        ({"x": np.full(X.shape, np.nan), "y": Y}, "pixels run from nan"),
+        ({"x": X.astype(complex), "y": Y}, "pixels are of type complex128"),
+        ({"x": X[:, :, :, [0, 0]], "y": Y}, "images of shape 20×6×6×2"),
+        ({"x": X[:, 0, 0], "y": Y}, "images of shape 20×3"),
+        ({"x": X[:0], "y": Y[:0]}, "there are no training images"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y}, "differ in shape, 3×6×6 and 3×3×6"),
+        ({"x": np.array([{}]), "y": Y}, r"not a whole .npz file of plain arrays"),
+    ],
+)
+def test_arrays_that_do_not_fit_say_why(arrays, words, tmp_path, load):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(CafedclError, match=words) as caught:
+        load(tmp_path / "own.npz")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "name"),
+    [
+        ("images.npy", "labels.npy", ""),
+        ("images.npy", "labels.npy", "images.npy"),
+        ("scans.npy", "scans_labels.npy", "scans.npy"),
+        ("X.npy", "y.npy", "X.npy"),
+    ],
+)
+def test_npy_with_labels_beside_it(images, labels, name, tmp_path, load):
+    np.save(tmp_path / images, X)
+    with pytest.raises(CafedclError, match="its labels are not there; put them into"):
+        load(tmp_path / name)
+    np.save(tmp_path / labels, Y)
+    assert load(tmp_path / name).classes == 4
+
+
+def test_a_broken_npy_is_named(tmp_path, load):
+    np.save(tmp_path / "y.npy", Y)
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(CafedclError, match=r"x.npy: not a whole .npy file"):
+        load(tmp_path / "x.npy")
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.savez(file, a=X)
+    with pytest.raises(CafedclError, match=r"x.npy: it holds several arrays; name it .npz"):
+        load(tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "x.npy").rename(tmp_path / "x.npz")
+    with pytest.raises(CafedclError, match=r"x.npz: it holds one array"):
+        load(tmp_path / "x.npz")

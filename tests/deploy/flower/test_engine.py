@@ -1,0 +1,225 @@
+"""The same jobs at sites give the same bits, and whatever a site does, the round goes on with the others."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flwr.app import Error, Message
+
+from cafedcl import api
+from cafedcl.core.contract import TICKET
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import pack, unpack
+from cafedcl.deploy.flower.messages import answer_train, read_train
+from cafedcl.deploy.flower.records import OWN, SHARED, wrap
+from cafedcl.engine.cpu.messages import Parts, result_parts, to_result
+from cafedcl.engine.eager import Eager
+from cafedcl.federation.contact_sheets import Sheets
+from cafedcl.federation.rounds import Federation
+from cafedcl.methods import find_method, method_names
+from cafedcl.task.build import prepare
+
+METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
+BAD = 12
+"""The node of client 0."""
+
+
+def eager(config):
+    setup = prepare(replace(config, engine=replace(config.engine, name="eager")))
+    return Federation(setup, engine=Eager(setup.bench))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_bits_as_the_eager_engine(method, config, host, same):
+    chosen = config(method, federation__rounds=2, **({"method__epochs": 3} if method == "fedtgp" else {}))
+    there, here = host(chosen, [], None), eager(chosen)
+    there.run()
+    here.run()
+    same(there, here)
+
+
+def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_path, journal):
+    """Tail augmentation needs what a client keeps; the server gets notes about it, and never an image."""
+    tail = {"augment__name": "gan", "augment__steps": 5, "split__kind": "dirichlet", "split__alpha": 0.3}
+    chosen = config(**tail, federation__rounds=2)
+    there, here = host(chosen, [Sheets(tmp_path / "sheets")], None), eager(chosen)
+    there.run()
+    here.run()
+    same(there, here)
+    assert here.bench.wanted.any()
+    assert not (tmp_path / "sheets").exists()
+    assert {name for memory in there.memories.values() for name in memory} <= {TICKET}
+    assert any("augment/fitted" in memory for memory in here.memories.values())
+
+
+@pytest.mark.parametrize("method", ["moon", "fedproto"])
+def test_what_clients_keep_stays_at_their_sites(method, config, host, net, tmp_path):
+    federation = host(config(method), [], None)
+    federation.run()
+    assert {name for memory in federation.memories.values() for name in memory} == {TICKET}
+    kept = sorted(path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("*/memory/*/*/000002.safetensors"))
+    assert kept == ["11", "12", "13"]
+
+
+def test_sites_throw_away_what_nobody_can_go_back_to(config, host, tmp_path):
+    host(config("moon", federation__rounds=6), [], None).run()
+    rounds = sorted(int(path.stem) for path in (tmp_path / "12").glob("memory/*/0/*.safetensors"))
+    assert rounds == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("method", ["cafedcl", "moon"])
+def test_a_server_that_was_killed_goes_on_to_the_same_bits(method, config, host, journal, same):
+    """The sites have gone two rounds further than the checkpoint that the server goes back to."""
+    chosen = config(method, federation__rounds=4, store__checkpoint_every=2)
+    whole = eager(chosen)
+    whole.run()
+
+    class Killed(BaseException):
+        pass
+
+    def broken(config, watchers, folder):
+        federation = host(config, watchers, folder)
+        step = federation.step
+        federation.step = lambda: step() if federation.round < 3 else kill()
+        return federation
+
+    def kill():
+        raise Killed
+
+    with pytest.raises(Killed):
+        api.start(chosen, journal.path, [], (), broken)
+    finished = api.resume(journal.path, [], print, host)
+    assert [line["round"] for line in finished.records] == [0, 1, 2, 3]
+    for name, value in whole.state.items():
+        assert torch.equal(finished.state[name], value), name
+
+
+def only(asked, kind):
+    """Return whether a request is of a kind, by Flower's type of message."""
+    return asked.metadata.message_type == kind
+
+
+def spoilt(change):
+    """Make a twist that changes the reply to a training request."""
+
+    def twist(asked, parts):
+        if not only(asked, "train"):
+            return [Message(wrap(parts), reply_to=asked)]
+        return [Message(wrap(change(parts)), reply_to=asked)]
+
+    return twist
+
+
+def reply_in(parts):
+    return to_result(Parts(*unpack(parts[SHARED])))
+
+
+def edit(**changes):
+    """Make a change of the tensors in a reply."""
+
+    def change(parts):
+        reply = reply_in(parts)
+        tensors = {**reply.up.tensors, **{name.replace("__", "/"): f(reply) for name, f in changes.items()}}
+        return {**parts, SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, tensors=tensors))))}
+
+    return change
+
+
+def as_client(client):
+    def change(parts):
+        reply = reply_in(parts)
+        return {**parts, SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, client=client))))}
+
+    return change
+
+
+def at_round(round):
+    return lambda parts: {**parts, OWN: answer_train(reply_in(parts), round)[OWN]}
+
+
+FAULTS = {
+    "nan": (spoilt(edit(prototypes=lambda r: r.up.tensors["prototypes"] * torch.nan)), "NaN or Inf in 'prototypes'"),
+    "a wrong shape": (spoilt(edit(prototypes=lambda r: r.up.tensors["prototypes"][:, :1])), "has shape"),
+    "too large": (spoilt(edit(extra=lambda _: torch.zeros(1 << 20))), "bytes, more than the"),
+    "not asked for": (spoilt(edit(extra=lambda _: torch.zeros(3))), "'extra' was not asked for"),
+    "garbage": (spoilt(lambda parts: {**parts, SHARED: b"\x80\x04garbage"}), "not a whole packed file"),
+    "no body": (spoilt(lambda parts: {OWN: parts[OWN]}), "shared"),
+    "an old round": (spoilt(at_round(-1)), "answers for round -1, not for 0"),
+    "another client": (spoilt(as_client(1)), "answers as client 1"),
+    "dead": (
+        lambda asked, parts: (
+            [Message(Error(5, "Node Unavailable"), reply_to=asked)]
+            if only(asked, "train")
+            else [Message(wrap(parts), reply_to=asked)]
+        ),
+        "Node Unavailable",
+    ),
+    "silent": (
+        lambda asked, parts: [] if only(asked, "train") else [Message(wrap(parts), reply_to=asked)],
+        "no answer within 0.3 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_round_goes_on_without_a_site_that_fails_and_takes_it_back(fault, config, host, net, same):
+    chosen = config(federation__rounds=2, federation__drop=["0:0"])
+    federation = host(config(federation__rounds=2), [], None)
+    net.twist[BAD], words = FAULTS[fault]
+    first = federation.step()
+    assert [failure["client"] for failure in first.failed] == [0]
+    assert words in first.failed[0]["reason"]
+    del net.twist[BAD]
+    assert federation.step().failed == []
+    without = eager(chosen)
+    without.run()
+    assert all(torch.equal(value, without.state[name]) for name, value in federation.state.items())
+
+
+def test_a_site_that_answers_twice_counts_once(config, host, net, same):
+    chosen = config(federation__rounds=2)
+    federation, here = host(chosen, [], None), eager(chosen)
+    net.twist[BAD] = lambda asked, parts: [Message(wrap(parts), reply_to=asked) for _ in range(2)]
+    federation.run()
+    here.run()
+    same(federation, here)
+
+
+def test_a_site_that_is_gone_is_named_and_one_that_comes_back_under_another_number_is_the_same_client(
+    config, host, net
+):
+    federation = host(config("moon"), [], None)
+    federation.step()
+    gone = net.sites.pop(BAD)
+    assert federation.step().failed == [{"client": 0, "reason": "its site is not connected"}]
+    net.sites[99] = gone
+    assert federation.step().failed == []
+
+
+def test_a_site_that_lost_what_it_kept_starts_anew_and_says_so(config, host, tmp_path, capsys):
+    federation = host(config("moon"), [], None)
+    federation.step()
+    for file in (tmp_path / "12").glob("memory/*/0/*.safetensors"):
+        file.unlink()
+    assert federation.step().failed == []
+    assert "starts anew" in capsys.readouterr().err
+
+
+def test_too_few_sites_are_counted_in_one_line(config, host, net):
+    del net.sites[BAD]
+    with pytest.raises(CafedclError, match=r"2 of 3 sites came within 0\.3 s"):
+        host(config(), [], None)
+
+
+def test_losses_that_are_no_numbers_are_an_answer_that_cannot_be_read(config, host, net):
+    federation = host(config(), [], None)
+    (reply, *_) = federation.engine.train([j for j in jobs_of(federation) if j.client == 0])
+    parts = answer_train(replace(reply, up=replace(reply.up, losses={"ce": "much"})), 0)
+    assert "not numbers" in read_train(parts, 0, 0).reason
+
+
+def jobs_of(federation):
+    from cafedcl.core.contract import Down, Job
+
+    down = Down(0, federation.method.broadcast(federation.state))
+    return [Job(client, down, {}, False) for client in range(3)]

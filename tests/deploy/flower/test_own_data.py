@@ -1,0 +1,212 @@
+"""Sites with their own images: the same methods, and the same Federation, without an image at the server."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from typer.testing import CliRunner
+
+from cafedcl import api
+from cafedcl.cli.main import app
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import pack, unpack
+from cafedcl.deploy.flower.messages import ask_enrol
+from cafedcl.deploy.flower.records import OWN, SHARED, unwrap, wrap
+from cafedcl.deploy.flower.server_app import Host
+from cafedcl.deploy.flower.site import Site
+from cafedcl.methods import find_method, method_names
+
+METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
+HOLDS = {"a": [0, 1, 2, 3], "b": [3, 4, 5, 6], "c": [6, 7, 8, 9, 0]}
+
+
+@pytest.fixture
+def places(net, digits, tmp_path):
+    """Three sites, each with the digits of some classes in a file, and the server's own test images."""
+    x, y = digits.train_x.numpy(), digits.train_y.numpy()
+    for number, (name, classes) in enumerate(HOLDS.items()):
+        mine = np.flatnonzero(np.isin(y, classes))[number::3][:90]
+        np.savez(tmp_path / f"{name}.npz", x=x[mine], y=y[mine].astype(str))
+        net.sites[11 + number] = Site(tmp_path / name, name, str(tmp_path / f"{name}.npz"), "cpu"), None
+    np.savez(
+        tmp_path / "test.npz",
+        x_train=x[:20],
+        y_train=(np.arange(20) % 10).astype(str),
+        x_test=digits.test_x.numpy(),
+        y_test=digits.test_y.numpy().astype(str),
+    )
+    return tmp_path
+
+
+def settings(**more):
+    return {"data__name": "sites", "split__kind": "auto", "engine__deadline": 5.0, **more}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_where_the_data_are(method, config, host, places):
+    few = {"method__epochs": 3} if method == "fedtgp" else {}
+    federation = host(config(method, **settings(federation__rounds=2, **few)), [], None)
+    records = federation.run()
+    assert [record.failed for record in records] == [[], []]
+    scores = records[-1].own
+    assert 0 <= scores["client_worst"] <= scores["client_mean"] <= 1
+    assert (records[-1].server is not None) == federation.bench.serves
+
+
+def test_tail_augmentation_works_where_the_data_are(config, host, places):
+    federation = host(config(**settings(federation__rounds=2, augment__name="resample")), [], None)
+    assert [record.failed for record in federation.run()] == [[], []]
+
+
+def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, places, net):
+    federation = host(config(**settings()), [], None)
+    federation.run()
+    right, tested = np.zeros((3, 10)), np.zeros((3, 10))
+    for client, (node, name) in enumerate(zip((11, 12, 13), HOLDS, strict=True)):
+        engine = net.sites[node][0]._engine[1]
+        _, y = engine.bench.test_set(None)
+        called = engine.predict(federation.state)()
+        assert name == federation.about["flower"]["sites"][client]
+        for label, guess in zip(y.tolist(), called.tolist(), strict=True):
+            tested[client, label] += 1
+            right[client, label] += label == guess
+    scores, clients = federation.history[-1].server, right.sum(1) / tested.sum(1)
+    assert scores["accuracy"] == pytest.approx(right.sum() / tested.sum())
+    assert scores["balanced"] == pytest.approx(np.mean(right.sum(0) / tested.sum(0)))
+    assert scores["client_mean"] == pytest.approx(clients.mean())
+    assert scores["client_std"] == pytest.approx(clients.std())
+    assert scores["client_worst"] == pytest.approx(clients.min())
+
+
+def test_a_server_with_test_images_scores_on_them_and_clients_still_on_their_own(config, host, places, digits):
+    alone = host(config(**settings(federation__rounds=1)), [], None)
+    alone.run()
+    federation = host(config(**settings(federation__rounds=1, data__test=str(places / "test.npz"))), [], None)
+    federation.run()
+    scores, before = federation.history[-1].server, alone.history[-1].server
+    called = federation.engine.predict(federation.state)()
+    right = (called == digits.test_y).double().mean()
+    assert scores["accuracy"] == pytest.approx(float(right), rel=1e-6)
+    assert scores["client_mean"] == before["client_mean"]
+    assert scores["accuracy"] != before["accuracy"]
+
+
+def test_no_image_label_or_prediction_leaves_a_site(config, host, places, net):
+    """Every tensor in every answer is a weight, one row per class, or one number per class."""
+    answers = []
+    for node in net.sites:
+        net.twist[node] = lambda asked, parts: answers.append(parts) or [reply(asked, parts)]
+    federation = host(config(**settings(federation__rounds=2)), [], None)
+    federation.run()
+    weights = {tuple(value.shape) for value in federation.bench.initial.values()}
+    dim = federation.method.dim
+    seen = set()
+    for parts in answers:
+        for part in parts.values():
+            tensors, _ = unpack(part)
+            for name, value in tensors.items():
+                seen.add(name)
+                shape = tuple(value.shape)
+                held = [len(HOLDS[site]) for site in HOLDS]
+                allowed = {(10,), (1,), (), *((n,) for n in held), *((n, dim) for n in held)}
+                assert shape in allowed | weights, name
+    assert {"counts", "up/prototypes", "hits/all", "tested"} <= seen
+    assert OWN in answers[0]
+    assert SHARED not in answers[0]
+
+
+def reply(asked, parts):
+    return Message(wrap(parts), reply_to=asked)
+
+
+def test_a_run_goes_on_with_a_site_missing_and_knows_it_again(config, host, journal, places, net):
+    chosen = config("moon", **settings(federation__rounds=2, engine__deadline=1.0))
+    api.start(chosen, journal.path, [], (), host)
+    table = (journal.path / "config.toml").read_text()
+    (journal.path / "config.toml").write_text(table.replace("rounds = 2", "rounds = 4"))
+    gone = net.sites.pop(12)
+    net.sites.pop(13)
+    net.sites[50] = net.sites.pop(11)
+    net.sites[51] = gone
+    finished = api.resume(journal.path, [], print, host)
+    assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [[], [], [2], [2]]
+
+
+def test_predicting_with_a_client_says_that_its_model_is_at_its_site(config, host, journal, places):
+    api.start(config("fedproto", **settings(federation__rounds=1)), journal.path, [], (), host)
+    with pytest.raises(CafedclError, match="at its site"):
+        api.load(journal.path).predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), client=0)
+
+
+def test_a_site_without_data_says_so(config, host, net):
+    with pytest.raises(CafedclError, match="0 of 3 sites"):
+        host(config(**settings(engine__deadline=0.2)), [], None)
+    assert "names none" in (host.journal.path / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("section", "code"), [("method", "tests.own:Mine"), ("model", "os.path:join")])
+def test_a_server_cannot_name_code_at_a_site_that_does_not_allow_it(section, code, config, net, places, monkeypatch):
+    """The config that a hostile server sends names something that can be imported."""
+    imported = []
+    for module in ("cafedcl.methods", "cafedcl.models"):
+        monkeypatch.setattr(f"{module}.import_path", lambda name, _: imported.append(name))
+    _, header = unpack(ask_enrol(config(**settings())))
+    header["terms"]["config"][section] = {"name": code}
+    answer = net.sites[11][0].answer({SHARED: pack({}, header)}, None)
+    _, said = unpack(answer[OWN])
+    assert "allow it with plugins = true" in said["error"]
+    assert imported == []
+
+
+def test_own_data_and_a_simulated_run_do_not_go_together(config, host, places, journal):
+    with pytest.raises(CafedclError, match="0 of 3 sites"):
+        host(config(engine__deadline=0.2), [], None)
+    assert "data of its own" in (journal.path / "events.jsonl").read_text()
+
+
+def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, places, net):
+    """What is shared travels to the SuperLink once."""
+    host(config(**settings(federation__rounds=1)), [], None).run()
+    trains = [unwrap(message.content) for message in net.seen if message.metadata.message_type == "train"]
+    assert len({parts[SHARED] for parts in trains}) == 1
+    assert all(len(parts[OWN]) < 300 for parts in trains)
+
+
+def test_a_site_is_who_its_key_says_whatever_it_calls_itself(config, net, places, journal, tmp_path):
+    """Node 13 calls itself c, but c's key is that of another node."""
+    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
+    host = Host(net, journal, str(tmp_path))
+    with pytest.raises(CafedclError, match="2 of 3 sites"):
+        host(config(**settings(engine__deadline=0.2)), [], None)
+    assert "it calls itself c, but has another site's key" in (journal.path / "events.jsonl").read_text()
+    net.sites[99] = net.sites.pop(13)
+    host(config(**settings()), [], None)
+
+
+def test_who_comes_and_goes_is_said(config, host, net, places, journal):
+    federation = host(config(**settings(federation__rounds=3)), [], None)
+    federation.step()
+    gone = net.sites.pop(12)
+    federation.step()
+    net.sites[77] = gone
+    federation.step()
+    notices = [json.loads(line)["message"] for line in (journal.path / "events.jsonl").read_text().splitlines()]
+    assert sorted(notices[:3]) == [f"site {name} is here" for name in HOLDS]
+    assert notices[3:] == ["site b is gone", "site b is here"]
+    assert [[failure["client"] for failure in record.failed] for record in federation.history] == [[], [1], []]
+
+
+def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(config, host, places, journal, digits):
+    api.start(config(**settings(federation__rounds=2)), journal.path, [], (), host)
+    shown = CliRunner().invoke(app, ["show", str(journal.path), "--split"])
+    assert shown.exit_code == 0, shown.exception
+    assert "2 of 2 rounds" in shown.stdout
+    page = journal.path / "report.html"
+    made = CliRunner().invoke(app, ["report", str(journal.path), "--out", str(page)])
+    assert made.exit_code == 0, made.exception
+    assert page.stat().st_size > 10_000
+    called = api.load(journal.path).predict(digits.test_x[:200])
+    labels = [str(label) for label in digits.test_y[:200].tolist()]
+    assert np.mean([name == label for name, label in zip(called.names, labels, strict=True)]) > 0.3

@@ -1,0 +1,125 @@
+"""Sites with data of their own: what they tell, how the server puts it together, and that nothing else is needed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.data import Dataset
+from cafedcl.deploy.population import Enrolled, Population, enrol, prepare_server, prepare_site, relabelled
+from cafedcl.task.resolve import resolve
+
+
+def config(**settings):
+    tables = {"data": {"name": "sites"}, "engine": {"name": "flower", "device": "cpu"}, "model": {"name": "mlp"}}
+    return resolve({**tables, "federation": {"clients": 2}, **settings})
+
+
+def images(numbers, names, seed=0, test=2):
+    """Random images, so many of each class, and a few of each for testing."""
+    rng = np.random.default_rng(seed)
+    y = torch.tensor([c for c, n in enumerate(numbers) for _ in range(n)])
+    tested = torch.tensor([c for c, n in enumerate(numbers) for _ in range(test if n else 0)])
+    x, t = (torch.from_numpy(rng.integers(0, 256, (len(part), 1, 4, 4), dtype=np.uint8)) for part in (y, tested))
+    return Dataset.of(x, y, t, tested, tuple(names))
+
+
+NORTH, SOUTH = images([10, 4], ["cat", "dog"], 1), images([6, 20, 1], ["ant", "cat", "dog"], 2)
+
+
+@pytest.fixture
+def population():
+    return Population.of([enrol(config(), SOUTH, "south"), enrol(config(), NORTH, "north")])
+
+
+def test_the_server_knows_every_class_that_any_site_has(population):
+    assert population.sites == ("north", "south")
+    assert population.names == ("ant", "cat", "dog")
+    # A tenth of every class is held out for validation: at least one where there are two, never the last.
+    assert population.counts.tolist() == [[0, 9, 3], [5, 18, 1]]
+
+
+def test_images_are_standardised_as_if_they_lay_in_one_place(population):
+    """Weighted by the training images of each site, without the validation part."""
+    share = np.array([12, 24]) / 36
+    scaled = [data.train_x.numpy() / 255 for data in (NORTH, SOUTH)]
+    mean = sum(w * x.mean() for w, x in zip(share, scaled, strict=True))
+    square = sum(w * (x**2).mean() for w, x in zip(share, scaled, strict=True))
+    assert float(population.mean) == pytest.approx(mean, rel=1e-6)
+    assert float(population.std) == pytest.approx((square - mean**2) ** 0.5, rel=1e-6)
+
+
+def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
+    place = population.place("south")
+    assert (place.client, place.clients) == (1, 2)
+    assert place.most == (5, 18, 3)
+    assert place.total == (5, 27, 4)
+    bench = prepare_site(config(), SOUTH, place, "south")
+    client = bench.client(1)
+    assert client.counts.tolist() == [5, 18, 1]
+    assert client.most.tolist() == [5, 18, 3]
+    assert bench.shards.counts[0].sum() == 0
+    assert torch.equal(bench.data.mean, population.mean)
+    assert torch.equal(bench.data.std, population.std)
+
+
+def test_a_site_numbers_its_classes_as_the_run_does(population):
+    bench = prepare_site(config(), NORTH, population.place("north"), "north")
+    assert bench.data.train_y.unique().tolist() == [1, 2]
+    assert bench.client(0).holds.tolist() == [1, 2]
+
+
+def test_the_server_needs_no_images(population):
+    setup = prepare_server(config(), population)
+    assert setup.bench.remote
+    assert setup.config.federation.clients == 2
+    assert torch.equal(setup.counts, population.counts)
+
+
+def test_a_class_that_no_site_has_is_named(population):
+    with pytest.raises(CafedclError, match="'eel' is not one of"):
+        relabelled(images([1], ["eel"]), population.names, "data.test")
+
+
+def test_images_of_different_sizes_are_named():
+    other = enrol(config(), replace(SOUTH, train_x=SOUTH.train_x[:, :, :2]), "south")
+    with pytest.raises(CafedclError, match=r"south.*data\.size"):
+        Population.of([enrol(config(), NORTH, "north"), other])
+
+
+def test_pooling_all_data_in_one_place_is_refused(population):
+    with pytest.raises(CafedclError, match="sites do not give away"):
+        prepare_server(config(method={"name": "central"}), population)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"counts": torch.tensor([-1, 2])}, "counts"),
+        ({"counts": torch.tensor([1, 2, 3])}, "counts"),
+        ({"tested": torch.tensor([1.0, 2.0])}, "counts"),
+        ({"mean": torch.tensor([2.0])}, "moments"),
+        ({"square": torch.tensor([torch.nan])}, "moments"),
+        ({"counts": torch.tensor([0, 0])}, "no training images"),
+    ],
+)
+def test_an_enrolment_that_cannot_be_is_refused(change, words):
+    tensors, header = enrol(config(), NORTH, "north").packed()
+    again = Enrolled.unpacked(tensors, header)
+    assert (again.site, again.names, again.shape) == ("north", NORTH.names, NORTH.shape)
+    with pytest.raises(ValueError, match=words):
+        Enrolled.unpacked({**tensors, **change}, header)
+
+
+@pytest.mark.parametrize("shape", [[1, 4], [1, 0, 4], [1, 4, 10**9], ["1", 4, 4]])
+def test_an_image_shape_that_cannot_be_is_refused(shape):
+    tensors, header = enrol(config(), NORTH, "north").packed()
+    with pytest.raises(ValueError, match="shape"):
+        Enrolled.unpacked(tensors, {**header, "shape": shape})
+
+
+def test_two_sites_of_the_same_name_are_refused():
+    with pytest.raises(CafedclError, match="two sites call themselves 'north'"):
+        Population.of([enrol(config(), data, "north") for data in (NORTH, SOUTH)])

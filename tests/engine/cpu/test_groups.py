@@ -1,0 +1,171 @@
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from cafedcl.core.contract import Down, Job
+from cafedcl.data import Dataset
+from cafedcl.engine.cpu.groups import WINDOW, choose_size, grid, make_groups, obstacle, widths
+from cafedcl.models import Network
+from cafedcl.task.build import Setup, prepare
+from cafedcl.task.cost import operations
+from cafedcl.task.resolve import resolve
+from cafedcl.task.task import Bench
+
+DOWN = Down(0, {})
+Make = Callable[..., Setup]
+
+
+@pytest.fixture(scope="module")
+def make(digits: Dataset) -> Make:
+    def setup(method: str = "fedavg", **sections: Any) -> Setup:
+        tables = {
+            "method": {"name": method},
+            "split": {"kind": "dirichlet", "form": "class", "alpha": 0.3},
+            "model": {"name": "cnn8"},
+            "federation": {"clients": 30},
+            "engine": {"device": "cpu"},
+        }
+        for name, table in sections.items():
+            tables[name] = {**tables.get(name, {}), **table}
+        return prepare(resolve(tables), digits)
+
+    return setup
+
+
+@pytest.fixture(scope="module")
+def bench(make: Make) -> Bench:
+    """Thirty clients of unequal size with batches of ten: they differ in their steps."""
+    return make(train={"batch_size": 10}).bench
+
+
+def jobs(clients: list[int], memory: dict[int, int] | None = None) -> list[Job]:
+    return [Job(k, DOWN, {"kept": torch.zeros(memory[k])} if memory else {}, False) for k in clients]
+
+
+@given(st.sets(st.integers(0, 29), min_size=1), st.integers(2, 12))
+def test_every_job_is_in_one_group_and_groups_are_nearly_equal_and_in_falling_order(
+    bench: Bench, clients: set[int], size: int
+) -> None:
+    groups = list(make_groups(bench, jobs(sorted(clients)), size))
+    assert sorted(job.client for group in groups for job in group) == sorted(clients)
+    for window in (sorted(clients)[start : start + WINDOW * size] for start in range(0, len(clients), WINDOW * size)):
+        inside = [group for group in groups if group[0].client in window]
+        assert {job.client for group in inside for job in group} == set(window)
+        lengths = [len(group) for group in inside]
+        assert max(lengths) <= size
+        assert max(lengths) - min(lengths) <= 1
+        assert len(inside) == -(-len(window) // size)
+        steps = [bench.steps(len(bench.shards.train[job.client])) for group in inside for job in group]
+        assert steps == sorted(steps, reverse=True)
+
+
+def test_groups_follow_from_the_jobs_alone(bench: Bench) -> None:
+    one, other = (list(make_groups(bench, jobs(list(range(30))), 7)) for _ in range(2))
+    assert [[job.client for job in group] for group in one] == [[job.client for job in group] for group in other]
+
+
+def test_clients_whose_memories_differ_in_form_are_kept_apart(bench: Bench) -> None:
+    memory = {k: 2 if k % 3 else 5 for k in range(12)}
+    groups = list(make_groups(bench, jobs(list(range(12)), memory), 4))
+    assert sorted(len(group) for group in groups) == [4, 4, 4]
+    assert all(len({len(job.memory["kept"]) for job in group}) == 1 for group in groups)
+
+
+def test_the_order_of_what_a_client_remembers_is_no_reason_to_be_kept_apart(bench: Bench) -> None:
+    """A memory that comes from a snapshot may have another."""
+    one, other = torch.zeros(3), torch.zeros(4)
+    memories = [{"a": one, "b": other}, {"b": other, "a": one}]
+    assert len(list(make_groups(bench, [Job(k, DOWN, memories[k], False) for k in range(2)], 4))) == 1
+
+
+def test_personal_weights_are_no_reason_to_be_kept_apart(bench: Bench) -> None:
+    own = [Job(k, DOWN, {"model/w": torch.zeros(3)} if k else {}, False) for k in range(4)]
+    assert len(list(make_groups(bench, own, 4))) == 1
+
+
+def test_one_at_a_time_is_in_order(bench: Bench) -> None:
+    assert [[job.client for job in group] for group in make_groups(bench, jobs([4, 2, 9]), 1)] == [[4], [2], [9]]
+
+
+@given(st.integers(1, 5000))
+def test_widths_are_few_and_waste_little(width: int) -> None:
+    assert width <= grid(width) < 1.25 * width + 1
+    assert grid(grid(width)) == grid(width)
+
+
+def test_there_are_four_widths_to_a_doubling() -> None:
+    assert sorted({grid(width) for width in range(16, 65)}) == [16, 20, 24, 28, 32, 40, 48, 56, 64]
+
+
+# how many
+
+
+def test_operations_by_hand(make: Make) -> None:
+    """8×8 images: 16 filters of 9 numbers at 16 places, 32 of 144 at 4, then 64 of 128."""
+    setup = make()
+    assert operations(setup.bench.network, (1, 8, 8)) == 2 * (16 * 9 * 16 + 32 * 144 * 4 + 64 * 128)
+
+
+def test_counting_leaves_the_network_as_it_was(make: Make) -> None:
+    network = make().bench.network.train()
+    operations(network, (1, 8, 8))
+    assert network.training
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize(("batch", "size"), [(8, 10), (500, 10), (1000, 5), (3000, 2), (20000, 2), (30000, 1)])
+def test_large_steps_are_stacked_less_and_very_large_ones_not_at_all(make: Make, batch: int, size: int) -> None:
+    """A step of ``batch`` images takes 57,856 operations for each."""
+    setup = make(train={"batch_size": batch})
+    assert setup.bench.onednn is False
+    assert choose_size(setup.bench) == size
+
+
+def test_what_auto_stands_for_is_written_into_the_config(make: Make) -> None:
+    assert make(train={"batch_size": 8}).config.engine.stack == 10
+    assert make(engine={"stack": 3}).config.engine.stack == 3
+    assert make(engine={"stack": 1}).config.engine.stack == 1
+
+
+def test_onednns_convolutions_are_not_stacked_of_its_own_accord(make: Make) -> None:
+    assert make(engine={"onednn": "on"}).config.engine.stack == 1
+    assert make(engine={"onednn": "on"}, model={"name": "mlp"}).config.engine.stack == 10
+
+
+def test_what_stands_in_the_way(make: Make) -> None:
+    bench = make().bench
+    assert obstacle(bench) is None
+    normal = Network(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)), nn.Linear(64, 10))
+    assert (
+        obstacle(replace(bench, network=normal))
+        == "'encoder.1.running_mean' is kept besides the weights that are trained"
+    )
+    assert choose_size(replace(bench, network=normal)) == 1
+    fixed = copy.deepcopy(bench.network)
+    fixed.encoder.conv1.bias.requires_grad_(False)
+    assert (
+        obstacle(replace(bench, network=fixed)) == "'encoder.conv1.bias' is kept besides the weights that are trained"
+    )
+    assert obstacle(make("central").bench) == "all data lie in one place"
+    assert make("central").config.engine.stack == 1
+
+
+def test_clients_with_synthetic_images_train_one_after_another(make: Make) -> None:
+    setup = make("cafedcl+mixup")
+    assert obstacle(setup.bench) == "tail augmentation gives clients images of their own"
+    assert setup.config.engine.stack == 1
+    assert make("cafedcl").config.engine.stack > 1
+
+
+def test_few_sizes_of_batches_are_not_padded_and_many_share_widths(make: Make) -> None:
+    exact = widths(make(split={"kind": "iid"}, train={"batch_size": 50}, federation={"clients": 4}).bench)
+    assert [exact(size) for size in (50, 37)] == [50, 37]
+    shared = widths(make(split={"kind": "quantity", "alpha": 0.5}, federation={"clients": 40}).bench)
+    assert [shared(size) for size in (50, 37)] == [56, 40]

@@ -1,0 +1,296 @@
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import cafedcl
+from cafedcl.core.contract import Down, Failure, Job, Reply, Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.engine.choose import choose_engine
+from cafedcl.engine.cpu import workers as workers_module
+from cafedcl.engine.cpu.workers import Workers
+from cafedcl.engine.eager import Eager
+from cafedcl.federation.rounds import Federation
+from cafedcl.models import Network
+from cafedcl.task.build import Setup, prepare
+from cafedcl.task.resolve import resolve
+
+
+def make_setup(**engine: int) -> Setup:
+    tables = {
+        "method": {"name": "fedavg"},
+        "model": {"name": "mlp"},
+        "train": {"epochs": 1},
+        "federation": {"clients": 6, "rounds": 3},
+        "engine": {"device": "cpu", "stack": 1, **engine},
+    }
+    return prepare(resolve(tables))
+
+
+@pytest.fixture
+def setup() -> Setup:
+    """Six clients, each a job of its own."""
+    return make_setup()
+
+
+@pytest.fixture(params=["forked", "started anew"])
+def either(request: pytest.FixtureRequest) -> Setup:
+    """The same, with both kinds of workers: those of several threads cannot be forked."""
+    return make_setup(threads=1 if request.param == "forked" else 2)
+
+
+def jobs(setup: Setup) -> list[Job]:
+    state = {f"model/{name}": value for name, value in setup.bench.shared().items()}
+    down = Down(0, state)
+    return [Job(client, down, {}, False) for client in range(6)]
+
+
+def ready(engine: Workers, setup: Setup) -> None:
+    """Work until the processes have taken over."""
+    until = time.monotonic() + 60
+    while not (engine.crew and all(worker.ready for worker in engine.crew)):
+        assert time.monotonic() < until, "the workers never became ready"
+        list(engine.train(jobs(setup)))
+
+
+@pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started anew"])
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("method", ["fedavg", "cafedcl", "local"])
+def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str, stack: int, threads: int) -> None:
+    results = []
+    for workers in (1, 3):
+        tables = {
+            "method": {"name": method},
+            "train": {"epochs": 1},
+            "federation": {"clients": 6, "rounds": 3},
+            "engine": {"workers": workers, "stack": stack, "threads": threads},
+        }
+        with Federation(resolve(tables)) as federation:
+            if workers > 1:
+                assert isinstance(federation.engine, Workers)
+                federation.engine._hire(6)
+                wait_for(federation.engine)
+            federation.run()
+            assert len(federation.engine.crew) == (0 if workers == 1 else 3)
+            results.append(federation.snapshot()[0])
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
+
+
+def wait_for(engine: Workers) -> None:
+    """Wait until all processes are ready."""
+    until = time.monotonic() + 60
+    while not all(worker.ready for worker in engine.crew):
+        assert time.monotonic() < until, "the workers never became ready"
+        engine._listen(deque(), 1.0)
+
+
+def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> None:
+    setup = make_setup(threads=2)
+    engine = Workers(setup.bench, setup.config, 2, 100)
+    try:
+        ready(engine, setup)
+        assert engine.shared is not None
+        inode = os.fstat(engine.shared.fileno()).st_ino
+        for worker in engine.crew:
+            maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
+            assert any(line.split()[4] == str(inode) for line in maps.splitlines()), "the data file is not mapped"
+    finally:
+        engine.close()
+
+
+def test_workers_are_not_forked_where_a_library_may_have_threads_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, setup: Setup
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for machine, onednn, forked in (("aarch64", True, False), ("aarch64", False, True), ("x86_64", True, True)):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        workers = Workers(replace(setup.bench, onednn=onednn), setup.config, 2, 4)
+        assert workers.forks is forked, (machine, onednn)
+
+
+def test_onednn_in_workers_does_not_wait_forever() -> None:
+    settings = {"engine.workers": 2, "engine.onednn": "on", "engine.stack": 4, "train.epochs": 1}
+    run = cafedcl.run("fedavg", data="digits", clients=4, rounds=2, settings=settings)
+    assert run.records[-1]["failed"] == []
+
+
+def test_closing_ends_the_processes(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
+    list(engine.train(jobs(either)))
+    processes = [worker.process for worker in engine.crew]
+    assert len(processes) == 2
+    engine.close()
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
+    try:
+        ready(engine, either)
+        busy = engine.crew[0]
+        os.kill(busy.process.pid, signal.SIGSTOP)
+        results = engine.train(jobs(either))
+        first = next(results)
+        assert busy.group
+        os.kill(busy.process.pid, signal.SIGKILL)
+        rest = list(results)
+        assert sorted(r.up.client for r in [first, *rest] if isinstance(r, Reply)) == list(range(6))
+        assert busy not in engine.crew
+    finally:
+        engine.close()
+
+
+def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
+    try:
+        ready(engine, either)
+        engine.deaths[3, 0] = 1
+        victim = engine.crew[0]
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        results = engine.train([jobs(either)[3], jobs(either)[0]])
+        outcome = [next(results)]
+        os.kill(victim.process.pid, signal.SIGKILL)
+        outcome += results
+        failures = [r for r in outcome if isinstance(r, Failure)]
+        assert [f.client for f in failures] == [3]
+        assert "died twice (signal 9)" in failures[0].reason
+    finally:
+        engine.close()
+
+
+def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup) -> None:
+    engine = Workers(either.bench, either.config, 2, 100)
+    try:
+        ready(engine, either)
+        results = engine.train(jobs(either))
+        next(results)
+        results.close()
+        assert not any(worker.group for worker in engine.crew)
+        later = list(engine.train(jobs(either)))
+        assert sorted(r.up.client for r in later if isinstance(r, Reply)) == list(range(6))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("price", ["PAYS_OFF", "PAYS_OFF_FORKED"])
+def test_short_work_stays_in_this_process_and_long_work_does_not(monkeypatch: pytest.MonkeyPatch, price: str) -> None:
+    """Six jobs take less than a thousand seconds, and a million million take more."""
+    monkeypatch.setattr(workers_module, "cores", lambda: 2)
+    monkeypatch.setattr(workers_module, price, 1000.0)
+    setup = make_setup(threads=1 if price == "PAYS_OFF_FORKED" else 2)
+    hired = {}
+    for number, left in ((0, 6), (0, 10**12), (1, 10**12)):
+        engine = Workers(setup.bench, setup.config, number, jobs=left)
+        try:
+            list(engine.train(jobs(setup)))
+            hired[number, left] = len(engine.crew)
+        finally:
+            engine.close()
+    assert hired == {(0, 6): 0, (0, 10**12): 2, (1, 10**12): 0}
+
+
+def test_work_that_is_long_on_any_core_is_handed_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "cores", lambda: 2)
+    setup = make_setup(threads=1)
+    for fastest, at_once in ((1e30, False), (1e3, True)):
+        monkeypatch.setattr(workers_module, "FASTEST", fastest)
+        engine = Workers(setup.bench, setup.config, 0, jobs=6)
+        try:
+            replies = list(engine.train(jobs(setup)))
+            assert len(replies) == 6
+            assert (engine.fastest == 0.0) is at_once, "whether a job was tried out here"
+        finally:
+            engine.close()
+
+
+def kill_for(setup: Setup, victim: int) -> None:
+    """Let one client's summary end its process, unless it is this one."""
+    here = os.getpid()
+
+    def summarize(_model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        if visit.client.index == victim:
+            assert os.getpid() != here, "a job that killed a worker is not done in the run's own process"
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}, {}
+
+    setup.bench.method.summarize = summarize  # type: ignore[method-assign]
+
+
+def test_the_job_that_kills_a_groups_worker_is_found_and_the_others_are_done() -> None:
+    setup = make_setup(stack=3)
+    kill_for(setup, 4)
+    engine = Workers(setup.bench, setup.config, 2, 100)
+    try:
+        engine._hire(2)
+        results = list(engine.train(jobs(setup)))
+        assert sorted(r.up.client for r in results if isinstance(r, Reply)) == [0, 1, 2, 3, 5]
+        assert [r for r in results if isinstance(r, Failure)] == [
+            Failure(4, "its worker process died twice (signal 9)")
+        ]
+        assert {client: n for (client, _), n in engine.deaths.items() if n > 1} == {4: 2}
+    finally:
+        engine.close()
+
+
+def test_forked_workers_hold_no_pipe_but_their_own(setup: Setup) -> None:
+    """Else they would not notice that the run has ended."""
+    engine = Workers(setup.bench, setup.config, 3, 100)
+    try:
+        engine._hire(2)
+        first = engine.crew[0]
+        first.line.pipe.close()
+        assert first.process.wait(10) == 0
+    finally:
+        engine.crew = engine.crew[1:]
+        engine.close()
+
+
+def test_one_client_needs_no_workers() -> None:
+    tables = {"method": {"name": "central"}, "model": {"name": "mlp"}}
+    assert isinstance(choose_engine(prepare(resolve(tables)), pytest.fail), Eager)
+
+
+def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
+    small = ["--set", "model.name=mlp", "--set", "train.epochs=1", "--set", "engine.workers=2", "--rounds", "100000"]
+    command = [sys.executable, "-m", "cafedcl", "run", "--clients", "6", *small, "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def children() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    found += [int(entry.name)] if parent_of(entry) == process.pid else []
+        return found
+
+    until = time.monotonic() + 60
+    while len(mine := children()) < 2 or not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert time.monotonic() < until, "the workers never started"
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}/cmdline").exists() and not is_zombie(pid) for pid in mine):
+        assert time.monotonic() < until, "the workers outlived their run"
+        time.sleep(0.05)
+
+
+def parent_of(entry: Path) -> int:
+    return int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True

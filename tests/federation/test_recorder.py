@@ -1,0 +1,266 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kill_and_resume
+import pytest
+import torch
+
+from cafedcl import api
+from cafedcl.config.sections import Config
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import pack, unpack
+from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.task.resolve import resolve
+
+
+def config(rounds: int = 6, method: str = "cafedcl") -> Config:
+    tables: dict[str, Any] = {
+        "method": {"name": method},
+        "model": {"name": "mlp", "width": 0.1},
+        "train": {"epochs": 1, "iterations": 2},
+        "federation": {"clients": 4, "rounds": rounds},
+        "engine": {"workers": 1},
+        "store": {"checkpoint_every": 2},
+    }
+    return resolve(tables)
+
+
+def content(folder: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, bytes]]:
+    """All that a finished run holds, less the seconds: metrics, weights and evaluations."""
+    run = RunFolder.open(folder)
+    lines = [{**line, "seconds": None} for line in run.metrics()]
+    tensors, _ = unpack(run.checkpoints()[0].read_bytes())
+    tables = {file.name: file.read_bytes() for file in (folder / "evaluations").iterdir()}
+    return lines, {name: value.numpy().tobytes() for name, value in tensors.items()}, tables
+
+
+class Interrupt(Watcher):
+    """Presses Ctrl-C in the middle of a round."""
+
+    def __init__(self, when: int) -> None:
+        self.when = when
+
+    def client_done(self, federation: Federation, client: int, failure: object) -> None:
+        if federation.round == self.when and client == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_run_folder_holds_what_it_takes_to_resume_report_and_repeat(tmp_path: Path) -> None:
+    run = api.start(config(), tmp_path / "run", (), ["cafedcl", "run"])
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.config() == run.config
+    assert run.config.engine.device == "cpu", "every auto is settled"
+    assert [line["round"] for line in folder.metrics()] == list(range(6))
+    assert {"participants", "failed", "traffic", "server", "own", "seconds", "loss"} <= folder.metrics()[0].keys()
+    about = folder.environment()
+    assert about["command"] == ["cafedcl", "run"]
+    assert about["packages"]["torch"] == torch.__version__
+    known, header = folder.data()
+    assert known["counts"].shape == (4, 10)
+    assert header["names"] == [str(n) for n in range(10)]
+    tables, _ = unpack((tmp_path / "run" / "evaluations" / "000005.safetensors").read_bytes())
+    assert tables["server/confusion"].sum() == 359
+    assert tables["own/all/recall"].shape == tables["notes/confidence"].shape == (4, 10)
+    assert [file.name for file in folder.checkpoints()] == ["000006.safetensors", "000004.safetensors"]
+
+
+def test_the_config_in_the_folder_repeats_the_run(tmp_path: Path) -> None:
+    api.start(config(), tmp_path / "first", ())
+    api.start(RunFolder.open(tmp_path / "first").config(), tmp_path / "second", ())
+    assert content(tmp_path / "first") == content(tmp_path / "second")
+
+
+@pytest.mark.parametrize("method", ["cafedcl", "fedproto", "local"])
+@pytest.mark.parametrize("when", [0, 1, 3, 5])
+def test_an_interrupted_run_is_saved_and_resumes_bit_for_bit(tmp_path: Path, method: str, when: int) -> None:
+    api.start(config(method=method), tmp_path / "whole", ())
+    with pytest.raises(KeyboardInterrupt):
+        api.start(config(method=method), tmp_path / "cut", [Interrupt(when)])
+    _, header = unpack(RunFolder.open(tmp_path / "cut").checkpoints()[0].read_bytes())
+    assert header["round"] == when
+    api.resume(tmp_path / "cut")
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+class LateInterrupt(Watcher):
+    """Presses Ctrl-C after the state has moved on but before the round's line is written."""
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_between_a_round_and_its_line_loses_neither(tmp_path: Path) -> None:
+    api.start(config(), tmp_path / "whole", ())
+    federation, folder = Federation(config()), RunFolder.create(tmp_path / "cut")
+    folder.begin(federation, [])
+    federation.watchers = [LateInterrupt(), folder]
+    with pytest.raises(KeyboardInterrupt):
+        federation.run()
+    folder.checkpoint(federation)
+    folder.unlock()
+    assert len(folder.metrics()) == 4
+    api.resume(tmp_path / "cut")
+    lines, weights, _ = content(tmp_path / "cut")
+    assert (lines, weights) == content(tmp_path / "whole")[:2]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_one_never_killed(tmp_path: Path) -> None:
+    api.start(resolve(kill_and_resume.CONFIG), tmp_path / "whole", ())
+    script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "24", "7"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 20
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 0x40
+    file.write_bytes(bytes(data))
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tmp_path: Path, damage: Any) -> None:
+    api.start(config(), tmp_path / "whole", ())
+    with pytest.raises(KeyboardInterrupt):
+        api.start(config(), tmp_path / "cut", [Interrupt(5)])
+    newest = RunFolder.open(tmp_path / "cut").checkpoints()[0]
+    damage(newest)
+    said: list[str] = []
+    api.resume(tmp_path / "cut", warn=said.append)
+    assert len(said) == 1
+    assert newest.name in said[0]
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def test_with_all_checkpoints_damaged_the_run_starts_over(tmp_path: Path) -> None:
+    api.start(config(), tmp_path / "whole", ())
+    with pytest.raises(KeyboardInterrupt):
+        api.start(config(), tmp_path / "cut", [Interrupt(5)])
+    for file in RunFolder.open(tmp_path / "cut").checkpoints():
+        cut(file)
+    said: list[str] = []
+    api.resume(tmp_path / "cut", warn=said.append)
+    assert len(said) == 2
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def test_a_line_cut_off_by_a_crash_ends_the_metrics(tmp_path: Path) -> None:
+    api.start(config(2), tmp_path / "run", ())
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "sta')
+    assert len(RunFolder.open(tmp_path / "run").metrics()) == 2
+
+
+def test_metrics_damaged_before_the_checkpoint_are_an_error_not_a_wrong_result(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        api.start(config(), tmp_path / "run", [Interrupt(4)])
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"round": 0}\n')
+    with pytest.raises(CafedclError, match=r"damaged: 1 of 4 rounds"):
+        api.resume(tmp_path / "run")
+
+
+def test_an_existing_run_is_never_touched(tmp_path: Path) -> None:
+    api.start(config(2), tmp_path / "run", ())
+    before = content(tmp_path / "run")
+    with pytest.raises(CafedclError, match=r"already holds a run \(2 rounds\).*cafedcl resume"):
+        api.start(config(2), tmp_path / "run", ())
+    assert content(tmp_path / "run") == before
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(CafedclError, match="not an empty folder"):
+        api.start(config(1), tmp_path, ())
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CafedclError, match="not an empty folder"):
+        api.start(config(1), tmp_path / "file", ())
+
+
+def test_a_run_that_died_before_it_began_leaves_a_folder_that_can_be_used(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.unlock()
+    (tmp_path / "run" / "config.toml.tmp").write_text("[meth")
+    api.start(config(1), tmp_path / "run", ())
+    assert len(RunFolder.open(tmp_path / "run").metrics()) == 1
+
+
+def test_a_folder_in_use_by_another_run_is_refused(tmp_path: Path) -> None:
+    api.start(config(2), tmp_path / "run", ())
+    holder = RunFolder.open(tmp_path / "run")
+    holder.lock()
+    code = "import sys; from cafedcl import api; api.resume(sys.argv[1])"
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, timeout=60, check=False
+    )
+    holder.unlock()
+    assert other.returncode
+    assert "in use by another run" in other.stderr
+
+
+@pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_full_or_read_only_disk_is_one_clear_line_and_the_run_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: int
+) -> None:
+    api.start(config(), tmp_path / "whole", ())
+    original, calls = os.fsync, {"left": 20}
+
+    def fsync(descriptor: int) -> None:
+        calls["left"] -= 1
+        if calls["left"] < 0:
+            raise OSError(trouble, os.strerror(trouble))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(CafedclError, match=f"cannot be written: {os.strerror(trouble)}; nothing already saved is lost"):
+        api.start(config(), tmp_path / "cut", ())
+    monkeypatch.undo()
+    api.resume(tmp_path / "cut")
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def test_a_digest_sees_every_change() -> None:
+    from cafedcl.federation.run_folder import digest
+
+    tensors = {"a": torch.arange(4.0), "b": torch.tensor([True]), "c": torch.zeros(0)}
+    others = [
+        {**tensors, "a": torch.tensor([0.0, 1.0, 2.0, 4.0])},
+        {**tensors, "a": torch.arange(4.0).view(2, 2)},
+        {**tensors, "d": torch.zeros(1)},
+        {"a": tensors["a"], "b": tensors["b"]},
+        {**tensors, "a": torch.arange(4)},
+    ]
+    assert digest(tensors) == digest(dict(reversed(tensors.items())))
+    assert len({digest(tensors), *map(digest, others)}) == 6
+
+
+def test_metrics_are_valid_json_without_nan(tmp_path: Path) -> None:
+    api.start(config(2, "fedproto"), tmp_path / "run", ())
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda constant: pytest.fail(f"{constant} in the metrics"))
+
+
+def test_a_packed_file_of_another_kind_is_not_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        api.start(config(), tmp_path / "run", [Interrupt(3)])
+    newest = RunFolder.open(tmp_path / "run").checkpoints()[0]
+    newest.write_bytes(pack({"x": torch.zeros(1)}, {"round": 3}))
+    said: list[str] = []
+    api.resume(tmp_path / "run", warn=said.append)
+    assert "damaged" in said[0]

@@ -1,0 +1,228 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from capturing import sent, with_sent
+
+from cafedcl.core.contract import Field, Reply, Up
+from cafedcl.core.flat import Laid, Place
+from cafedcl.functional.reply_check import Inspector, largest
+
+COUNTS = torch.tensor([[3, 0, 2], [0, 4, 0]])
+WEIGHTS = {"head.weight": torch.zeros(3, 2), "steps": torch.tensor(0)}
+MODEL = {"head.weight": torch.ones(3, 2), "steps": torch.tensor(7)}
+FIELDS = {
+    "prototypes": Field((2,), -1.0, 1.0),
+    "confidence": Field((), 0.0, 1.0),
+    "spare": Field((4,), per_class=False),
+}
+
+
+def good():
+    tensors = {
+        "classes": torch.tensor([0, 2]),
+        "prototypes": torch.full((2, 2), 0.5),
+        "confidence": torch.tensor([0.2, 1.0]),
+        "spare": torch.full((4,), 1e6),
+    }
+    return Reply(Up(0, 5, tensors, model=MODEL), {"model/personal": torch.ones(2), "seen": torch.tensor([True])}, {})
+
+
+def problem(reply):
+    return Inspector(WEIGHTS, FIELDS, COUNTS).problem(reply)
+
+
+def changed(**tensors):
+    reply = good()
+    entries = {**sent(reply.up), **{name.replace("__", "/"): value for name, value in tensors.items()}}
+    return replace(reply, up=with_sent(reply.up, {n: v for n, v in entries.items() if v is not None}))
+
+
+def test_a_good_reply_passes():
+    assert problem(good()) is None
+
+
+def test_a_client_that_lists_no_class_passes():
+    reply = changed(
+        classes=torch.tensor([], dtype=torch.int64), prototypes=torch.zeros(0, 2), confidence=torch.zeros(0)
+    )
+    assert problem(reply) is None
+
+
+def test_a_method_that_sends_nothing_but_weights_needs_no_classes():
+    reply = Reply(Up(1, 4, {}, model=MODEL), {}, {})
+    assert Inspector(WEIGHTS, {}, COUNTS).problem(reply) is None
+    assert "classes" in Inspector(WEIGHTS, FIELDS, COUNTS).problem(reply)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["model/head.weight", "prototypes", "confidence", "spare"])
+def test_one_number_that_is_not_finite_is_named(name, bad):
+    value = sent(good().up)[name].clone()
+    value.view(-1)[-1] = bad
+    reason = problem(changed(**{name: value}))
+    assert reason == f"reply has NaN or Inf in '{name}'"
+
+
+def test_nan_in_what_the_client_keeps_is_named():
+    reply = replace(good(), memory={"model/personal": torch.tensor([1.0, torch.nan])})
+    assert problem(reply) == "memory has NaN or Inf in 'model/personal'"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"model__head.weight": torch.ones(2, 3)}, ["model/head.weight", "shape (2, 3)", "(3, 2)"]),
+        ({"model__steps": torch.tensor([7])}, ["model/steps", "shape (1,)", "()"]),
+        ({"prototypes": torch.zeros(3, 2)}, ["prototypes", "shape (3, 2)", "(2, 2)"]),
+        ({"prototypes": torch.zeros(2, 5)}, ["prototypes", "shape (2, 5)"]),
+        ({"confidence": torch.tensor([0.5])}, ["confidence", "shape (1,)"]),
+        ({"spare": torch.zeros(2, 4)}, ["spare", "shape (2, 4)", "(4,)"]),
+        ({"model__head.weight": torch.ones(3, 2).double()}, ["model/head.weight", "float64", "float32"]),
+        ({"model__steps": torch.tensor(7.0)}, ["model/steps", "float32", "int64"]),
+        ({"confidence": torch.tensor([0.5, 0.5]).half()}, ["confidence", "float16"]),
+        ({"model__head.weight": None}, ["model/head.weight", "missing"]),
+        ({"prototypes": None}, ["prototypes", "missing"]),
+        ({"classes": None}, ["classes", "missing"]),
+        ({"model__extra": torch.ones(1)}, ["model/extra", "not asked for"]),
+        ({"surprise": torch.ones(1)}, ["surprise", "not asked for"]),
+        ({"confidence": torch.tensor([-0.1, 0.5])}, ["confidence", "-0.1", "outside [0, 1]"]),
+        ({"confidence": torch.tensor([0.5, 1e9])}, ["confidence", "1e+09", "outside [0, 1]"]),
+        ({"prototypes": torch.full((2, 2), -3.0)}, ["prototypes", "-3", "outside [-1, 1]"]),
+        ({"classes": torch.tensor([2, 0])}, ["classes", "order"]),
+        ({"classes": torch.tensor([0, 0])}, ["classes", "distinct"]),
+        ({"classes": torch.tensor([0, 3])}, ["classes", "class numbers"]),
+        ({"classes": torch.tensor([-1, 0])}, ["classes", "class numbers"]),
+        ({"classes": torch.tensor([0.0, 2.0])}, ["classes", "list of class numbers"]),
+        ({"classes": torch.tensor([[0, 2]])}, ["classes", "list of class numbers"]),
+        ({"classes": torch.tensor([True, False])}, ["classes", "list of class numbers"]),
+    ],
+)
+def test_a_bad_entry_is_rejected_by_name(tensors, words):
+    reason = problem(changed(**tensors))
+    assert reason is not None
+    assert all(word in reason for word in words), reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize("samples", [0, 4, 6, -5, 10**9])
+def test_a_wrong_number_of_samples_is_rejected(samples):
+    reply = good()
+    reason = problem(replace(reply, up=replace(reply.up, samples=samples)))
+    assert reason == f"reports {samples} samples, but enrolled with 5"
+
+
+@pytest.mark.parametrize("client", [-1, 2, 99])
+def test_a_client_that_never_enrolled_is_rejected(client):
+    reply = good()
+    assert problem(replace(reply, up=replace(reply.up, client=client))) == f"unknown client {client}"
+
+
+@pytest.mark.parametrize(
+    ("hits", "words"),
+    [
+        ({"all": [1, 0, 0], "held": [1, 0, 0]}, "lacks 'tested'"),
+        ({"tested": [2, 0, 1], "all": [1, 0, 0]}, "lacks 'held'"),
+        ({"tested": [2, 0], "all": [1, 0], "held": [1, 0]}, "'tested' is not a count per class"),
+        ({"tested": [2, 0, 1], "all": [1.0, 0.0, 0.0], "held": [1, 0, 0]}, "'all' is not a count per class"),
+        ({"tested": [2, 0, 1], "all": [1, 0, 0], "held": [1, 1, 0]}, "'held' counts more images than were tested"),
+        ({"tested": [2, 0, 1], "all": [-1, 0, 0], "held": [1, 0, 0]}, "'all' counts more images than were tested"),
+    ],
+)
+def test_a_test_result_that_cannot_be_is_named(hits, words):
+    good_hits = {name: torch.tensor([2, 0, 1]) for name in ("tested", "all", "held")}
+    assert problem(replace(good(), hits=good_hits)) is None
+    assert words in problem(replace(good(), hits={name: torch.tensor(value) for name, value in hits.items()}))
+
+
+def test_a_note_of_another_shape_is_named():
+    reply = good()
+    assert problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(3)}))) is None
+    assert "'scatter'" in problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(2, 3)})))
+    assert problem(replace(reply, up=replace(reply.up, notes={"generated_round": torch.tensor(1.0)}))) is None
+    assert "'generated_round'" in problem(
+        replace(reply, up=replace(reply.up, notes={"generated_round": torch.zeros(3)}))
+    )
+
+
+@pytest.mark.parametrize("sound", [False, True])
+def test_numbers_the_engine_has_seen_to_be_finite_are_not_looked_through_again(sound):
+    reply = replace(changed(spare=torch.full((4,), torch.nan)), sound=sound)
+    assert (problem(reply) is None) == sound
+
+
+@pytest.mark.parametrize(("value", "fits"), [(0.0, True), (-0.1, False), (1e30, True)])
+def test_a_range_may_have_one_end_only(value, fits):
+    fields = {"trust": Field((), 0.0, float("inf"), per_class=False)}
+    reply = Reply(Up(1, 4, {"trust": torch.tensor(value)}, model=MODEL), {}, {})
+    assert (Inspector(WEIGHTS, fields, COUNTS).problem(reply) is None) == fits
+
+
+@pytest.mark.parametrize("values", [[torch.ones(2)], [torch.ones(2), torch.zeros(3)]])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_the_largest_number_is_not_finite_if_any_is_not(values, bad):
+    assert float(largest(values)) == 1
+    assert not largest([*values[:-1], torch.tensor([0.0, bad, 1.0])]).isfinite()
+
+
+LAID = {"head.weight": (3, 2), "head.bias": (3,)}
+
+
+def laid(shapes=LAID, dtype=torch.float32):
+    """A client's weights in one vector of ones."""
+    places, begin = {}, 0
+    for name, shape in shapes.items():
+        places[name] = Place.at(begin, torch.Size(shape), last=False)
+        begin += math.prod(shape)
+    return Laid(torch.ones(begin, dtype=dtype), places)
+
+
+@pytest.fixture
+def judge():
+    """What an inspector that has passed as many laid models as it is told says of one more."""
+    inspector = Inspector({name: torch.zeros(shape) for name, shape in LAID.items()}, {}, COUNTS)
+
+    def say(model, after=0):
+        for _ in range(after):
+            assert say(laid()) is None
+        return inspector.problem(Reply(Up(1, 4, {}, model=model), {}, {}))
+
+    return say
+
+
+def test_good_laid_models_pass_however_they_lie(judge):
+    turned = {name: LAID[name] for name in reversed(LAID)}
+    for _ in range(2):
+        assert judge(laid()) is None
+        assert judge(laid(turned)) is None
+        assert judge(dict(laid())) is None
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (laid({**LAID, "head.weight": (2, 3)}), "'model/head.weight' has shape (2, 3), expected (3, 2)"),
+        (laid({**LAID, "head.bias": (3, 1)}), "'model/head.bias' has shape (3, 1), expected (3,)"),
+        (laid(dtype=torch.float64), "'model/head.weight' is torch.float64, expected torch.float32"),
+        (laid(dtype=torch.bfloat16), "'model/head.weight' is torch.bfloat16, expected torch.float32"),
+        (laid({"head.weight": (3, 2)}), "'model/head.bias' is missing"),
+        (laid({"head.weight": (3, 2), "head.scale": (3,)}), "'model/head.bias' is missing"),
+        (laid({**LAID, "extra": (1,)}), "'model/extra' was not asked for"),
+        (laid({}), "'model/head.weight' is missing"),
+    ],
+)
+def test_a_bad_laid_model_is_rejected_also_after_good_ones(judge, model, reason, after):
+    assert judge(model, after) == reason
+    assert judge(model, after) == reason, "a bad model is not remembered as a good one"
+    assert judge(laid()) is None
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(("at", "name"), [(0, "head.weight"), (5, "head.weight"), (6, "head.bias"), (8, "head.bias")])
+def test_a_number_in_a_laid_model_that_is_not_finite_is_named_by_its_weight(judge, at, name, bad, after):
+    model = laid()
+    model.vector[at] = bad
+    assert judge(model, after) == f"reply has NaN or Inf in 'model/{name}'"

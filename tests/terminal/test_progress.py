@@ -1,0 +1,61 @@
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from cafedcl.federation.rounds import Federation
+from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress
+
+
+def test_the_live_view_shows_rounds_time_left_scores_and_failures(tiny: Callable[..., Federation]) -> None:
+    federation = tiny("fedavg", federation__rounds=3, federation__participation=1.0)
+    broken = federation.inspector.problem
+    object.__setattr__(
+        federation.inspector, "problem", lambda reply: "on fire" if reply.up.client == 1 else broken(reply)
+    )
+    out = io.StringIO()
+    with LiveProgress(Console(file=out, force_terminal=True, width=100)) as live:
+        federation.watchers = [live]
+        federation.run()
+    last = out.getvalue()
+    assert "3/3" in last
+    assert "0:00 left" in last
+    assert "accuracy" in last
+    assert "round 2: client 1: on fire" in last
+
+
+def test_a_resumed_live_view_begins_with_what_was_there(tiny: Callable[..., Federation]) -> None:
+    federation = tiny("fedavg", federation__rounds=3)
+    federation.step()
+    out = io.StringIO()
+    with LiveProgress(Console(file=out, force_terminal=True, width=100)) as live:
+        federation.watchers = [live]
+        federation.step()
+        assert [line["round"] for line in live.lines] == [0, 1]
+
+
+def test_plain_lines_name_who_failed_and_who_dropped_out(tiny: Callable[..., Federation]) -> None:
+    federation = tiny("fedavg", federation__rounds=2, federation__participation=1.0, federation__drop=["0:4"])
+    good = federation.inspector.problem
+    object.__setattr__(
+        federation.inspector, "problem", lambda reply: "on fire" if reply.up.client == 1 else good(reply)
+    )
+    out = io.StringIO()
+    federation.watchers = [PlainProgress(out)]
+    federation.run()
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("round 1/2  accuracy ")
+    assert "dropped 1" in first
+    assert "client 1 failed: on fire" in first
+    assert second.endswith("0:00 left")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_json_lines_are_the_metrics(tiny: Callable[..., Federation], method: str) -> None:
+    federation = tiny(method)
+    out = io.StringIO()
+    federation.watchers = [JsonProgress(out)]
+    federation.run()
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [r.line() for r in federation.history]
