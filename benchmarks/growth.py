@@ -35,25 +35,41 @@ CASES = {
 def measure(case: str, rounds: int, device: str) -> dict[str, Any]:
     """Run a case in this process."""
     task = CASES[case]
-    settings = {"split": {"validation": 0.0}, "evaluate": {"every": 1000 * rounds}, "engine": {"device": device}}
+    settings = {
+        "split": {"validation": 0.0},
+        "evaluate": {"every": 1000 * rounds},
+        "engine": {"device": device},
+    }
     setup = prepare(make_config(task, "fedavg", rounds, settings), random_images(task, 100))
     with Federation(setup) as federation:
         began = time.perf_counter()
         federation.step()
         first = time.perf_counter() - began
-        seconds = median_of(federation.step, rounds, setup.bench.device)
-    memory = peak_memory(setup.bench.device)
-    return {"case": case, "first_round_s": first, "round_s": seconds, "peak_mib": memory / 2**20, "task": asdict(task)}
+        seconds = median_of(federation.step, rounds, setup.task.device)
+    memory = peak_memory(setup.task.device)
+    return {
+        "case": case,
+        "first_round_s": first,
+        "round_s": seconds,
+        "peak_mib": memory / 2**20,
+        "task": asdict(task),
+    }
 
 
 def main() -> None:
     """Measure every case and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are timed")
     parser.add_argument("--repeats", type=int, default=2, help="how often every case is measured")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "growth-cpu.json")
-    parser.add_argument("--case", choices=list(CASES), help="measure one case in this process and print it")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "growth-cpu.json"
+    )
+    parser.add_argument(
+        "--case", choices=list(CASES), help="measure one case in this process and print it"
+    )
     arguments = parser.parse_args()
     if arguments.case:
         print(json.dumps(measure(arguments.case, arguments.rounds, arguments.device)))
@@ -66,15 +82,29 @@ def main() -> None:
                 [*command, "--device", arguments.device], check=True, capture_output=True, text=True
             ).stdout
             runs.append(json.loads(text.splitlines()[-1]))
-            print(f"{case}: {runs[-1]['round_s']:.2f} s a round, {runs[-1]['peak_mib']:.0f} MiB", flush=True)
+            print(
+                f"{case}: {runs[-1]['round_s']:.2f} s a round, {runs[-1]['peak_mib']:.0f} MiB",
+                flush=True,
+            )
     seconds = {case: median(run["round_s"] for run in runs) for case, runs in found.items()}
     memory = {case: median(run["peak_mib"] for run in runs) for case, runs in found.items()}
     growth = {
         "round_20_to_500_clients": seconds["time-500"] / seconds["time-20"],
         "memory_100_to_10000_clients": memory["memory-10000"] / memory["memory-100"],
     }
-    command = ["python", "benchmarks/growth.py", "--rounds", str(arguments.rounds), "--repeats", str(arguments.repeats)]
-    result = {"growth": growth, "runs": found, "environment": environment(command, arguments.device)}
+    command = [
+        "python",
+        "benchmarks/growth.py",
+        "--rounds",
+        str(arguments.rounds),
+        "--repeats",
+        str(arguments.repeats),
+    ]
+    result = {
+        "growth": growth,
+        "runs": found,
+        "environment": environment(command, arguments.device),
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(growth))

@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from cafedcl.federation.runs import Run, load
     from cafedcl.task.resolve import resolve
 
-__all__ = ["CafedclError", "Config", "Federation", "Record", "Run", "Watcher", "__version__", "load", "resolve", "run"]
+__all__ = [
+    "CafedclError",
+    "Config",
+    "Federation",
+    "Record",
+    "Run",
+    "Watcher",
+    "__version__",
+    "load",
+    "resolve",
+    "run",
+]
 
 _HOME = {
     "CafedclError": "core.errors",

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from cafedcl.config.flags import RunFlags
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config
 from cafedcl.federation import runs
@@ -19,27 +20,27 @@ def run(
     method: str = "cafedcl",
     data: str = "digits",
     *,
-    augment: str | None = None,
-    split: str | None = None,
-    clients: int | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    engine: str | None = None,
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     watchers: Sequence[Watcher] = (),
+    **flags: Unpack[RunFlags],
 ) -> Run:
-    """Run a federation and return its results; with ``out``, a run folder is written as the rounds go.
+    """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
 
-    ``settings`` sets any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
+    ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
+    ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets any
+    option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
     """
     words = [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
-    flags = {"split": split, "clients": clients, "rounds": rounds, "seed": seed, "device": device, "engine": engine}
-    return start(gather(method=method, augment=augment, data=data, settings=words, **flags), out, watchers)  # type: ignore[arg-type]
+    return start(gather(settings=words, method=method, data=data, **flags), out, watchers)
 
 
-def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher] = (), command: Sequence[str] = ()) -> Run:
+def start(
+    config: Config,
+    out: str | Path | None,
+    watchers: Sequence[Watcher] = (),
+    command: Sequence[str] = (),
+) -> Run:
     """Run a resolved config from its first round: on this machine, or simulated on Flower if its engine says so."""
     if config.engine.name == "flower":
         from cafedcl.deploy.simulate import simulate
@@ -48,7 +49,9 @@ def start(config: Config, out: str | Path | None, watchers: Sequence[Watcher] = 
     return runs.start(config, out, watchers, command)
 
 
-def resume(path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[str], None] = print) -> Run:
+def resume(
+    path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[str], None] = print
+) -> Run:
     """Resume a run from its newest intact checkpoint; the result is the same as if it had never stopped."""
     folder = RunFolder.open(path)
     if folder.config().engine.name == "flower":

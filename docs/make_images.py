@@ -14,7 +14,9 @@ from cafedcl.cli import main as cli
 from cafedcl.federation.rounds import Watcher
 from cafedcl.terminal.progress import LiveProgress
 
-SCREEN = Console(record=True, width=112, force_terminal=True, color_system="truecolor", highlight=False)
+SCREEN = Console(
+    record=True, width=112, force_terminal=True, color_system="truecolor", highlight=False
+)
 
 
 @contextmanager

@@ -20,7 +20,16 @@ import cafedcl
 from cafedcl.report.page import write_report
 from cafedcl.report.runs import read_runs
 
-METHODS = ("fedavg", "fedprox", "moon", "fedproto", "fedtgp", "cafedcl", "cafedcl:no-geo", "cafedcl:no-confagg-counts")
+METHODS = (
+    "fedavg",
+    "fedprox",
+    "moon",
+    "fedproto",
+    "fedtgp",
+    "cafedcl",
+    "cafedcl:no-geo",
+    "cafedcl:no-confagg-counts",
+)
 SEEDS = (0, 1, 2)
 SETTINGS = {"train.epochs": 2, "engine.workers": 1, "store.checkpoint_every": 30}
 IMAGES = Path(__file__).parent / "images"
@@ -65,7 +74,9 @@ def desktop(browser: Any, report: Path) -> Image.Image:
         page = opened(browser, report, viewport={"width": 1400, "height": 900}, color_scheme=theme)
         end = page.locator("#data").bounding_box()
         area = {"x": 0, "y": 0, "width": 1400, "height": end["y"] + end["height"] + 24}
-        halves.append(Image.open(io.BytesIO(page.screenshot(full_page=True, clip=area))).convert("RGB"))
+        halves.append(
+            Image.open(io.BytesIO(page.screenshot(full_page=True, clip=area))).convert("RGB")
+        )
     light, dark = halves
     edge = light.width // 2 - 3
     light.paste(dark.crop((edge, 0, dark.width, dark.height)), (edge, 0))
@@ -76,8 +87,16 @@ def phone(browser: Any, report: Path) -> Image.Image:
     """Return some sections on a phone, side by side."""
     screens = []
     for section, theme in zip(SECTIONS, ("light", "dark", "light", "dark"), strict=True):
-        page = opened(browser, report, viewport={"width": 390, "height": 844}, color_scheme=theme, is_mobile=True)
-        page.evaluate("id => document.getElementById(id).scrollIntoView({ behavior: 'instant' })", section)
+        page = opened(
+            browser,
+            report,
+            viewport={"width": 390, "height": 844},
+            color_scheme=theme,
+            is_mobile=True,
+        )
+        page.evaluate(
+            "id => document.getElementById(id).scrollIntoView({ behavior: 'instant' })", section
+        )
         page.wait_for_timeout(400)
         screens.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
     gap, (width, height) = 24, screens[0].size

@@ -87,29 +87,50 @@ def overview(records: Records) -> Figure:
                 found = paired(scores(mine, method, score), scores(mine, BASE, score))
                 if found and method not in (BASE, "central") and "+" not in method:
                     best = method.endswith(":best")
-                    shape = {"marker": "D" if best else "o", "markersize": 7 if method in HIGHLIGHT else 4.5}
+                    shape = {
+                        "marker": "D" if best else "o",
+                        "markersize": 7 if method in HIGHLIGHT else 4.5,
+                    }
                     face = "white" if best else look(method).colour
                     at = min(max(mean(found), low), high)
-                    ax.plot(at, row, color=look(method).colour, mfc=face, linestyle="none", label=method, **shape)
+                    ax.plot(
+                        at,
+                        row,
+                        color=look(method).colour,
+                        mfc=face,
+                        linestyle="none",
+                        label=method,
+                        **shape,
+                    )
         ax.set_xlim(low - 0.7, high + 0.7)
-        ax.set_yticks(range(len(settings)), [WORDS.get(one, one) for one in settings] if ax is axes[0] else [])
+        ax.set_yticks(
+            range(len(settings)), [WORDS.get(one, one) for one in settings] if ax is axes[0] else []
+        )
         ax.invert_yaxis()
         ax.set_title(f"{words}, points above FedAvg", loc="left")
     named = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
     tight = {"columnspacing": 1, "handletextpad": 0.2}
-    picture.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), **tight)
+    picture.legend(
+        named.values(), named.keys(), loc="outside lower center", ncols=len(named), **tight
+    )
     return picture
 
 
 @figure("table1")
 def table1(records: Records) -> Figure:
     """Every method's accuracy and spread between clients, of the server's model and of the clients' own."""
-    settings, methods = dict(by_setting(records)), list(dict.fromkeys(one["method"] for one in records))
+    settings, methods = (
+        dict(by_setting(records)),
+        list(dict.fromkeys(one["method"] for one in records)),
+    )
     picture, axes = sheet(2 * len(settings), height=3.1)
     for ax, (setting, spread) in zip(
         axes, [(one, spread) for one in settings for spread in (False, True)], strict=True
     ):
-        wanted = {protocol: "client_std" if spread else name for protocol, (_, name, _) in PROTOCOLS.items()}
+        wanted = {
+            protocol: "client_std" if spread else name
+            for protocol, (_, name, _) in PROTOCOLS.items()
+        }
         dots(ax, settings[setting], methods, wanted, named=ax is axes[0])
         ax.set_xlabel("std between clients" if spread else "accuracy, %")
         if not spread:
@@ -130,7 +151,9 @@ def skin(records: Records) -> Figure:
     return picture
 
 
-def dots(ax: Axes, records: Records, methods: Sequence[str], wanted: dict[str, str], *, named: bool) -> None:
+def dots(
+    ax: Axes, records: Records, methods: Sequence[str], wanted: dict[str, str], *, named: bool
+) -> None:
     """Draw a row per method: its score of every protocol, with the standard deviation over seeds."""
     for protocol, (words, _, marker) in PROTOCOLS.items():
         for row, method in enumerate(methods):
@@ -141,7 +164,9 @@ def dots(ax: Axes, records: Records, methods: Sequence[str], wanted: dict[str, s
                     color=look(method).colour, mfc=look(method).colour if marker == "o" else "white",
                     markersize=5, elinewidth=0.8, label=words if method == OURS else "",
                 )  # fmt: skip
-    for row, colour in ((methods.index(name), colour) for name, colour in HIGHLIGHT.items() if name in methods):
+    for row, colour in (
+        (methods.index(name), colour) for name, colour in HIGHLIGHT.items() if name in methods
+    ):
         ax.axhspan(row - 0.5, row + 0.5, color=colour, zorder=0)
     ax.set_yticks(range(len(methods)), methods if named else [])
     ax.invert_yaxis()
@@ -188,11 +213,15 @@ def main() -> None:
     """Draw every figure."""
     for name, (_, make) in FIGURES.items():
         paths = sources(name)
-        runs = [one for path in paths for one in json.loads(path.read_text(encoding="utf-8"))["runs"]]
+        runs = [
+            one for path in paths for one in json.loads(path.read_text(encoding="utf-8"))["runs"]
+        ]
         with mpl.rc_context(STYLE):
             drawn = make(runs)
             out = IMAGES / f"reproduction-{name}.svg"
-            drawn.savefig(out, metadata={"Date": None, "Description": "; ".join(map(digest, paths))})
+            drawn.savefig(
+                out, metadata={"Date": None, "Description": "; ".join(map(digest, paths))}
+            )
         text = "\n".join(line.rstrip() for line in out.read_text(encoding="utf-8").splitlines())
         out.write_text(text + "\n", encoding="utf-8")
         print(out)

@@ -42,7 +42,9 @@ class Follow(Watcher):
         """Note a round."""
         assert record.server is not None
         close = cosine(federation.state["anchors/prototypes"])
-        self.rows.append({"cosine": round(close, 4), "accuracy": round(float(record.server["accuracy"]), 4)})
+        self.rows.append(
+            {"cosine": round(close, 4), "accuracy": round(float(record.server["accuracy"]), 4)}
+        )
 
 
 def cosine(anchors: torch.Tensor) -> float:
@@ -52,7 +54,9 @@ def cosine(anchors: torch.Tensor) -> float:
     return float((p @ p.T)[others].mean())
 
 
-def run(options: dict[str, Any], rounds: int, seed: int, data: dict[str, Any]) -> list[dict[str, float]]:
+def run(
+    options: dict[str, Any], rounds: int, seed: int, data: dict[str, Any]
+) -> list[dict[str, float]]:
     """Train one run and return what was noted."""
     tables = {
         "method": {"name": "cafedcl", **options},
@@ -78,14 +82,25 @@ def earlier(path: Path, same: dict[str, Any]) -> dict[str, list[dict[str, float]
 
 def main() -> None:
     """Run every reading and write the file after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "anchors.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "anchors.json"
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir", default="", help="folder with data files")
     arguments = parser.parse_args()
     data = {"dir": arguments.data_dir} if arguments.data_dir else {}
-    command = ["python", "experiments/anchors.py", "--rounds", str(arguments.rounds), "--seed", str(arguments.seed)]
+    command = [
+        "python",
+        "experiments/anchors.py",
+        "--rounds",
+        str(arguments.rounds),
+        "--seed",
+        str(arguments.seed),
+    ]
     same = {"images": IMAGES, "epochs": EPOCHS, "seed": arguments.seed}
     known = earlier(arguments.out, same)
     result: dict[str, Any] = {**same, "rounds": {}}
@@ -93,8 +108,12 @@ def main() -> None:
         for name, options in READINGS.items():
             found = known.get(name, [])
             done = len(found) == arguments.rounds
-            result["rounds"][name] = found if done else run(options, arguments.rounds, arguments.seed, data)
-            result["environment"] = environment(command, "cuda" if torch.cuda.is_available() else "cpu")
+            result["rounds"][name] = (
+                found if done else run(options, arguments.rounds, arguments.seed, data)
+            )
+            result["environment"] = environment(
+                command, "cuda" if torch.cuda.is_available() else "cpu"
+            )
             write_atomically(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
             print(name, result["rounds"][name][-1], flush=True)
     except CafedclError as error:

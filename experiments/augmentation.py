@@ -58,13 +58,32 @@ PER_CLASS = 100
 
 def labels() -> list[str]:
     """Return all rows, as `cafedcl compare` calls them."""
-    return [method if kind == "none" else f"{method}+{kind}" for method, kinds in ROWS.items() for kind in kinds]
+    return [
+        method if kind == "none" else f"{method}+{kind}"
+        for method, kinds in ROWS.items()
+        for kind in kinds
+    ]
 
 
 def train(out: Path, seeds: int, jobs: int, data_dir: str) -> int:
     """Run what is missing."""
-    command = [sys.executable, "-m", "cafedcl", "compare", "--methods", ",".join(labels()), "--seeds", str(seeds)]
-    command += ["--jobs", str(jobs), "--out", str(out), *(["--data-dir", data_dir] if data_dir else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "cafedcl",
+        "compare",
+        "--methods",
+        ",".join(labels()),
+        "--seeds",
+        str(seeds),
+    ]
+    command += [
+        "--jobs",
+        str(jobs),
+        "--out",
+        str(out),
+        *(["--data-dir", data_dir] if data_dir else []),
+    ]
     command += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     return subprocess.run(command, check=False).returncode
 
@@ -103,7 +122,9 @@ def judge(data: Dataset, device: torch.device) -> nn.Module:
         for _ in range(8):
             for rows in torch.randperm(len(data.train_y)).to(device).split(256):
                 optimizer.zero_grad()
-                F.cross_entropy(network(data.images(data.train_x[rows])), data.train_y[rows]).backward()
+                F.cross_entropy(
+                    network(data.images(data.train_x[rows])), data.train_y[rows]
+                ).backward()
                 optimizer.step()
     return network.eval()
 
@@ -111,7 +132,12 @@ def judge(data: Dataset, device: torch.device) -> nn.Module:
 @torch.no_grad()
 def share_right(network: nn.Module, data: Dataset, x: Tensor, y: Tensor) -> float:
     """Return the share of images that the judge takes for what they are meant to be."""
-    return float(torch.cat([network(data.images(part)).argmax(1) for part in x.split(1000)]).eq(y).double().mean())
+    return float(
+        torch.cat([network(data.images(part)).argmax(1) for part in x.split(1000)])
+        .eq(y)
+        .double()
+        .mean()
+    )
 
 
 @torch.no_grad()
@@ -123,12 +149,16 @@ def recognised(path: str, network: nn.Module, data: Dataset) -> dict[str, float]
     for memory in run.memories.values():
         if "augment/verdict" not in memory:
             continue
-        weights = {name: value.to(device) for name, value in under(f"augment/{GENERATOR}", memory).items()}
+        weights = {
+            name: value.to(device) for name, value in under(f"augment/{GENERATOR}", memory).items()
+        }
         if not weights:
             continue
         generator = Generator(run.shape, len(run.names), weights["last.weight"].shape[1]).to(device)
         generator.load_state_dict(weights)
-        for label in np.flatnonzero(np.isin(memory["augment/verdict"].numpy(), (FINE, COPIES))).tolist():
+        for label in np.flatnonzero(
+            np.isin(memory["augment/verdict"].numpy(), (FINE, COPIES))
+        ).tolist():
             y = torch.full((PER_CLASS,), label, device=device)
             x = pixels(generator(torch.randn(PER_CLASS, NOISE, generator=draws).to(device), y))
             shares.append(share_right(network, data, x, y))
@@ -145,13 +175,23 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row per method and augmentation, with a paired t-test against the same method without any."""
     rows = []
     for method, kinds in ROWS.items():
-        base = {run["seed"]: run for run in runs if (run["method"], run["augment"]) == (method, "none")}
+        base = {
+            run["seed"]: run for run in runs if (run["method"], run["augment"]) == (method, "none")
+        }
         for kind in kinds:
-            mine = {run["seed"]: run for run in runs if (run["method"], run["augment"]) == (method, kind)}
+            mine = {
+                run["seed"]: run
+                for run in runs
+                if (run["method"], run["augment"]) == (method, kind)
+            }
             row: dict[str, Any] = {"method": method, "augment": kind, "seeds": len(mine)}
             for name in (*SCORES, "own_client_mean", "own_client_std", "seconds", "round_seconds"):
                 values = [run[name] for run in mine.values() if run[name] is not None]
-                row[name] = [float(np.mean(values)), float(np.std(values, ddof=1))] if len(values) > 1 else None
+                row[name] = (
+                    [float(np.mean(values)), float(np.std(values, ddof=1))]
+                    if len(values) > 1
+                    else None
+                )
                 both = [seed for seed in mine if seed in base and mine[seed][name] is not None]
                 if kind != "none" and len(both) > 2 and "seconds" not in name:
                     test = ttest_rel([mine[s][name] for s in both], [base[s][name] for s in both])
@@ -162,15 +202,23 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Train, read, judge and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/augmentation"), help="the folder of all runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/augmentation"), help="the folder of all runs"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--data-dir", default="", help="folder with data files")
-    parser.add_argument("--read", action="store_true", help="train nothing; read the runs that are there")
+    parser.add_argument(
+        "--read", action="store_true", help="train nothing; read the runs that are there"
+    )
     parser.add_argument("--result", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    if not arguments.read and train(arguments.out, arguments.seeds, arguments.jobs, arguments.data_dir):
+    if not arguments.read and train(
+        arguments.out, arguments.seeds, arguments.jobs, arguments.data_dir
+    ):
         sys.exit("not all runs are done; the same command goes on")
     runs = read(arguments.out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -180,7 +228,14 @@ def main() -> None:
         path = run.pop("path")
         if run["augment"] == "gan":
             run["recognised"] = recognised(path, network, data)
-    command = ["python", "experiments/augmentation.py", "--out", str(arguments.out), "--jobs", str(arguments.jobs)]
+    command = [
+        "python",
+        "experiments/augmentation.py",
+        "--out",
+        str(arguments.out),
+        "--jobs",
+        str(arguments.jobs),
+    ]
     result = {
         "about": "Fashion-MNIST, imbalance ratio 50, Dirichlet 0.3, 20 clients, 30 rounds, cnn4; last round",
         "settings": SETTINGS,
@@ -193,7 +248,10 @@ def main() -> None:
     arguments.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in result["summary"]:
         print(
-            row["method"], row["augment"], {name: row[name] and round(row[name][0], 4) for name in SCORES}, flush=True
+            row["method"],
+            row["augment"],
+            {name: row[name] and round(row[name][0], 4) for name in SCORES},
+            flush=True,
         )
 
 

@@ -27,16 +27,19 @@ from cafedcl.core.contract import Job, Reply
 from cafedcl.core.environment import environment
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.base import Results
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation, Record, Watcher
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models.base import Network
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 HOME = Path(__file__).parent
-RESULT, FIGURE = HOME / "results" / "bias_loop.json", HOME.parent / "docs" / "images" / "bias-loop.svg"
+RESULT, FIGURE = (
+    HOME / "results" / "bias_loop.json",
+    HOME.parent / "docs" / "images" / "bias-loop.svg",
+)
 WEIGHTS = ("uniform", "counts", "confidence", "inverse-variance")
 KINDS = ("few", "labels", "biased")
 ROUNDS, CORRUPTED_ROUND, CORRUPTED = 16, 6, 6
@@ -56,15 +59,15 @@ class WithoutFeedback(CAFedCL):
         return {**super().broadcast(state), "anchors/prototypes": state["server/first"]}
 
 
-def corrupt(bench: Bench, kind: str, clients: list[int]) -> Bench:
+def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
     """Return the bench as corrupted clients see it."""
-    data, shards, classes = bench.data, bench.shards, bench.data.classes
-    network = copy.deepcopy(bench.network)
+    data, shards, classes = task.clients.data, task.clients.shards, task.clients.data.classes
+    network = copy.deepcopy(task.network)
     rows = torch.cat([torch.cat([shards.train[k], shards.validation[k]]) for k in clients])
     if kind == "biased":
         x = data.train_x.clone()
         x[rows] = 255 - x[rows]
-        return replace(bench, data=replace(data, train_x=x), network=network)
+        return replace(task, data=replace(data, train_x=x), network=network)
     y, train = data.train_y.clone(), list(shards.train)
     if kind == "labels":
         y[rows] = (y[rows] + 1) % classes
@@ -73,16 +76,16 @@ def corrupt(bench: Bench, kind: str, clients: list[int]) -> Bench:
             train[k] = torch.stack([train[k][y[train[k]] == c][0] for c in y[train[k]].unique()])
     counts = torch.stack([torch.bincount(y[part], minlength=classes) for part in train])
     dirty = replace(shards, train=tuple(train), counts=counts)
-    return replace(bench, data=replace(data, train_y=y), shards=dirty, network=network)
+    return replace(task, data=replace(data, train_y=y), shards=dirty, network=network)
 
 
-class SometimesCorrupted(Eager):
+class SometimesCorrupted(ReferenceEngine):
     """The reference engine, but in one round some clients work at a corrupted bench."""
 
-    def __init__(self, bench: Bench, kind: str, clients: list[int]) -> None:
-        super().__init__(bench)
+    def __init__(self, task: Task, kind: str, clients: list[int]) -> None:
+        super().__init__(task)
         self.clients = clients
-        self.dirty = Eager(corrupt(bench, kind, clients)) if clients else None
+        self.dirty = ReferenceEngine(corrupt(task, kind, clients)) if clients else None
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs one after another."""
@@ -90,7 +93,7 @@ class SometimesCorrupted(Eager):
             if self.dirty and job.client in self.clients and job.down.round == CORRUPTED_ROUND:
                 result = self.dirty.attempt(job)
                 if isinstance(result, Reply):
-                    enrolled = self.bench.client(job.client).samples
+                    enrolled = self.task.clients.client(job.client).samples
                     result = replace(result, up=replace(result.up, samples=enrolled))
                 yield result
             else:
@@ -105,7 +108,9 @@ class Follow(Watcher):
 
     def round_done(self, _federation: Federation, record: Record) -> None:
         """Note a round."""
-        row = {name: [round(v, 6) for v in record.tables[f"loop/{name}"].tolist()] for name in FOLLOWED}
+        row = {
+            name: [round(v, 6) for v in record.tables[f"loop/{name}"].tolist()] for name in FOLLOWED
+        }
         assert record.server is not None
         assert not record.failed
         self.rows.append({**row, "accuracy": record.server["accuracy"]})
@@ -126,23 +131,34 @@ def run(case: tuple[str, bool, str, int]) -> dict[str, Any]:
     }
     setup = prepare(resolve(tables))
     if not feedback:
-        old = setup.bench.method
+        old = setup.task.method
         method = WithoutFeedback(old.options, old.classes, old.dim, old.clients)
         state = {**setup.state, "server/first": setup.state["anchors/prototypes"].clone()}
-        setup = replace(setup, bench=replace(setup.bench, method=method), state=state)
-    chosen = np.random.default_rng(seed).choice(len(setup.bench.shards), CORRUPTED, replace=False)
+        setup = replace(setup, task=replace(setup.task, method=method), state=state)
+    chosen = np.random.default_rng(seed).choice(
+        len(setup.task.clients.shards), CORRUPTED, replace=False
+    )
     clients = sorted(int(k) for k in chosen) if kind != "none" else []
     follow = Follow()
-    with Federation(setup, [follow], SometimesCorrupted(setup.bench, kind, clients)) as federation:
+    with Federation(setup, [follow], SometimesCorrupted(setup.task, kind, clients)) as federation:
         federation.run()
-    return {"weights": weights, "feedback": feedback, "kind": kind, "seed": seed, "rounds": follow.rows}
+    return {
+        "weights": weights,
+        "feedback": feedback,
+        "kind": kind,
+        "seed": seed,
+        "rounds": follow.rows,
+    }
 
 
 def excess(runs: list[dict[str, Any]], weights: str, feedback: bool, kind: str) -> np.ndarray:
     """Return the squared drift beyond the uncorrupted twin's, mean over classes, as (seeds, rounds)."""
     chosen = [r for r in runs if r["weights"] == weights and r["feedback"] == feedback]
     seeds = sorted({r["seed"] for r in chosen})
-    drift = {(r["kind"], r["seed"]): np.nanmean([row["drift"] for row in r["rounds"]], axis=1) for r in chosen}
+    drift = {
+        (r["kind"], r["seed"]): np.nanmean([row["drift"] for row in r["rounds"]], axis=1)
+        for r in chosen
+    }
     return np.stack([drift[kind, seed] - drift["none", seed] for seed in seeds])
 
 
@@ -174,11 +190,22 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams.update(
-        {"svg.hashsalt": "cafedcl", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+        {
+            "svg.hashsalt": "cafedcl",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
     )
     colours = dict(zip(WEIGHTS, ("#999999", "#0072B2", "#D55E00", "#009E73"), strict=True))
-    titles = {"few": "one image per class left", "labels": "labels shifted", "biased": "images inverted"}
-    figure, axes = plt.subplots(2, 3, figsize=(9, 4.8), sharex=True, sharey="col", constrained_layout=True)
+    titles = {
+        "few": "one image per class left",
+        "labels": "labels shifted",
+        "biased": "images inverted",
+    }
+    figure, axes = plt.subplots(
+        2, 3, figsize=(9, 4.8), sharex=True, sharey="col", constrained_layout=True
+    )
     for (row, feedback), (column, kind) in product(enumerate((True, False)), enumerate(KINDS)):
         ax = axes[row][column]
         ax.axvline(CORRUPTED_ROUND, color="#dddddd", linewidth=6, zorder=0)
@@ -188,14 +215,21 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
             mean, error = values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
             ax.plot(mean, color=colours[weights], label=weights, linewidth=1.6)
             ax.fill_between(
-                range(len(mean)), mean - error, mean + error, color=colours[weights], alpha=0.15, linewidth=0
+                range(len(mean)),
+                mean - error,
+                mean + error,
+                color=colours[weights],
+                alpha=0.15,
+                linewidth=0,
             )
         ax.set_xlim(CORRUPTED_ROUND - 3, ROUNDS - 1)
         ax.set_xticks(range(CORRUPTED_ROUND - 2, ROUNDS, 2))
         if row == 0:
             ax.set_title(titles[kind], fontsize=10)
         if column == 0:
-            ax.set_ylabel(("with feedback" if feedback else "without feedback") + "\nexcess squared drift")
+            ax.set_ylabel(
+                ("with feedback" if feedback else "without feedback") + "\nexcess squared drift"
+            )
         if row == 1:
             ax.set_xlabel("round")
     axes[0][0].legend(frameon=False, fontsize=8)
@@ -204,17 +238,25 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run everything, write the result and draw it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--figure", action="store_true", help="only draw the figure from the result")
+    parser.add_argument(
+        "--figure", action="store_true", help="only draw the figure from the result"
+    )
     arguments = parser.parse_args()
     if not arguments.figure:
         cases = list(product(WEIGHTS, (True, False), ("none", *KINDS), range(arguments.seeds)))
         with ProcessPoolExecutor(arguments.jobs) as pool:
             runs = list(pool.map(run, cases))
         command = ["python", "experiments/bias_loop.py", "--seeds", str(arguments.seeds)]
-        result = {"summary": summary(runs), "environment": environment(command, "cpu"), "runs": runs}
+        result = {
+            "summary": summary(runs),
+            "environment": environment(command, "cpu"),
+            "runs": runs,
+        }
         RESULT.write_text(json.dumps(result) + "\n", encoding="utf-8")
     draw(json.loads(RESULT.read_text(encoding="utf-8"))["runs"], FIGURE)
 

@@ -22,10 +22,28 @@ from scipy.stats import ttest_rel, wilcoxon
 from cafedcl.core.environment import environment
 
 METHODS = (
-    *("local", "central", "fedavg", "fedprox", "moon", "fedproto", "fedrcl", "fedproc", "fedlc", "mp-fedcl", "fedtgp"),
+    *(
+        "local",
+        "central",
+        "fedavg",
+        "fedprox",
+        "moon",
+        "fedproto",
+        "fedrcl",
+        "fedproc",
+        "fedlc",
+        "mp-fedcl",
+        "fedtgp",
+    ),
     *("scaffold", "fednh", "cafedcl"),
 )
-SHOWN = ("server.accuracy", "server.client_std", "own.client_mean", "own.client_std", "own.accuracy")
+SHOWN = (
+    "server.accuracy",
+    "server.client_std",
+    "own.client_mean",
+    "own.client_std",
+    "own.accuracy",
+)
 RESULT = Path(__file__).parent / "results" / "digits.json"
 
 
@@ -45,11 +63,15 @@ def train(method: str, seed: int, arguments: argparse.Namespace) -> dict[str, An
         for setting in ["engine.workers=1", *arguments.settings]:
             command += ["--set", setting]
         subprocess.run(command, check=True)
-        last = json.loads(Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        last = json.loads(
+            Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+        )
     return {"method": method, "seed": seed, "server": last["server"], "own": last["own"]}
 
 
-def paired(runs: list[dict[str, Any]], better: str, worse: str, score: tuple[str, str]) -> dict[str, Any]:
+def paired(
+    runs: list[dict[str, Any]], better: str, worse: str, score: tuple[str, str]
+) -> dict[str, Any]:
     """Compare two methods over the seeds: the mean difference, paired t and Wilcoxon tests, one-sided."""
     section, key = score
     values = {m: [r[section][key] for r in runs if r["method"] == m] for m in (better, worse)}
@@ -72,13 +94,19 @@ def over_seeds(runs: list[dict[str, Any]], section: str, key: str) -> str:
 
 def main() -> None:
     """Run everything and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--methods", default=",".join(METHODS), help="which methods, separated by commas")
+    parser.add_argument(
+        "--methods", default=",".join(METHODS), help="which methods, separated by commas"
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--set", dest="settings", action="append", default=[], help="as in `cafedcl run --set`")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], help="as in `cafedcl run --set`"
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     methods = arguments.methods.split(",")
@@ -98,10 +126,15 @@ def main() -> None:
     command += "".join(f" --set {setting}" for setting in arguments.settings)
     about = environment(command.split(), arguments.device)
     arguments.out.parent.mkdir(exist_ok=True)
-    arguments.out.write_text(json.dumps({"environment": about, "tests": tests, "runs": runs}, indent=1) + "\n")
+    arguments.out.write_text(
+        json.dumps({"environment": about, "tests": tests, "runs": runs}, indent=1) + "\n"
+    )
     for method in methods:
         mine = [run for run in runs if run["method"] == method]
-        print(f"{method:16s}  " + "  ".join(f"{path} {over_seeds(mine, *path.split('.'))}" for path in SHOWN))
+        print(
+            f"{method:16s}  "
+            + "  ".join(f"{path} {over_seeds(mine, *path.split('.'))}" for path in SHOWN)
+        )
     for test in tests:
         print(test)
 

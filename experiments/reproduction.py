@@ -70,7 +70,10 @@ def compared(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Statisti
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
     """Return p-values corrected by Holm for how many there are."""
-    order = sorted((at for at, value in enumerate(values) if value is not None), key=lambda at: values[at] or 0.0)
+    order = sorted(
+        (at for at, value in enumerate(values) if value is not None),
+        key=lambda at: values[at] or 0.0,
+    )
     corrected: list[float | None] = [None] * len(values)
     largest = 0.0
     for rank, at in enumerate(order):
@@ -101,10 +104,13 @@ def marked(rows: Mapping[str, Sequence[Record]], wanted: Sequence[str]) -> dict[
     found: dict[str, list[str]] = {name: [] for name in rows}
     for score in wanted:
         cells = {
-            name: Cell(tuple(scores(records, records[0]["method"], score).values())) for name, records in rows.items()
+            name: Cell(tuple(scores(records, records[0]["method"], score).values()))
+            for name, records in rows.items()
         }
         means = [None if name == "central" else cell.mean for name, cell in cells.items()]
-        for (name, cell), rank in zip(cells.items(), ranks(means, higher=not score.endswith("std")), strict=True):
+        for (name, cell), rank in zip(
+            cells.items(), ranks(means, higher=not score.endswith("std")), strict=True
+        ):
             found[name].append(f"**{cell.text}**" if rank == 1 else cell.text)
     return found
 
@@ -121,7 +127,9 @@ def heading(setting: str, records: Sequence[Record]) -> str:
 def paper_figures(record: Record) -> dict[str, tuple[float, float]]:
     """Return the paper's accuracy and std by method, if the setting is one of its own."""
     split = {f"split.{name}": value for name, value in parse_split(record["split"]).items()}
-    shown = Setting.of({**split, "data.name": record["data"], "federation.clients": record["clients"]})
+    shown = Setting.of(
+        {**split, "data.name": record["data"], "federation.clients": record["clients"]}
+    )
     return place(shown).figures
 
 
@@ -131,7 +139,12 @@ def overview(records: Sequence[Record], wanted: Sequence[str], paper: bool) -> s
     for setting, mine in by_setting(records):
         rows = {name: [one for one in mine if one["method"] == name] for name in methods_of(mine)}
         figures = paper_figures(mine[0]) if paper else {}
-        head = ["method", *map(title_of, wanted), *(["paper: accuracy", "paper: std"] if figures else []), "seeds"]
+        head = [
+            "method",
+            *map(title_of, wanted),
+            *(["paper: accuracy", "paper: std"] if figures else []),
+            "seeds",
+        ]
         lines = []
         for name, cells in marked(rows, wanted).items():
             theirs = [f"{value:.2f}" for value in figures[name]] if name in figures else ["–", "–"]
@@ -150,29 +163,44 @@ def skin_table(records: Sequence[Record]) -> str:
     return overview(records, SKIN, False)
 
 
-def differences(records: Sequence[Record], pairs: Sequence[tuple[str, str]], tested: Sequence[str]) -> str:
+def differences(
+    records: Sequence[Record], pairs: Sequence[tuple[str, str]], tested: Sequence[str]
+) -> str:
     """Return a row per pair: how much more the first one's scores are, and p, corrected over all rows."""
     columns: list[list[list[str]]] = []
     for score in tested:
-        found = [compared(scores(records, one, score), scores(records, other, score)) for one, other in pairs]
+        found = [
+            compared(scores(records, one, score), scores(records, other, score))
+            for one, other in pairs
+        ]
         corrected = holm([None if it is None else it[2] for it in found])
         columns.append(
             [
-                ["n/a"] * 2 if it is None else [f"{it[0]:+.2f} ± {it[1]:.2f}", f"{number(it[2])} / {number(fixed)}"]
+                ["n/a"] * 2
+                if it is None
+                else [f"{it[0]:+.2f} ± {it[1]:.2f}", f"{number(it[2])} / {number(fixed)}"]
                 for it, fixed in zip(found, corrected, strict=True)
             ]
         )
-    head = ["difference", *(word for score in tested for word in (title_of(score), "p / Holm")), "shared seeds"]
+    head = [
+        "difference",
+        *(word for score in tested for word in (title_of(score), "p / Holm")),
+        "shared seeds",
+    ]
     lines = []
     for at, (one, other) in enumerate(pairs):
         seeds = most_shared(records, one, other, tested)
-        lines.append([f"`{one}` − `{other}`", *(word for it in columns for word in it[at]), str(seeds)])
+        lines.append(
+            [f"`{one}` − `{other}`", *(word for it in columns for word in it[at]), str(seeds)]
+        )
     return rows_text(head, lines)
 
 
 def most_shared(records: Sequence[Record], one: str, other: str, tested: Sequence[str]) -> int:
     """Return how many seeds two methods share, in the score in which it is most."""
-    return max(len(paired(scores(records, one, score), scores(records, other, score))) for score in tested)
+    return max(
+        len(paired(scores(records, one, score), scores(records, other, score))) for score in tested
+    )
 
 
 def base_of(method: str) -> str:
@@ -191,7 +219,11 @@ def rivals_table(records: Sequence[Record], tested: Sequence[str] = MAIN) -> str
             known = [rival for rival in rivals if most_shared(mine, ours, rival, tested) >= FEWEST]
             few = [f"`{rival}`" for rival in rivals if rival not in known]
             tables += differences(mine, [(ours, rival) for rival in known], tested) if known else ""
-            tables += f"Fewer than {FEWEST} seeds shared with `{ours}`: {', '.join(few)}.\n\n" if few else ""
+            tables += (
+                f"Fewer than {FEWEST} seeds shared with `{ours}`: {', '.join(few)}.\n\n"
+                if few
+                else ""
+            )
         text += heading(setting, mine) + tables if tables else ""
     return text
 
@@ -212,21 +244,40 @@ def claims_table(records: Sequence[Record]) -> str:
     for setting, mine in by_setting(records):
         for score in MAIN:
             higher = not score.endswith("std")
-            rivals = {name: scores(mine, name, score) for name in methods_of(mine) if base_of(name) != "cafedcl"}
-            known = {name: mean(its.values()) for name, its in rivals.items() if its and name not in REFERENCES}
+            rivals = {
+                name: scores(mine, name, score)
+                for name in methods_of(mine)
+                if base_of(name) != "cafedcl"
+            }
+            known = {
+                name: mean(its.values())
+                for name, its in rivals.items()
+                if its and name not in REFERENCES
+            }
             for ours in OURS:
                 own = scores(mine, ours, score)
                 if not own or not known:
                     continue
                 best = (max if higher else min)(known, key=lambda name: known[name])
-                ahead = [name for name, value in known.items() if (value > mean(own.values())) == higher]
+                ahead = [
+                    name for name, value in known.items() if (value > mean(own.values())) == higher
+                ]
                 gap = compared(own, rivals[best])
                 said = "n/a" if gap is None else f"{gap[0]:+.2f} ± {gap[1]:.2f} ({number(gap[2])})"
                 rank = f"{len(ahead) + 1} of {len(known) + 1}"
                 lines.append(
-                    [f"`{ours}`, {setting}", title_of(score), rank, f"`{best}`", said, verdict(gap, not ahead, higher)]
+                    [
+                        f"`{ours}`, {setting}",
+                        title_of(score),
+                        rank,
+                        f"`{best}`",
+                        said,
+                        verdict(gap, not ahead, higher),
+                    ]
                 )
-    return rows_text(["method, setting", "score", "rank", "best rival", "difference to it (p)", "first?"], lines)
+    return rows_text(
+        ["method, setting", "score", "rank", "best rival", "difference to it (p)", "first?"], lines
+    )
 
 
 def ablation_table(records: Sequence[Record]) -> str:
@@ -281,14 +332,30 @@ def tuning_table(result: Mapping[str, Any]) -> str:
 
     def words(point: Mapping[str, Any]) -> str:
         keys = [name.partition(".")[2] for name in point]
-        short = {name: name if keys.count(key) > 1 else key for name, key in zip(point, keys, strict=True)}
+        short = {
+            name: name if keys.count(key) > 1 else key
+            for name, key in zip(point, keys, strict=True)
+        }
         return ", ".join(f"`{short[name]}={to_toml(value)}`" for name, value in point.items())
 
     lines = []
     for method, its in result["methods"].items():
-        ordered = sorted((one for one in its["candidates"] if one["value"] is not None), key=lambda one: -one["value"])
-        others = "; ".join(f"{words(one['options'])} {100 * one['value']:.1f}" for one in ordered[1:])
-        lines.append([f"`{method}`", title_of(its["score"]), words(its["best"]), f"{100 * its['value']:.1f}", others])
+        ordered = sorted(
+            (one for one in its["candidates"] if one["value"] is not None),
+            key=lambda one: -one["value"],
+        )
+        others = "; ".join(
+            f"{words(one['options'])} {100 * one['value']:.1f}" for one in ordered[1:]
+        )
+        lines.append(
+            [
+                f"`{method}`",
+                title_of(its["score"]),
+                words(its["best"]),
+                f"{100 * its['value']:.1f}",
+                others,
+            ]
+        )
     where = result["environment"]
     said = [
         f"{result['budget']} candidates each, {result['seeds']} seed{'s' if result['seeds'] > 1 else ''}",
@@ -340,7 +407,9 @@ def ranks_table(results: Sequence[Mapping[str, Any]]) -> str:
             best = f"**{said}**" if its and mean(its) == least else said
             cells[name].append(f"{best} ({its.count(1)})" if its else said)
     lines = [[f"`{name}`", *its] for name, its in cells.items()]
-    return rows_text([f"mean rank over {len(settings)} settings (firsts)", *map(title_of, MAIN)], lines)
+    return rows_text(
+        [f"mean rank over {len(settings)} settings (firsts)", *map(title_of, MAIN)], lines
+    )
 
 
 ACROSS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {"ranks": ranks_table}
@@ -358,18 +427,30 @@ def small_print(result: Mapping[str, Any]) -> str:
     records, where = result["runs"], result["environment"]
 
     def every(name: str) -> str:
-        return " / ".join(dict.fromkeys(f"{one[name]:g}" if name == "width" else f"{one[name]}" for one in records))
+        return " / ".join(
+            dict.fromkeys(
+                f"{one[name]:g}" if name == "width" else f"{one[name]}" for one in records
+            )
+        )
 
-    protocols = dict.fromkeys(one["options"].get("evaluate.protocol", "complete") for one in records)
-    devices = dict.fromkeys(one.get("environment", {}).get("device_name", where["device_name"]) for one in records)
-    versions = ", ".join(f"{name} {version}" for name, version in where["packages"].items() if version)
+    protocols = dict.fromkeys(
+        one["options"].get("evaluate.protocol", "complete") for one in records
+    )
+    devices = dict.fromkeys(
+        one.get("environment", {}).get("device_name", where["device_name"]) for one in records
+    )
+    versions = ", ".join(
+        f"{name} {version}" for name, version in where["packages"].items() if version
+    )
     words = [
         f"{every('rounds')} rounds", f"{every('model')}, width {every('width')}", f"{every('images')} training images",
         f"{every('clients')} clients", f"seeds {seeds_text([one['seed'] for one in records])}",
         f"protocol {' / '.join(protocols)}", f"{every('engine')}, {every('precision')}",
         f"Python {where['python']}, {versions}", " / ".join(devices),
     ]  # fmt: skip
-    failed, skipped = (sum(one[name] for one in records) for name in ("failed_visits", "skipped_rounds"))
+    failed, skipped = (
+        sum(one[name] for one in records) for name in ("failed_visits", "skipped_rounds")
+    )
     words += [f"{failed} failed visits, {skipped} skipped rounds"] if failed or skipped else []
     left = len(result["unfinished"])
     words += [f"{left} run{'s' if left > 1 else ''} not finished"] if left else []
@@ -387,7 +468,10 @@ def own_options(records: Sequence[Record]) -> list[str]:
             for name, value in one["options"].items():
                 if name.startswith(("train.", "method.")) and repr((name, value)) not in shared:
                     found.setdefault(one["method"], {})[name] = value
-    said = [f"{method} " + ", ".join(f"{n}={to_toml(v)}" for n, v in its.items()) for method, its in found.items()]
+    said = [
+        f"{method} " + ", ".join(f"{n}={to_toml(v)}" for n, v in its.items())
+        for method, its in found.items()
+    ]
     return [f"options of its own: {'; '.join(said)}"] if said else []
 
 
@@ -395,17 +479,23 @@ def block(name: str, results: Path) -> str:
     """Return what stands between the marks of a table."""
     wanted, colon, kind = name.partition(":")
     if not colon or kind not in (*KINDS, *ACROSS):
-        raise CafedclError(f"table:{name}: RESULT:KIND is expected; {nearest(kind, [*KINDS, *ACROSS])}")
+        raise CafedclError(
+            f"table:{name}: RESULT:KIND is expected; {nearest(kind, [*KINDS, *ACROSS])}"
+        )
     text, found = "", []
     for one in wanted.split("+") if kind in ACROSS else [wanted]:
         if not one.startswith(NAMES):
-            raise CafedclError(f"table:{name}: there is no such result; {nearest(one, list(NAMES))}")
+            raise CafedclError(
+                f"table:{name}: there is no such result; {nearest(one, list(NAMES))}"
+            )
         for path in sorted(results.glob(f"{one}*.json")):
             try:
                 found.append(json.loads(path.read_text(encoding="utf-8")))
                 text += KINDS[kind](found[-1]) if kind in KINDS else ""
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise CafedclError(f"{path}: not a result of `cafedcl reproduce`: {error!r}") from None
+                raise CafedclError(
+                    f"{path}: not a result of `cafedcl reproduce`: {error!r}"
+                ) from None
     text += ACROSS[kind](found) if kind in ACROSS and found else ""
     return "\n" + (text or EMPTY)
 
@@ -420,10 +510,16 @@ def filled(page: str, results: Path) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is stale")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 if the page is stale"
+    )
     parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder with the result files")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="the folder with the result files"
+    )
     arguments = parser.parse_args(words)
     try:
         now = arguments.page.read_text(encoding="utf-8")

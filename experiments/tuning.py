@@ -86,13 +86,17 @@ class Tuning:
         sizes = {name: len(points) for name, points in made.candidates.items()}
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            raise CafedclError(f"{path}: every method must have the same number of candidates ({said})")
+            raise CafedclError(
+                f"{path}: every method must have the same number of candidates ({said})"
+            )
         for name, points in made.candidates.items():
             if len({named(point) for point in points}) < len(points):
                 raise CafedclError(f"{path}: candidates: {name}: one of them is there twice")
         for name in made.scores:
             if name not in made.candidates:
-                raise CafedclError(f"{path}: scores: {name}: {nearest(name, list(made.candidates))}")
+                raise CafedclError(
+                    f"{path}: scores: {name}: {nearest(name, list(made.candidates))}"
+                )
         return made
 
     @property
@@ -124,7 +128,9 @@ class Tuning:
         found = []
         for point in self.candidates[method]:
             try:
-                found.append((point, sweep.jobs(out, f"{method}/{sweep.place(point) or 'defaults'}", point)))
+                found.append(
+                    (point, sweep.jobs(out, f"{method}/{sweep.place(point) or 'defaults'}", point))
+                )
             except CafedclError as error:
                 raise CafedclError(f"{method}: {error}") from None
         return found
@@ -136,7 +142,9 @@ def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
     path, text = out / SHARED, json.dumps(shared, indent=1) + "\n"
     with RunFolder(out).held():
         if path.is_file() and path.read_text(encoding="utf-8") != text:
-            raise CafedclError(f"{out}: its runs share other options, see {path}; choose another --out")
+            raise CafedclError(
+                f"{out}: its runs share other options, see {path}; choose another --out"
+            )
         write_atomically(path, text.encode())
         yield
 
@@ -165,13 +173,19 @@ class Earlier:
             for name, value in same.items():
                 if told[name] != value:
                     raise CafedclError(f"--from {path}: its {name} was {told[name]}, not {value}")
-            rows = [(method, row) for method, it in told["methods"].items() for row in it["candidates"]]
+            rows = [
+                (method, row) for method, it in told["methods"].items() for row in it["candidates"]
+            ]
             values = {
-                (method, named(row["options"])): row["values"] for method, row in rows if row["value"] is not None
+                (method, named(row["options"])): row["values"]
+                for method, row in rows
+                if row["value"] is not None
             }
             return cls(values, [*told.get("earlier", []), told["environment"]])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CafedclError(f"--from {path}: it is no result of this tuning ({error!r})") from None
+            raise CafedclError(
+                f"--from {path}: it is no result of this tuning ({error!r})"
+            ) from None
 
     def has(self, method: str, point: Point) -> bool:
         """Return whether a candidate's score is known."""
@@ -206,7 +220,9 @@ def scored(
         else:
             values = [sweep.score_of(job) for job in jobs if job.finished]
             value = sweep.value(jobs) if len(values) == len(jobs) else math.nan
-        rows.append({"options": point, "value": value if math.isfinite(value) else None, "values": values})
+        rows.append(
+            {"options": point, "value": value if math.isfinite(value) else None, "values": values}
+        )
     known = [row for row in rows if row["value"] is not None]
     best = (max if sweep.higher else min)(known, key=lambda row: row["value"]) if known else None
     return {
@@ -227,17 +243,34 @@ def tune(arguments: argparse.Namespace) -> list[Outcome]:
     chosen = words_of(arguments.methods) or list(plan.candidates)
     for name in chosen:
         if name not in plan.candidates:
-            raise CafedclError(f"--methods {name}: it has no candidates; {nearest(name, list(plan.candidates))}")
+            raise CafedclError(
+                f"--methods {name}: it has no candidates; {nearest(name, list(plan.candidates))}"
+            )
     local = [f"data.dir={to_toml(arguments.data_dir)}"] if arguments.data_dir else []
-    sweeps = {name: plan.sweep(name, arguments.seeds, [*settings, *local]) for name in plan.candidates}
+    sweeps = {
+        name: plan.sweep(name, arguments.seeds, [*settings, *local]) for name in plan.candidates
+    }
     jobs = {name: plan.jobs(out, name, sweep) for name, sweep in sweeps.items()}
-    shared = {"data": plan.data, "split": plan.split, "hold_out": plan.hold_out, "options": plan.shared(settings)}
+    shared = {
+        "data": plan.data,
+        "split": plan.split,
+        "hold_out": plan.hold_out,
+        "options": plan.shared(settings),
+    }
     with held(out, shared):
         first = next(iter(sweeps.values()))
         fetch_data([first.tables({})])
         measured_on = first.prepare(out)
-        earlier = Earlier.read(arguments.earlier, {**shared, "measured_on": measured_on, "seeds": arguments.seeds})
-        asked = [job for name in chosen for it, its in jobs[name] if not earlier.has(name, it) for job in its]
+        earlier = Earlier.read(
+            arguments.earlier, {**shared, "measured_on": measured_on, "seeds": arguments.seeds}
+        )
+        asked = [
+            job
+            for name in chosen
+            for it, its in jobs[name]
+            if not earlier.has(name, it)
+            for job in its
+        ]
         try:
             return run(sorted(asked, key=lambda job: job.seed), arguments.jobs, arguments.quiet)
         finally:
@@ -263,7 +296,8 @@ def study_of(result: dict[str, Any]) -> str:
     """Return the study of tuned methods, as the text of its file. CAFedCL's best candidate is its preset."""
     rivals = {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
     tables = (
-        f"[each.{name}]\n" + "".join(f"{json.dumps(key)} = {to_toml(value)}\n" for key, value in best.items())
+        f"[each.{name}]\n"
+        + "".join(f"{json.dumps(key)} = {to_toml(value)}\n" for key, value in best.items())
         for name, best in rivals.items()
     )
     return STUDY.format(methods=to_toml([*rivals, "cafedcl:best"]), tables="\n".join(tables))
@@ -271,16 +305,37 @@ def study_of(result: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line, tune, and say what failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plan", type=Path, default=PLAN, help="the file with the candidates")
-    parser.add_argument("--out", type=Path, default=Path("runs/tuning"), help="the folder of all runs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/tuning"), help="the folder of all runs"
+    )
     parser.add_argument("--data-dir", default="", help="folder with data files")
-    parser.add_argument("--from", dest="earlier", type=Path, help="an earlier result; what it scored is not run again")
-    parser.add_argument("--study", type=Path, help="run nothing; write the study of the best candidates to this file")
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        type=Path,
+        help="an earlier result; what it scored is not run again",
+    )
+    parser.add_argument(
+        "--study",
+        type=Path,
+        help="run nothing; write the study of the best candidates to this file",
+    )
     parser.add_argument("--jobs", type=int, default=None, help="runs at a time; on GPUs, on each")
-    parser.add_argument("--methods", action="append", default=[], help="these only, separated by commas")
+    parser.add_argument(
+        "--methods", action="append", default=[], help="these only, separated by commas"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="runs of every candidate")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="an option of all runs")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="an option of all runs",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     arguments = parser.parse_args(words)
     if arguments.study and not arguments.earlier:

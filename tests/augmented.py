@@ -7,18 +7,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from cafedcl.augment.base import Own
+from cafedcl.augment.base import ClientImages
 from cafedcl.federation.rounds import Federation
 
 SHORT: dict[str, dict[str, Any]] = {"gan": {"augment__steps": 3, "augment__least": 2}}
 
 
-def own_of(counts: list[int], wanted: list[int], size: int = 8, seed: int = 0, **changes: Any) -> Own:
+def own_of(
+    counts: list[int], wanted: list[int], size: int = 8, seed: int = 0, **changes: Any
+) -> ClientImages:
     """A client whose images of class c are all of the grey level 20·c + the image's number."""
     y = np.repeat(np.arange(len(counts)), counts)
     numbers = np.concatenate([np.arange(n) for n in counts])
-    x = torch.from_numpy(20 * y + numbers).to(torch.uint8)[:, None, None, None].expand(-1, 1, size, size).clone()
-    own = Own(
+    x = (
+        torch.from_numpy(20 * y + numbers)
+        .to(torch.uint8)[:, None, None, None]
+        .expand(-1, 1, size, size)
+        .clone()
+    )
+    own = ClientImages(
         x=x,
         y=torch.from_numpy(y),
         known=y,
@@ -34,6 +41,12 @@ def own_of(counts: list[int], wanted: list[int], size: int = 8, seed: int = 0, *
 
 
 def skewed(tiny: Callable[..., Federation], method: str, kind: str, **more: Any) -> Federation:
-    settings = {"split__kind": "dirichlet", "split__alpha": 0.5, "split__form": "class", **SHORT.get(kind, {}), **more}
+    settings = {
+        "split__kind": "dirichlet",
+        "split__alpha": 0.5,
+        "split__form": "class",
+        **SHORT.get(kind, {}),
+        **more,
+    }
     short = {"method__epochs": 5} if method == "fedtgp" else {}
     return tiny(method, augment__name=kind, **settings, **short)

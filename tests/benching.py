@@ -2,6 +2,6 @@
 
 from dataclasses import replace
 
-from cafedcl.speed.measure import TASKS
+from cafedcl.speed.measure import WORKLOADS
 
-SMALL = replace(TASKS["digits"], model="mlp", clients=3, images=25, batch=8, epochs=2)
+SMALL = replace(WORKLOADS["digits"], model="mlp", clients=3, images=25, batch=8, epochs=2)

@@ -11,7 +11,7 @@ from torch import Tensor
 from cafedcl.config.sections import EngineOptions
 from cafedcl.core.contract import Down, Job, Reply, Up
 from cafedcl.core.tensors import MODEL, Tensors, prefixed, under, without
-from cafedcl.engine.cuda.engine import Graphs
+from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.federation.rounds import Federation, Record
 from cafedcl.methods.fedavg import FedAvg
 
@@ -23,9 +23,9 @@ SHORT = {"fedtgp": {"method__epochs": 5}}
 
 def captured(federation: Federation, streams: int = 2, precision: str = "fp32") -> Federation:
     """Let a federation be run by captures; on a CPU they are executed plainly."""
-    sampled = max(1, round(federation.options.participation * len(federation.bench.shards)))
+    sampled = max(1, round(federation.options.participation * len(federation.task.clients.shards)))
     options = replace(EngineOptions(), precision=precision, streams=streams)
-    federation.engine = Graphs(federation.bench, options, sampled, compiled=False)
+    federation.engine = CudaEngine(federation.task, options, sampled, compiled=False)
     return federation
 
 
@@ -34,8 +34,12 @@ def pair(tiny: Tiny, method: str, **settings: Any) -> tuple[Federation, Federati
     return tiny(method, **settings), captured(tiny(method, **settings))
 
 
-def jobs_of(federation: Federation, *clients: int, evaluate: bool = False, round: int | None = None) -> list[Job]:
-    down = Down(federation.round if round is None else round, federation.method.broadcast(federation.state))
+def jobs_of(
+    federation: Federation, *clients: int, evaluate: bool = False, round: int | None = None
+) -> list[Job]:
+    down = Down(
+        federation.round if round is None else round, federation.method.broadcast(federation.state)
+    )
     return [Job(client, down, federation.memories.get(client, {}), evaluate) for client in clients]
 
 
@@ -43,7 +47,11 @@ def distance(one: Tensor, other: Tensor) -> float:
     """Relative to the norm."""
     assert one.shape == other.shape
     assert one.dtype == other.dtype
-    return float((one.double() - other.double()).norm() / one.double().norm().clamp_min(1e-3)) if one.numel() else 0.0
+    return (
+        float((one.double() - other.double()).norm() / one.double().norm().clamp_min(1e-3))
+        if one.numel()
+        else 0.0
+    )
 
 
 def assert_near(one: Tensors, other: Tensors, within: float) -> None:
@@ -62,8 +70,16 @@ def assert_same(one: Federation, other: Federation, within: float) -> None:
     for client, memory in one.memories.items():
         assert_near(memory, other.memories[client], within)
     for here, there in zip(one.history, other.history, strict=True):
-        assert (here.status, here.failed, here.dropped) == (there.status, there.failed, there.dropped)
-        assert (here.participants, here.traffic, here.lr) == (there.participants, there.traffic, there.lr)
+        assert (here.status, here.failed, here.dropped) == (
+            there.status,
+            there.failed,
+            there.dropped,
+        )
+        assert (here.participants, here.traffic, here.lr) == (
+            there.participants,
+            there.traffic,
+            there.lr,
+        )
         assert here.loss == pytest.approx(there.loss, rel=within, abs=within)
         assert here.loss
 
@@ -97,13 +113,18 @@ def with_sent(up: Up, entries: Tensors) -> Up:
 
 
 def contents(reply: Reply) -> dict[str, Tensors]:
-    return {"sent": sent(reply.up), "notes": reply.up.notes, "kept": reply.memory, "hits": reply.hits}
+    return {
+        "sent": sent(reply.up),
+        "notes": reply.up.notes,
+        "kept": reply.memory,
+        "hits": reply.correct,
+    }
 
 
 def with_method(federation: Federation, method: type[FedAvg]) -> Federation:
     old = federation.method
     made = method(old.options, old.classes, old.dim, old.clients)
-    federation.bench = replace(federation.bench, method=made)
+    federation.task = replace(federation.task, method=made)
     federation.method = made
-    federation.state |= made.start(federation.bench.network)
+    federation.state |= made.start(federation.task.network)
     return federation

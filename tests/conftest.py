@@ -13,9 +13,9 @@ from torch import Tensor
 from cafedcl.config.sections import Config, DataOptions
 from cafedcl.core.contract import Client, Visit
 from cafedcl.data import Dataset, load_dataset
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
-from cafedcl.speed import measure as bench
+from cafedcl.speed import measure
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
 
@@ -24,7 +24,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
-    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "steady",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("steady")
 
@@ -38,7 +42,9 @@ TINY = {
 
 
 def tiny_config(method: str, settings: Mapping[str, Any]) -> Config:
-    tables: dict[str, Any] = {name: dict(table) for name, table in TINY.items()} | {"method": {"name": method}}
+    tables: dict[str, Any] = {name: dict(table) for name, table in TINY.items()} | {
+        "method": {"name": method}
+    }
     for path, value in settings.items():
         section, _, key = path.partition(".")
         tables.setdefault(section, {})[key] = value
@@ -55,9 +61,11 @@ def tiny(digits: Dataset) -> Callable[..., Federation]:
     """Five clients with two classes each, three of them in a round; settings by their names in the config."""
 
     def make(method: str = "cafedcl", **settings: Any) -> Federation:
-        config = tiny_config(method, {name.replace("__", "."): value for name, value in settings.items()})
+        config = tiny_config(
+            method, {name.replace("__", "."): value for name, value in settings.items()}
+        )
         setup = prepare(config, None if config.evaluate.protocol == "pfllib" else digits)
-        return Federation(setup, engine=Eager(setup.bench))
+        return Federation(setup, engine=ReferenceEngine(setup.task))
 
     return make
 
@@ -65,9 +73,9 @@ def tiny(digits: Dataset) -> Callable[..., Federation]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task for 8×8 images with few clients and images, and a ceiling that need not be measured."""
-    monkeypatch.setitem(bench.TASKS, "digits", SMALL)
-    monkeypatch.setattr(bench, "TEST", 20)
-    monkeypatch.setattr(bench, "matrix_ceiling", lambda device, precision: 2e9)
+    monkeypatch.setitem(measure.WORKLOADS, "digits", SMALL)
+    monkeypatch.setattr(measure, "TEST", 20)
+    monkeypatch.setattr(measure, "matrix_ceiling", lambda device, precision: 2e9)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +89,10 @@ def visit_with() -> Callable[..., Visit]:
         counts = torch.as_tensor(counts)
         most, total = parts.pop("most", counts), parts.pop("total", counts)
         empty = {"received": {}, "anchors": {}, "memory": {}, "scratch": {}, "embed": nothing}
-        times = {"round": torch.tensor(parts.pop("round", 0), dtype=counts.dtype), "progress": counts.new_zeros(())}
+        times = {
+            "round": torch.tensor(parts.pop("round", 0), dtype=counts.dtype),
+            "progress": counts.new_zeros(()),
+        }
         holds = counts.nonzero().flatten()
         client = Client(0, int(counts.sum()), counts, holds, most, total)
         return Visit(client=client, **{**empty, **times, **parts})

@@ -50,7 +50,9 @@ def attempt(folder: Path, rounds: int, seconds: float | None) -> bool:
         finally:
             os._exit(status)
     if seconds is not None:
-        while rounds_of(folder) < until and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        while rounds_of(folder) < until and not os.waitid(
+            os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):
             time.sleep(0.002)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)

@@ -13,11 +13,23 @@ FAST = {"model.name": "mlp", "train.epochs": 1, "engine.workers": 1}
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("api") / "run"
-    return cafedcl.run(method="cafedcl", data="digits", clients=5, rounds=8, out=folder, settings=FAST)
+    return cafedcl.run(
+        method="cafedcl", data="digits", clients=5, rounds=8, out=folder, settings=FAST
+    )
 
 
 def test_the_package_exports_exactly_these_names() -> None:
-    names = ["CafedclError", "Config", "Federation", "Record", "Run", "Watcher", "load", "resolve", "run"]
+    names = [
+        "CafedclError",
+        "Config",
+        "Federation",
+        "Record",
+        "Run",
+        "Watcher",
+        "load",
+        "resolve",
+        "run",
+    ]
     assert cafedcl.__all__ == names
     assert all(getattr(cafedcl, name) is not None for name in names)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
@@ -27,9 +39,13 @@ def test_the_package_exports_exactly_these_names() -> None:
 def test_metrics_are_a_table_with_a_row_per_round(finished: Run) -> None:
     table = finished.metrics
     assert list(table.index) == list(range(8))
-    assert {"server.accuracy", "server.client_std", "own.client_mean", "traffic.up_bytes", "loss.i2p"} <= set(
-        table.columns
-    )
+    assert {
+        "server.accuracy",
+        "server.client_std",
+        "own.client_mean",
+        "traffic.up_bytes",
+        "loss.i2p",
+    } <= set(table.columns)
     assert table["server.accuracy"].iloc[-1] > table["server.accuracy"].iloc[0]
 
 
@@ -57,7 +73,10 @@ def test_a_loaded_run_is_the_run(finished: Run) -> None:
     assert finished.prototypes is not None
     assert torch.equal(loaded.prototypes, finished.prototypes)
     assert loaded.prototypes.norm(dim=1).allclose(torch.ones(10))
-    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), finished.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(loaded.model.parameters(), finished.model.parameters(), strict=True)
+    )
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
@@ -76,7 +95,11 @@ def test_a_federation_can_be_stepped_and_watched() -> None:
         def round_done(self, federation: Federation, record: Record) -> None:
             seen.append(record.round)
 
-    tables = {"method": {"name": "fedavg"}, "model": {"name": "mlp"}, "federation": {"clients": 3, "rounds": 2}}
+    tables = {
+        "method": {"name": "fedavg"},
+        "model": {"name": "mlp"},
+        "federation": {"clients": 3, "rounds": 2},
+    }
     with Federation(cafedcl.resolve(tables), [Count()]) as federation:
         record = federation.step()
         assert record.round == 0

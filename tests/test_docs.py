@@ -18,7 +18,7 @@ from cafedcl.core.contract import Up
 from cafedcl.core.tensors import floats
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods._readings import PRESETS, CAFedCLOptions
-from cafedcl.speed.measure import TASKS
+from cafedcl.speed.measure import WORKLOADS
 from cafedcl.task.build import build
 from cafedcl.task.resolve import resolve
 
@@ -32,7 +32,9 @@ EXTENDING = (HOME / "docs" / "extending.md").read_text(encoding="utf-8")
 
 def measured(name: str) -> dict[str, Any]:
     """What a result file of a benchmark says."""
-    return json.loads((HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (HOME / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8")
+    )
 
 
 def python_blocks(text: str) -> list[str]:
@@ -100,11 +102,17 @@ def test_the_speeds_on_the_page_are_those_of_the_result_files() -> None:
     found = []
     for name in ("h200-resnet", "h200-cnn"):
         result = measured(name)
-        found += [(TASKS[m["task"]].title, m["method"], m["step_ms"], m["overhead"]) for m in result["measurements"]]
+        found += [
+            (WORKLOADS[m["task"]].title, m["method"], m["step_ms"], m["overhead"])
+            for m in result["measurements"]
+        ]
     assert len(found) == 8
     for title, method, step, ratio in found:
         digits = 3 if step < 0.1 else 2
-        assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in SPEED, (title, method)
+        assert f"| {title} | `{method}` | {step:.{digits}f} | {ratio:.2f} |" in SPEED, (
+            title,
+            method,
+        )
 
 
 MOST_MS = {"resnet-250": 4.2, "resnet-50": 1.6, "cnn-50": 0.11, "cnn-10": 0.055}
@@ -112,14 +120,18 @@ MOST_MS = {"resnet-250": 4.2, "resnet-50": 1.6, "cnn-50": 0.11, "cnn-10": 0.055}
 
 
 @pytest.mark.parametrize("name", ["h200-resnet", "h200-cnn"])
-def test_a_client_step_and_what_a_round_adds_to_training_keep_within_their_bounds(name: str) -> None:
+def test_a_client_step_and_what_a_round_adds_to_training_keep_within_their_bounds(
+    name: str,
+) -> None:
     result = measured(name)
     for m in result["measurements"]:
         assert m["step_ms"] <= MOST_MS[m["task"]], m
         assert m["overhead"] <= 1.25, m
 
 
-@pytest.mark.parametrize("path", sorted((HOME / "benchmarks" / "results").glob("h200-*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((HOME / "benchmarks" / "results").glob("h200-*.json")), ids=lambda p: p.stem
+)
 def test_the_command_of_every_speed_stands_on_the_page(path: Path) -> None:
     command = measured(path.stem)["environment"]["command"]
     words, out = " ".join(command[:-2]), f"benchmarks/results/{path.name}"
@@ -135,20 +147,33 @@ def test_the_speeds_of_all_methods_on_the_page_are_those_of_the_result_files() -
         found |= {m["method"]: m for m in result["measurements"]}
     assert found.keys() == set(method_names())
     for m in found.values():
-        assert f"| `{m['method']}` | {m['step_ms']:.3f} | {m['overhead']:.2f} |" in SPEED, m["method"]
+        assert f"| `{m['method']}` | {m['step_ms']:.3f} | {m['overhead']:.2f} |" in SPEED, m[
+            "method"
+        ]
 
 
 def test_the_gain_over_the_eager_engine_on_the_page_is_that_of_the_result_file() -> None:
     text = " ".join(SPEED.split())
     result = measured("h200-eager")
     fast, slow, ours, theirs = result["measurements"]
-    assert [m["method"] for m in result["measurements"]] == ["fedavg", "fedavg", "cafedcl", "cafedcl"]
+    assert [m["method"] for m in result["measurements"]] == [
+        "fedavg",
+        "fedavg",
+        "cafedcl",
+        "cafedcl",
+    ]
     assert [m["engine"] for m in result["measurements"]] == ["graphs bf16", "eager fp32"] * 2
     assert f"needs {slow['step_ms']:.2f} ms per client-step" in text
     times = slow["round_s"] / fast["round_s"]
-    assert f"captures need {fast['step_ms']:.3f}: a whole round takes {times:.0f} times as long" in text
+    assert (
+        f"captures need {fast['step_ms']:.3f}: a whole round takes {times:.0f} times as long"
+        in text
+    )
     times = theirs["round_s"] / ours["round_s"]
-    assert f"it is {theirs['step_ms']:.2f} ms against {ours['step_ms']:.3f}, and {times:.0f} times" in text
+    assert (
+        f"it is {theirs['step_ms']:.2f} ms against {ours['step_ms']:.3f}, and {times:.0f} times"
+        in text
+    )
 
 
 @pytest.mark.parametrize(("name", "has"), [("peers", "digits"), ("peers-gpu", "d")])
@@ -159,34 +184,57 @@ def test_the_ratios_to_peers_on_the_page_are_those_of_the_result_files(name: str
     for job, rows in result["jobs"].items():
         lines = [line for line in SPEED.splitlines() if line.startswith((f"| {job}:", f"| {job},"))]
         for line, key in zip(lines, ("ratio", "wall_ratio"), strict=True):
-            assert re.findall(r"\d+\.\d\d", line) == [f"{row[key]:.2f}" for row in rows.values()], job
+            assert re.findall(r"\d+\.\d\d", line) == [f"{row[key]:.2f}" for row in rows.values()], (
+                job
+            )
         assert result["measured"][job]["command"] in SPEED
 
 
 def test_the_growth_on_the_page_is_that_of_the_result_file() -> None:
     result = measured("growth-cpu")
-    for key, cases in (("round_s", ("time-20", "time-500")), ("peak_mib", ("memory-100", "memory-10000"))):
+    for key, cases in (
+        ("round_s", ("time-20", "time-500")),
+        ("peak_mib", ("memory-100", "memory-10000")),
+    ):
         few, many = (median(run[key] for run in result["runs"][case]) for case in cases)
         form = ".1f" if key == "round_s" else ".0f"
         assert f"| {few:{form}} | {many:{form}} | {many / few:.2f} |" in SPEED, key
 
 
 def test_the_excess_drifts_on_the_page_are_those_of_the_result_file() -> None:
-    result = json.loads((HOME / "experiments" / "results" / "bias_loop.json").read_text(encoding="utf-8"))
+    result = json.loads(
+        (HOME / "experiments" / "results" / "bias_loop.json").read_text(encoding="utf-8")
+    )
     text, runs = (HOME / "docs" / "loop.md").read_text(encoding="utf-8"), result["runs"]
     for row in result["summary"]:
-        mine = [r for r in runs if (r["weights"], r["feedback"]) == (row["weights"], row["feedback"])]
-        drift = {(r["kind"], r["seed"]): [mean(round["drift"]) for round in r["rounds"]] for r in mine}
+        mine = [
+            r for r in runs if (r["weights"], r["feedback"]) == (row["weights"], row["feedback"])
+        ]
+        drift = {
+            (r["kind"], r["seed"]): [mean(round["drift"]) for round in r["rounds"]] for r in mine
+        }
         for at, key in ((6, "at_once"), (7, "next_round"), (11, "five_rounds_later")):
-            excess = mean(drift[row["kind"], seed][at] - drift["none", seed][at] for seed in range(3))
+            excess = mean(
+                drift[row["kind"], seed][at] - drift["none", seed][at] for seed in range(3)
+            )
             assert row[key] == pytest.approx(excess, abs=1e-5)
-        numbers = " | ".join(f"{row[key]:.4f}" for key in ("at_once", "next_round", "five_rounds_later"))
-        line = next(x for x in text.splitlines() if x.startswith(f"| `{row['kind']}` | `{row['weights']}` |"))
-        assert line.endswith(f"{numbers} |") if not row["feedback"] else f"` | {numbers} |" in line, line
+        numbers = " | ".join(
+            f"{row[key]:.4f}" for key in ("at_once", "next_round", "five_rounds_later")
+        )
+        line = next(
+            x
+            for x in text.splitlines()
+            if x.startswith(f"| `{row['kind']}` | `{row['weights']}` |")
+        )
+        assert (
+            line.endswith(f"{numbers} |") if not row["feedback"] else f"` | {numbers} |" in line
+        ), line
 
 
 def test_the_numbers_on_tail_augmentation_are_those_of_the_result_file() -> None:
-    result = json.loads((HOME / "experiments" / "results" / "augmentation.json").read_text(encoding="utf-8"))
+    result = json.loads(
+        (HOME / "experiments" / "results" / "augmentation.json").read_text(encoding="utf-8")
+    )
     text, runs = (HOME / "docs" / "augmentation.md").read_text(encoding="utf-8"), result["runs"]
     for kind in ("none", "resample", "mixup", "cutmix", "gaussian", "gan"):
         mine = [run for run in runs if (run["method"], run["augment"]) == ("cafedcl", kind)]
@@ -195,7 +243,10 @@ def test_the_numbers_on_tail_augmentation_are_those_of_the_result_file() -> None
         for key in ("accuracy", "few", "client_std", "own_client_mean"):
             values = [100 * run[key] for run in mine]
             cells.append(f"{mean(values):.2f} ± {stdev(values):.2f}")
-        assert f"| `{kind}` | {' | '.join(cells)} | {mean(run['seconds'] for run in mine):.0f} |" in text, kind
+        assert (
+            f"| `{kind}` | {' | '.join(cells)} | {mean(run['seconds'] for run in mine):.0f} |"
+            in text
+        ), kind
     told = [run["recognised"] for run in runs if run["recognised"]]
     assert f"takes {100 * mean(each['mean'] for each in told):.0f} % of them" in text
     assert f"{sum(each['pairs'] for each in told)} pairs" in text
@@ -211,13 +262,17 @@ def test_the_tables_of_the_reproduction_are_those_of_the_result_files() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_augmentation_in_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_augmentation_in_the_guide_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import cafedcl
 
     (tmp_path / "guide_tail.py").write_text(python_blocks(EXTENDING)[1], encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     settings = {"train.epochs": 1, "model.name": "mlp", "engine.workers": 1}
-    run = cafedcl.run("fedavg", augment="guide_tail:Brighter", clients=3, rounds=1, settings=settings)
+    run = cafedcl.run(
+        "fedavg", augment="guide_tail:Brighter", clients=3, rounds=1, settings=settings
+    )
     assert run.records[0]["failed"] == []
 
 
@@ -235,10 +290,21 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(HOME / "cafedcl", source / "cafedcl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        HOME / "cafedcl", source / "cafedcl", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(HOME / name, source / name)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(source),
+    ]
     done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
@@ -247,12 +313,18 @@ def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "installed")
     files = [*(HOME / "cafedcl").rglob("*.py"), *(HOME / "cafedcl" / "report" / "static").iterdir()]
     assert packed == {str(file.relative_to(HOME)) for file in files} | {"cafedcl/py.typed"}
-    code = "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
-    code += (
-        "from cafedcl.methods import find_method, method_names; print([find_method(n)[0].name for n in method_names()])"
+    code = (
+        "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
     )
-    check = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r})\n" + code]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    code += "from cafedcl.methods import find_method, method_names; print([find_method(n)[0].name for n in method_names()])"
+    check = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r})\n" + code,
+    ]
+    done = subprocess.run(
+        check, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "cafedcl" in done.stdout
 
@@ -278,20 +350,29 @@ def test_the_table_of_what_is_sent_is_true(row: str) -> None:
         config = resolve({"method": {"name": name, **options}, "model": {"name": "resnet18"}})
         method, network, state = build(config, (3, 32, 32), 10)
         personal = re.compile(method.personal)
-        shared = {f"model/{n}": w for n, w in network.state_dict().items() if not personal.fullmatch(n)}
+        shared = {
+            f"model/{n}": w for n, w in network.state_dict().items() if not personal.fullmatch(n)
+        }
         classes = torch.arange(10).repeat_interleave(options.get("k", 1))
         fields = method.fields(network)
-        reply = {n: torch.zeros(*([len(classes)] if f.per_class else []), *f.shape) for n, f in fields.items()}
+        reply = {
+            n: torch.zeros(*([len(classes)] if f.per_class else []), *f.shape)
+            for n, f in fields.items()
+        }
         assert floats({**shared, **reply}) == int(up.replace(",", "")), name
         if name == "mp-fedcl":
-            state |= method.update(state, [Up(k, 1, {"classes": classes, **reply}) for k in range(20)])
+            state |= method.update(
+                state, [Up(k, 1, {"classes": classes, **reply}) for k in range(20)]
+            )
         assert floats(method.broadcast({**shared, **state})) == int(down.replace(",", "")), name
 
 
 def test_the_front_page_says_truly_in_how_many_settings_ours_is_the_most_accurate() -> None:
     first = []
     for name in ("table1", "table2", "standins", "skin"):
-        result = json.loads((HOME / "experiments" / "results" / f"{name}-short.json").read_text(encoding="utf-8"))
+        result = json.loads(
+            (HOME / "experiments" / "results" / f"{name}-short.json").read_text(encoding="utf-8")
+        )
         for setting in dict.fromkeys(run["setting"] for run in result["runs"]):
             found: dict[str, list[float]] = {}
             for run in result["runs"]:
@@ -307,9 +388,13 @@ def test_the_front_page_says_truly_in_how_many_settings_ours_is_the_most_accurat
 
 
 def test_the_table_of_anchors_is_that_of_the_result_file() -> None:
-    result = json.loads((HOME / "experiments" / "results" / "anchors.json").read_text(encoding="utf-8"))
+    result = json.loads(
+        (HOME / "experiments" / "results" / "anchors.json").read_text(encoding="utf-8")
+    )
     text = (HOME / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (?:averaged|fixed).*\| (\d\.\d\d) \| (\d\d\.\d) \|$", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (?:averaged|fixed).*\| (\d\.\d\d) \| (\d\d\.\d) \|$", text, re.MULTILINE
+    )
     last = [rounds[-1] for rounds in result["rounds"].values()]
     assert rows == [(f"{abs(row['cosine']):.2f}", f"{100 * row['accuracy']:.1f}") for row in last]
 

@@ -18,7 +18,10 @@ def may_make_namespaces() -> bool:
     if shutil.which("ip") is None:
         return False
     name = f"cafedcl-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+    made = (
+        subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode
+        == 0
+    )
     if made:
         ip("netns", "del", name)
     return made
@@ -65,7 +68,16 @@ class Hosts:
 
     def start(self, host: str, log: Path, *words: object) -> "subprocess.Popen[bytes]":
         """Run a cafedcl command at a host."""
-        command = ["ip", "netns", "exec", self.names[host], sys.executable, "-m", "cafedcl", *map(str, words)]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.names[host],
+            sys.executable,
+            "-m",
+            "cafedcl",
+            *map(str, words),
+        ]
         with log.open("wb") as out:
             return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 

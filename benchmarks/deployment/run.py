@@ -26,14 +26,20 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Job, Reply
 from cafedcl.core.environment import environment
 from cafedcl.deploy.places import ServerOptions, make_places
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import Eager
 from cafedcl.federation.journal import NAME
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import gather
 
 SITES = ("north", "south", "west")
 SETTINGS = [
-    *("train.epochs=1", "train.iterations=2", "split.alpha=1.0", "split.validation=0.9", "engine.device=cpu"),
+    *(
+        "train.epochs=1",
+        "train.iterations=2",
+        "split.alpha=1.0",
+        "split.validation=0.9",
+        "engine.device=cpu",
+    ),
     *("federation.clients=3", "evaluate.every=1000", "evaluate.own_every=1000"),
 ]
 CASES = {
@@ -55,21 +61,27 @@ def main() -> None:
         for result in measure(Path(folder), options.rounds):
             results.append(result)
             print(json.dumps(result), flush=True)
-            options.out.write_text(json.dumps({"environment": about, "results": results}, indent=1) + "\n")
+            options.out.write_text(
+                json.dumps({"environment": about, "results": results}, indent=1) + "\n"
+            )
 
 
 def measure(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Run every case on one deployment."""
     with Hosts(SITES) as hosts:
         options = ServerOptions(host=f"{hosts.net}.1")
-        server, *sites = make_places(folder / "d", options, dict.fromkeys(SITES, ""), simulated=True)
+        server, *sites = make_places(
+            folder / "d", options, dict.fromkeys(SITES, ""), simulated=True
+        )
         processes = [hosts.start("server", folder / "server.log", "deploy", "server", server)]
         try:
             wait(lambda: "ready" in (folder / "server.log").read_text())
             for name, place in zip(SITES, sites, strict=True):
                 processes.append(hosts.start(name, folder / f"{name}.log", "deploy", "site", place))
             for name in CASES:
-                yield case(hosts, server, folder, name, rounds) | {"load": round(os.getloadavg()[0], 1)}
+                yield case(hosts, server, folder, name, rounds) | {
+                    "load": round(os.getloadavg()[0], 1)
+                }
         finally:
             for process in processes:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -82,8 +94,24 @@ def case(hosts: Hosts, server: Path, folder: Path, name: str, rounds: int) -> di
     method, settings = CASES[name]
     words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
     out, log = folder / name.replace(" ", "-"), folder / "run.log"
-    command = ["deploy", "run", server, "--method", method, "--rounds", rounds, "--out", out, "--quiet", *words]
-    process, seen, at = hosts.start("server", log, *command), dict[tuple[str, int], tuple[float, int]](), 0
+    command = [
+        "deploy",
+        "run",
+        server,
+        "--method",
+        method,
+        "--rounds",
+        rounds,
+        "--out",
+        out,
+        "--quiet",
+        *words,
+    ]
+    process, seen, at = (
+        hosts.start("server", log, *command),
+        dict[tuple[str, int], tuple[float, int]](),
+        0,
+    )
     while process.poll() is None:
         lines = (out / NAME).read_text().splitlines() if (out / NAME).exists() else []
         for event in map(json.loads, lines[at:]):
@@ -97,7 +125,9 @@ def case(hosts: Hosts, server: Path, folder: Path, name: str, rounds: int) -> di
     later = range(1, rounds - 1)
     seconds = median(seen["done", t][0] - seen["round", t][0] for t in later)
     training = slowest(gather(method=method, settings=[*SETTINGS, *settings]))
-    payload = median(lines[t]["traffic"]["down_bytes"] + lines[t]["traffic"]["up_bytes"] for t in later)
+    payload = median(
+        lines[t]["traffic"]["down_bytes"] + lines[t]["traffic"]["up_bytes"] for t in later
+    )
     wire = median(seen["done", t][1] - seen["round", t][1] for t in later)
     return {
         "case": name,
@@ -114,8 +144,10 @@ def case(hosts: Hosts, server: Path, folder: Path, name: str, rounds: int) -> di
 def slowest(config: Config) -> float:
     """Return the seconds of the slowest client's job in one process."""
     setup = prepare(config)
-    engine, down = Eager(setup.bench), Down(0, setup.bench.method.broadcast(setup.start()))
-    replies = engine.train([Job(client, down, {}, False) for client in (0, *range(len(setup.bench.shards)))])
+    engine, down = Eager(setup.task), Down(0, setup.task.method.broadcast(setup.start()))
+    replies = engine.train(
+        [Job(client, down, {}, False) for client in (0, *range(len(setup.task.clients.shards)))]
+    )
     return max(reply.up.seconds for reply in list(replies)[1:] if isinstance(reply, Reply))
 
 

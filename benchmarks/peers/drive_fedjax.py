@@ -34,7 +34,10 @@ def scores(weights: Weights, x: jax.Array) -> jax.Array:
     for layer in ("conv1", "conv2"):
         kernel = weights[f"{layer}.weight"]
         stride, pad = ((2, 2), 2 * [(1, 1)]) if small else ((1, 1), 2 * [(0, 0)])
-        x = lax.conv_general_dilated(x, kernel, stride, pad, dimension_numbers=LAYOUT) + weights[f"{layer}.bias"]
+        x = (
+            lax.conv_general_dilated(x, kernel, stride, pad, dimension_numbers=LAYOUT)
+            + weights[f"{layer}.bias"]
+        )
         x = jax.nn.relu(x)
         if not small:
             x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
@@ -61,12 +64,16 @@ def train(task: Task) -> Outcome:
         jax.grad(loss),
         fedjax.optimizers.sgd(job.lr),
         fedjax.optimizers.sgd(1.0),
-        fedjax.ShuffleRepeatBatchHParams(batch_size=job.batch, num_epochs=None, num_steps=per_client),
+        fedjax.ShuffleRepeatBatchHParams(
+            batch_size=job.batch, num_epochs=None, num_steps=per_client
+        ),
     )
     clients = []
     for k in range(job.clients):
         x, y = data.client(k)
-        clients.append(fedjax.ClientDataset({"x": np.ascontiguousarray(x.transpose(0, 2, 3, 1)), "y": y}))
+        clients.append(
+            fedjax.ClientDataset({"x": np.ascontiguousarray(x.transpose(0, 2, 3, 1)), "y": y})
+        )
     state = algorithm.init(channels_last(data.weights))
     rng, chosen = jax.random.PRNGKey(0), random.Random(0)
     seconds, steps = [], []
@@ -74,11 +81,16 @@ def train(task: Task) -> Outcome:
         began = time.perf_counter()
         rng, *keys = jax.random.split(rng, job.cohort + 1)
         cohort = chosen.sample(range(job.clients), job.cohort)
-        state, _ = algorithm.apply(state, [(k, clients[k], key) for k, key in zip(cohort, keys, strict=True)])
+        state, _ = algorithm.apply(
+            state, [(k, clients[k], key) for k, key in zip(cohort, keys, strict=True)]
+        )
         jax.block_until_ready(state.params)
         seconds.append(time.perf_counter() - began)
         steps.append(per_client * len(cohort))
-    test = {"x": jnp.asarray(data.images(data.test_x).transpose(0, 2, 3, 1)), "y": jnp.asarray(data.test_y)}
+    test = {
+        "x": jnp.asarray(data.images(data.test_x).transpose(0, 2, 3, 1)),
+        "y": jnp.asarray(data.test_y),
+    }
     right = float((scores(state.params, test["x"]).argmax(1) == test["y"]).mean())
     how = f"1 process, XLA's threads on {cores()} cores, jit backend"
     return Outcome(seconds, right, float(loss(state.params, test)), steps, how)

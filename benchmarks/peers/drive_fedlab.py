@@ -33,7 +33,9 @@ def train(task: Task) -> Outcome | None:
         port = str(probe.getsockname()[1])
     command = [sys.executable, __file__, *task.arguments]
     crew = [
-        subprocess.Popen(command, env=os.environ | {RANK: str(rank + 1), PORT: port, "OMP_NUM_THREADS": "1"})
+        subprocess.Popen(
+            command, env=os.environ | {RANK: str(rank + 1), PORT: port, "OMP_NUM_THREADS": "1"}
+        )
         for rank in range(cores())
     ]
     try:
@@ -65,7 +67,9 @@ def serve(task: Task, port: str) -> Outcome:
         def global_update(self, buffer: list[list[Tensor]]) -> None:
             models, sizes, steps = zip(*buffer, strict=True)
             weights = torch.cat(sizes)
-            SerializationTool.deserialize_model(self._model, Aggregators.fedavg_aggregate(list(models), weights))
+            SerializationTool.deserialize_model(
+                self._model, Aggregators.fedavg_aggregate(list(models), weights)
+            )
             self.times.append(time.perf_counter())
             self.steps.append(int(torch.cat(steps).sum()))
 

@@ -18,7 +18,11 @@ def train(task: Task) -> Outcome:
     quiet()
     data = task.data()
     with tempfile.TemporaryDirectory(prefix="flower-") as home:
-        os.environ |= {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        os.environ |= {
+            "FLWR_HOME": home,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         os.environ |= {"FLWR_DISABLE_UPDATE_CHECK": "1"}
         from flower_client import app as client_app
         from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -53,7 +57,12 @@ def train(task: Task) -> Outcome:
                 min_available_nodes=job.clients,
                 train_metrics_aggr_fn=add_up,
             )
-            config = {"path": str(task.path), "lr": job.lr, "epochs": job.epochs, "batch": job.batch}
+            config = {
+                "path": str(task.path),
+                "lr": job.lr,
+                "epochs": job.epochs,
+                "batch": job.batch,
+            }
             result = strategy.start(
                 grid,
                 ArrayRecord(model.state_dict()),
@@ -63,10 +72,15 @@ def train(task: Task) -> Outcome:
             began.append(time.perf_counter())
             model.load_state_dict(result.arrays.to_torch_state_dict())
 
-        resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {"num_cpus": cores()}}
+        resources = {
+            "client_resources": {"num_cpus": 1, "num_gpus": 0},
+            "init_args": {"num_cpus": cores()},
+        }
         run_simulation(server_app, client_app, job.clients, backend_config=resources)
     seconds = [after - before for before, after in pairwise(began)]
-    return Outcome(seconds, *judge(model, data), steps, f"{cores()} Ray processes, 1 PyTorch thread each")
+    return Outcome(
+        seconds, *judge(model, data), steps, f"{cores()} Ray processes, 1 PyTorch thread each"
+    )
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def train(task: Task) -> Outcome:
     clients = [
         Client(
             index=k,
-            train_set=FastDataLoader(*tensors(data, k), num_labels=10, batch_size=job.batch, shuffle=True),
+            train_set=FastDataLoader(
+                *tensors(data, k), num_labels=10, batch_size=job.batch, shuffle=True
+            ),
             test_set=None,
             optimizer_cfg=optimizer,
             **settings,

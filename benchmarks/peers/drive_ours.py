@@ -32,7 +32,11 @@ def options(task: Task) -> dict[str, Any]:
             "weight_decay": 0.0,
             "clip": 0.0,
         },
-        "federation": {"clients": job.clients, "rounds": rounds, "participation": job.cohort / job.clients},
+        "federation": {
+            "clients": job.clients,
+            "rounds": rounds,
+            "participation": job.cohort / job.clients,
+        },
         "evaluate": {"every": rounds, "own_every": rounds},
         "engine": {"device": task.device},
     }
@@ -60,18 +64,23 @@ def train(task: Task) -> Outcome:
             name: torch.from_numpy(data.weights[plain_name(name)]).to(value.device)
             for name, value in federation.state.items()
         }
-        sizes = [len(shard) for shard in federation.bench.shards.train]
+        sizes = [len(shard) for shard in federation.task.clients.shards.train]
         for _ in range(task.rounds):
             began = time.perf_counter()
             record = federation.step()
             wait(task.device)
             seconds.append(time.perf_counter() - began)
             failed = {failure["client"] for failure in record.failed}
-            steps.append(sum(task.job.steps(sizes[k]) for k in record.participants if k not in failed))
+            steps.append(
+                sum(task.job.steps(sizes[k]) for k in record.participants if k not in failed)
+            )
         final = {plain_name(name): value for name, value in federation.state.items()}
     model = network(data).to(task.device)
     model.load_state_dict(final)
-    engine = type(federation.engine).__name__.lower(), getattr(federation.engine, "precision", "fp32")
+    engine = (
+        type(federation.engine).__name__.lower(),
+        getattr(federation.engine, "precision", "fp32"),
+    )
     used = f"cuda: {', '.join(engine)}" if task.device == "cuda" else f"{cores()} cores"
     return Outcome(seconds, *judge(model, data), steps, f"the engine's defaults on {used}")
 

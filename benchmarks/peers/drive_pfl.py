@@ -45,7 +45,13 @@ def train(task: Task) -> Outcome | None:
     """Start a process per core; in such a process, run the rounds."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return work(task)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cores()}"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={cores()}",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     status = subprocess.run([*launcher, __file__, *task.arguments], env=environment).returncode
     return sys.exit(status) if status else None

@@ -50,7 +50,10 @@ class Server:
     def __init__(self, task: Task) -> None:
         data = task.data()
         self.job, self.data, self.model = task.job, data, network(data).to(task.device)
-        self.clients = [Client(k, self.model, task, TensorDataset(*tensors(data, k))) for k in range(task.job.clients)]
+        self.clients = [
+            Client(k, self.model, task, TensorDataset(*tensors(data, k)))
+            for k in range(task.job.clients)
+        ]
 
     def round(self) -> int:
         """One round; returns its optimizer steps."""
@@ -63,7 +66,9 @@ class Server:
             weight.data.zero_()
         for client in cohort:
             share = len(client.dataset) / total
-            for weight, trained in zip(self.model.parameters(), client.model.parameters(), strict=True):
+            for weight, trained in zip(
+                self.model.parameters(), client.model.parameters(), strict=True
+            ):
                 weight.data += trained.data * share
         return steps
 
@@ -80,7 +85,9 @@ def train(task: Task) -> Outcome:
         steps.append(server.round())
         wait(task.device)
         seconds.append(time.perf_counter() - began)
-    used = "cuda, PyTorch's defaults" if task.device == "cuda" else f"{task.threads} PyTorch threads"
+    used = (
+        "cuda, PyTorch's defaults" if task.device == "cuda" else f"{task.threads} PyTorch threads"
+    )
     return Outcome(seconds, *judge(server.model, server.data), steps, f"1 process, {used}")
 
 

@@ -70,7 +70,9 @@ def cores() -> int:
 def check_system(system: str, job: Job, device: str) -> None:
     """Refuse a system that cannot run a job on a device."""
     if system not in ON_GPU and (device == "cuda" or job.model == "resnet"):
-        raise JobError(f"job {job.name} on {device}: {system} is not set up for it; only {' and '.join(ON_GPU)} are")
+        raise JobError(
+            f"job {job.name} on {device}: {system} is not set up for it; only {' and '.join(ON_GPU)} are"
+        )
 
 
 def gpu() -> str:
@@ -90,17 +92,34 @@ def release(package: str) -> str:
         return str(import_module(package).__version__)
 
 
-def drive(system: str, doc: str, packages: list[str], train: Callable[[Task], Outcome | None]) -> None:
+def drive(
+    system: str, doc: str, packages: list[str], train: Callable[[Task], Outcome | None]
+) -> None:
     """Run a driver from its command line and write its result; a process that is only a helper returns None."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("job")
-    parser.add_argument("--rounds", type=int, help="how many rounds; the job's own number if not given")
-    parser.add_argument("--data", type=Path, help="the job's data file; where jobs.py puts it if not given")
+    parser.add_argument(
+        "--rounds", type=int, help="how many rounds; the job's own number if not given"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="the job's data file; where jobs.py puts it if not given"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the result file")
     parser.add_argument("--scale", choices=SCALES, default="full")
-    parser.add_argument("--threads", type=int, default=cores(), help="PyTorch's threads where one process trains alone")
-    parser.add_argument("--onednn", choices=("on", "off"), default="on", help="PyTorch's CPU kernels by oneDNN")
-    parser.add_argument("--device", choices=DEVICES, help="where the clients train; the job's own if not given")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=cores(),
+        help="PyTorch's threads where one process trains alone",
+    )
+    parser.add_argument(
+        "--onednn", choices=("on", "off"), default="on", help="PyTorch's CPU kernels by oneDNN"
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, help="where the clients train; the job's own if not given"
+    )
     arguments = parser.parse_args()
     try:
         task = read_task(arguments)
@@ -112,9 +131,16 @@ def drive(system: str, doc: str, packages: list[str], train: Callable[[Task], Ou
         sys.exit(f"error: {error}")
     if outcome is None:
         return
-    result: dict[str, Any] = {"system": system, "job": task.job.name, "scale": arguments.scale, "rounds": task.rounds}
+    result: dict[str, Any] = {
+        "system": system,
+        "job": task.job.name,
+        "scale": arguments.scale,
+        "rounds": task.rounds,
+    }
     result |= asdict(outcome)
-    result["versions"] = {"python": platform.python_version()} | {name: release(name) for name in packages}
+    result["versions"] = {"python": platform.python_version()} | {
+        name: release(name) for name in packages
+    }
     try:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

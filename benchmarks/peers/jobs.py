@@ -66,8 +66,27 @@ JOBS = {
         Job("a", clients=20, cohort=20, images=20 * 250, epochs=5, batch=50, rounds=3),
         Job("b", clients=100, cohort=100, images=100 * 250, epochs=5, batch=50, rounds=2),
         Job("c", clients=1000, cohort=50, images=1000 * 50, epochs=1, batch=10, rounds=8),
-        Job("d", clients=20, cohort=20, images=20 * 500, epochs=5, batch=50, rounds=3, model="resnet", device="cuda"),
-        Job("digits", clients=20, cohort=20, images=1797 - DIGITS_TEST, epochs=5, batch=8, rounds=20, shape=(1, 8, 8)),
+        Job(
+            "d",
+            clients=20,
+            cohort=20,
+            images=20 * 500,
+            epochs=5,
+            batch=50,
+            rounds=3,
+            model="resnet",
+            device="cuda",
+        ),
+        Job(
+            "digits",
+            clients=20,
+            cohort=20,
+            images=1797 - DIGITS_TEST,
+            epochs=5,
+            batch=8,
+            rounds=20,
+            shape=(1, 8, 8),
+        ),
     )
 }
 
@@ -79,7 +98,9 @@ def find_job(name: str, scale: str = "full") -> Job:
     job = JOBS[name]
     if scale == "full":
         return job
-    return replace(job, clients=4, cohort=4 if job.cohort == job.clients else 2, images=80, batch=8, rounds=2)
+    return replace(
+        job, clients=4, cohort=4 if job.cohort == job.clients else 2, images=80, batch=8, rounds=2
+    )
 
 
 @dataclass(frozen=True)
@@ -122,15 +143,24 @@ def make(job: Job) -> Data:
         x, y = _patterns(job.images + TEST_IMAGES, job.shape, rng)
         x, test_x, y, test_y = x[: job.images], x[job.images :], y[: job.images], y[job.images :]
         owners = np.repeat(np.arange(job.clients), job.images // job.clients)
-    pixels = [np.bincount(x[:, channel].ravel(), minlength=256) / x[:, channel].size for channel in range(job.shape[0])]
+    pixels = [
+        np.bincount(x[:, channel].ravel(), minlength=256) / x[:, channel].size
+        for channel in range(job.shape[0])
+    ]
     levels = np.arange(256) / 255
     mean = np.array([share @ levels for share in pixels])
-    std = np.sqrt([share @ (levels - middle) ** 2 for share, middle in zip(pixels, mean, strict=True)])
+    std = np.sqrt(
+        [share @ (levels - middle) ** 2 for share, middle in zip(pixels, mean, strict=True)]
+    )
     scale = [part.astype(np.float32).reshape(1, -1, 1, 1) for part in (mean, std)]
-    return Data(x, y, test_x, test_y, owners, *scale, initial_weights(layers(job.shape, job.model), rng))
+    return Data(
+        x, y, test_x, test_y, owners, *scale, initial_weights(layers(job.shape, job.model), rng)
+    )
 
 
-def _patterns(number: int, shape: tuple[int, int, int], rng: np.random.Generator) -> tuple[Array, Array]:
+def _patterns(
+    number: int, shape: tuple[int, int, int], rng: np.random.Generator
+) -> tuple[Array, Array]:
     """Return images that are a coarse pattern of their class under noise that is stronger than it."""
     channels, height, width = shape
     coarse = rng.standard_normal((CLASSES, channels, height // 8, width // 8), dtype=np.float32)
@@ -153,7 +183,10 @@ def _digits(images: int, rng: np.random.Generator) -> tuple[Array, Array, Array,
         ) from None
     bunch = load_digits()
     order = rng.permutation(len(bunch.target))
-    x, y = np.round(bunch.images[order] * (255 / 16)).astype(np.uint8)[:, None], bunch.target[order].astype(np.int64)
+    x, y = (
+        np.round(bunch.images[order] * (255 / 16)).astype(np.uint8)[:, None],
+        bunch.target[order].astype(np.int64),
+    )
     held = slice(len(y) - DIGITS_TEST, None)
     return x[:images], y[:images], x[held], y[held]
 
@@ -208,7 +241,9 @@ def _resnet(channels: int) -> dict[str, tuple[int, ...]]:
     return {**shapes, "head": (CLASSES, inputs)}
 
 
-def initial_weights(shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> dict[str, Array]:
+def initial_weights(
+    shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
+) -> dict[str, Array]:
     """Return weights uniform within ±1/√(inputs of a unit).
 
     GroupNorms begin with ones and zeros, and the convolutions of a network that has them need no bias.
@@ -217,7 +252,10 @@ def initial_weights(shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
     weights: dict[str, Array] = {}
     for name, form in shapes.items():
         if len(form) == 1:
-            weights[f"{name}.weight"], weights[f"{name}.bias"] = np.ones(form, np.float32), np.zeros(form, np.float32)
+            weights[f"{name}.weight"], weights[f"{name}.bias"] = (
+                np.ones(form, np.float32),
+                np.zeros(form, np.float32),
+            )
             continue
         bound = 1 / np.sqrt(np.prod(form[1:]))
         weights[f"{name}.weight"] = rng.uniform(-bound, bound, form).astype(np.float32)
@@ -248,10 +286,16 @@ def load(path: Path) -> Data:
         with np.load(path) as file:
             parts = {name: file[name] for name in file.files}
     except FileNotFoundError:
-        raise JobError(f"{path}: no such file; `python benchmarks/peers/jobs.py` makes the data") from None
+        raise JobError(
+            f"{path}: no such file; `python benchmarks/peers/jobs.py` makes the data"
+        ) from None
     except (OSError, ValueError) as error:
         raise JobError(f"{path}: not a data file: {error}") from None
-    weights = {name.removeprefix("weights/"): parts.pop(name) for name in list(parts) if name.startswith("weights/")}
+    weights = {
+        name.removeprefix("weights/"): parts.pop(name)
+        for name in list(parts)
+        if name.startswith("weights/")
+    }
     try:
         return Data(**parts, weights=weights)
     except TypeError:
@@ -260,7 +304,9 @@ def load(path: Path) -> Data:
 
 def main() -> None:
     """Make the data of the named jobs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("jobs", nargs="+", metavar="JOB", help=f"one or more of {', '.join(JOBS)}")
     parser.add_argument("--scale", choices=SCALES, default="full")
     arguments = parser.parse_args()

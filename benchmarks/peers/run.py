@@ -68,7 +68,14 @@ def set_up(system: str, console: Console) -> str:
     if stamp.exists() and stamp.read_text() == mark:
         return ""
     console.print(f"setting up {home} …", highlight=False)
-    pip = [str(interpreter(system)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        str(interpreter(system)),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     torch = [line for line in wanted.read_text().splitlines() if line.startswith("torch==")]
     steps = [[sys.executable, "-m", "venv", "--clear", str(home)]]
     steps += [[*pip, *torch]] if torch else []
@@ -83,7 +90,9 @@ def set_up(system: str, console: Console) -> str:
 
 def last_line(text: str) -> str:
     """Return the last line that says something."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
+    return next(
+        (line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message"
+    )
 
 
 def reason(text: str) -> str:
@@ -113,17 +122,41 @@ def fastest(settings: Sequence[Setting], system: str, onednn: str) -> Setting:
     return min(fits, key=lambda s: s["milliseconds"] * (1.1 if s["threads"] > 1 else 1.0))
 
 
-def launch(system: str, job: str, rounds: int, device: str, setting: Setting, scale: str, limit: float) -> Run:
+def launch(
+    system: str, job: str, rounds: int, device: str, setting: Setting, scale: str, limit: float
+) -> Run:
     """Run a driver in a process of its own; returns its result and the wall time, or why there is none."""
     run: Run = {"system": system, "job": job}
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder, "result.json"), Path(folder, "log")
-        command = [str(interpreter(system)), str(HERE / f"drive_{system}.py"), job, "--rounds", str(rounds)]
-        command += ["--scale", scale, "--device", device, "--data", str(data_file(job, scale)), "--out", str(out)]
-        command += ["--threads", str(setting["threads"]), "--onednn", "on" if setting["onednn"] else "off"]
+        command = [
+            str(interpreter(system)),
+            str(HERE / f"drive_{system}.py"),
+            job,
+            "--rounds",
+            str(rounds),
+        ]
+        command += [
+            "--scale",
+            scale,
+            "--device",
+            device,
+            "--data",
+            str(data_file(job, scale)),
+            "--out",
+            str(out),
+        ]
+        command += [
+            "--threads",
+            str(setting["threads"]),
+            "--onednn",
+            "on" if setting["onednn"] else "off",
+        ]
         began = time.perf_counter()
         with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True
+            )
             try:
                 process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -176,7 +209,10 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
             continue
         peers = {system: row for system, row in rows.items() if system != OURS and "round" in row}
         for row in [ours, *peers.values()]:
-            row["ratio"], row["wall_ratio"] = row["round"] / ours["round"], row["wall"] / ours["wall"]
+            row["ratio"], row["wall_ratio"] = (
+                row["round"] / ours["round"],
+                row["wall"] / ours["wall"],
+            )
         if peers:
             best = min(peers, key=lambda system: peers[system]["round"])
             quickest = min(peers, key=lambda system: peers[system]["wall"])
@@ -186,8 +222,16 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
                 "fastest_wall": quickest,
                 "wall_ratio": peers[quickest]["wall_ratio"],
             }
-    means = {key: geometric_mean([lead[key] for lead in leads.values()]) for key in ("ratio", "wall_ratio")}
-    return {"jobs": table, "fastest_peer": leads, "geometric_mean": means, "warnings": doubts(table)}
+    means = {
+        key: geometric_mean([lead[key] for lead in leads.values()])
+        for key in ("ratio", "wall_ratio")
+    }
+    return {
+        "jobs": table,
+        "fastest_peer": leads,
+        "geometric_mean": means,
+        "warnings": doubts(table),
+    }
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
@@ -212,7 +256,9 @@ def doubts(table: dict[str, dict[str, Run]]) -> list[str]:
                     f"the median of all is {accuracy:.3f} and {loss:.3f}"
                 )
             if row["steps"] != steps:
-                found.append(f"job {job}: {system} did {row['steps']} steps per round, the median of all is {steps:g}")
+                found.append(
+                    f"job {job}: {system} did {row['steps']} steps per round, the median of all is {steps:g}"
+                )
     return found
 
 
@@ -221,7 +267,17 @@ def show(comparison: dict[str, Any], console: Console) -> None:
     for job, rows in comparison["jobs"].items():
         best = comparison["fastest_peer"].get(job, {}).get("fastest")
         table = Table(title=f"job {job}: fastest peer marked *", title_justify="left")
-        for title in ("system", "s/round", "× ours", "first", "wall", "× ours", "acc.", "loss", "steps"):
+        for title in (
+            "system",
+            "s/round",
+            "× ours",
+            "first",
+            "wall",
+            "× ours",
+            "acc.",
+            "loss",
+            "steps",
+        ):
             table.add_column(title, justify="left" if title == "system" else "right", no_wrap=True)
         for system, row in rows.items():
             name = f"{system} *" if system == best else system
@@ -246,16 +302,25 @@ def show(comparison: dict[str, Any], console: Console) -> None:
                 console.print(f"{system}: {row['failed']}", highlight=False, markup=False)
     for key, what in (("ratio", "seconds per round"), ("wall_ratio", "wall time of the whole job")):
         if mean := comparison["geometric_mean"][key]:
-            console.print(f"{what}, fastest peer / ours, geometric mean over the jobs: [bold]{mean:.2f}[/]")
+            console.print(
+                f"{what}, fastest peer / ours, geometric mean over the jobs: [bold]{mean:.2f}[/]"
+            )
     for warning in comparison["warnings"]:
         console.print(f"[yellow]warning:[/] {warning}", highlight=False)
 
 
 def machine() -> dict[str, Any]:
     """Return what is known of this machine."""
-    available = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    available = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"platform": platform.platform(), "machine": platform.machine(), "cores": len(available), "load": load}
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": len(available),
+        "load": load,
+    }
 
 
 def names(text: str, known: Sequence[str], what: str) -> list[str]:
@@ -263,7 +328,9 @@ def names(text: str, known: Sequence[str], what: str) -> list[str]:
     given = [name.strip() for name in text.split(",") if name.strip()]
     wrong = [name for name in given if name not in known]
     if wrong or not given:
-        raise JobError(f"{what} {text!r}: one or more of {', '.join(known)} is expected, separated by commas")
+        raise JobError(
+            f"{what} {text!r}: one or more of {', '.join(known)} is expected, separated by commas"
+        )
     return list(dict.fromkeys(given))
 
 
@@ -274,7 +341,9 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     if arguments.repeats < 1:
         raise JobError(f"--repeats {arguments.repeats}: at least 1 is needed")
     if arguments.rounds is not None and arguments.rounds < 2:
-        raise JobError(f"--rounds {arguments.rounds}: the first round is a warm-up, so at least 2 are needed")
+        raise JobError(
+            f"--rounds {arguments.rounds}: the first round is a warm-up, so at least 2 are needed"
+        )
     found = {name: find_job(name, arguments.scale) for name in jobs}
     devices = {name: str(arguments.device or found[name].device) for name in jobs}
     for job in jobs:
@@ -298,16 +367,30 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             rounds = arguments.rounds or found[job].rounds
             for system in systems:
                 if system in broken:
-                    runs.append({"system": system, "job": job, "repeat": repeat, "failed": broken[system]})
+                    runs.append(
+                        {"system": system, "job": job, "repeat": repeat, "failed": broken[system]}
+                    )
                     continue
                 timed = settings[job]
                 setting = fastest(timed, system, arguments.onednn) if timed else BESIDE_GPU
-                run = launch(system, job, rounds, devices[job], setting, arguments.scale, arguments.timeout)
+                run = launch(
+                    system, job, rounds, devices[job], setting, arguments.scale, arguments.timeout
+                )
                 runs.append(run | {"repeat": repeat})
-                said = run.get("failed") or f"{median(run['seconds'][1:]):.3f} s per round, {run['wall']:.1f} s in all"
-                console.print(f"repeat {repeat + 1}, job {job}, {system}: {said}", highlight=False, markup=False)
+                said = (
+                    run.get("failed")
+                    or f"{median(run['seconds'][1:]):.3f} s per round, {run['wall']:.1f} s in all"
+                )
+                console.print(
+                    f"repeat {repeat + 1}, job {job}, {system}: {said}",
+                    highlight=False,
+                    markup=False,
+                )
     command = shlex.join(["python", "benchmarks/peers/run.py", *sys.argv[1:]])
-    about = {job: {"command": command, "machine": before | gpus[job], "local_step": settings[job]} for job in jobs}
+    about = {
+        job: {"command": command, "machine": before | gpus[job], "local_step": settings[job]}
+        for job in jobs
+    }
     return {"measured": about, **compare(runs), "runs": runs}
 
 
@@ -320,18 +403,41 @@ def together(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, show and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     anywhere = ",".join(name for name, job in JOBS.items() if job.device == "cpu")
-    parser.add_argument("--jobs", default=anywhere, help="which jobs, separated by commas; all on a CPU if not given")
-    parser.add_argument("--peers", default=",".join(SYSTEMS[1:]), help="which systems besides ours, by commas")
-    parser.add_argument("--rounds", type=int, help="rounds of every run; each job's own number if not given")
+    parser.add_argument(
+        "--jobs",
+        default=anywhere,
+        help="which jobs, separated by commas; all on a CPU if not given",
+    )
+    parser.add_argument(
+        "--peers", default=",".join(SYSTEMS[1:]), help="which systems besides ours, by commas"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of every run; each job's own number if not given"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds after which a run is given up")
-    parser.add_argument("--onednn", choices=("fastest", "on", "off"), default="fastest", help="PyTorch peers' kernels")
-    parser.add_argument("--device", choices=DEVICES, help="where the clients train; each job's own if not given")
-    parser.add_argument("--scale", choices=SCALES, default="full", help="tiny: only to see whether everything works")
+    parser.add_argument(
+        "--timeout", type=float, default=3600, help="seconds after which a run is given up"
+    )
+    parser.add_argument(
+        "--onednn",
+        choices=("fastest", "on", "off"),
+        default="fastest",
+        help="PyTorch peers' kernels",
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, help="where the clients train; each job's own if not given"
+    )
+    parser.add_argument(
+        "--scale", choices=SCALES, default="full", help="tiny: only to see whether everything works"
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--add", action="store_true", help="keep what the result file has of other jobs")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what the result file has of other jobs"
+    )
     arguments = parser.parse_args()
     console = Console()
     try:

@@ -69,7 +69,9 @@ class Block(nn.Module):
 
 def _normed(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Conv2d, nn.GroupNorm]:
     """Return a convolution and its GroupNorm, of two groups."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.GroupNorm(2, outputs)
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.GroupNorm(
+        2, outputs
+    )
 
 
 def _resnet(data: Data) -> nn.Sequential:
@@ -120,9 +122,13 @@ class Batches:
 def judge(model: nn.Module, data: Data) -> tuple[float, float]:
     """Return a model's accuracy and mean cross-entropy on the held-out images, worked out where the model is."""
     device = next(model.eval().parameters()).device
-    x, labels = (torch.from_numpy(part).to(device) for part in (data.images(data.test_x), data.test_y))
+    x, labels = (
+        torch.from_numpy(part).to(device) for part in (data.images(data.test_x), data.test_y)
+    )
     scores = model(x)
-    return float((scores.argmax(1) == labels).double().mean()), float(F.cross_entropy(scores, labels))
+    return float((scores.argmax(1) == labels).double().mean()), float(
+        F.cross_entropy(scores, labels)
+    )
 
 
 def import_torchvision() -> None:
@@ -135,7 +141,9 @@ def import_torchvision() -> None:
         import_module("torchvision")
     except RuntimeError:
         for operator in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float least) -> Tensor")
+            torch.library.define(
+                f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float least) -> Tensor"
+            )
         import_module("torchvision")
 
 
@@ -157,7 +165,9 @@ def step_time(data: Data, batch: int, threads: int, onednn: bool) -> float:
 
 def main() -> None:
     """Time a step with every setting."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("job")
     parser.add_argument("--scale", choices=SCALES, default="full")
     arguments = parser.parse_args()
@@ -168,7 +178,11 @@ def main() -> None:
         sys.exit(f"error: {error}")
     settings = [(threads, onednn) for threads in sorted({1, cores()}) for onednn in (True, False)]
     times = [
-        {"threads": threads, "onednn": onednn, "milliseconds": step_time(data, job.batch, threads, onednn)}
+        {
+            "threads": threads,
+            "onednn": onednn,
+            "milliseconds": step_time(data, job.batch, threads, onednn),
+        }
         for threads, onednn in settings
     ]
     print(json.dumps(times))

@@ -25,8 +25,12 @@ def find_augmenter(name: str) -> type[Augmenter]:
         found: type[Augmenter] = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
         return found
     if ":" not in name:
-        raise CafedclError(f"augment '{name}': there is no such augmentation; {nearest(name, list(AUGMENTERS))}")
+        raise CafedclError(
+            f"augment '{name}': there is no such augmentation; {nearest(name, list(AUGMENTERS))}"
+        )
     found = import_path(name, "augment")
     if not (inspect.isclass(found) and issubclass(found, Augmenter)):
-        raise CafedclError(f"augment '{name}': it is not a class derived from cafedcl.augment.base.Augmenter")
+        raise CafedclError(
+            f"augment '{name}': it is not a class derived from cafedcl.augment.base.Augmenter"
+        )
     return found

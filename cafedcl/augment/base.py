@@ -35,7 +35,7 @@ class NoTail:
 
 
 @dataclass(frozen=True)
-class Own:
+class ClientImages:
     """All that an augmenter sees: one client's own data, in one round. Nothing of it leaves the client."""
 
     x: Tensor
@@ -73,7 +73,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Extra:
+class SyntheticImages:
     """What a client trains on besides its own images: exactly as many of each class as were wanted."""
 
     x: Tensor
@@ -107,14 +107,14 @@ class Augmenter:
         """Return m_{k,c} for clients' counts n_{k,c}: tail classes are filled up to the mean of those a client has."""
         return fill(counts, self.options)
 
-    def learn(self, own: Own) -> Tensors:
+    def learn(self, own: ClientImages) -> Tensors:
         """Return what the client keeps: what it has, or what it learns from its data alone, at any moment of a round.
 
         Several clients may learn at the same time, in threads. Nobody waits for anything learned to be sent.
         """
         return own.memory
 
-    def make(self, own: Own) -> Extra:
+    def make(self, own: ClientImages) -> SyntheticImages:
         """Return the images that the client trains on besides its own."""
         raise NotImplementedError
 
@@ -133,9 +133,9 @@ class Nothing(Augmenter):
         """Return zeros."""
         return torch.zeros_like(counts)
 
-    def make(self, own: Own) -> Extra:
+    def make(self, own: ClientImages) -> SyntheticImages:
         """Return no image."""
-        return Extra(own.x[:0], own.y[:0])
+        return SyntheticImages(own.x[:0], own.y[:0])
 
 
 class Resample(Augmenter):
@@ -143,10 +143,10 @@ class Resample(Augmenter):
 
     name = "resample"
 
-    def make(self, own: Own) -> Extra:
+    def make(self, own: ClientImages) -> SyntheticImages:
         """Return copies."""
         labels = own.labels()
-        return Extra(own.images(own.pick(labels)), own.put(labels))
+        return SyntheticImages(own.images(own.pick(labels)), own.put(labels))
 
 
 def fill(counts: Tensor, options: TailOptions) -> Tensor:
@@ -164,7 +164,10 @@ def fill(counts: Tensor, options: TailOptions) -> Tensor:
 
 
 def pick(
-    known: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: int, draws: np.random.Generator
+    known: npt.NDArray[np.int64],
+    labels: npt.NDArray[np.int64],
+    classes: int,
+    draws: np.random.Generator,
 ) -> npt.NDArray[np.int64]:
     """Draw for every label one of the images whose ``known`` label it is; returns their indices."""
     counts = np.bincount(known, minlength=classes)
@@ -176,4 +179,8 @@ def pick(
 def put(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Return numbers from the host on a device, without waiting for it."""
     tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor.to(device)
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cafedcl.augment import judge as verdicts
-from cafedcl.augment.base import Augmenter, Extra, Own, TailOptions
+from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages, TailOptions
 from cafedcl.augment.judge import judge
 from cafedcl.augment.networks import NOISE, Generator
 from cafedcl.augment.trainer import Trainer
@@ -35,7 +35,9 @@ TOLD = ("score", "quality", "diversity", "nearest", "verdict")
 class GANOptions(TailOptions):
     """How a client's generator is trained, and when."""
 
-    steps: int = option(1000, "training steps, each of 32 real and 64 generated images", low=1, high=1_000_000)
+    steps: int = option(
+        1000, "training steps, each of 32 real and 64 generated images", low=1, high=1_000_000
+    )
     rate: float = option(3e-4, "learning rate of Adam, for both networks", above=0.0)
     width: int = option(
         0,
@@ -43,8 +45,12 @@ class GANOptions(TailOptions):
         low=0,
         high=512,
     )
-    least: int = option(4, "images that a class must have; with fewer, its real images are drawn again", low=2)
-    refresh: int = option(0, "rounds after which it is trained anew; 0: once, at the client's first visit", low=0)
+    least: int = option(
+        4, "images that a class must have; with fewer, its real images are drawn again", low=2
+    )
+    refresh: int = option(
+        0, "rounds after which it is trained anew; 0: once, at the client's first visit", low=0
+    )
     score: str = option(
         "calibrated",
         "conf_gen: calibrated by held-out images, or the discriminator's mean score as the paper has it",
@@ -65,7 +71,7 @@ class GAN(Augmenter):
         self.idle: list[Trainer] = []
         self.lock = Lock()
 
-    def learn(self, own: Own) -> Tensors:
+    def learn(self, own: ClientImages) -> Tensors:
         """Return a client's generator and what is known of it: the one it has, or a new one."""
         if "fitted" in own.memory:
             age = own.round - int(own.memory["fitted"])
@@ -74,28 +80,40 @@ class GAN(Augmenter):
         counts = np.bincount(own.known, minlength=self.classes)
         able = (own.wanted > 0) & (counts >= self.options.least)
         table = {name: np.zeros(self.classes, np.float32) for name in TOLD}
-        table["verdict"] = np.where(own.wanted > 0, verdicts.STAND_IN, verdicts.NONE).astype(np.float32)
+        table["verdict"] = np.where(own.wanted > 0, verdicts.STAND_IN, verdicts.NONE).astype(
+            np.float32
+        )
         weights = self._fit(own, np.flatnonzero(able).tolist(), table) if able.any() else {}
         told = {name: torch.from_numpy(values) for name, values in table.items()}
         return {**prefixed(GENERATOR, weights), **told, "fitted": torch.tensor(own.round)}
 
-    def make(self, own: Own) -> Extra:
+    def make(self, own: ClientImages) -> SyntheticImages:
         """Return generated images, and copies of real ones for the classes that a generator cannot be had for."""
         memory, labels = own.memory, own.labels()
         made = np.isin(memory["verdict"].numpy(), (verdicts.FINE, verdicts.COPIES))
         x, generated = own.images(own.pick(labels)), made[labels]
         if generated.any():
-            weights = {name: value.to(own.x.device) for name, value in under(GENERATOR, memory).items()}
+            weights = {
+                name: value.to(own.x.device) for name, value in under(GENERATOR, memory).items()
+            }
             noise = own.draws.standard_normal((int(generated.sum()), NOISE), np.float32)
             with torch.no_grad():
-                images = functional_call(self.sampler, weights, (own.put(noise), own.put(labels[generated])))
+                images = functional_call(
+                    self.sampler, weights, (own.put(noise), own.put(labels[generated]))
+                )
             x[own.put(np.flatnonzero(generated))] = pixels(images)
         quality = memory["quality" if self.options.score == "calibrated" else "score"].numpy()
         signals = {"synthetic": own.wanted * made, "quality": np.where(made, quality, 0.0)}
         judged = memory["verdict"] >= verdicts.FINE
-        notes = {f"generated_{name}": memory[name].where(judged, torch.tensor(torch.nan)) for name in TOLD}
-        notes |= {"generated_verdict": memory["verdict"], "generated_round": memory["fitted"].float()}
-        return Extra(
+        notes = {
+            f"generated_{name}": memory[name].where(judged, torch.tensor(torch.nan))
+            for name in TOLD
+        }
+        notes |= {
+            "generated_verdict": memory["verdict"],
+            "generated_round": memory["fitted"].float(),
+        }
+        return SyntheticImages(
             x,
             own.put(labels),
             signals={name: own.put(value.astype(np.float32)) for name, value in signals.items()},
@@ -104,10 +122,16 @@ class GAN(Augmenter):
 
     def remarks(self, round: int, notes: Mapping[int, Tensors], names: Sequence[str]) -> list[str]:
         """Return a line per kind of trouble that generators trained in this round are in."""
-        new = {client: told["generated_verdict"] for client, told in notes.items() if is_of(round, told)}
+        new = {
+            client: told["generated_verdict"]
+            for client, told in notes.items()
+            if is_of(round, told)
+        }
         lines = []
         for kind, words in verdicts.WORDS.items():
-            found = [(client, int(c)) for client, told in new.items() for c in (told == kind).nonzero()]
+            found = [
+                (client, int(c)) for client, told in new.items() for c in (told == kind).nonzero()
+            ]
             if found:
                 shown = ", ".join(f"client {client} {names[c]}" for client, c in found[:SHOWN])
                 more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
@@ -119,13 +143,17 @@ class GAN(Augmenter):
         """Lend a trainer that nobody else uses."""
         with self.lock:
             trainer = self.idle.pop() if self.idle else None
-            trainer = trainer or Trainer(self.shape, self.classes, self.width, self.options.rate, self.seed, device)
+            trainer = trainer or Trainer(
+                self.shape, self.classes, self.width, self.options.rate, self.seed, device
+            )
         try:
             yield trainer
         finally:
             self.idle.append(trainer)
 
-    def _fit(self, own: Own, labels: list[int], table: dict[str, npt.NDArray[np.float32]]) -> Tensors:
+    def _fit(
+        self, own: ClientImages, labels: list[int], table: dict[str, npt.NDArray[np.float32]]
+    ) -> Tensors:
         """Train a generator, note in the table what is thought of its images, and return its weights, if it has any."""
         train, held, held_y = parts(own)
         images = scaled(own.images(train))
@@ -145,10 +173,12 @@ class GAN(Augmenter):
 
 def is_of(round: int, notes: Tensors) -> bool:
     """Return whether a client's notes tell of a generator that was trained in this round."""
-    return {"generated_round", "generated_verdict"} <= notes.keys() and float(notes["generated_round"]) == round
+    return {"generated_round", "generated_verdict"} <= notes.keys() and float(
+        notes["generated_round"]
+    ) == round
 
 
-def parts(own: Own) -> tuple[npt.NDArray[np.int64], Tensor, Tensor]:
+def parts(own: ClientImages) -> tuple[npt.NDArray[np.int64], Tensor, Tensor]:
     """Return which training images the generator sees, and the images and labels it is judged by."""
     rows = np.arange(len(own.known))
     if len(own.held_y) >= HELD:

@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from cafedcl.augment.base import Augmenter, Extra, Own
+from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.functional.contrast import class_means
 
 
@@ -17,7 +17,7 @@ class Gaussian(Augmenter):
 
     name, shifts = "gaussian", True
 
-    def make(self, own: Own) -> Extra:
+    def make(self, own: ClientImages) -> SyntheticImages:
         """Return real images, and what is to be added to their features."""
         labels, z = own.labels(), own.features()
         picked = own.put(own.pick(labels))
@@ -25,7 +25,7 @@ class Gaussian(Augmenter):
         made, y = own.put(own.wanted.astype(np.float32)), own.put(labels)
         means, _ = class_means(z, own.y, self.classes)
         shift = means[y] - z[picked] + head_spread(z, own.y, made == 0) * noise
-        return Extra(own.x[picked], y, shift=shift, signals={"synthetic": made})
+        return SyntheticImages(own.x[picked], y, shift=shift, signals={"synthetic": made})
 
 
 def head_spread(z: Tensor, y: Tensor, head: Tensor) -> Tensor:

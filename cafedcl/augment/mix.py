@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cafedcl.augment.base import Augmenter, Extra, Own, TailOptions
+from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages, TailOptions
 from cafedcl.config.options import option
 
 
@@ -14,22 +14,26 @@ from cafedcl.config.options import option
 class MixOptions(TailOptions):
     """How strongly two images are mixed."""
 
-    alpha: float = option(1.0, "both parameters of the Beta distribution that the shares are drawn from", above=0.0)
+    alpha: float = option(
+        1.0, "both parameters of the Beta distribution that the shares are drawn from", above=0.0
+    )
 
 
 class _Mix(Augmenter):
     Options = MixOptions
 
-    def make(self, own: Own) -> Extra:
+    def make(self, own: ClientImages) -> SyntheticImages:
         """Return mixtures; where a class has one image only, that is a copy, which counts for nothing."""
         labels = own.labels()
         one, other = own.pick(labels), own.pick(labels)
-        share = own.draws.beta(self.options.alpha, self.options.alpha, len(labels)).astype(np.float32)
+        share = own.draws.beta(self.options.alpha, self.options.alpha, len(labels)).astype(
+            np.float32
+        )
         corners = own.draws.random((2, len(labels)), np.float32)
         x = self.mix(own.images(one), own.images(other), own.put(share), own.put(corners))
         several = np.bincount(own.known, minlength=self.classes) > 1
         made = (own.wanted * several).astype(np.float32)
-        return Extra(x, own.put(labels), signals={"synthetic": own.put(made)})
+        return SyntheticImages(x, own.put(labels), signals={"synthetic": own.put(made)})
 
     def mix(self, one: Tensor, other: Tensor, share: Tensor, corners: Tensor) -> Tensor:
         """Return mixtures with so much of the first images; ``corners`` are two more numbers in [0, 1) for each."""

@@ -30,7 +30,13 @@ class Trainer:
     """One pair of networks that every client's training starts from anew."""
 
     def __init__(
-        self, shape: tuple[int, int, int], classes: int, width: int, rate: float, seed: int, device: torch.device
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        width: int,
+        rate: float,
+        seed: int,
+        device: torch.device,
     ) -> None:
         self.classes, self.device, self.lane = classes, device, Lane(device)
         with torch_stream(seed, "augment"):
@@ -42,7 +48,9 @@ class Trainer:
         }
         self.average = {name: value.clone() for name, value in self.first[self.generator].items()}
         self.optimizers: dict[nn.Module, torch.optim.Adam] = {
-            module: torch.optim.Adam(module.parameters(), rate, BETAS, fused=True, capturable=device.type == "cuda")
+            module: torch.optim.Adam(
+                module.parameters(), rate, BETAS, fused=True, capturable=device.type == "cuda"
+            )
             for module in (self.generator, self.critic)
         }
         self.images = torch.zeros(0, *shape, device=device)
@@ -50,7 +58,9 @@ class Trainer:
         self.tables: Tensors = {}
         self.replay: Callable[[], None] | None = None
 
-    def fit(self, x: Tensor, y: npt.NDArray[np.int64], steps: int, draws: np.random.Generator) -> bool:
+    def fit(
+        self, x: Tensor, y: npt.NDArray[np.int64], steps: int, draws: np.random.Generator
+    ) -> bool:
         """Train on images in [−1, 1]; returns whether all went well, with nothing but finite numbers.
 
         Afterwards ``average`` is the generator, and ``critic`` the discriminator.
@@ -71,13 +81,17 @@ class Trainer:
             torch.cuda.current_stream(self.device).wait_stream(self.lane.stream)
         return fine
 
-    def _lay(self, x: Tensor, tables: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]) -> None:
+    def _lay(
+        self, x: Tensor, tables: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
+    ) -> None:
         """Copy a client's images and draws into the static tensors, which grow as they must."""
         steps = len(tables["rows"])
         if len(x) > len(self.images) or steps > len(self.tables.get("log", ())):
             room = 2 ** (len(x) - 1).bit_length()
             self.images = x.new_zeros(max(room, len(self.images)), *x.shape[1:])
-            self.tables = {name: torch.zeros_like(put(table, self.device)) for name, table in tables.items()}
+            self.tables = {
+                name: torch.zeros_like(put(table, self.device)) for name, table in tables.items()
+            }
             self.tables["log"] = x.new_zeros(steps, 2)
             self.replay = None
         self.images[: len(x)].copy_(x)
@@ -99,7 +113,11 @@ class Trainer:
 
     def _step(self) -> None:
         """Train the discriminator, then the generator: the non-saturating logistic loss."""
-        now = {name: table.index_select(0, self.cursor)[0] for name, table in self.tables.items() if name != "log"}
+        now = {
+            name: table.index_select(0, self.cursor)[0]
+            for name, table in self.tables.items()
+            if name != "log"
+        }
         real, y, claimed = self.images[now["rows"]], now["labels"], now["claimed"]
         with torch.no_grad():
             fake = self.generator(now["noise"][0], claimed)
@@ -108,16 +126,24 @@ class Trainer:
         told_apart = F.softplus(-logits[:BATCH]).mean() + F.softplus(logits[BATCH:]).mean()
         self._move(self.critic, told_apart)
         fake = self.generator(now["noise"][1], claimed)
-        fooled = F.softplus(-self.critic.eval()(jitter(fake, now["jitter"][2 * BATCH :]), claimed)).mean()
+        fooled = F.softplus(
+            -self.critic.eval()(jitter(fake, now["jitter"][2 * BATCH :]), claimed)
+        ).mean()
         self._move(self.generator, fooled)
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.average.values()), list(self.generator.state_dict().values()), 1 - EMA)
-            self.tables["log"].index_copy_(0, self.cursor, torch.stack([told_apart, fooled]).detach()[None])
+            torch._foreach_lerp_(
+                list(self.average.values()), list(self.generator.state_dict().values()), 1 - EMA
+            )
+            self.tables["log"].index_copy_(
+                0, self.cursor, torch.stack([told_apart, fooled]).detach()[None]
+            )
             self.cursor.add_(1)
 
     def _move(self, module: nn.Module, loss: Tensor) -> None:
         parameters = list(module.parameters())
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(loss, parameters), strict=True
+        ):
             parameter.grad = gradient
         self.optimizers[module].step()
 

@@ -9,22 +9,36 @@ from cafedcl.cli.options import DataDir, Quiet, Settings
 from cafedcl.core.errors import CafedclError
 from cafedcl.terminal.console import console
 
-Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A config file with what all runs share.")]
+Config = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml]", help="A config file with what all runs share."),
+]
 Out = Annotated[Path | None, typer.Option(help="The folder of all runs.")]
-Resume = Annotated[Path | None, typer.Option(metavar="OUT", help="Go on with the plan that this folder holds.")]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="OUT", help="Go on with the plan that this folder holds.")
+]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds; by default 1.")]
 FirstSeed = Annotated[int | None, typer.Option(help="The first seed; by default 0.")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time per device; by default one per core, or one per GPU.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(help="Runs at a time per device; by default one per core, or one per GPU."),
+]
 Devices = Annotated[
-    list[str] | None, typer.Option(help="cpu, or cuda:0,cuda:1, …; by default every GPU, or else the processor.")
+    list[str] | None,
+    typer.Option(help="cpu, or cuda:0,cuda:1, …; by default every GPU, or else the processor."),
 ]
-Ray = Annotated[
+RayAddress = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Run on a Ray cluster that shares this file system: auto, HOST:PORT, local."),
+    typer.Option(
+        metavar="ADDRESS",
+        help="Run on a Ray cluster that shares this file system: auto, HOST:PORT, local.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per run, and nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per run, and nothing else.")
+]
 
 
 def compare(
@@ -32,9 +46,12 @@ def compare(
     methods: Annotated[
         list[str] | None, typer.Option(help="Methods, separated by commas; see `cafedcl methods`.")
     ] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Data sets, separated by commas; repeatable.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Data sets, separated by commas; repeatable.")
+    ] = None,
     splits: Annotated[
-        list[str] | None, typer.Option(help="Splits, such as dirichlet:0.1,pathological:2,ir=10; repeatable.")
+        list[str] | None,
+        typer.Option(help="Splits, such as dirichlet:0.1,pathological:2,ir=10; repeatable."),
     ] = None,
     seeds: Seeds = None,
     first_seed: FirstSeed = None,
@@ -46,7 +63,7 @@ def compare(
     settings: Settings = None,
     jobs: Jobs = None,
     devices: Devices = None,
-    ray: Ray = None,
+    ray: RayAddress = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -61,8 +78,22 @@ def compare(
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
-        alone(config, methods, data, splits, seeds, first_seed, clients, rounds, out, data_dir, settings)
-        run_comparison(Comparison.from_plain(stored_plan(resume, Comparison.FILE, "compare")), resume, means)
+        alone(
+            config,
+            methods,
+            data,
+            splits,
+            seeds,
+            first_seed,
+            clients,
+            rounds,
+            out,
+            data_dir,
+            settings,
+        )
+        run_comparison(
+            Comparison.from_plain(stored_plan(resume, Comparison.FILE, "compare")), resume, means
+        )
         return
     plan = Comparison.make(
         methods=words_of(methods or ()),
@@ -83,18 +114,27 @@ def sweep(
     split: Annotated[str | None, typer.Option(help="The split, such as dirichlet:0.1.")] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="SECTION.KEY=V,V,…", help="Values of an option; several options make a grid."),
+        typer.Option(
+            metavar="SECTION.KEY=V,V,…", help="Values of an option; several options make a grid."
+        ),
     ] = None,
     tune: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Search by Optuna instead, with N trials in all.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Search by Optuna instead, with N trials in all."),
     ] = None,
     ranges: Annotated[
         list[str] | None,
-        typer.Option("--range", metavar="SECTION.KEY=LOW..HIGH[:log]", help="With --tune: numbers to search in."),
+        typer.Option(
+            "--range",
+            metavar="SECTION.KEY=LOW..HIGH[:log]",
+            help="With --tune: numbers to search in.",
+        ),
     ] = None,
     choices: Annotated[
         list[str] | None,
-        typer.Option("--choice", metavar="SECTION.KEY=V,V,…", help="With --tune: values to choose from."),
+        typer.Option(
+            "--choice", metavar="SECTION.KEY=V,V,…", help="With --tune: values to choose from."
+        ),
     ] = None,
     score: Annotated[
         str | None, typer.Option(help="What counts in the last round; by default server.accuracy.")
@@ -107,11 +147,17 @@ def sweep(
         ),
     ] = None,
     hold_out: Annotated[
-        float | None, typer.Option(help="Part of every class's training images that is held out; by default 0.1.")
+        float | None,
+        typer.Option(
+            help="Part of every class's training images that is held out; by default 0.1."
+        ),
     ] = None,
     prune: Annotated[
         bool | None,
-        typer.Option("--prune", help="With --tune: give up what is below the median after a third of the rounds."),
+        typer.Option(
+            "--prune",
+            help="With --tune: give up what is below the median after a third of the rounds.",
+        ),
     ] = None,
     seeds: Seeds = None,
     first_seed: FirstSeed = None,
@@ -123,7 +169,7 @@ def sweep(
     settings: Settings = None,
     jobs: Jobs = None,
     devices: Devices = None,
-    ray: Ray = None,
+    ray: RayAddress = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -149,7 +195,11 @@ def sweep(
     check_kind(grid, tune, [*(ranges or ()), *(choices or ())], prune)
     plan = Sweep(
         settings=sweep_settings(
-            read(config), method, data, split, [*flags(clients, rounds, data_dir), *(settings or ())]
+            read(config),
+            method,
+            data,
+            split,
+            [*flags(clients, rounds, data_dir), *(settings or ())],
         ),
         seeds=1 if seeds is None else seeds,
         first_seed=first_seed or 0,
@@ -165,10 +215,19 @@ def sweep(
 
 
 def watch(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain them.")],
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = 8787,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the runs.")] = 2.0,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Run folders, or folders that contain them."),
+    ],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")
+    ] = 8787,
+    every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two looks at the runs.")
+    ] = 2.0,
 ) -> None:
     """Serve the report of runs while they run: the page renews itself as rounds come in. Ctrl-C ends it."""
     from cafedcl.report.watch import Reports, serve
@@ -208,11 +267,17 @@ def alone(*others: Any) -> None:
         )
 
 
-def check_kind(grid: list[str] | None, tune: int | None, space: list[str], prune: bool | None) -> None:
+def check_kind(
+    grid: list[str] | None, tune: int | None, space: list[str], prune: bool | None
+) -> None:
     """Refuse a sweep that is neither a grid nor a search, or both."""
     if grid and (tune or space or prune):
         raise CafedclError("--grid: it goes without --tune, --range, --choice and --prune")
     if not grid and not tune:
-        raise CafedclError("give --grid SECTION.KEY=VALUE,VALUE, or --tune N with --range or --choice")
+        raise CafedclError(
+            "give --grid SECTION.KEY=VALUE,VALUE, or --tune N with --range or --choice"
+        )
     if tune and not space:
-        raise CafedclError("--tune: name what to search with --range SECTION.KEY=LOW..HIGH or --choice SECTION.KEY=A,B")
+        raise CafedclError(
+            "--tune: name what to search with --range SECTION.KEY=LOW..HIGH or --choice SECTION.KEY=A,B"
+        )

@@ -15,17 +15,29 @@ from cafedcl.terminal.console import console
 
 app = typer.Typer(help="Run across machines, on Flower.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder, made by `deploy init`.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The server's folder, made by `deploy init`.")
+]
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; it must not exist yet.")],
-    site: Annotated[list[str], typer.Option(help="A site, as NAME or NAME=DATA, its own images; repeatable.")],
-    host: Annotated[str, typer.Option(help="Name or address under which sites reach the server.")] = "127.0.0.1",
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to write; it must not exist yet.")
+    ],
+    site: Annotated[
+        list[str], typer.Option(help="A site, as NAME or NAME=DATA, its own images; repeatable.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Name or address under which sites reach the server.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The server's port.")] = 8000,
-    simulated: Annotated[bool, typer.Option("--simulated", help="Sites hold shards of the run's data set.")] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys. Only to try things out.")] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Sites hold shards of the run's data set.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no keys. Only to try things out.")
+    ] = False,
 ) -> None:
     """Write certificates, keys and configs for a server and its sites, and print the commands."""
     from cafedcl.deploy.places import ServerOptions, make_places
@@ -35,19 +47,25 @@ def init(
         raise CafedclError("--site: every site has a name of its own")
     if simulated and any(named.values()):
         raise CafedclError("--simulated: then no site has data of its own; leave the =DATA out")
-    places = make_places(folder, ServerOptions(host=host, port=port, insecure=insecure), named, simulated)
+    places = make_places(
+        folder, ServerOptions(host=host, port=port, insecure=insecure), named, simulated
+    )
     server, *sites = places
     print(f"written: {folder}")
     if insecure:
         print("warning: without TLS and keys anyone can read along and take part")
     else:
-        print(f"keep {folder / 'ca.key'} where nobody else can read it; nothing needs it while training")
+        print(
+            f"keep {folder / 'ca.key'} where nobody else can read it; nothing needs it while training"
+        )
     print(f"\non {host}, with {server}:\n  cafedcl deploy server {server}")
     for name, place in zip(named, sites, strict=True):
         first = "" if named[name] or simulated else ", once its site.toml says where the data are"
         print(f"\nat {name}, with a copy of {place}{first}:")
         print(f"  cafedcl deploy site {place}")
-    print(f"\nand when they are up, on {host}:\n  cafedcl deploy status {server}\n  cafedcl deploy run {server}")
+    print(
+        f"\nand when they are up, on {host}:\n  cafedcl deploy status {server}\n  cafedcl deploy run {server}"
+    )
 
 
 @app.command()
@@ -59,7 +77,10 @@ def server(folder: Folder) -> None:
     with stoppable() as say:
         process = place.start()
         try:
-            say(f"server at {place.listen}:{place.options.port}" + (" (insecure)" if place.options.insecure else ""))
+            say(
+                f"server at {place.listen}:{place.options.port}"
+                + (" (insecure)" if place.options.insecure else "")
+            )
             watch(process, say)
         finally:
             process.stop()
@@ -67,7 +88,9 @@ def server(folder: Folder) -> None:
 
 @app.command()
 def site(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder, made by `deploy init`.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The site's folder, made by `deploy init`.")
+    ],
 ) -> None:
     """Run a site: its worker and its SuperNode."""
     from cafedcl.deploy.places import read_site
@@ -79,14 +102,20 @@ def site(
     with stoppable() as say:
         running = RunningSite(folder, options)
         try:
-            say(f"site {options.name} for {options.host}:{options.port}" + (" (insecure)" if options.insecure else ""))
+            say(
+                f"site {options.name} for {options.host}:{options.port}"
+                + (" (insecure)" if options.insecure else "")
+            )
             running.watch(say)
         finally:
             running.stop()
 
 
 @app.command()
-def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
+def status(
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
     """Show which sites are connected and which runs there are."""
     import json
 
@@ -115,15 +144,24 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
 def run(
     folder: Folder,
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A config file; by default the folder's run.toml.")
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG.toml]", help="A config file; by default the folder's run.toml."
+        ),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Method, or method:preset; see `cafedcl methods`.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method, or method:preset; see `cafedcl methods`.")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; by default a new one under runs/.")
+    ] = None,
     settings: Settings = None,
     quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")
+    ] = False,
 ) -> None:
     """Train at the sites of a deployment and write a run folder here."""
     from cafedcl.cli.session import conclude, new_folder, resumable, watching
@@ -132,7 +170,9 @@ def run(
 
     place = Server.of(folder)
     words = [*(settings or []), "engine.name=flower"]
-    chosen = gather(config or folder / "run.toml", method=method, rounds=rounds, seed=seed, settings=words)
+    chosen = gather(
+        config or folder / "run.toml", method=method, rounds=rounds, seed=seed, settings=words
+    )
     path = out or new_folder(f"{chosen.method.name.replace(':', '-')}-deployed-s{chosen.run.seed}")
     with watching(quiet, as_json) as watchers, resumable(path):
         finished = place.run(chosen, path, watchers)

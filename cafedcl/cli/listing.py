@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="Show one method's options.")] = None) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method's options.")] = None,
+) -> None:
     """List the methods; with a name, everything about one."""
     import dataclasses
 
@@ -23,8 +25,12 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's o
     if name is None:
         for known in method_names():
             method, _ = find_method(known)
-            screen.print(f"[bold]{known}[/]  [dim]{method.paper} ({method.year})[/]", soft_wrap=True)
-            screen.print(f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True)
+            screen.print(
+                f"[bold]{known}[/]  [dim]{method.paper} ({method.year})[/]", soft_wrap=True
+            )
+            screen.print(
+                f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True
+            )
             options = dataclasses.fields(method.Options)
             if options:
                 words = [f"{field.name} = {to_toml(field.default)}" for field in options[:7]]
@@ -32,15 +38,22 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's o
                 screen.print(f"    {', '.join(words + more)}", soft_wrap=True, markup=False)
             if method.presets:
                 screen.print(
-                    f"    presets: {', '.join(f'{known}:{title}' for title in method.presets)}", soft_wrap=True
+                    f"    presets: {', '.join(f'{known}:{title}' for title in method.presets)}",
+                    soft_wrap=True,
                 )
-        print("everything about one method: cafedcl methods NAME; your own: --method package.module:Class")
+        print(
+            "everything about one method: cafedcl methods NAME; your own: --method package.module:Class"
+        )
         return
     method, preset = find_method(name)
-    screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})\n{method.__doc__}", soft_wrap=True)
+    screen.print(
+        f"[bold]{name}[/]  {method.paper} ({method.year})\n{method.__doc__}", soft_wrap=True
+    )
     show_options(screen, method.Options, preset)
     for title, values in method.presets.items():
-        screen.print(f"{method.name}:{title}  " + ", ".join(f"{k} = {to_toml(v)}" for k, v in values.items()))
+        screen.print(
+            f"{method.name}:{title}  " + ", ".join(f"{k} = {to_toml(v)}" for k, v in values.items())
+        )
 
 
 def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any]) -> None:
@@ -58,7 +71,9 @@ def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any
         screen.print(table)
 
 
-def augmenters(name: Annotated[str | None, typer.Argument(help="Show one's options.")] = None) -> None:
+def augmenters(
+    name: Annotated[str | None, typer.Argument(help="Show one's options.")] = None,
+) -> None:
     """List the tail augmentations; with a name, its options."""
     from rich.table import Table
 
@@ -74,7 +89,9 @@ def augmenters(name: Annotated[str | None, typer.Argument(help="Show one's optio
     for known in AUGMENTERS:
         table.add_row(known, str(find_augmenter(known).__doc__).splitlines()[0])
     screen.print(table)
-    print("with any method: --augment NAME, or --method METHOD+NAME; your own: --augment package.module:Class")
+    print(
+        "with any method: --augment NAME, or --method METHOD+NAME; your own: --augment package.module:Class"
+    )
 
 
 def models() -> None:
@@ -83,12 +100,17 @@ def models() -> None:
 
     from cafedcl.models import MODELS, build_encoder, feature_dim
 
-    table = Table("model", "features", "parameters (3×32×32)", "what it is", box=None, header_style="bold")
+    table = Table(
+        "model", "features", "parameters (3×32×32)", "what it is", box=None, header_style="bold"
+    )
     for name, factory in MODELS.items():
         encoder = build_encoder(name, (3, 32, 32), 1.0)
         parameters = sum(p.numel() for p in encoder.parameters())
         table.add_row(
-            name, str(feature_dim(encoder, (3, 32, 32))), f"{parameters:,}", str(factory.__doc__).splitlines()[0]
+            name,
+            str(feature_dim(encoder, (3, 32, 32))),
+            f"{parameters:,}",
+            str(factory.__doc__).splitlines()[0],
         )
     console().print(table)
     print("your own: --set model.name=package.module:factory, called as factory(shape, width)")
@@ -100,14 +122,21 @@ def datasets(data_dir: DataDir = None) -> None:
 
     for name in dataset_names(data_dir or ""):
         print(f"{name}  {describe(name)}")
-    print("your own: --data PATH (folder, .csv, .parquet, .npz, .npy), hf:NAME, or package.module:function")
+    print(
+        "your own: --data PATH (folder, .csv, .parquet, .npz, .npy), hf:NAME, or package.module:function"
+    )
 
 
 def show_config(
     method: Annotated[str, typer.Option(help="Whose options to print.")] = "cafedcl",
-    augment: Annotated[str | None, typer.Option(help="With the options of this tail augmentation.")] = None,
+    augment: Annotated[
+        str | None, typer.Option(help="With the options of this tail augmentation.")
+    ] = None,
 ) -> None:
     """Print every option with its default and meaning, as TOML that can be fed back."""
     from cafedcl.task.resolve import gather
 
-    print(f"# cafedcl run this-file.toml\n\n{gather(method=method, augment=augment).to_toml(explain=True)}", end="")
+    print(
+        f"# cafedcl run this-file.toml\n\n{gather(method=method, augment=augment).to_toml(explain=True)}",
+        end="",
+    )

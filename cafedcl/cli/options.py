@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Any option of the config; repeatable."
+    ),
 ]
 
 
@@ -17,5 +20,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 
 
 DataDir = Annotated[
-    str | None, typer.Option("--data-dir", help="Folder with data files; else CAFEDCL_DATA or the cache.")
+    str | None,
+    typer.Option("--data-dir", help="Folder with data files; else CAFEDCL_DATA or the cache."),
 ]

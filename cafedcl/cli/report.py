@@ -8,17 +8,27 @@ import typer
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.terminal.console import console
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that contain run folders.")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUNS…", help="Run folders, or folders that contain run folders."),
+]
 
 
 def table(
     runs: Runs,
     form: Annotated[str, typer.Option("--format", help="rich, markdown, latex or csv.")] = "rich",
     protocol: Annotated[
-        str | None, typer.Option(help="server or own; by default server, if every method has a server's model.")
+        str | None,
+        typer.Option(
+            help="server or own; by default server, if every method has a server's model."
+        ),
     ] = None,
-    which: Annotated[str, typer.Option("--round", help="last or best: the scored round that counts.")] = "last",
-    paper: Annotated[bool, typer.Option("--paper", help="Put the paper's own figures beside ours.")] = False,
+    which: Annotated[
+        str, typer.Option("--round", help="last or best: the scored round that counts.")
+    ] = "last",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Put the paper's own figures beside ours.")
+    ] = False,
 ) -> None:
     """Print the table of a paper: methods × settings, mean ± std over seeds, best bold, second underlined."""
     from cafedcl.report import printed
@@ -49,8 +59,13 @@ def report(
     write_report(summary, out)
     screen = console()
     for run in summary.set_aside:
-        screen.print(f"{run.state}: {run.path}: {run.problem}", style="yellow", soft_wrap=True, markup=False)
-    screen.print(f"written: {out}  ({out.stat().st_size / 1e6:.1f} MB, {len(summary.runs)} runs)", soft_wrap=True)
+        screen.print(
+            f"{run.state}: {run.path}: {run.problem}", style="yellow", soft_wrap=True, markup=False
+        )
+    screen.print(
+        f"written: {out}  ({out.stat().st_size / 1e6:.1f} MB, {len(summary.runs)} runs)",
+        soft_wrap=True,
+    )
 
 
 def figures(
@@ -72,4 +87,6 @@ def figures(
 def one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
     """Refuse a choice that there is not."""
     if value is not None and value not in known:
-        raise CafedclError(f"{option} {value}: there is no such choice; {nearest(value, list(known))}")
+        raise CafedclError(
+            f"{option} {value}: there is no such choice; {nearest(value, list(known))}"
+        )

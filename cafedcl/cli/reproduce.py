@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cafedcl.cli.compare import Devices, Jobs, Json, Ray
+from cafedcl.cli.compare import Devices, Jobs, Json, RayAddress
 from cafedcl.cli.options import DataDir, Quiet, Settings
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.terminal.console import console
@@ -21,18 +21,34 @@ FILE, TABLE = "reproduce.toml", "table.md"
 
 def reproduce(
     study: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="A study's name, or its file; without one, all are listed.")
+        str | None,
+        typer.Argument(
+            metavar="[STUDY]", help="A study's name, or its file; without one, all are listed."
+        ),
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke, short, medium or paper; see experiments/scales.toml.")] = "short",
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds; by default the scale's.", min=1)] = None,
+    scale: Annotated[
+        str, typer.Option(help="smoke, short, medium or paper; see experiments/scales.toml.")
+    ] = "short",
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds; by default the scale's.", min=1)
+    ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="SETTING", help="These settings only, separated by commas; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="SETTING", help="These settings only, separated by commas; repeatable."
+        ),
     ] = None,
-    methods: Annotated[list[str] | None, typer.Option(help="These methods only, separated by commas.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of all runs; by default runs/STUDY-SCALE.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="These methods only, separated by commas.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of all runs; by default runs/STUDY-SCALE.")
+    ] = None,
     gather: Annotated[
         bool,
-        typer.Option("--gather", help="Run nothing; write table.md and results.json from what is there."),
+        typer.Option(
+            "--gather", help="Run nothing; write table.md and results.json from what is there."
+        ),
     ] = False,
     sources: Annotated[
         list[Path] | None,
@@ -46,7 +62,7 @@ def reproduce(
     settings: Settings = None,
     jobs: Jobs = None,
     devices: Devices = None,
-    ray: Ray = None,
+    ray: RayAddress = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +82,9 @@ def reproduce(
         listing(folder)
         return
     if scale not in scales:
-        raise CafedclError(f"--scale {scale}: there is no such scale; {nearest(scale, list(scales))}")
+        raise CafedclError(
+            f"--scale {scale}: there is no such scale; {nearest(scale, list(scales))}"
+        )
     place, size = out or Path("runs") / f"{Path(study).stem}-{scale}", scales[scale]
     whole = read_study(study, folder)
     part = words_of(only or ()), words_of(methods or ())
@@ -77,16 +95,27 @@ def reproduce(
     if gather and not settings and (place / FILE).is_file():
         wanted["settings"] = stored_plan(place, FILE, "reproduce")["settings"]
     elif gather and not sources and not place.exists():
-        raise CafedclError(f"{place}: there is nothing to gather; run the study, or name what was run by --from")
+        raise CafedclError(
+            f"{place}: there is nothing to gather; run the study, or name what was run by --from"
+        )
     with planned(place, wanted, FILE, "reproduce"):
         elsewhere = [from_elsewhere(path, whole, wanted, size) for path in sources or ()]
         if gather:
             write(place, whole, wanted, size, elsewhere, means.silent, part)
             return
         known = done_elsewhere(place, whole, size, elsewhere)
-        asked = [(one, list(chosen.jobs(place, one, seeds or size.seeds, overrides))) for one in chosen.settings]
+        asked = [
+            (one, list(chosen.jobs(place, one, seeds or size.seeds, overrides)))
+            for one in chosen.settings
+        ]
         absent = unreadable(dict.fromkeys(one.data for one, _ in asked), overrides)
-        todo = [job for one, its in asked if one.data not in absent for job in its if job.folder not in known]
+        todo = [
+            job
+            for one, its in asked
+            if one.data not in absent
+            for job in its
+            if job.folder not in known
+        ]
         left_out = [f"{one.name}: {absent[one.data]}" for one, _ in asked if one.data in absent]
         if todo:
             rounds = sum(job.rounds for job in todo)
@@ -128,7 +157,9 @@ def listing(folder: Path) -> None:
     for name in study_names(folder):
         study = read_study(name, folder)
         screen.print(f"[bold]{name}[/]  {study.title}", soft_wrap=True)
-        screen.print(f"    {', '.join(one.name for one in study.settings)}", style="dim", soft_wrap=True)
+        screen.print(
+            f"    {', '.join(one.name for one in study.settings)}", style="dim", soft_wrap=True
+        )
     for name, scale in read_scales(folder).items():
         screen.print(f"--scale {name}  {scale.about}", soft_wrap=True)
 
@@ -153,14 +184,20 @@ def write(
     settings, methods = part
     found = merged([read_folder(out, study, size, plan["settings"]), *elsewhere], study)
     members = [
-        one for one in found if (not settings or one.key[0] in settings) and (not methods or one.key[1] in methods)
+        one
+        for one in found
+        if (not settings or one.key[0] in settings) and (not methods or one.key[1] in methods)
     ]
     with explained(out):
-        write_atomically(out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode())
+        write_atomically(
+            out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode()
+        )
     write_table(out, members, f"# {study.title}\n\nScale {scale}: {size.about}.\n", silent)
 
 
-def from_elsewhere(path: Path, study: "Study", plan: dict[str, Any], size: "Scale") -> "list[Member]":
+def from_elsewhere(
+    path: Path, study: "Study", plan: dict[str, Any], size: "Scale"
+) -> "list[Member]":
     """Return the runs of another folder, or of a results file."""
     from cafedcl.compare.results import read_folder, read_results
 
@@ -170,7 +207,9 @@ def from_elsewhere(path: Path, study: "Study", plan: dict[str, Any], size: "Scal
     return read_results(path, name, study, scale)
 
 
-def done_elsewhere(out: Path, study: "Study", size: "Scale", elsewhere: "Sequence[Sequence[Member]]") -> set[Path]:
+def done_elsewhere(
+    out: Path, study: "Study", size: "Scale", elsewhere: "Sequence[Sequence[Member]]"
+) -> set[Path]:
     """Return the folders of runs that need not be made, because they are finished elsewhere."""
     from cafedcl.compare.results import key_of
 

@@ -29,7 +29,9 @@ def conclude(finished: "Run", silent: bool) -> None:
     assert finished.path is not None
     about = RunFolder(finished.path).environment()
     screen = console()
-    screen.print(overview(finished.config.label, finished.records, finished.config.federation.rounds, about))
+    screen.print(
+        overview(finished.config.label, finished.records, finished.config.federation.rounds, about)
+    )
     screen.print(
         f"written to {finished.path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, environment.json",
         soft_wrap=True,

@@ -20,37 +20,47 @@ if TYPE_CHECKING:
 
 def bench(
     tasks: Annotated[
-        str, typer.Option(help="Which tasks, separated by commas; `all`, or `auto` for this device.")
+        str,
+        typer.Option(help="Which tasks, separated by commas; `all`, or `auto` for this device."),
     ] = "auto",
     methods: Annotated[
         str, typer.Option(help="Which methods, separated by commas; `all` for all of them.")
     ] = "fedavg,cafedcl",
-    engine: Annotated[str, typer.Option(help="auto, eager, graphs.")] = "auto",
-    against: Annotated[str | None, typer.Option(help="Another engine to measure beside it, such as eager.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, reference, cpu, cuda.")] = "auto",
+    against: Annotated[
+        str | None, typer.Option(help="Another engine to measure beside it, such as reference.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Rounds that are timed; their median counts.", min=1)] = 3,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds that are timed; their median counts.", min=1)
+    ] = 3,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the numbers, with versions and command, as JSON.")
+        Path | None,
+        typer.Option(help="Also write the numbers, with versions and command, as JSON."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Measure this machine: what a client's step costs, and what a round adds to it."""
     from cafedcl.config.sections import assign
     from cafedcl.core.environment import environment
     from cafedcl.methods import find_method, method_names
-    from cafedcl.speed.measure import TASKS, find_task, matrix_ceiling, measure, settled
+    from cafedcl.speed.measure import WORKLOADS, find_workload, matrix_ceiling, measure, settled
 
     tables: dict[str, Any] = {"engine": {"name": engine, "device": device}}
     for setting in settings or []:
         assign(tables, setting)
     asked = settled(tables)
-    here = asked.bench.device
-    small = [name for name, task in TASKS.items() if task.model != "resnet18"]
-    names = {"all": list(TASKS), "auto": list(TASKS) if here.type == "cuda" else small}.get(tasks, tasks.split(","))
+    here = asked.task.device
+    small = [name for name, workload in WORKLOADS.items() if workload.model != "resnet18"]
+    names = {"all": list(WORKLOADS), "auto": list(WORKLOADS) if here.type == "cuda" else small}.get(
+        tasks, tasks.split(",")
+    )
     chosen = method_names() if methods == "all" else methods.split(",")
     for name in names:
-        find_task(name)
+        find_workload(name)
     for name in chosen:
         find_method(name)
     engines = [(tables, asked.config.engine.precision)]
@@ -80,7 +90,10 @@ def bench(
         return
     screen.print(table(found, bool(against)))
     screen.print(f"\n{legend(found)}", style="dim", highlight=False, soft_wrap=True)
-    screen.print("ceiling: " + ", ".join(f"{v / 1e12:.2f} TFLOP/s in {n}" for n, v in ceilings.items()), style="dim")
+    screen.print(
+        "ceiling: " + ", ".join(f"{v / 1e12:.2f} TFLOP/s in {n}" for n, v in ceilings.items()),
+        style="dim",
+    )
     if out:
         screen.print(f"written: {out}", soft_wrap=True)
 
@@ -123,7 +136,10 @@ def table(found: "list[Measurement]", compared: bool) -> "Table":
     ):
         shown.add_column(head, justify="right", no_wrap=True)
     slowest = {
-        (m.task, m.method): max(o.step_ms for o in found if (o.task, o.method) == (m.task, m.method)) for m in found
+        (m.task, m.method): max(
+            o.step_ms for o in found if (o.task, o.method) == (m.task, m.method)
+        )
+        for m in found
     }
     for m in found:
         last = [f"{m.memory_mib:.0f}", f"{m.start_s:.1f}"]
@@ -144,8 +160,8 @@ def table(found: "list[Measurement]", compared: bool) -> "Table":
 
 def legend(found: "list[Measurement]") -> str:
     """Return what the names of the tasks stand for, and the heads of the columns."""
-    from cafedcl.speed.measure import TASKS
+    from cafedcl.speed.measure import WORKLOADS
 
     names = list(dict.fromkeys(m.task for m in found))
     width = max(map(len, names))
-    return "\n".join([*(f"{name:<{width}}  {TASKS[name].title}" for name in names), "", LEGEND])
+    return "\n".join([*(f"{name:<{width}}  {WORKLOADS[name].title}" for name in names), "", LEGEND])

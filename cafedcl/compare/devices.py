@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cafedcl.compare.jobs import POLL, Handle, Launcher, Local, Slot
+from cafedcl.compare.jobs import POLL, DeviceShare, Handle, Launcher, LocalLauncher
 from cafedcl.core.environment import QUEUES, cores
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
@@ -18,21 +18,27 @@ SHARED = {QUEUES: "8"}
 """What jobs that share a GPU are told: all its queues for each of them are more than it has for a dozen."""
 
 
-def choose_launcher(devices: Sequence[str], jobs: int | None, threads: int, ray: str | None) -> Launcher:
+def choose_launcher(
+    devices: Sequence[str], jobs: int | None, threads: int, ray: str | None
+) -> Launcher:
     """Return what starts the jobs; without devices, on every GPU of this machine, or else on its cores."""
     if jobs is not None and jobs < 1:
         raise CafedclError(f"--jobs {jobs}: it must be at least 1")
     if ray is not None:
-        return Ray(ray, devices, jobs, threads)
+        return RayLauncher(ray, devices, jobs, threads)
     import torch
 
-    here = list(devices) or [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    here = (
+        list(devices)
+        or [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        or ["cpu"]
+    )
     slots = [slot_of(device, jobs or 1) for device in here]
     usual = max(1, cores() // threads) if here == ["cpu"] else 1
-    return Local(slots * (jobs or usual))
+    return LocalLauncher(slots * (jobs or usual))
 
 
-def slot_of(device: str, jobs: int = 1) -> Slot:
+def slot_of(device: str, jobs: int = 1) -> DeviceShare:
     """Return the slot of a device by its name, which so many jobs share.
 
     A GPU is given to a job as the only one that it sees, so that a run can go on with another one later.
@@ -41,14 +47,21 @@ def slot_of(device: str, jobs: int = 1) -> Slot:
 
     kind, colon, index = device.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdecimal())):
-        raise CafedclError(f"--devices {device}: there is no such device; cpu, cuda:0, cuda:1, … or mps is expected")
+        raise CafedclError(
+            f"--devices {device}: there is no such device; cpu, cuda:0, cuda:1, … or mps is expected"
+        )
     if kind != "cuda":
-        return Slot(kind)
+        return DeviceShare(kind)
     there, number = torch.cuda.device_count(), int(index or 0)
     if number >= there:
-        raise CafedclError(f"--devices {device}: this machine has {there} CUDA devices; choose another one, or cpu")
+        raise CafedclError(
+            f"--devices {device}: this machine has {there} CUDA devices; choose another one, or cpu"
+        )
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return Slot("cuda", {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number), **queues(jobs)})
+    return DeviceShare(
+        "cuda",
+        {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number), **queues(jobs)},
+    )
 
 
 def queues(jobs: int) -> dict[str, str]:
@@ -56,18 +69,24 @@ def queues(jobs: int) -> dict[str, str]:
     return SHARED if jobs > 1 and QUEUES not in os.environ else {}
 
 
-class Ray:
+class RayLauncher:
     """Jobs as tasks of a Ray cluster whose machines share the file system: a core, or a share of a GPU, each."""
 
-    def __init__(self, address: str, devices: Sequence[str], jobs: int | None, threads: int) -> None:
+    def __init__(
+        self, address: str, devices: Sequence[str], jobs: int | None, threads: int
+    ) -> None:
         self.ray = optional("ray", "ray", "--ray")
         kinds = {device.partition(":")[0] for device in devices} or {"cpu"}
         if kinds not in ({"cpu"}, {"cuda"}):
-            raise CafedclError("--devices: with --ray it is cpu or cuda; the cluster knows how many there are")
+            raise CafedclError(
+                "--devices: with --ray it is cpu or cuda; the cluster knows how many there are"
+            )
         try:
             self.ray.init(address=address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise CafedclError(f"--ray {address}: there is no cluster to be reached: {error}") from None
+            raise CafedclError(
+                f"--ray {address}: there is no cluster to be reached: {error}"
+            ) from None
         there: dict[str, float] = self.ray.cluster_resources()
         if kinds == {"cuda"}:
             each = jobs or 1
@@ -77,17 +96,23 @@ class Ray:
             self.wanted = {"num_cpus": threads}
             number = jobs or int(there.get("CPU", 0)) // threads
         if not number:
-            raise CafedclError(f"--ray {address}: the cluster has no {kinds.pop()} device for a job")
+            raise CafedclError(
+                f"--ray {address}: the cluster has no {kinds.pop()} device for a job"
+            )
         told = queues(jobs or 1) if kinds == {"cuda"} else {}
-        self.slots: Sequence[Slot] = [Slot(kinds.pop(), told)] * number
+        self.slots: Sequence[DeviceShare] = [DeviceShare(kinds.pop(), told)] * number
 
-    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
+    def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
         """Start a task."""
         task = self.ray.remote(max_retries=0, **self.wanted)(work)
-        return Task(self.ray, task.remote(arguments, slot.variables, str(Path.cwd()), str(log.resolve())), log)
+        return RayTask(
+            self.ray,
+            task.remote(arguments, slot.variables, str(Path.cwd()), str(log.resolve())),
+            log,
+        )
 
 
-class Task:
+class RayTask:
     """A job in a task of a Ray cluster."""
 
     def __init__(self, ray: Any, reference: Any, log: Path) -> None:

@@ -27,11 +27,11 @@ GRACE = 60.0
 LOGS = "logs"
 """The folder, beside the runs, with what each job wrote to its standard error."""
 
-Line = dict[str, Any]
+MetricsLine = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSpec:
     """A run that is wanted: where it lives below the folder of all runs, and how `cafedcl run` is asked for it."""
 
     out: Path
@@ -40,7 +40,7 @@ class Job:
     rounds: int
 
     @classmethod
-    def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "Job":
+    def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "RunSpec":
         """Make the job of a config's tables; a mistake in them is found here, before anything runs."""
         rounds = resolve(tables).federation.rounds
         flags = {
@@ -94,21 +94,21 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a job ended: finished, failed, stopped, or skipped because it was finished before."""
 
-    job: Job
+    job: RunSpec
     status: str
     error: str = ""
     seconds: float = 0.0
     made: int = 0
     """Rounds that were made by this process."""
-    last: Line | None = None
+    last: MetricsLine | None = None
     """The last scored round."""
 
 
 @dataclass(frozen=True)
-class Slot:
+class DeviceShare:
     """A place for one job at a time: a device by its name in the config, and what the job's environment adds."""
 
     device: str
@@ -131,27 +131,27 @@ class Handle(Protocol):
 class Launcher(Protocol):
     """What can start jobs, and how many at a time."""
 
-    slots: Sequence[Slot]
+    slots: Sequence[DeviceShare]
 
-    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
+    def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
         """Start a job."""
 
 
-class Local:
+class LocalLauncher:
     """Jobs as processes on this machine, out of reach of the terminal's Ctrl-C: they are stopped once, politely."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[DeviceShare]) -> None:
         self.slots = slots
 
-    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
+    def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
         """Start a process."""
-        return Process(arguments, slot, log)
+        return RunProcess(arguments, slot, log)
 
 
-class Process:
+class RunProcess:
     """A job in a process of this machine."""
 
-    def __init__(self, arguments: list[str], slot: Slot, log: Path) -> None:
+    def __init__(self, arguments: list[str], slot: DeviceShare, log: Path) -> None:
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 [*PROGRAM, *arguments],
@@ -182,7 +182,7 @@ class Tail:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "metrics.jsonl"
         self.offset = self.rounds = 0
-        self.last: Line | None = None
+        self.last: MetricsLine | None = None
 
     def read(self) -> None:
         """Take in what was written since the last look; a file that was rewound is read again."""
@@ -210,8 +210,8 @@ class Tail:
 class Running:
     """A job at work."""
 
-    job: Job
-    slot: Slot
+    job: RunSpec
+    slot: DeviceShare
     handle: Handle
     tail: Tail
     began: float
@@ -240,13 +240,13 @@ class View:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def started(self, job: Job) -> None:
+    def started(self, job: RunSpec) -> None:
         """A job was started."""
 
     def moved(self, running: Sequence[Running]) -> None:
         """Some time has passed."""
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """A job has ended, or needs not be run."""
 
 
@@ -264,7 +264,7 @@ class Pool:
         """Whether another job can be started."""
         return bool(self.slots)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: RunSpec) -> None:
         """Start a job, or go on with it, in a free slot."""
         slot = self.slots.pop(0)
         try:
@@ -273,13 +273,15 @@ class Pool:
         except OSError as error:
             self.slots.append(slot)
             where = error.filename or job.log
-            raise CafedclError(f"{where}: the job cannot be started: {error.strerror or error}") from None
+            raise CafedclError(
+                f"{where}: the job cannot be started: {error.strerror or error}"
+            ) from None
         tail = Tail(job.folder)
         tail.read()
         self.running.append(Running(job, slot, handle, tail, time.monotonic(), tail.rounds))
         self.view.started(job)
 
-    def wait(self) -> list[Outcome]:
+    def wait(self) -> list[RunOutcome]:
         """Let some time pass, and return what has ended; raises KeyboardInterrupt if one has come meanwhile."""
         time.sleep(POLL)
         outcomes = []
@@ -297,15 +299,17 @@ class Pool:
             raise KeyboardInterrupt
         return outcomes
 
-    def _ended(self, one: Running, status: int) -> Outcome:
-        ended = Outcome(one.job, "finished", "", time.monotonic() - one.began, one.made, one.tail.last)
+    def _ended(self, one: Running, status: int) -> RunOutcome:
+        ended = RunOutcome(
+            one.job, "finished", "", time.monotonic() - one.began, one.made, one.tail.last
+        )
         if one.job.finished:
             return ended
         if one.stopping:
             return replace(ended, status="stopped")
         return replace(ended, status="failed", error=last_words(one.job.log, status))
 
-    def stop(self, jobs: Iterable[Job] | None = None) -> None:
+    def stop(self, jobs: Iterable[RunSpec] | None = None) -> None:
         """Ask jobs, or all of them, to save themselves and end."""
         wanted = None if jobs is None else set(jobs)
         for one in self.running:
@@ -313,9 +317,9 @@ class Pool:
                 one.stopping = True
                 one.handle.stop()
 
-    def finish(self, grace: float = GRACE) -> list[Outcome]:
+    def finish(self, grace: float = GRACE) -> list[RunOutcome]:
         """Stop everything and wait for it; what does not end in time, or on a second interrupt, is killed."""
-        outcomes: list[Outcome] = []
+        outcomes: list[RunOutcome] = []
         self.finishing = True
         try:
             self.stop()
@@ -332,19 +336,25 @@ class Pool:
 def last_words(log: Path, status: int) -> str:
     """Return the last line that a failed job wrote, without the word «error»."""
     try:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        lines = [
+            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
     except OSError:
         lines = []
     said = next((line for line in reversed(lines) if line), "")
     if said:
         return said.removeprefix("error: ")
-    return f"killed by signal {-status}" if status < 0 else f"ended with status {status} before its last round"
+    return (
+        f"killed by signal {-status}"
+        if status < 0
+        else f"ended with status {status} before its last round"
+    )
 
 
-def run_all(jobs: Iterable[Job], pool: Pool) -> list[Outcome]:
+def run_all(jobs: Iterable[RunSpec], pool: Pool) -> list[RunOutcome]:
     """Run what is not finished yet, and return how every job ended, in the order in which they ended."""
-    outcomes: list[Outcome] = []
-    waiting: deque[Job] = deque()
+    outcomes: list[RunOutcome] = []
+    waiting: deque[RunSpec] = deque()
     for job in jobs:
         if job.finished:
             outcomes.append(skipped(job))
@@ -358,11 +368,11 @@ def run_all(jobs: Iterable[Job], pool: Pool) -> list[Outcome]:
     return outcomes
 
 
-def skipped(job: Job) -> Outcome:
+def skipped(job: RunSpec) -> RunOutcome:
     """Return the outcome of a job that was finished before."""
     tail = Tail(job.folder)
     tail.read()
-    return Outcome(job, "skipped", last=tail.last)
+    return RunOutcome(job, "skipped", last=tail.last)
 
 
 @contextmanager
@@ -377,7 +387,9 @@ def polite(pool: Pool) -> Iterator[None]:
             raise KeyboardInterrupt
         pool.interrupted = True
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

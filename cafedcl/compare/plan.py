@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cafedcl.compare.jobs import Job
+from cafedcl.compare.jobs import RunSpec
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import CHOICES, SECTIONS, SPLITS, assign, label, parse_split, read_file
 from cafedcl.core.errors import CafedclError
@@ -65,7 +65,9 @@ class Comparison:
         name = str(given.pop("name", "cafedcl"))
         tail = {**base.pop("augment", {}), **chosen.pop("augment", {})}
         common = str(tail.pop("name", "none"))
-        named = unique([it if "+" in it else label(it, common) for it in methods or [name]], "--methods")
+        named = unique(
+            [it if "+" in it else label(it, common) for it in methods or [name]], "--methods"
+        )
         options: dict[str, dict[str, Any]] = {method: {} for method in named}
         for method in named:
             if re.split("[:+]", method)[0] == re.split("[:+]", name)[0]:
@@ -73,11 +75,15 @@ class Comparison:
         share_out("method", chosen.pop("method", {}), options)
         share_out("augment", tail, options)
         flat = {**flattened(base), **flattened(chosen)}
-        sets = unique([settled(name) for name in data or [str(flat.get("data.name", "digits"))]], "--data")
+        sets = unique(
+            [settled(name) for name in data or [str(flat.get("data.name", "digits"))]], "--data"
+        )
         kept = {key: value for key, value in flat.items() if key not in AXES}
-        return cls(tuple(named), tuple(sets), tuple(split_names(splits)), seeds, first_seed, kept, options)
+        return cls(
+            tuple(named), tuple(sets), tuple(split_names(splits)), seeds, first_seed, kept, options
+        )
 
-    def jobs(self, out: Path) -> list[Job]:
+    def jobs(self, out: Path) -> list[RunSpec]:
         """Return all runs, one seed of everything before the next seed."""
         jobs = []
         for seed in range(self.first_seed, self.first_seed + self.seeds):
@@ -87,10 +93,12 @@ class Comparison:
                         tables = self.tables(method, data, split, seed)
                         named = split or str(tables.get("split", {}).get("kind", "auto"))
                         words = (place_of(data), slug(named), slug(method), f"s{seed}")
-                        jobs.append(Job.of(out, "/".join(words), tables))
+                        jobs.append(RunSpec.of(out, "/".join(words), tables))
         twice = {job.place for job in jobs if sum(other.place == job.place for other in jobs) > 1}
         if twice:
-            raise CafedclError(f"{out}: two runs would share the folder {min(twice)}; give them in two comparisons")
+            raise CafedclError(
+                f"{out}: two runs would share the folder {min(twice)}; give them in two comparisons"
+            )
         return jobs
 
     def tables(self, method: str, data: str, split: str | None, seed: int) -> Tables:
@@ -105,16 +113,22 @@ class Comparison:
     def to_plain(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in plain.items()
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Comparison":
         """Return the plan of plain values."""
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in plain.items()
         }
         if values.keys() != {field.name for field in fields(cls)}:
-            raise CafedclError(f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out")
+            raise CafedclError(
+                f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out"
+            )
         return cls(**values)
 
 
@@ -127,13 +141,18 @@ def alone(tables: Tables) -> Tables:
 def share_out(section: str, given: Mapping[str, Any], options: dict[str, dict[str, Any]]) -> None:
     """Give each method the options among ``given`` that it has; one that nobody has is an error."""
     known = {
-        method: {field.name for field in fields(getattr(resolve({"method": {"name": method}}), section).options)}
+        method: {
+            field.name
+            for field in fields(getattr(resolve({"method": {"name": method}}), section).options)
+        }
         for method in options
     }
     for key, value in given.items():
         takers = [method for method in options if key in known[method]]
         if not takers:
-            raise CafedclError(f"--set {section}.{key}: none of {', '.join(options)} has such an option")
+            raise CafedclError(
+                f"--set {section}.{key}: none of {', '.join(options)} has such an option"
+            )
         for method in takers:
             options[method][f"{section}.{key}"] = value
 
@@ -144,7 +163,9 @@ def checked_tables(tables: Mapping[str, Any]) -> Tables:
         if not isinstance(table, Mapping):
             raise CafedclError(f"{name}: a section is expected, such as [{name}]")
         if name not in SECTIONS and name not in CHOICES:
-            raise CafedclError(f"[{name}]: there is no such section in a config; see `cafedcl config`")
+            raise CafedclError(
+                f"[{name}]: there is no such section in a config; see `cafedcl config`"
+            )
     return {name: dict(table) for name, table in tables.items()}
 
 
@@ -158,7 +179,11 @@ def check_seeds(seeds: int, first: int) -> None:
 
 def flattened(tables: Tables) -> dict[str, Any]:
     """Return tables by flat names."""
-    return {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+    return {
+        f"{section}.{key}": value
+        for section, table in tables.items()
+        for key, value in table.items()
+    }
 
 
 def overlay(tables: Tables, flat: Mapping[str, Any]) -> None:
@@ -227,8 +252,12 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
                 f"{out}: holds another plan ({differences(there, plan)}); go on with it by "
                 f"`{way_on(command, there, out)}`, or choose another --out"
             )
-    elif out.exists() and not (out.is_dir() and not any(child.name != "lock" for child in out.iterdir())):
-        raise CafedclError(f"{out}: exists and holds no plan of `cafedcl {command}`; choose another --out")
+    elif out.exists() and not (
+        out.is_dir() and not any(child.name != "lock" for child in out.iterdir())
+    ):
+        raise CafedclError(
+            f"{out}: exists and holds no plan of `cafedcl {command}`; choose another --out"
+        )
     with RunFolder(out).held():
         if not path.is_file():
             with explained(out):
@@ -246,17 +275,29 @@ def way_on(command: str, plan: Mapping[str, Any], out: object) -> str:
 def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
     """Return the plan that a folder holds."""
     if not (out / file).is_file():
-        raise CafedclError(f"{out}: there is no plan to go on with (no {file}); start one with `cafedcl {command}`")
+        raise CafedclError(
+            f"{out}: there is no plan to go on with (no {file}); start one with `cafedcl {command}`"
+        )
     return read_file(out / file)
 
 
 def plan_toml(plan: Mapping[str, Any], command: str) -> str:
     """Return a plan as TOML: plain values first, then its tables."""
-    lines = [f"# written by `cafedcl {command}`; go on with: {way_on(command, plan, 'THIS-FOLDER')}"]
-    lines += [f"{name} = {to_toml(value)}" for name, value in plan.items() if not isinstance(value, Mapping)]
+    lines = [
+        f"# written by `cafedcl {command}`; go on with: {way_on(command, plan, 'THIS-FOLDER')}"
+    ]
+    lines += [
+        f"{name} = {to_toml(value)}"
+        for name, value in plan.items()
+        if not isinstance(value, Mapping)
+    ]
     for name, value in plan.items():
         if isinstance(value, Mapping):
-            lines += ["", f"[{name}]", *(f"{to_toml(key)} = {to_toml(inner)}" for key, inner in value.items())]
+            lines += [
+                "",
+                f"[{name}]",
+                *(f"{to_toml(key)} = {to_toml(inner)}" for key, inner in value.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 

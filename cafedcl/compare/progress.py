@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cafedcl.compare.jobs import Job, Line, Outcome, Running, View
+from cafedcl.compare.jobs import MetricsLine, Running, RunOutcome, RunSpec, View
 from cafedcl.terminal.overview import describe, duration, percent, value_of
 
 SHOWN = 20
@@ -20,7 +20,7 @@ SHOWN = 20
 STYLES = {"finished": "green", "skipped": "dim", "stopped": "yellow", "failed": "red"}
 
 
-def accuracy(line: Line | None) -> float | None:
+def accuracy(line: MetricsLine | None) -> float | None:
     """Return what stands for a run: the server's accuracy, or the clients' where there is no server model."""
     if line is None:
         return None
@@ -43,7 +43,7 @@ class Count:
         """How many jobs have ended."""
         return sum(self.ended.values())
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RunOutcome) -> None:
         """Count a job that has ended."""
         self.ended[outcome.status] = self.ended.get(outcome.status, 0) + 1
         self.over += outcome.job.rounds
@@ -55,7 +55,9 @@ class Count:
         made = self.made + sum(one.made for one in running)
         if made <= 0:
             return "–"
-        return duration((time.monotonic() - self.began) / made * max(0, self.rounds - self.over - now))
+        return duration(
+            (time.monotonic() - self.began) / made * max(0, self.rounds - self.over - now)
+        )
 
 
 class LiveView(View):
@@ -73,22 +75,31 @@ class LiveView(View):
         self.live.update(Text(""))
         self.live.stop()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """Say above the view what has failed."""
         self.count.add(outcome)
         if outcome.status == "failed":
             self.live.console.print(
-                f"failed: {outcome.job.place}: {outcome.error}", style="red", markup=False, soft_wrap=True
+                f"failed: {outcome.job.place}: {outcome.error}",
+                style="red",
+                markup=False,
+                soft_wrap=True,
             )
 
     def moved(self, running: Sequence[Running]) -> None:
         """Draw the view."""
         words = [f"{number} {status}" for status, number in self.count.ended.items()]
         waiting = self.count.jobs - self.count.done - len(running)
-        words += [f"{len(running)} running", f"{waiting} waiting", f"{self.count.left(running)} left"]
+        words += [
+            f"{len(running)} running",
+            f"{waiting} waiting",
+            f"{self.count.left(running)} left",
+        ]
         whole = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self.count.jobs, completed=self.count.done, width=32)
-        whole.add_row("runs", bar, f"{self.count.done}/{self.count.jobs}", Text(", ".join(words), style="dim"))
+        whole.add_row(
+            "runs", bar, f"{self.count.done}/{self.count.jobs}", Text(", ".join(words), style="dim")
+        )
         rows = Table.grid(padding=(0, 1))
         for one in running[:SHOWN]:
             left = "–" if one.left is None else duration(one.left)
@@ -112,7 +123,7 @@ class PlainView(View):
         self.out, self.count = out, count
         self.running: Sequence[Running] = ()
 
-    def started(self, job: Job) -> None:
+    def started(self, job: RunSpec) -> None:
         """Write that it was started."""
         print(f"started   {job.place}", file=self.out, flush=True)
 
@@ -120,7 +131,7 @@ class PlainView(View):
         """Note who is at work."""
         self.running = list(running)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """Write how it ended."""
         self.count.add(outcome)
         words = [f"{outcome.status:<9} {outcome.job.place}", f"{self.count.done}/{self.count.jobs}"]
@@ -139,10 +150,18 @@ class JsonView(View):
     def __init__(self, out: TextIO) -> None:
         self.out = out
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """Write how it ended, with its last scored round."""
-        said = {"run": str(outcome.job.folder), "status": outcome.status, "error": outcome.error or None}
-        print(json.dumps({**said, "seconds": outcome.seconds, "last": outcome.last}), file=self.out, flush=True)
+        said = {
+            "run": str(outcome.job.folder),
+            "status": outcome.status,
+            "error": outcome.error or None,
+        }
+        print(
+            json.dumps({**said, "seconds": outcome.seconds, "last": outcome.last}),
+            file=self.out,
+            flush=True,
+        )
 
 
 def choose_view(console: Console, jobs: int, rounds: int, quiet: bool, as_json: bool) -> View:

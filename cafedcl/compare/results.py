@@ -13,7 +13,7 @@ from cafedcl.config.options import to_toml
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.report.runs import SCORES, Run, flat, read_run
+from cafedcl.report.runs import SCORES, RunSummary, flat, read_run
 from cafedcl.task.resolve import resolve
 
 RESULTS = "results.json"
@@ -36,7 +36,7 @@ class Member:
 
     key: Key
     """Setting, method, what was changed (as JSON), seed."""
-    run: Run
+    run: RunSummary
     record: Record | None
     where: dict[str, Any]
     """Where it was made, and the `--set` options of all runs that it belongs to."""
@@ -64,13 +64,21 @@ def read_folder(out: Path, study: Study, scale: Scale, settings: Sequence[str]) 
             for path in sorted(paths, key=lambda path: int(path.name[1:])):
                 run = read_run(path)
                 key = key_of(setting.name, method, changed, int(path.name[1:]))
-                record = {"setting": setting.name, **record_of(run, changed)} if run.state == "finished" else None
-                made = {name: value for name, value in RunFolder(path).environment().items() if name in PLACE}
+                record = (
+                    {"setting": setting.name, **record_of(run, changed)}
+                    if run.state == "finished"
+                    else None
+                )
+                made = {
+                    name: value
+                    for name, value in RunFolder(path).environment().items()
+                    if name in PLACE
+                }
                 found.append(Member(key, run, record, {"set": shared, **made}))
     return found
 
 
-def record_of(run: Run, changed: Mapping[str, Any]) -> Record:
+def record_of(run: RunSummary, changed: Mapping[str, Any]) -> Record:
     """Return what is kept of a finished run, the setting's name apart."""
     counts = RunFolder(run.path).data()[0]["counts"]
     options, scores = run.settings, {}
@@ -110,9 +118,11 @@ def rounded(value: Any) -> Any:
     return round(value, DIGITS) if isinstance(value, float) else value
 
 
-def departures(run: Run) -> dict[str, Any]:
+def departures(run: RunSummary) -> dict[str, Any]:
     """Return the options in which a run departs from its method's defaults."""
-    names = {section: {"name": run.settings[f"{section}.name"]} for section in ("method", "augment")}
+    names = {
+        section: {"name": run.settings[f"{section}.name"]} for section in ("method", "augment")
+    }
     usual = flat(resolve(names).to_plain())
     return {
         name: value
@@ -140,7 +150,11 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
         raise CafedclError(f"--from {path}: it is of {there} at scale {size}, not at scale {scale}")
     if there == name:
         return members
-    plain = {(one.name, one.data, one.split) for one in study.settings if not (study.options or one.options)}
+    plain = {
+        (one.name, one.data, one.split)
+        for one in study.settings
+        if not (study.options or one.options)
+    }
     methods = {method for method in study.methods if method not in study.each}
     return [
         member
@@ -164,8 +178,14 @@ def member_of(record: Record, place: Mapping[str, Any]) -> Member:
     said = {**place, **record.pop(WHERE, {})}
     where = {name: said[name] for name in ("set", *PLACE) if name in said}
     method, _, tail = str(record["method"]).partition("+")
-    tables: Tables = {"method": {"name": method}, "augment": {"name": tail or "none"}, "data": {"name": record["data"]}}
-    overlay(tables, {f"split.{name}": value for name, value in parse_split(record["split"]).items()})
+    tables: Tables = {
+        "method": {"name": method},
+        "augment": {"name": tail or "none"},
+        "data": {"name": record["data"]},
+    }
+    overlay(
+        tables, {f"split.{name}": value for name, value in parse_split(record["split"]).items()}
+    )
     overlay(tables, record["options"])
     overlay(
         tables,
@@ -178,7 +198,12 @@ def member_of(record: Record, place: Mapping[str, Any]) -> Member:
     line = {"round": record["rounds"] - 1, **{protocol: record[protocol] for protocol in SCORES}}
     key = key_of(record["setting"], record["method"], record["changed"], record["seed"])
     path = Path(record["setting"], record["method"], f"s{record['seed']}")
-    return Member(key, Run(path, "finished", "", flat(resolve(tables).to_plain()), [line]), record, where)
+    return Member(
+        key,
+        RunSummary(path, "finished", "", flat(resolve(tables).to_plain()), [line]),
+        record,
+        where,
+    )
 
 
 def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
@@ -190,7 +215,10 @@ def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
                 found[member.key] = member
     settings = {one.name: place for place, one in enumerate(study.settings)}
     methods = {name: place for place, name in enumerate(study.methods)}
-    changes = {json.dumps(point, sort_keys=True): place for place, point in enumerate([{}, *study.changes()])}
+    changes = {
+        json.dumps(point, sort_keys=True): place
+        for place, point in enumerate([{}, *study.changes()])
+    }
     last = len(settings) + len(methods) + len(changes)
 
     def order(key: Key) -> tuple[Any, ...]:
@@ -201,7 +229,9 @@ def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
     return [found[key] for key in sorted(found, key=order)]
 
 
-def results_of(members: Sequence[Member], name: str, study: Study, scale: str, size: Scale) -> dict[str, Any]:
+def results_of(
+    members: Sequence[Member], name: str, study: Study, scale: str, size: Scale
+) -> dict[str, Any]:
     """Return what the file says. Where most runs were made is said once; a run that was made elsewhere says so."""
     done = [member for member in members if member.record is not None]
     usual = most_common([member.where for member in done])
@@ -216,7 +246,9 @@ def results_of(members: Sequence[Member], name: str, study: Study, scale: str, s
         "title": study.title,
         "scale": {"name": scale, "about": size.about, "options": size.options},
         WHERE: {"command": command, **usual},
-        "unfinished": {member.name: member.run.problem for member in members if member.record is None},
+        "unfinished": {
+            member.name: member.run.problem for member in members if member.record is None
+        },
         "runs": records,
     }
 
@@ -241,9 +273,15 @@ def narrowed(records: Sequence[Record], study: Study, size: Scale) -> list[str]:
 
 def as_text(results: Mapping[str, Any]) -> str:
     """Return the file's text: a line per run, so that two versions can be compared."""
-    head = json.dumps({name: value for name, value in results.items() if name != "runs"}, indent=1, ensure_ascii=False)
+    head = json.dumps(
+        {name: value for name, value in results.items() if name != "runs"},
+        indent=1,
+        ensure_ascii=False,
+    )
     lines = ",\n".join("  " + json.dumps(record, ensure_ascii=False) for record in results["runs"])
-    return head.removesuffix("\n}") + ',\n "runs": [' + (f"\n{lines}\n ]" if lines else "]") + "\n}\n"
+    return (
+        head.removesuffix("\n}") + ',\n "runs": [' + (f"\n{lines}\n ]" if lines else "]") + "\n}\n"
+    )
 
 
 def scores(records: Sequence[Record], method: str, score: str) -> dict[int, float]:

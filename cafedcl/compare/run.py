@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cafedcl.compare.devices import choose_launcher
-from cafedcl.compare.jobs import Outcome, Pool, polite, run_all
+from cafedcl.compare.jobs import Pool, RunOutcome, polite, run_all
 from cafedcl.compare.plan import Comparison, Tables, planned, way_on, words_of
 from cafedcl.compare.progress import choose_view
 from cafedcl.compare.sweep import Point, Sweep
@@ -50,9 +50,13 @@ def run_comparison(plan: Comparison, out: Path, means: Means) -> None:
     jobs = plan.jobs(out)
     with planned(out, plan.to_plain(), Comparison.FILE, Comparison.COMMAND):
         if means.ray is None:
-            fetch_data([plan.tables(plan.methods[0], name, None, plan.first_seed) for name in plan.data])
+            fetch_data(
+                [plan.tables(plan.methods[0], name, None, plan.first_seed) for name in plan.data]
+            )
         rounds = sum(job.rounds for job in jobs)
-        with scheduled(way_on(Comparison.COMMAND, {}, out), (len(jobs), rounds), plan.settings, means) as pool:
+        with scheduled(
+            way_on(Comparison.COMMAND, {}, out), (len(jobs), rounds), plan.settings, means
+        ) as pool:
             outcomes = run_all(jobs, pool)
     if not means.silent:
         show_table(out)
@@ -71,10 +75,15 @@ def run_sweep(plan: Sweep, out: Path, trials: int | None, means: Means) -> None:
             outcomes, best = run_search(plan, out, trials, means)
         if best is not None:
             write_best(plan, out, *best, measured_on, means.silent)
-    end(outcomes, again(out, Sweep.COMMAND) if plan.grid else "their trials were left out of the search")
+    end(
+        outcomes,
+        again(out, Sweep.COMMAND) if plan.grid else "their trials were left out of the search",
+    )
 
 
-def run_grid(plan: Sweep, out: Path, means: Means) -> tuple[list[Outcome], tuple[Point, float] | None]:
+def run_grid(
+    plan: Sweep, out: Path, means: Means
+) -> tuple[list[RunOutcome], tuple[Point, float] | None]:
     """Run every point of a grid; returns how the runs ended, and the best point among the finished ones."""
     points = [(point, plan.jobs(out, plan.place(point), point)) for point in plan.points()]
     jobs = [job for seed in zip(*(jobs for _, jobs in points), strict=True) for job in seed]
@@ -83,7 +92,9 @@ def run_grid(plan: Sweep, out: Path, means: Means) -> tuple[list[Outcome], tuple
         outcomes = run_all(jobs, pool)
     if not means.silent:
         show_table(out)
-    scored = [(point, plan.value(jobs)) for point, jobs in points if all(job.finished for job in jobs)]
+    scored = [
+        (point, plan.value(jobs)) for point, jobs in points if all(job.finished for job in jobs)
+    ]
     finite = [one for one in scored if one[1] == one[1]]
     if not finite:
         return outcomes, None
@@ -92,7 +103,7 @@ def run_grid(plan: Sweep, out: Path, means: Means) -> tuple[list[Outcome], tuple
 
 def run_search(
     plan: Sweep, out: Path, trials: int | None, means: Means
-) -> tuple[list[Outcome], tuple[Point, float] | None]:
+) -> tuple[list[RunOutcome], tuple[Point, float] | None]:
     """Search until there are so many trials, or as many as were asked for last time."""
     from cafedcl.compare.tune import Search
 
@@ -100,7 +111,9 @@ def run_search(
     number = trials or int(search.study.user_attrs.get("trials", 0))
     to_do = max(0, number - len(search.finished())) * plan.seeds
     rounds = resolve(plan.tables({})).federation.rounds
-    with scheduled(way_on(Sweep.COMMAND, {}, out), (to_do, to_do * rounds), plan.settings, means) as pool:
+    with scheduled(
+        way_on(Sweep.COMMAND, {}, out), (to_do, to_do * rounds), plan.settings, means
+    ) as pool:
         search.run(number, pool)
     if not means.silent:
         console().print(trial_table(search))
@@ -108,7 +121,9 @@ def run_search(
 
 
 @contextmanager
-def scheduled(on: str, size: tuple[int, int], settings: Mapping[str, Any], means: Means) -> Iterator[Pool]:
+def scheduled(
+    on: str, size: tuple[int, int], settings: Mapping[str, Any], means: Means
+) -> Iterator[Pool]:
     """Give a pool for so many jobs with so many rounds; on an interrupt, its jobs are saved and the way on is said."""
     threads = int(settings.get("engine.threads", 1))
     launcher = choose_launcher(words_of(means.devices), means.jobs, threads, means.ray)
@@ -153,14 +168,19 @@ def trial_table(search: "Search") -> "Table":
     names = [*search.sweep.ranges, *search.sweep.choices]
     table = Table("trial", "state", search.sweep.score, *names, box=None, header_style="bold")
     for number, state, value, point in rows[:SHOWN]:
-        shown = [f"{point[name]:.4g}" if isinstance(point.get(name), float) else str(point.get(name)) for name in names]
+        shown = [
+            f"{point[name]:.4g}" if isinstance(point.get(name), float) else str(point.get(name))
+            for name in names
+        ]
         table.add_row(str(number), state, "–" if value is None else f"{value:.4f}", *shown)
     if len(rows) > SHOWN:
         table.caption = f"the best {SHOWN} of {len(rows)} trials"
     return table
 
 
-def write_best(plan: Sweep, out: Path, point: Point, value: float, measured_on: str, silent: bool) -> None:
+def write_best(
+    plan: Sweep, out: Path, point: Point, value: float, measured_on: str, silent: bool
+) -> None:
     """Write the best point as a config, and say it."""
     path = out / BEST
     with explained(out):
@@ -170,7 +190,9 @@ def write_best(plan: Sweep, out: Path, point: Point, value: float, measured_on: 
         screen = console()
         screen.print(f"best: {words}", style="bold", soft_wrap=True, markup=False)
         seeds = f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
-        screen.print(f"{plan.score} {value:.4f}, mean over {seeds}, on {measured_on}", soft_wrap=True)
+        screen.print(
+            f"{plan.score} {value:.4f}, mean over {seeds}, on {measured_on}", soft_wrap=True
+        )
         screen.print(f"written: {path}  (cafedcl run {path})", soft_wrap=True)
 
 
@@ -179,11 +201,14 @@ def again(out: Path, command: str) -> str:
     return f"try them again with: {way_on(command, {}, out)}"
 
 
-def end(outcomes: Sequence[Outcome], then: str) -> None:
+def end(outcomes: Sequence[RunOutcome], then: str) -> None:
     """List what failed, on standard error, and what to do then; if anything did, the exit status is 1."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        print(f"failed: {outcome.job.folder}: {outcome.error}  (all of it: {outcome.job.log})", file=sys.stderr)
+        print(
+            f"failed: {outcome.job.folder}: {outcome.error}  (all of it: {outcome.job.log})",
+            file=sys.stderr,
+        )
     if failed:
         print(f"runs that failed: {len(failed)}; {then}", file=sys.stderr)
         raise typer.Exit(1)

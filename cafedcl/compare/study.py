@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from cafedcl.compare.jobs import Job
+from cafedcl.compare.jobs import RunSpec
 from cafedcl.compare.plan import Comparison, slug
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import read_file
@@ -57,7 +57,10 @@ class Study:
 
     def only(self, settings: Sequence[str], methods: Sequence[str]) -> "Study":
         """Return the part of it whose settings and methods have these names."""
-        for asked, known in ((settings, [one.name for one in self.settings]), (methods, list(self.methods))):
+        for asked, known in (
+            (settings, [one.name for one in self.settings]),
+            (methods, list(self.methods)),
+        ):
             for name in asked:
                 if name not in known:
                     raise CafedclError(f"{name}: not part of this study; {nearest(name, known)}")
@@ -67,7 +70,9 @@ class Study:
             settings=tuple(one for one in self.settings if not settings or one.name in settings),
         )
 
-    def jobs(self, out: Path, setting: Setting, seeds: int, overrides: Sequence[str]) -> Iterator[Job]:
+    def jobs(
+        self, out: Path, setting: Setting, seeds: int, overrides: Sequence[str]
+    ) -> Iterator[RunSpec]:
         """Yield the runs of one setting: with everything as it is, then with one option changed at a time."""
         for point, place in self.points(out, setting):
             for plan in self._plans(setting, seeds, point, overrides):
@@ -76,7 +81,9 @@ class Study:
     def points(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], Path]]:
         """Yield what is changed in one setting, at first nothing, and where the runs with it are."""
         for point in ({}, *self.changes()):
-            words = ",".join(f"{name.partition('.')[2]}={to_toml(value)}" for name, value in point.items())
+            words = ",".join(
+                f"{name.partition('.')[2]}={to_toml(value)}" for name, value in point.items()
+            )
             yield point, out / setting.name / slug(words) if point else out / setting.name
 
     def places(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], str, Path]]:
@@ -110,9 +117,15 @@ class Study:
         shared = tuple(name for name in self.methods if name not in self.each)
         single = ((name,) for name in self.methods if name in self.each)
         for methods in (*([shared] if shared else []), *single):
-            generated = any(resolve({"method": {"name": name}}).augment.name == "gan" for name in methods)
+            generated = any(
+                resolve({"method": {"name": name}}).augment.name == "gan" for name in methods
+            )
             options = {**setting.options, **self.each.get(methods[0], {}), **point}
-            taken = {name: value for name, value in options.items() if generated or not name.startswith("augment.")}
+            taken = {
+                name: value
+                for name, value in options.items()
+                if generated or not name.startswith("augment.")
+            }
             yield Comparison.make(
                 methods=methods,
                 data=[setting.data],
@@ -120,7 +133,10 @@ class Study:
                 seeds=seeds,
                 first_seed=0,
                 tables={},
-                settings=[*(f"{name}={to_toml(value)}" for name, value in taken.items()), *overrides],
+                settings=[
+                    *(f"{name}={to_toml(value)}" for name, value in taken.items()),
+                    *overrides,
+                ],
             )
 
 
@@ -129,7 +145,9 @@ def folder_of() -> Path:
     for folder in (FOLDER, HOME):
         if (folder / SCALES).is_file():
             return folder
-    raise CafedclError(f"{FOLDER}: there are no studies here (no {SCALES}); they are in the project's checkout")
+    raise CafedclError(
+        f"{FOLDER}: there are no studies here (no {SCALES}); they are in the project's checkout"
+    )
 
 
 def study_names(folder: Path) -> list[str]:
@@ -168,6 +186,8 @@ def build(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
         if name not in known:
             raise CafedclError(f"{where}: {name}: there is no such entry; {nearest(name, known)}")
     try:
-        return cls(**{name: tuple(value) if name == "methods" else value for name, value in table.items()})
+        return cls(
+            **{name: tuple(value) if name == "methods" else value for name, value in table.items()}
+        )
     except TypeError as error:
         raise CafedclError(f"{where}: {str(error).partition('() ')[2]}") from None

@@ -11,8 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.compare.jobs import Job
-from cafedcl.compare.plan import Tables, alone, check_seeds, checked_tables, flattened, overlay, settled, slug
+from cafedcl.compare.jobs import RunSpec
+from cafedcl.compare.plan import (
+    Tables,
+    alone,
+    check_seeds,
+    checked_tables,
+    flattened,
+    overlay,
+    settled,
+    slug,
+)
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import assign, parse_split
 from cafedcl.core.errors import CafedclError, nearest
@@ -21,8 +30,19 @@ from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
 from cafedcl.terminal.overview import last_scored, value_of
 
-SHARED = ("accuracy", "balanced", "client_mean", "client_std", "client_worst", "many", "medium", "few")
-SCORES = tuple(f"server.{key}" for key in SHARED) + tuple(f"own.{key}" for key in (*SHARED, "held_mean", "held_std"))
+SHARED = (
+    "accuracy",
+    "balanced",
+    "client_mean",
+    "client_std",
+    "client_worst",
+    "many",
+    "medium",
+    "few",
+)
+SCORES = tuple(f"server.{key}" for key in SHARED) + tuple(
+    f"own.{key}" for key in (*SHARED, "held_mean", "held_std")
+)
 HELD_OUT = "held-out.npz"
 
 Point = dict[str, Any]
@@ -56,11 +76,17 @@ class Sweep:
         """Refuse what cannot be swept."""
         check_seeds(self.seeds, self.first_seed)
         if self.score not in SCORES:
-            raise CafedclError(f"--score {self.score}: there is no such score; {nearest(self.score, list(SCORES))}")
+            raise CafedclError(
+                f"--score {self.score}: there is no such score; {nearest(self.score, list(SCORES))}"
+            )
         if self.on not in ("validation", "test"):
-            raise CafedclError(f"--on {self.on}: there is no such choice; validation or test is expected")
+            raise CafedclError(
+                f"--on {self.on}: there is no such choice; validation or test is expected"
+            )
         if not 0 < self.hold_out < 1:
-            raise CafedclError(f"--hold-out {self.hold_out:g}: a part between 0 and 1 is expected, such as 0.1")
+            raise CafedclError(
+                f"--hold-out {self.hold_out:g}: a part between 0 and 1 is expected, such as 0.1"
+            )
         for name, values in {**self.grid, **self.choices}.items():
             for value in values:
                 resolve(self.tables({name: value}))
@@ -92,22 +118,27 @@ class Sweep:
 
     def points(self) -> list[Point]:
         """Return all points of the grid, the first option varying slowest."""
-        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+        return [
+            dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())
+        ]
 
     def tables(self, point: Point, seed: int | None = None) -> Tables:
         """Return the config of a point."""
         tables: Tables = {}
-        overlay(tables, {**self.settings, **point, "run.seed": self.first_seed if seed is None else seed})
+        overlay(
+            tables,
+            {**self.settings, **point, "run.seed": self.first_seed if seed is None else seed},
+        )
         return tables
 
-    def jobs(self, out: Path, place: str, point: Point) -> list[Job]:
+    def jobs(self, out: Path, place: str, point: Point) -> list[RunSpec]:
         """Return the runs of a point, one per seed."""
         jobs = []
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             tables = alone(self.tables(point, seed))
             if self.on == "validation":
                 overlay(tables, {"data.name": str((out / HELD_OUT).resolve()), "data.size": 0})
-            jobs.append(Job.of(out, f"{place}/s{seed}", tables))
+            jobs.append(RunSpec.of(out, f"{place}/s{seed}", tables))
         return jobs
 
     def place(self, point: Point) -> str:
@@ -123,18 +154,20 @@ class Sweep:
             return "the test set"
         return hold_out(out, self.tables({}), self.hold_out)
 
-    def value(self, jobs: Sequence[Job]) -> float:
+    def value(self, jobs: Sequence[RunSpec]) -> float:
         """Return the score of finished runs: the last round's, averaged over the seeds; NaN if a run diverged."""
         return mean(self.score_of(job) for job in jobs)
 
-    def score_of(self, job: Job) -> float:
+    def score_of(self, job: RunSpec) -> float:
         """Return a finished run's score; that it has none is a mistake in what was asked for."""
         value = self.score_at(job, job.rounds)
         if value is None:
-            raise CafedclError(f"{job.folder}: this run has no {self.score}; choose another --score and another --out")
+            raise CafedclError(
+                f"{job.folder}: this run has no {self.score}; choose another --score and another --out"
+            )
         return value
 
-    def score_at(self, job: Job, rounds: int) -> float | None:
+    def score_at(self, job: RunSpec, rounds: int) -> float | None:
         """Return a run's score as of so many rounds, or None if it was not measured by then."""
         line = last_scored(RunFolder(job.folder).metrics()[:rounds], self.score)
         return None if line is None else value_of(line, self.score)
@@ -153,7 +186,9 @@ class Sweep:
     def from_plain(cls, plain: Mapping[str, Any]) -> "Sweep":
         """Return the plan of plain values."""
         if plain.keys() != {field.name for field in fields(cls)}:
-            raise CafedclError(f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out")
+            raise CafedclError(
+                f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out"
+            )
         return cls(**plain)
 
 
@@ -174,13 +209,17 @@ class Range:
         bounds, colon, scale = text.partition(":")
         low, dots, high = bounds.partition("..")
         if not dots or (colon and scale != "log"):
-            raise CafedclError(f"{asked}: low..high or low..high:log is expected, such as {name}=0.05..0.5:log")
+            raise CafedclError(
+                f"{asked}: low..high or low..high:log is expected, such as {name}=0.05..0.5:log"
+            )
         kind = int if whole else float
         try:
             ends = kind(low), kind(high)
         except ValueError:
             numbers = "whole numbers" if whole else "numbers"
-            raise CafedclError(f"{asked}: {numbers} are expected on both sides of the dots") from None
+            raise CafedclError(
+                f"{asked}: {numbers} are expected on both sides of the dots"
+            ) from None
         if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
             raise CafedclError(f"{asked}: the first number must be smaller than the second")
         if colon and ends[0] <= 0:
@@ -189,7 +228,11 @@ class Range:
 
 
 def sweep_settings(
-    tables: Mapping[str, Any], method: str | None, data: str | None, split: str | None, settings: Iterable[str]
+    tables: Mapping[str, Any],
+    method: str | None,
+    data: str | None,
+    split: str | None,
+    settings: Iterable[str],
 ) -> dict[str, Any]:
     """Return a sweep's common options by flat names: a file, then flags, then settings, the later ones winning."""
     base = checked_tables(tables)
@@ -203,7 +246,9 @@ def sweep_settings(
         assign(base, setting)
     flat = flattened(base)
     flat["data.name"] = settled(str(flat.get("data.name", "digits")))
-    return {name: value for name, value in flat.items() if name not in ("run.seed", "engine.device")}
+    return {
+        name: value for name, value in flat.items() if name not in ("run.seed", "engine.device")
+    }
 
 
 def parse_values(texts: Iterable[str], option: str) -> dict[str, Any]:
@@ -213,7 +258,9 @@ def parse_values(texts: Iterable[str], option: str) -> dict[str, Any]:
         name, equals, values = text.partition("=")
         name = name.strip()
         if not (equals and values.strip() and all(name.partition("."))):
-            raise CafedclError(f"{option} {text}: section.key=value,value is expected, such as train.lr=0.01,0.1")
+            raise CafedclError(
+                f"{option} {text}: section.key=value,value is expected, such as train.lr=0.01,0.1"
+            )
         if name in found:
             raise CafedclError(f"{option} {name}: it is there twice")
         found[name] = []
@@ -245,7 +292,9 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, bounds = text.partition("=")
         if not (equals and all(name.strip().partition("."))):
-            raise CafedclError(f"--range {text}: section.key=low..high is expected, such as train.lr=0.01..0.3:log")
+            raise CafedclError(
+                f"--range {text}: section.key=low..high is expected, such as train.lr=0.01..0.3:log"
+            )
         if name.strip() in found:
             raise CafedclError(f"--range {name.strip()}: it is there twice")
         found[name.strip()] = bounds.strip()
@@ -264,7 +313,9 @@ def hold_out(out: Path, tables: Tables, share: float) -> str:
     path, config = out / HELD_OUT, resolve(tables)
     if not path.is_file():
         data = load_dataset(config.data)
-        natural = config.split.kind == "natural" or (config.split.kind == "auto" and len(data.owners) > 0)
+        natural = config.split.kind == "natural" or (
+            config.split.kind == "auto" and len(data.owners) > 0
+        )
         if natural or config.split.kind == "file":
             raise CafedclError(
                 f"split.kind = {config.split.kind}: images cannot be held out of this split; choose another --split, "

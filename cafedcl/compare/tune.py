@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from cafedcl.compare.jobs import Job, Outcome, Pool, skipped
+from cafedcl.compare.jobs import Pool, RunOutcome, RunSpec, skipped
 from cafedcl.compare.sweep import Point, Sweep
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
@@ -26,7 +26,7 @@ class Trial:
 
     number: int
     point: Point
-    jobs: tuple[Job, ...]
+    jobs: tuple[RunSpec, ...]
 
 
 class Search:
@@ -38,8 +38,8 @@ class Search:
         self.sweep, self.out = sweep, out
         self.study: optuna.Study = self._open()
         self.active: dict[int, Trial] = {}
-        self.queue: deque[Job] = deque()
-        self.failures: list[Outcome] = []
+        self.queue: deque[RunSpec] = deque()
+        self.failures: list[RunOutcome] = []
 
     def _open(self) -> "optuna.Study":
         name, storage = "sweep", f"sqlite:///{(self.out / STUDY).resolve()}"
@@ -48,7 +48,9 @@ class Search:
             study_name=name, storage=storage, direction=direction, load_if_exists=True
         )
         # Another seed after every interruption, or the same points would be drawn again.
-        study.sampler = self.optuna.samplers.TPESampler(seed=self.sweep.first_seed + len(study.trials))
+        study.sampler = self.optuna.samplers.TPESampler(
+            seed=self.sweep.first_seed + len(study.trials)
+        )
         return study
 
     def run(self, trials: int, pool: Pool) -> None:
@@ -83,7 +85,9 @@ class Search:
         point: Point = {}
         for one in self.sweep.space:
             if one.whole:
-                point[one.name] = trial.suggest_int(one.name, int(one.low), int(one.high), log=one.log)
+                point[one.name] = trial.suggest_int(
+                    one.name, int(one.low), int(one.high), log=one.log
+                )
             else:
                 point[one.name] = trial.suggest_float(one.name, one.low, one.high, log=one.log)
         for name, values in self.sweep.choices.items():
@@ -105,7 +109,7 @@ class Search:
         """Return a trial and its runs."""
         return Trial(number, point, tuple(self.sweep.jobs(self.out, f"trial-{number:04d}", point)))
 
-    def take(self, outcome: Outcome, pool: Pool) -> None:
+    def take(self, outcome: RunOutcome, pool: Pool) -> None:
         """Note how a run ended; a trial with a failed one has failed, and its other runs are stopped."""
         trial = next((trial for trial in self.active.values() if outcome.job in trial.jobs), None)
         if outcome.status == "failed":
@@ -155,7 +159,10 @@ class Search:
     def finished(self) -> list[Trial]:
         """Return the trials that have a score."""
         states = (self.optuna.trial.TrialState.COMPLETE,)
-        return [self.trial(frozen.number, dict(frozen.params)) for frozen in self.study.get_trials(states=states)]
+        return [
+            self.trial(frozen.number, dict(frozen.params))
+            for frozen in self.study.get_trials(states=states)
+        ]
 
     def best(self) -> tuple[Point, float]:
         """Return the best point and its score."""
@@ -167,5 +174,8 @@ class Search:
     def rows(self) -> list[tuple[int, str, float | None, Point]]:
         """Return every trial's number, state, score and point, the best first."""
         sign = -1 if self.sweep.higher else 1
-        rows = [(f.number, f.state.name.lower(), f.value, dict(f.params)) for f in self.study.get_trials()]
+        rows = [
+            (f.number, f.state.name.lower(), f.value, dict(f.params))
+            for f in self.study.get_trials()
+        ]
         return sorted(rows, key=lambda row: (row[2] is None, sign * (row[2] or 0.0), row[0]))

@@ -79,7 +79,9 @@ def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         if key not in fields:
             if not fields:
                 raise CafedclError(f"{where}.{key}: there is no such option; {where} has none")
-            raise CafedclError(f"{where}.{key}: there is no such option; {nearest(str(key), list(fields))}")
+            raise CafedclError(
+                f"{where}.{key}: there is no such option; {nearest(str(key), list(fields))}"
+            )
         values[key] = _fit(hints[key], raw, f"{where}.{key}")
         problem = fields[key].metadata["limits"].problem(values[key])
         if problem:
@@ -104,7 +106,9 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
     if hint is int and isinstance(raw, int) and abs(raw) >= 2**63:
         raise CafedclError(f"{where}: the number is too large")
     if type(raw) is not hint:
-        expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
+        expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[
+            hint
+        ]
         raise CafedclError(f"{where} = {to_toml(raw)}: {expected} is expected")
     return raw
 
@@ -112,7 +116,9 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
 def to_plain(options: Any) -> dict[str, Any]:
     """Return options as plain values (lists for tuples), ready for TOML or JSON."""
     return {
-        field.name: list(value) if isinstance(value := getattr(options, field.name), tuple) else value
+        field.name: list(value)
+        if isinstance(value := getattr(options, field.name), tuple)
+        else value
         for field in dataclasses.fields(options)
     }
 

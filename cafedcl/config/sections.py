@@ -25,18 +25,30 @@ class DataOptions:
     """Where the images come from."""
 
     name: str = option(
-        "digits", "data set, a path to your own data, package.module:function, or sites: every Flower site has its own"
+        "digits",
+        "data set, a path to your own data, package.module:function, or sites: every Flower site has its own",
     )
-    test: str = option("", "sites: data whose test images the server scores on too; empty: only sites on their own")
-    dir: str = option("", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder")
+    test: str = option(
+        "", "sites: data whose test images the server scores on too; empty: only sites on their own"
+    )
+    dir: str = option(
+        "", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder"
+    )
     download: bool = option(True, "fetch a data set that is not there from its official address")
     images: int = option(
-        0, "training images to keep at most, the same part of every class, the same for every seed; 0: all", low=0
+        0,
+        "training images to keep at most, the same part of every class, the same for every seed; 0: all",
+        low=0,
     )
     size: int = option(
-        0, "pixels that your own images, gtsrb and ham10000 are resized to; 0: most common, 32", low=0, high=4096
+        0,
+        "pixels that your own images, gtsrb and ham10000 are resized to; 0: most common, 32",
+        low=0,
+        high=4096,
     )
-    strict: bool = option(False, "refuse your own data if any image is corrupt, instead of skipping it")
+    strict: bool = option(
+        False, "refuse your own data if any image is corrupt, instead of skipping it"
+    )
 
 
 SPLITS: dict[str, str | None] = {
@@ -55,16 +67,22 @@ class SplitOptions:
     """How the training images are dealt to clients."""
 
     kind: str = option(
-        "auto", "how images are dealt; auto: natural where the data have clients", choices=("auto", *SPLITS)
+        "auto",
+        "how images are dealt; auto: natural where the data have clients",
+        choices=("auto", *SPLITS),
     )
-    alpha: float = option(0.1, "dirichlet, quantity: concentration, smaller is more skewed", above=0.0)
+    alpha: float = option(
+        0.1, "dirichlet, quantity: concentration, smaller is more skewed", above=0.0
+    )
     form: str = option(
         "client",
         "dirichlet: proportions drawn per client with equal sizes, or per class with unequal sizes",
         choices=("client", "class"),
     )
     classes: int = option(2, "pathological: classes per client", low=1)
-    ir: float = option(1.0, "imbalance ratio of the global long tail, applied before the split", low=1.0)
+    ir: float = option(
+        1.0, "imbalance ratio of the global long tail, applied before the split", low=1.0
+    )
     tail: str = option("exponential", "shape of the long tail", choices=("exponential", "step"))
     file: str = option("", "file: a split written by `cafedcl split --export`")
     validation: float = option(
@@ -76,7 +94,9 @@ class SplitOptions:
 class ModelOptions:
     """The encoder."""
 
-    name: str = option("auto", "encoder, or your own as `package.module:factory`; auto: by image size")
+    name: str = option(
+        "auto", "encoder, or your own as `package.module:factory`; auto: by image size"
+    )
     width: float = option(1.0, "multiplies the number of channels", above=0.0, high=64.0)
 
 
@@ -85,16 +105,22 @@ class TrainOptions:
     """Local training, as in the paper."""
 
     epochs: int = option(5, "local epochs per round", low=1)
-    iterations: int = option(10, "iterations per epoch; the batch size follows from the client's size", low=1)
+    iterations: int = option(
+        10, "iterations per epoch; the batch size follows from the client's size", low=1
+    )
     batch_size: int = option(0, "fixed batch size; 0: follow `iterations`", low=0)
     lr: float = option(0.1, "learning rate of SGD", above=0.0)
     lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0)
-    lr_decay_in_round: bool = option(False, "decay once more per local epoch, as FedRCL's code does")
+    lr_decay_in_round: bool = option(
+        False, "decay once more per local epoch, as FedRCL's code does"
+    )
     momentum: float = option(0.0, "momentum of SGD", low=0.0, high=1.0)
     weight_decay: float = option(1e-3, "weight decay", low=0.0)
     clip: float = option(10.0, "largest norm of the gradient; 0: no clipping", low=0.0)
     flip: bool = option(False, "flip training images left to right at random")
-    crop: int = option(0, "pad training images by so many pixels and crop at random; 0: do not", low=0, high=64)
+    crop: int = option(
+        0, "pad training images by so many pixels and crop at random; 0: do not", low=0, high=64
+    )
 
 
 @dataclass(frozen=True)
@@ -103,9 +129,15 @@ class FederationOptions:
 
     clients: int = option(20, "number of clients", low=1, high=10_000_000)
     rounds: int = option(100, "communication rounds", low=1)
-    participation: float = option(1.0, "part of the clients sampled each round", above=0.0, high=1.0)
-    dropout: float = option(0.0, "chance that a sampled client drops out mid-round", low=0.0, high=1.0)
-    drop: tuple[str, ...] = option((), 'clients that drop out by schedule, as "round:client,client"')
+    participation: float = option(
+        1.0, "part of the clients sampled each round", above=0.0, high=1.0
+    )
+    dropout: float = option(
+        0.0, "chance that a sampled client drops out mid-round", low=0.0, high=1.0
+    )
+    drop: tuple[str, ...] = option(
+        (), 'clients that drop out by schedule, as "round:client,client"'
+    )
     min_replies: int = option(1, "fewer good replies than this, and the round is skipped", low=1)
 
 
@@ -113,7 +145,9 @@ class FederationOptions:
 class EvaluateOptions:
     """How every method is scored."""
 
-    every: int = option(1, "rounds between evaluations of the server's model; the last is always scored", low=1)
+    every: int = option(
+        1, "rounds between evaluations of the server's model; the last is always scored", low=1
+    )
     own_every: int = option(1, "rounds between evaluations of the clients' own models", low=1)
     protocol: str = option(
         "complete",
@@ -121,11 +155,15 @@ class EvaluateOptions:
         choices=("complete", "pfllib"),
     )
     shots: tuple[int, int] = option(
-        (100, 20), "classes with more training images than the first are many-shot, fewer than the second few", low=1
+        (100, 20),
+        "classes with more training images than the first are many-shot, fewer than the second few",
+        low=1,
     )
     batch: int = option(500, "images per evaluation batch", low=1)
     loop: int = option(
-        64, "images per class that classes' centres are measured on, for the bias loop; 0: do not measure it", low=0
+        64,
+        "images per class that classes' centres are measured on, for the bias loop; 0: do not measure it",
+        low=0,
     )
 
 
@@ -135,23 +173,30 @@ class EngineOptions:
 
     name: str = option(
         "auto",
-        "auto: graphs on a CUDA device where the method and the model allow it, else eager; flower: across machines",
-        choices=("auto", "eager", "graphs", "flower"),
+        "cuda: captured steps on a GPU; cpu: stacks of clients in worker processes; "
+        "reference: plain PyTorch, one client after another; flower: across machines; "
+        "auto: by the device",
+        choices=("auto", "reference", "cpu", "cuda", "flower"),
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     precision: str = option(
         "auto",
-        "of the encoder; weights and losses are always fp32. auto: bf16 in graphs, fp32 in eager",
+        "of the encoder; weights and losses are always fp32. auto: bf16 in the cuda engine, fp32 elsewhere",
         choices=("auto", "fp32", "tf32", "bf16"),
     )
     compile: str = option(
         "auto",
-        "graphs: compile the encoder; auto: if it has normalisation layers and there is enough work to pay for it",
+        "cuda: compile the encoder; auto: if it has normalisation layers and there is enough work to pay for it",
         choices=("auto", "on", "off"),
     )
-    streams: int = option(0, "graphs: clients trained at the same time; 0: by the size of the model", low=0, high=64)
+    streams: int = option(
+        0, "cuda: clients trained at the same time; 0: by the size of the model", low=0, high=64
+    )
     workers: int = option(
-        0, "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster", low=0, high=4096
+        0,
+        "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster",
+        low=0,
+        high=4096,
     )
     stack: int = option(
         0,
@@ -173,7 +218,9 @@ class StoreOptions:
     """What the run folder keeps."""
 
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
-    notes: bool = option(True, "record what clients tell about themselves (confidence and its parts)")
+    notes: bool = option(
+        True, "record what clients tell about themselves (confidence and its parts)"
+    )
 
 
 @dataclass(frozen=True)
@@ -203,7 +250,9 @@ class Config:
     def to_plain(self) -> dict[str, Any]:
         """Return the config as nested plain values; ``resolve`` reads them back."""
         choices = {name: getattr(self, name) for name in CHOICES}
-        plain: dict[str, Any] = {name: {"name": it.name, **to_plain(it.options)} for name, it in choices.items()}
+        plain: dict[str, Any] = {
+            name: {"name": it.name, **to_plain(it.options)} for name, it in choices.items()
+        }
         return plain | {name: to_plain(getattr(self, name)) for name in SECTIONS}
 
     @property
@@ -227,7 +276,9 @@ class Config:
 CHOICES = {"method": "methods", "augment": "augmenters"}
 """The sections whose options depend on their name, and the command that lists the names."""
 SECTIONS: dict[str, type[Any]] = {
-    field.name: type(field.default) for field in dataclasses.fields(Config) if field.name not in CHOICES
+    field.name: type(field.default)
+    for field in dataclasses.fields(Config)
+    if field.name not in CHOICES
 }
 
 
@@ -287,5 +338,7 @@ def parse_split(text: str) -> dict[str, Any]:
         elif main and main not in table:
             table[main] = part.strip() if main == "file" else _value(part.strip())
         else:
-            raise CafedclError(f"--split {text}: '{part}' is not key=value; an example is pathological:2,ir=10")
+            raise CafedclError(
+                f"--split {text}: '{part}' is not key=value; an example is pathological:2,ir=10"
+            )
     return table

@@ -76,7 +76,7 @@ class Reply:
 
     up: Up
     memory: Tensors
-    hits: Tensors
+    correct: Tensors
     sound: bool = False
     """Whether the engine has seen that all numbers are finite and in their ranges; others are looked through."""
 

@@ -28,7 +28,9 @@ def environment(command: list[str], device: str) -> dict[str, Any]:
     import torch
 
     name = (
-        torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else platform.processor() or platform.machine()
     )
     return {
         "command": command,
@@ -56,7 +58,10 @@ def _commit() -> str | None:
     git = ["git", "-C", str(home)]
     try:
         inside = subprocess.run(
-            [*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5, check=False
+            [*git, "ls-files", "--error-unmatch", __file__],
+            capture_output=True,
+            timeout=5,
+            check=False,
         )
         if inside.returncode:
             return None

@@ -30,4 +30,6 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = error.filename or path
-        raise CafedclError(f"{where}: cannot be written: {error.strerror}; nothing already saved is lost") from error
+        raise CafedclError(
+            f"{where}: cannot be written: {error.strerror}; nothing already saved is lost"
+        ) from error

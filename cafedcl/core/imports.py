@@ -22,4 +22,6 @@ def optional(module: str, package: str, asked: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise CafedclError(f"{asked}: {package} cannot be imported: {error}") from None
-        raise CafedclError(f"{asked}: {package} is not installed; install it with: pip install {package}") from None
+        raise CafedclError(
+            f"{asked}: {package} is not installed; install it with: pip install {package}"
+        ) from None

@@ -33,7 +33,10 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
 
 def draw_by_class(labels: Labels, keep: Labels, rng: np.random.Generator) -> Labels:
     """Draw so many images of every class, all of a class that has fewer; returns their sorted indices."""
-    members = (rng.permutation(np.flatnonzero(labels == label))[:number] for label, number in enumerate(keep))
+    members = (
+        rng.permutation(np.flatnonzero(labels == label))[:number]
+        for label, number in enumerate(keep)
+    )
     return np.sort(np.concatenate(list(members)))
 
 

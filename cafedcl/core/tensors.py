@@ -22,7 +22,9 @@ MODEL, ANCHORS, AUGMENT = "model/", "anchors/", "augment/"
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Return the entries below ``prefix`` with the prefix taken off."""
-    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)
+    }
 
 
 def without(prefix: str | tuple[str, ...], tensors: Mapping[str, Tensor]) -> Tensors:
@@ -57,13 +59,13 @@ def floats(tensors: Mapping[str, Tensor]) -> int:
 
 def pack(tensors: Mapping[str, Tensor], header: Header) -> bytes:
     """Return tensors and header as safetensors bytes."""
-    solid = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    storage_tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     seen: set[int] = set()
-    for name, value in solid.items():
+    for name, value in storage_tensors.items():
         if value.untyped_storage().data_ptr() in seen:
-            solid[name] = value.clone()
-        seen.add(solid[name].untyped_storage().data_ptr())
-    return _save(solid, metadata={"header": json.dumps(header)})
+            storage_tensors[name] = value.clone()
+        seen.add(storage_tensors[name].untyped_storage().data_ptr())
+    return _save(storage_tensors, metadata={"header": json.dumps(header)})
 
 
 def unpack(data: bytes) -> tuple[Tensors, Header]:
@@ -79,4 +81,5 @@ def unpack(data: bytes) -> tuple[Tensors, Header]:
 def map_file(path: str | Path) -> tuple[Tensors, Header]:
     """Return a packed file's tensors mapped from disk: pages are shared between processes, nothing is copied."""
     with safe_open(str(path), framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["header"])  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, json.loads(file.metadata()["header"])

@@ -15,14 +15,18 @@ from cafedcl.data.sources.base import Source, data_folder, is_path
 __all__ = ["Dataset", "data_folder", "dataset_names", "describe", "is_own", "load_dataset"]
 
 SOURCES: dict[str, Source] = {
-    source.name: source for module in (cifar, digits, gtsrb, ham10000, idx, medmnist) for source in module.SOURCES
+    source.name: source
+    for module in (cifar, digits, gtsrb, ham10000, idx, medmnist)
+    for source in module.SOURCES
 }
 ALIASES = {alias: source.name for source in SOURCES.values() for alias in source.aliases}
 
 
 def dataset_names(folder: str = "") -> list[str]:
     """Return the names of all data sets: those that are known, and those packed in the data folder."""
-    return sorted({*SOURCES, *(ALIASES.get(name, name) for name in packed_names(data_folder(folder)))})
+    return sorted(
+        {*SOURCES, *(ALIASES.get(name, name) for name in packed_names(data_folder(folder)))}
+    )
 
 
 def describe(name: str) -> str:
@@ -33,7 +37,9 @@ def describe(name: str) -> str:
 
 def is_own(name: str) -> bool:
     """Return whether a name is a path to your own data; a known set's name never is."""
-    return name not in SOURCES and name not in ALIASES and not name.startswith("hf:") and is_path(name)
+    return (
+        name not in SOURCES and name not in ALIASES and not name.startswith("hf:") and is_path(name)
+    )
 
 
 def load_dataset(options: DataOptions) -> Dataset:
@@ -45,7 +51,9 @@ def load_dataset(options: DataOptions) -> Dataset:
         return _load(options).reduced(options.images)
     except OSError as error:
         place = error.filename or data_folder(options.dir)
-        raise CafedclError(f"data set '{name}': {place} cannot be read: {error.strerror or error}") from None
+        raise CafedclError(
+            f"data set '{name}': {place} cannot be read: {error.strerror or error}"
+        ) from None
 
 
 def _load(options: DataOptions) -> Dataset:
@@ -82,5 +90,7 @@ def _imported(name: str) -> Dataset:
     loader: Callable[[], Dataset] = import_path(name, "data set")
     data = loader()
     if not isinstance(data, Dataset):
-        raise CafedclError(f"data set '{name}': it must return a cafedcl Dataset, not {type(data).__name__}")
+        raise CafedclError(
+            f"data set '{name}': it must return a cafedcl Dataset, not {type(data).__name__}"
+        )
     return data

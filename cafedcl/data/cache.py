@@ -33,7 +33,12 @@ def cached(
     if kept is not None:
         return kept
     data, remarks = make()
-    header = {"version": VERSION, "names": data.names, "owners": data.owner_names, "remarks": remarks}
+    header = {
+        "version": VERSION,
+        "names": data.names,
+        "owners": data.owner_names,
+        "remarks": remarks,
+    }
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, pack(data.tensors(), header))

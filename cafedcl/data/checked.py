@@ -44,7 +44,9 @@ def checked(
         raise CafedclError(f"{where}: training and test images differ in shape, {shapes}")
     empty = np.flatnonzero(np.bincount(train_y, minlength=len(names)) == 0)
     if len(empty):
-        raise CafedclError(f"{where}: class '{names[empty[0]]}' has no training image; add some or leave the class out")
+        raise CafedclError(
+            f"{where}: class '{names[empty[0]]}' has no training image; add some or leave the class out"
+        )
     if owners is not None:
         idle = np.flatnonzero(np.bincount(owners, minlength=len(owner_names)) == 0)
         if len(idle):
@@ -76,7 +78,9 @@ def nchw(x: Array, where: object) -> Bytes:
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim != 4 or x.shape[1] not in (1, 3):
         shape = "×".join(map(str, x.shape))
-        raise CafedclError(f"{where}: images of shape {shape}; expected are N×height×width, with 1 or 3 channels")
+        raise CafedclError(
+            f"{where}: images of shape {shape}; expected are N×height×width, with 1 or 3 channels"
+        )
     if 0 in x.shape[1:]:
         raise CafedclError(f"{where}: the images have no pixels")
     return np.ascontiguousarray(x)
@@ -89,10 +93,14 @@ def as_bytes(x: Array, where: object) -> Bytes:
     if x.dtype == np.bool_:
         return x.astype(np.uint8) * np.uint8(255)
     if x.dtype.kind not in "iuf" or not x.size:
-        raise CafedclError(f"{where}: pixels are of type {x.dtype}; expected are numbers, best uint8")
+        raise CafedclError(
+            f"{where}: pixels are of type {x.dtype}; expected are numbers, best uint8"
+        )
     low, high = float(x.min()), float(x.max())
     if not (low >= 0 and high <= 255):
-        raise CafedclError(f"{where}: pixels run from {low:g} to {high:g}; expected are 0 to 255, or fractions 0 to 1")
+        raise CafedclError(
+            f"{where}: pixels run from {low:g} to {high:g}; expected are 0 to 255, or fractions 0 to 1"
+        )
     scale = 255 if x.dtype.kind == "f" and high <= 1 else 1
     return np.round(x * scale).astype(np.uint8)
 
@@ -102,11 +110,15 @@ def whole_labels(y: Array, where: object) -> Ints:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
-        raise CafedclError(f"{where}: labels of shape {y.shape}; one whole number per image is expected")
+        raise CafedclError(
+            f"{where}: labels of shape {y.shape}; one whole number per image is expected"
+        )
     if y.dtype.kind == "f" and not np.array_equal(y, np.round(y)):
         raise CafedclError(f"{where}: labels are fractions; one whole number per image is expected")
     if y.dtype.kind not in "iufb":
-        raise CafedclError(f"{where}: labels are of type {y.dtype}; one whole number per image is expected")
+        raise CafedclError(
+            f"{where}: labels are of type {y.dtype}; one whole number per image is expected"
+        )
     return y.astype(np.int64)
 
 

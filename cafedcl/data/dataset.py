@@ -73,10 +73,14 @@ class Dataset:
             return self
         rng, labels = stream(0, "part of the training images"), self.train_y.numpy()
         share = np.bincount(labels, minlength=self.classes) * images / number
-        rows = torch.from_numpy(draw_by_class(labels, np.maximum(1, np.round(share)).astype(np.int64), rng))
+        rows = torch.from_numpy(
+            draw_by_class(labels, np.maximum(1, np.round(share)).astype(np.int64), rng)
+        )
         owners = self.owners[rows] if len(self.owners) else None
         test = self.test_x, self.test_y
-        return self.of(self.train_x[rows], self.train_y[rows], *test, self.names, owners, self.owner_names)
+        return self.of(
+            self.train_x[rows], self.train_y[rows], *test, self.names, owners, self.owner_names
+        )
 
     def images(self, x: Tensor) -> Tensor:
         """Return uint8 images as the encoder sees them."""
@@ -95,7 +99,9 @@ class Dataset:
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean of the pixels of uint8 images, scaled to [0, 1], and of their squares, per channel."""
     pixels = x.numel() // x.shape[1]
-    levels = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)])
+    levels = torch.stack(
+        [torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)]
+    )
     values = torch.arange(256, dtype=torch.float64) / 255
     return (levels * values).sum(1) / pixels, (levels * values**2).sum(1) / pixels
 

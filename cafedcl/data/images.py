@@ -54,7 +54,9 @@ def read_images(paths: Sequence[Path], shape: Shape) -> Tensor:
     return torch.stack(images)
 
 
-def to_pixels(image: Image.Image, size: tuple[int, int], *, grey: bool, crop: bool = False) -> Bytes:
+def to_pixels(
+    image: Image.Image, size: tuple[int, int], *, grey: bool, crop: bool = False
+) -> Bytes:
     """Return an image upright as uint8 (height, width, channels), resized to (width, height).
 
     With ``crop``, its middle square is taken first.
@@ -135,7 +137,9 @@ def _head(opener: Opener) -> tuple[tuple[int, int], bool] | str:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
-    return " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+    return " ".join(
+        (getattr(error, "strerror", None) or str(error) or type(error).__name__).split()
+    )
 
 
 def resize(pixels: Bytes, size: int) -> Bytes:
@@ -144,5 +148,7 @@ def resize(pixels: Bytes, size: int) -> Bytes:
     out = np.empty((n, channels, size, size), np.uint8)
     for i in range(n):
         for c in range(channels):
-            out[i, c] = np.asarray(Image.fromarray(pixels[i, c]).resize((size, size), Resampling.LANCZOS))
+            out[i, c] = np.asarray(
+                Image.fromarray(pixels[i, c]).resize((size, size), Resampling.LANCZOS)
+            )
     return out

@@ -29,7 +29,11 @@ Plane = npt.NDArray[np.int16]
 
 def packed_names(root: Path) -> list[str]:
     """Return the names of the packed sets in a folder."""
-    return sorted(path.name.removesuffix(META) for path in root.glob(f"*{META}")) if root.is_dir() else []
+    return (
+        sorted(path.name.removesuffix(META) for path in root.glob(f"*{META}"))
+        if root.is_dir()
+        else []
+    )
 
 
 def packed_files(root: Path, name: str) -> list[Path]:
@@ -57,7 +61,9 @@ def read_packed(files: Sequence[Path], options: DataOptions) -> Dataset:  # noqa
     for split in ("train", "test"):
         chunks = [file for file in files[1:] if file.name.startswith(f"{name}.{split}.")]
         if f"y_{split}" not in meta or not chunks:
-            raise CafedclError(f"{files[0]}: no {split} images; put {name}.{split}.0.xz and so on beside it")
+            raise CafedclError(
+                f"{files[0]}: no {split} images; put {name}.{split}.0.xz and so on beside it"
+            )
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             images = np.concatenate(list(pool.map(decode, chunks)))
         labels = meta[f"y_{split}"]
@@ -83,7 +89,9 @@ def decode(path: Path) -> Bytes:
     n, height, width, channels, mode, k1, k2, k3 = HEADER.unpack_from(raw)
     size = n * height * width * channels
     if len(raw) - HEADER.size != size or mode not in (0, 1) or channels not in (1, 3):
-        raise CafedclError(f"{path}: not an image chunk of {size} bytes as its header says; {AGAIN}")
+        raise CafedclError(
+            f"{path}: not an image chunk of {size} bytes as its header says; {AGAIN}"
+        )
     planes = np.frombuffer(raw, np.uint8, offset=HEADER.size).reshape(channels, n, height, width)
     if mode == 0:
         return np.ascontiguousarray(planes.transpose(1, 0, 2, 3))
@@ -111,7 +119,9 @@ def _unpredict(left_over: Bytes, base: Plane) -> Plane:
         for j in range(width):
             if i and j:
                 left, up = plane[i, j - 1], plane[i - 1, j]
-                guess = np.clip(left + up - plane[i - 1, j - 1], np.minimum(left, up), np.maximum(left, up))
+                guess = np.clip(
+                    left + up - plane[i - 1, j - 1], np.minimum(left, up), np.maximum(left, up)
+                )
             elif i:
                 guess = plane[i - 1, 0]
             elif j:

@@ -29,7 +29,9 @@ class Shards:
         return len(self.train)
 
 
-def hold_out(labels: Ints, owner: Ints, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def hold_out(
+    labels: Ints, owner: Ints, share: float, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
     """Return which images are held out, stratified by client and class; ``owner`` is −1 for images nobody has.
 
     Of every client's class it is ``share``, at least one where there are two, and never the last one.
@@ -43,13 +45,17 @@ def hold_out(labels: Ints, owner: Ints, share: float, rng: np.random.Generator) 
     group = owner[order] * (labels.max() + 1) + labels[order]
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     sizes = np.diff(np.r_[starts, len(order)])
-    take = np.where(sizes < 2, 0, np.minimum(np.maximum(1, np.round(share * sizes)), sizes - 1)).astype(np.int64)
+    take = np.where(
+        sizes < 2, 0, np.minimum(np.maximum(1, np.round(share * sizes)), sizes - 1)
+    ).astype(np.int64)
     rank = np.arange(len(order)) - np.repeat(starts, sizes)
     held[order[rank < np.repeat(take, sizes)]] = True
     return held
 
 
-def gather(labels: Ints, classes: int, clients: int, parts: tuple[Ints, Ints, Ints | None]) -> Shards:
+def gather(
+    labels: Ints, classes: int, clients: int, parts: tuple[Ints, Ints, Ints | None]
+) -> Shards:
     """Return shards from the owner of every image in each part (training, validation, test), −1 where it is in none."""
     piles: list[tuple[Tensor, ...]] = []
     for owner in parts:
@@ -59,7 +65,9 @@ def gather(labels: Ints, classes: int, clients: int, parts: tuple[Ints, Ints, In
         order = np.argsort(owner, kind="stable")
         cuts = np.searchsorted(owner[order], np.arange(clients + 1))
         indices = torch.from_numpy(order)
-        piles.append(tuple(indices[a:b] for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)))
+        piles.append(
+            tuple(indices[a:b] for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+        )
     train, validation, test = piles
     mine = parts[0] >= 0
     counts = np.bincount(parts[0][mine] * classes + labels[mine], minlength=clients * classes)
@@ -87,7 +95,9 @@ def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
     for name in ("train", "validation", "test"):
         parts = getattr(shards, name)
         tensors[f"{name}/sizes"] = torch.tensor([len(part) for part in parts], dtype=torch.int64)
-        tensors[f"{name}/indices"] = torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.int64)
+        tensors[f"{name}/indices"] = (
+            torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.int64)
+        )
     try:
         path.write_bytes(pack(tensors, {"labels": fingerprint(labels), "images": len(labels)}))
     except OSError as error:
@@ -99,7 +109,9 @@ def load_shards(path: Path, labels: Tensor) -> Shards:
     try:
         tensors, header = unpack(path.read_bytes())
         if header["labels"] != fingerprint(labels):
-            raise CafedclError(f"{path}: this split was made for other data ({header['images']} training images)")
+            raise CafedclError(
+                f"{path}: this split was made for other data ({header['images']} training images)"
+            )
         train, validation, test = (
             tensors[f"{name}/indices"].split(tensors[f"{name}/sizes"].tolist())
             for name in ("train", "validation", "test")
@@ -108,4 +120,6 @@ def load_shards(path: Path, labels: Tensor) -> Shards:
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, RuntimeError) as error:
-        raise CafedclError(f"{path}: not a split written by `cafedcl split --export`: {error}") from None
+        raise CafedclError(
+            f"{path}: not a split written by `cafedcl split --export`: {error}"
+        ) from None

@@ -22,7 +22,11 @@ def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
     ``exponential``: n_c = ⌊n_max · IR^(−c/(C−1))⌋; ``step``: the first half keeps all, the rest ⌊n_max/IR⌋.
     """
     place = np.arange(classes) / max(classes - 1, 1)
-    falls = place if shape == "exponential" else (np.arange(classes) >= (classes + 1) // 2).astype(float)
+    falls = (
+        place
+        if shape == "exponential"
+        else (np.arange(classes) >= (classes + 1) // 2).astype(float)
+    )
     return np.floor(most * ir**-falls + 1e-9).astype(np.int64)
 
 
@@ -32,7 +36,9 @@ def long_tail(labels: Ints, classes: int, ir: float, shape: str, rng: np.random.
     return draw_by_class(labels, keep, rng)
 
 
-def dirichlet_per_client(labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator) -> Ints:
+def dirichlet_per_client(
+    labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
+) -> Ints:
     """Draw q ~ Dir(α) for each client and give it N/K unassigned images, drawn without replacement with weight q_y.
 
     This is FedRCL's split: clients have equal sizes, and late ones drift from their draw as classes run out. Drawing
@@ -57,14 +63,18 @@ def dirichlet_per_client(labels: Ints, clients: int, classes: int, alpha: float,
         else:
             late = (gaps / (weights[client] * np.maximum(behind, 1))).cumsum(0)
             arrivals = np.where(behind > 0, late, np.inf).ravel()
-        numbers = np.bincount(np.argpartition(arrivals, size - 1)[:size] % classes, minlength=classes)
+        numbers = np.bincount(
+            np.argpartition(arrivals, size - 1)[:size] % classes, minlength=classes
+        )
         owner[deck[np.repeat(top - numbers.cumsum(), numbers) + steps[:size, 0]]] = client
         left -= numbers
         top -= numbers
     return owner
 
 
-def dirichlet_per_class(labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator) -> Ints:
+def dirichlet_per_class(
+    labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
+) -> Ints:
     """For each class draw p ~ Dir(α) over clients, none to those already full; redraw until all have 10 images."""
     if len(labels) < clients * MIN_SIZE:
         raise CafedclError(
@@ -93,7 +103,9 @@ def dirichlet_per_class(labels: Ints, clients: int, classes: int, alpha: float, 
     )
 
 
-def pathological(labels: Ints, clients: int, classes: int, held: int, rng: np.random.Generator) -> Ints:
+def pathological(
+    labels: Ints, clients: int, classes: int, held: int, rng: np.random.Generator
+) -> Ints:
     """Give every client exactly ``held`` classes, every class to somebody, and each class in equal parts."""
     if held > classes:
         raise CafedclError(f"split.classes = {held}: there are only {classes} classes")
@@ -143,7 +155,9 @@ def _equal(images: int, owners: Ints) -> Ints:
     return np.repeat(owners, numbers)
 
 
-def deal(labels: Ints, natural: Ints, classes: int, clients: int, options: SplitOptions, seed: int) -> Ints:
+def deal(
+    labels: Ints, natural: Ints, classes: int, clients: int, options: SplitOptions, seed: int
+) -> Ints:
     """Return the client of every image of the (tailed) training set."""
     rng = stream(seed, "split")
     if len(labels) < clients:
@@ -161,7 +175,13 @@ def deal(labels: Ints, natural: Ints, classes: int, clients: int, options: Split
 
 
 def split(
-    labels: Tensor, natural: Tensor, classes: int, clients: int, options: SplitOptions, seed: int, test_share: float
+    labels: Tensor,
+    natural: Tensor,
+    classes: int,
+    clients: int,
+    options: SplitOptions,
+    seed: int,
+    test_share: float,
 ) -> Shards:
     """Deal images to clients; ``test_share`` of each client's are kept for testing (complete protocol: 0).
 
@@ -181,7 +201,9 @@ def split(
     shards = gather(y, classes, clients, (train, validation, test if test_share else None))
     empty = [client for client, part in enumerate(shards.train) if not len(part)]
     if empty:
-        raise CafedclError(f"split: client {empty[0]} has no training images; use a smaller ir or another split")
+        raise CafedclError(
+            f"split: client {empty[0]} has no training images; use a smaller ir or another split"
+        )
     return shards
 
 

@@ -6,8 +6,8 @@ The package itself is not shipped: every site runs the code that it has installe
 from pathlib import Path
 from typing import Any
 
-from cafedcl.core.version import __version__
 from cafedcl.config.options import to_toml
+from cafedcl.core.version import __version__
 
 RUN_CONFIG: dict[str, Any] = {
     "config-file": "",
@@ -51,5 +51,7 @@ def write_app(folder: Path) -> Path:
     ]
     text = "\n".join(lines) + "\n"
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
-    (folder / "README.md").write_text("A run of cafedcl, which every site has installed.\n", encoding="utf-8")
+    (folder / "README.md").write_text(
+        "A run of cafedcl, which every site has installed.\n", encoding="utf-8"
+    )
     return folder

@@ -33,7 +33,9 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
 
     def builder(subject: str, key: ec.EllipticCurvePrivateKey, ca: bool) -> x509.CertificateBuilder:
         now = datetime.now(UTC) - timedelta(minutes=5)
-        usage = dict.fromkeys(KEY_USES, False) | ({"key_cert_sign": True, "crl_sign": True} if ca else {})
+        usage = dict.fromkeys(KEY_USES, False) | (
+            {"key_cert_sign": True, "crl_sign": True} if ca else {}
+        )
         usage |= {} if ca else {"digital_signature": True}
         return (
             x509.CertificateBuilder()
@@ -43,15 +45,24 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now)
             .not_valid_after(now + timedelta(days=365 * YEARS))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+            .add_extension(
+                x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True
+            )
             .add_extension(x509.KeyUsage(**usage), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()),
+                critical=False,
+            )
         )
 
     def private(key: ec.EllipticCurvePrivateKey) -> bytes:
         return key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
 
     root, own = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -59,7 +70,12 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
     known_as = dict.fromkeys((host, "localhost", "127.0.0.1"))
     names = x509.SubjectAlternativeName([_alternative(name) for name in known_as])
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    leaf = builder(host, own, False).add_extension(names, False).add_extension(use, False).sign(root, hashes.SHA384())
+    leaf = (
+        builder(host, own, False)
+        .add_extension(names, False)
+        .add_extension(use, False)
+        .sign(root, hashes.SHA384())
+    )
     write_secret(authority / "ca.key", private(root))
     write_secret(server / "server.key", private(own))
     (server / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
@@ -74,8 +90,12 @@ def make_node_key(private: Path, public: Path) -> None:
 
     key = ec.generate_private_key(ec.SECP384R1())
     form = serialization.PrivateFormat.OpenSSH
-    write_secret(private, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    write_secret(
+        private, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    )
+    line = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     public.write_bytes(line + b"\n")
 
 

@@ -23,7 +23,9 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "name or address under which sites reach the server")
     port: int = option(PORT, "its port", low=1, high=65535)
-    listen: str = option("", "address to listen on; empty: the host if it is a loopback address, else all")
+    listen: str = option(
+        "", "address to listen on; empty: the host if it is a loopback address, else all"
+    )
     insecure: bool = option(False, "no TLS and no keys: anyone can read along and take part")
 
 
@@ -34,10 +36,16 @@ class SiteOptions:
     name: str = option("", "by which the server knows the site; never change it during a run")
     host: str = option("127.0.0.1", "name or address of the server")
     port: int = option(PORT, "its port", low=1, high=65535)
-    data: str = option("", "where this site's images are, in any form that --data takes; empty: a simulated shard")
-    client: int = option(0, "without data of its own: which client of the run's data set this site is", low=0)
+    data: str = option(
+        "", "where this site's images are, in any form that --data takes; empty: a simulated shard"
+    )
+    client: int = option(
+        0, "without data of its own: which client of the run's data set this site is", low=0
+    )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    plugins: bool = option(False, "let the server name code of this site's own packages as method or model")
+    plugins: bool = option(
+        False, "let the server name code of this site's own packages as method or model"
+    )
     insecure: bool = option(False, "no TLS and no keys: anyone can read along and take part")
 
 
@@ -47,7 +55,9 @@ def read_place(folder: Path, file: str, options: type[T], section: str) -> T:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CafedclError(f"{folder}: there is no {file}; `cafedcl deploy init` makes one") from None
+        raise CafedclError(
+            f"{folder}: there is no {file}; `cafedcl deploy init` makes one"
+        ) from None
     except (OSError, ValueError) as error:
         raise CafedclError(f"{path}: cannot be read: {error}") from None
     if tables.keys() != {section}:
@@ -65,33 +75,55 @@ def read_site(folder: Path) -> SiteOptions:
     return read_place(folder, "site.toml", SiteOptions, "site")
 
 
-def make_places(folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool) -> list[Path]:
+def make_places(
+    folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool
+) -> list[Path]:
     """Write a deployment: ``folder/server`` and ``folder/NAME`` for every site, given with its data; returns them."""
     for site in sites:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", site) or site == "server":
-            raise CafedclError(f"--site {site}: a name is letters, digits, '.', '_' and '-', and not 'server'")
+            raise CafedclError(
+                f"--site {site}: a name is letters, digits, '.', '_' and '-', and not 'server'"
+            )
     if folder.exists() and any(folder.iterdir()):
         raise CafedclError(f"{folder}: exists and is not empty; choose another folder")
     try:
         return _written(folder, server, sites, simulated)
     except OSError as error:
-        raise CafedclError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
+        raise CafedclError(
+            f"{error.filename or folder}: cannot be written: {error.strerror}"
+        ) from None
 
 
-def _written(folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool) -> list[Path]:
+def _written(
+    folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool
+) -> list[Path]:
     home = folder / "server"
     for path in (folder, home, home / "sites"):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca = b"" if server.insecure else make_certificates(server.host, folder, home)
-    _write(home / "server.toml", "cafedcl deploy server THIS-FOLDER", toml_section("server", server, explain=True))
+    _write(
+        home / "server.toml",
+        "cafedcl deploy server THIS-FOLDER",
+        toml_section("server", server, explain=True),
+    )
     run = ["# `cafedcl config` prints every option there is", "", "[data]"]
-    run += [f'name = "{"digits" if simulated else "sites"}"', "", "[federation]", f"clients = {len(sites)}"]
+    run += [
+        f'name = "{"digits" if simulated else "sites"}"',
+        "",
+        "[federation]",
+        f"clients = {len(sites)}",
+    ]
     _write(home / "run.toml", "cafedcl deploy run THIS-FOLDER", run)
     places = [home]
     for client, (name, data) in enumerate(sites.items()):
         place = folder / name
         place.mkdir(mode=0o700)
-        options: dict[str, Any] = {"name": name, "host": server.host, "port": server.port, "client": client}
+        options: dict[str, Any] = {
+            "name": name,
+            "host": server.host,
+            "port": server.port,
+            "client": client,
+        }
         options |= {"insecure": server.insecure, "data": data}
         lines = toml_section("site", SiteOptions(**options), explain=True)
         _write(place / "site.toml", "cafedcl deploy site THIS-FOLDER", lines)

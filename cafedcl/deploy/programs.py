@@ -45,7 +45,7 @@ def program(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-class Process:
+class ServerProcess:
     """A process that is started in a group of its own, writes to a log, and is stopped with all its children."""
 
     def __init__(self, words: Sequence[str], home: Path, log: Path) -> None:
@@ -65,7 +65,9 @@ class Process:
         until = time.monotonic() + patience
         while not ready():
             if not self.alive:
-                raise CafedclError(f"{what}: the process ended (exit {self.popen.returncode}): {self.last_words()}")
+                raise CafedclError(
+                    f"{what}: the process ended (exit {self.popen.returncode}): {self.last_words()}"
+                )
             if time.monotonic() > until:
                 raise CafedclError(f"{what}: nothing within {patience:g} s; see {self.log}")
             time.sleep(0.1)
@@ -96,8 +98,12 @@ class Process:
 
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process started, and that those started."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs = [(int(child), int(parent)) for child, parent in (line.split() for line in table.splitlines())]
+    table = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    pairs = [
+        (int(child), int(parent)) for child, parent in (line.split() for line in table.splitlines())
+    ]
     found, fresh = list[int](), {pid}
     while fresh:
         fresh = {child for child, parent in pairs if parent in fresh}
@@ -107,7 +113,12 @@ def descendants(pid: int) -> list[int]:
 
 def _spawn(words: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(home), start_new_session=True
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env=environment(home),
+        start_new_session=True,
     )
 
 

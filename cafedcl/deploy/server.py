@@ -12,7 +12,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.deploy.places import NODES, ServerOptions, node_names, read_server, site_names
-from cafedcl.deploy.programs import Process, ask, require
+from cafedcl.deploy.programs import ServerProcess, ask, require
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import NAME, Address, start_superlink
 from cafedcl.federation.rounds import Watcher
@@ -41,24 +41,34 @@ class Server:
     @property
     def listen(self) -> str:
         """The address to listen on."""
-        return self.options.listen or (self.options.host if is_loopback(self.options.host) else "0.0.0.0")
+        return self.options.listen or (
+            self.options.host if is_loopback(self.options.host) else "0.0.0.0"
+        )
 
     @property
     def address(self) -> Address:
         """Where commands on this machine reach the SuperLink."""
         nearby = self.listen if self.listen not in ("0.0.0.0", "::") else "127.0.0.1"
-        return Address(nearby, self.options.port, None if self.options.insecure else self.folder / "ca.crt")
+        return Address(
+            nearby, self.options.port, None if self.options.insecure else self.folder / "ca.crt"
+        )
 
-    def start(self) -> Process:
+    def start(self) -> ServerProcess:
         """Start the SuperLink and register the sites' keys."""
         words = ["--database", str(self.folder / "state.db")]
         if self.options.insecure:
             words += ["--insecure"]
         else:
             files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
-            words += [word for name, file in files.items() for word in (f"--ssl-{name}", str(self.folder / file))]
+            words += [
+                word
+                for name, file in files.items()
+                for word in (f"--ssl-{name}", str(self.folder / file))
+            ]
             words += ["--enable-supernode-auth"]
-        process = start_superlink(self.address, self.listen, self.home, self.folder / "superlink.log", words)
+        process = start_superlink(
+            self.address, self.listen, self.home, self.folder / "superlink.log", words
+        )
         try:
             self.register()
         except BaseException:
@@ -74,7 +84,11 @@ class Server:
         for name in site_names(self.folder):
             if names.get(name) not in there:
                 key = self.folder / "sites" / f"{name}.pub"
-                names[name] = str(ask(self.home, "supernode", "register", str(key), NAME, "--name", name)["node-id"])
+                names[name] = str(
+                    ask(self.home, "supernode", "register", str(key), NAME, "--name", name)[
+                        "node-id"
+                    ]
+                )
         write_atomically(self.folder / NODES, json.dumps(names).encode())
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -89,7 +103,11 @@ class Server:
             {
                 "name": names.get(node["node-id"], node["node-id"]),
                 "status": str(node["status"]),
-                "since": str(node["online-at"] if node["status"] == "online" else node["offline-at"] or "never there"),
+                "since": str(
+                    node["online-at"]
+                    if node["status"] == "online"
+                    else node["offline-at"] or "never there"
+                ),
             }
             for node in self.nodes()
         ]
@@ -98,7 +116,11 @@ class Server:
         """Return the runs that the SuperLink knows."""
         said: dict[str, Any] = ask(self.home, "list", NAME)
         return [
-            {"run": str(run["run-id"]), "status": str(run["status"]), "seconds": f"{float(run['elapsed']):.0f}"}
+            {
+                "run": str(run["run-id"]),
+                "status": str(run["status"]),
+                "seconds": f"{float(run['elapsed']):.0f}",
+            }
             for run in said["runs"]
         ]
 
@@ -112,7 +134,9 @@ class Server:
     def check(self) -> None:
         """Say in one line if the SuperLink is not there."""
         if not self.address.healthy():
-            raise CafedclError(f"no SuperLink at {self.address}; start it with: cafedcl deploy server {self.folder}")
+            raise CafedclError(
+                f"no SuperLink at {self.address}; start it with: cafedcl deploy server {self.folder}"
+            )
 
 
 def resume_run(folder: Path, path: Path, watchers: Sequence[Watcher]) -> Run:
@@ -131,7 +155,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def watch(process: Process, say: Callable[[str], None]) -> None:
+def watch(process: ServerProcess, say: Callable[[str], None]) -> None:
     """Wait for as long as the SuperLink runs."""
     say("ready")
     while process.alive:

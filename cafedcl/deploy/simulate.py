@@ -21,7 +21,9 @@ from cafedcl.federation.run_folder import RunFolder
 def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> runs.Run:
     """Run a config with its clients as Flower's simulated nodes."""
     if is_remote(config):
-        raise CafedclError("data.name = sites: a simulation has no sites with data; use `cafedcl deploy run`")
+        raise CafedclError(
+            "data.name = sites: a simulation has no sites with data; use `cafedcl deploy run`"
+        )
     if out is None:
         with tempfile.TemporaryDirectory(prefix="cafedcl-") as folder:
             return replace(simulate(config, folder, watchers), path=None)
@@ -37,12 +39,16 @@ def go_on(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run:
     return _simulated(None, folder.path, watchers, folder.config().federation.clients)
 
 
-def _simulated(config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int) -> runs.Run:
+def _simulated(
+    config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int
+) -> runs.Run:
     require()
     optional("ray", "cafedcl[flower]", "a simulation on Flower")
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:
         home, address = Path(folder), Address("127.0.0.1", free_port(), None)
-        process = start_superlink(address, address.host, home, home / "superlink.log", ["--insecure", "--simulation"])
+        process = start_superlink(
+            address, address.host, home, home / "superlink.log", ["--insecure", "--simulation"]
+        )
         try:
             nodes = f"num-supernodes={clients} client-resources-num-cpus=1"
             submit(home, config, path, watchers, nodes)

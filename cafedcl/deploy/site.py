@@ -10,7 +10,7 @@ from pathlib import Path
 from cafedcl.config.options import to_toml
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.places import SiteOptions
-from cafedcl.deploy.programs import Process, program
+from cafedcl.deploy.programs import ServerProcess, program
 from cafedcl.deploy.superlink import Address, free_port
 
 TRIES, WHILE = 5, 60.0
@@ -30,7 +30,7 @@ class RunningSite:
         self.folder, self.options = folder.resolve(), options
         self.room = Path(tempfile.mkdtemp(prefix="cafedcl-"))
         self.deaths: list[float] = []
-        self.node: Process | None = None
+        self.node: ServerProcess | None = None
         try:
             self.worker = self._worker()
             self.node = self._node()
@@ -38,24 +38,38 @@ class RunningSite:
             self.stop()
             raise
 
-    def _worker(self) -> Process:
+    def _worker(self) -> ServerProcess:
         path = self.room / "site.sock"
         path.unlink(missing_ok=True)
         words = [sys.executable, "-m", "cafedcl.deploy.flower.worker", str(path), str(self.folder)]
-        self.worker = Process(words, self.folder / "flower", self.folder / "worker.log")
+        self.worker = ServerProcess(words, self.folder / "flower", self.folder / "worker.log")
         self.worker.await_(path.exists, f"site {self.options.name}: its worker")
         return self.worker
 
-    def _node(self) -> Process:
+    def _node(self) -> ServerProcess:
         options, ca = self.options, self.folder / "ca.crt"
         address = Address(options.host, options.port, None if options.insecure else ca)
         safety = ["--insecure"] if options.insecure else ["--root-certificates", str(ca)]
-        safety += [] if options.insecure else ["--auth-supernode-private-key", str(self.folder / "node.key")]
+        safety += (
+            []
+            if options.insecure
+            else ["--auth-supernode-private-key", str(self.folder / "node.key")]
+        )
         facts = {"name": options.name, "socket": str(self.room / "site.sock")}
         told = " ".join(f"{name}={to_toml(value)}" for name, value in facts.items())
-        words = ["--superlink", str(address), "--port", str(free_port()), "--node-config", told, *safety]
+        words = [
+            "--superlink",
+            str(address),
+            "--port",
+            str(free_port()),
+            "--node-config",
+            told,
+            *safety,
+        ]
         home = self.folder / "flower"
-        return Process([program("flower-supernode"), *words], home, self.folder / "supernode.log")
+        return ServerProcess(
+            [program("flower-supernode"), *words], home, self.folder / "supernode.log"
+        )
 
     def watch(self, say: Callable[[str], None], pause: float = 0.5) -> None:
         """Look after the processes for as long as both can run."""
@@ -67,7 +81,9 @@ class RunningSite:
                 now = time.monotonic()
                 self.deaths = [then for then in self.deaths if then > now - WHILE] + [now]
                 if len(self.deaths) >= TRIES:
-                    raise CafedclError(f"site {self.options.name}: its worker dies again: {self.worker.last_words()}")
+                    raise CafedclError(
+                        f"site {self.options.name}: its worker dies again: {self.worker.last_words()}"
+                    )
                 say(f"its worker ended (exit {self.worker.popen.returncode}) and is started again")
                 self.worker = self._worker()
             time.sleep(pause)

@@ -55,7 +55,12 @@ class Followed:
 
 
 def submit(
-    home: Path, config: Config | None, path: Path, watchers: Sequence[Watcher], federation: str = "", **extra: str
+    home: Path,
+    config: Config | None,
+    path: Path,
+    watchers: Sequence[Watcher],
+    federation: str = "",
+    **extra: str,
 ) -> None:
     """Hand a run to the SuperLink of ``home`` and watch it to its end; without a config, a run folder is resumed."""
     folder = RunFolder(path)
@@ -69,7 +74,9 @@ def submit(
         file.write_text(config.to_toml(), encoding="utf-8")
         words["config-file"] = str(file.resolve())
     options = home / "run-config.toml"
-    options.write_text("".join(f"{name} = {to_toml(value)}\n" for name, value in words.items()), encoding="utf-8")
+    options.write_text(
+        "".join(f"{name} = {to_toml(value)}\n" for name, value in words.items()), encoding="utf-8"
+    )
     more = ["--federation-config", federation] if federation else []
     app = write_app(home / "cafedcl-run")
     number = str(ask(home, "run", str(app), NAME, "--run-config", str(options), *more)["run-id"])

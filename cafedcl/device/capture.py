@@ -12,7 +12,9 @@ CHAIN = 10
 """Steps in one capture: fewer, larger launches."""
 
 
-def capture(work: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None) -> torch.cuda.CUDAGraph:
+def capture(
+    work: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None
+) -> torch.cuda.CUDAGraph:
     """Return the graph of what the work queues on a stream. The work is not done by that, and must be warmed up."""
     stream.synchronize()
     with torch.cuda.stream(stream):

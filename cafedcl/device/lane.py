@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cafedcl.core.tensors import Tensors
 from cafedcl.device.capture import WARM_UP, capture
-from cafedcl.device.packed_bytes import Parcel
+from cafedcl.device.packed_bytes import PackedBytes
 
 
 class Mark:
@@ -68,7 +68,11 @@ class Lane:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
 
     def capture(
-        self, work: Callable[[], None], before: Callable[[], object] | None = None, *, warm: bool = True
+        self,
+        work: Callable[[], None],
+        before: Callable[[], object] | None = None,
+        *,
+        warm: bool = True,
     ) -> Callable[[], None]:
         """Return a call that repeats the work on the tensors it was captured with.
 
@@ -104,5 +108,5 @@ def to_host(tensors: Tensors) -> Tensors:
     away = {name: value for name, value in tensors.items() if not value.is_cpu}
     if not away:
         return tensors
-    parcel = Parcel(away)
+    parcel = PackedBytes(away)
     return {**tensors, **parcel.unwrap(parcel.wrap(away).to("cpu", non_blocking=True))}

@@ -22,14 +22,15 @@ class Stretch(NamedTuple):
     shapes: dict[str, torch.Size]
 
 
-class Parcel:
+class PackedBytes:
     """Where tensors of certain names, shapes and types lie in one vector of bytes."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.stretches: list[Stretch] = []
         start = 0
         for dtype in sorted(
-            {value.dtype for value in tensors.values()}, key=lambda dtype: (-dtype.itemsize, str(dtype))
+            {value.dtype for value in tensors.values()},
+            key=lambda dtype: (-dtype.itemsize, str(dtype)),
         ):
             shapes = {name: value.shape for name, value in tensors.items() if value.dtype == dtype}
             sizes = [shape.numel() for shape in shapes.values()]
@@ -49,7 +50,10 @@ class Parcel:
         for dtype, start, _, sizes, shapes in self.stretches:
             begins, kind = accumulate(sizes, initial=0), torch.empty(0, dtype=dtype).numpy().dtype
             parts = zip(shapes.items(), begins, strict=False)
-            entries += [(name, tuple(shape), kind, start + dtype.itemsize * begin) for (name, shape), begin in parts]
+            entries += [
+                (name, tuple(shape), kind, start + dtype.itemsize * begin)
+                for (name, shape), begin in parts
+            ]
         return entries
 
     def read(self, data: Tensor) -> dict[str, npt.NDArray[Any]]:
@@ -58,7 +62,10 @@ class Parcel:
         That takes half the time of cutting tensors out of it.
         """
         whole = data.numpy().copy()
-        return {name: np.ndarray(shape, kind, whole, begin) for name, shape, kind, begin in self._entries}
+        return {
+            name: np.ndarray(shape, kind, whole, begin)
+            for name, shape, kind, begin in self._entries
+        }
 
     def unwrap(self, data: Tensor) -> Tensors:
         """Return the tensors that lie in a vector, as views of it, which may be filled later."""

@@ -1,62 +1,106 @@
 """Which engine runs a config."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import nn
 
+from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down
 from cafedcl.core.errors import CafedclError
 from cafedcl.engine.base import Engine
-from cafedcl.engine.cpu.groups import obstacle as obstacle_to_stack
-from cafedcl.engine.cpu.workers import Workers
-from cafedcl.engine.cuda.engine import Graphs, obstacle
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.cpu.groups import choose_size, stacking_obstacle
+from cafedcl.engine.cpu.workers import CpuEngine
+from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.task.build import Setup
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
-SLOW = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
-"""Layers that plain kernels are slow at."""
-COMPILE_TIME, STEP_GAIN, IMAGE_GAIN = 40.0, 5e-5, 2e-5
-"""Seconds that compiling takes, and that it saves per step, and per image in a network with slow layers."""
+SLOW_LAYERS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
+"""Layers whose plain kernels are slow."""
+COMPILE_SECONDS = 40.0
+SECONDS_SAVED_PER_STEP = 5e-5
+SECONDS_SAVED_PER_IMAGE = 2e-5
+"""What compiling saves per image in a network with slow layers."""
+
+Notice = Callable[[str], None]
 
 
-def choose_engine(setup: Setup, notice: Callable[[str], None]) -> Engine:
-    """Return the engine for a config; ``notice`` is told in one line if it is not the one that was asked for."""
-    config, bench = setup.config, setup.bench
-    participants = max(1, round(config.federation.participation * len(bench.shards)))
+def settle_stack(setup: Setup) -> Config:
+    """Return the config with `engine.stack = 0` replaced by the number it stands for.
+
+    How many clients train side by side decides the last bits, so the number is part of the run.
+    """
+    config = setup.config
+    if config.engine.stack:
+        return config
+    return replace(config, engine=replace(config.engine, stack=choose_size(setup.task)))
+
+
+def choose_engine(setup: Setup, notice: Notice) -> Engine:
+    """Return the engine for a config; ``notice`` gets one line if it is not the one asked for."""
+    task = setup.task
+    config = settle_stack(setup)
+    clients = len(task.clients.shards)
+    participants = max(1, round(config.federation.participation * clients))
     if config.engine.name == "flower":
-        raise CafedclError("engine.name = flower: a Federation is made by Flower's server; use cafedcl.run")
-    if config.engine.name == "graphs":
-        return _graphs(setup, participants, notice)
-    if bench.device.type != "cpu" or len(bench.shards) < 2:
-        return Eager(bench)
-    reason = obstacle_to_stack(bench)
+        raise CafedclError(
+            "engine.name = flower: a Federation is made by Flower's server; use cafedcl.run"
+        )
+    if config.engine.name == "cuda":
+        return _cuda_engine(setup, participants, notice)
+    if config.engine.name == "reference" or clients < 2:
+        return ReferenceEngine(task)
+    reason = stacking_obstacle(task)
     if config.engine.stack > 1 and reason is not None:
-        notice(f"clients cannot train side by side, so they do so one after another ({reason})")
-    return Workers(bench, config, config.engine.workers, participants * config.federation.rounds)
+        notice(f"clients train one after another, not side by side ({reason})")
+    return CpuEngine(task, config, config.engine.workers, participants * config.federation.rounds)
 
 
-def _graphs(setup: Setup, participants: int, notice: Callable[[str], None]) -> Engine:
-    bench, options = setup.bench, setup.config.engine
-    reason = obstacle(bench.network)
-    steps = participants * setup.config.federation.rounds * bench.steps(bench.typical)
-    wanted = pays_off(bench, steps) if options.compile == "auto" else options.compile == "on"
-    for compiled in ([True, False] if wanted else [False]) if reason is None else ():
-        engine = Graphs(bench, options, participants, compiled=compiled)
-        try:
-            engine.trial(Down(0, bench.method.broadcast(setup.start())))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            if compiled:
-                notice(f"the encoder cannot be compiled here, so it runs as it is ({reason})")
-            continue
-        return engine
+def _cuda_engine(setup: Setup, participants: int, notice: Notice) -> Engine:
+    """Return the CUDA engine, compiled if that pays; the reference where steps cannot be captured."""
+    task = setup.task
+    options = setup.config.engine
+    reason = capture_obstacle(task.network)
+    if reason is None:
+        steps = (
+            participants
+            * setup.config.federation.rounds
+            * task.schedule.steps(task.schedule.typical)
+        )
+        compiled = options.compile == "on"
+        if options.compile == "auto":
+            compiled = compiling_pays_off(task, steps)
+        if compiled:
+            engine, reason = _try_captured(setup, participants, compiled=True)
+            if engine is not None:
+                return engine
+            notice(f"the encoder cannot be compiled here, so it runs uncompiled ({reason})")
+        engine, reason = _try_captured(setup, participants, compiled=False)
+        if engine is not None:
+            return engine
     notice(f"steps cannot be captured, so clients train one after another in fp32 ({reason})")
-    return Eager(bench)
+    return ReferenceEngine(task)
 
 
-def pays_off(bench: Bench, steps: int) -> bool:
-    """Return whether so many steps gain more by compiling than it takes."""
-    images = steps * bench.batch_size(bench.typical)
-    slow = any(isinstance(module, SLOW) for module in bench.network.modules())
-    return steps * STEP_GAIN + images * IMAGE_GAIN * slow > COMPILE_TIME
+def _try_captured(
+    setup: Setup, participants: int, *, compiled: bool
+) -> tuple[CudaEngine | None, str | None]:
+    """Return an engine that has captured a first step, or why there is none."""
+    engine = CudaEngine(setup.task, setup.config.engine, participants, compiled=compiled)
+    try:
+        engine.trial(Down(0, setup.task.method.broadcast(setup.start())))
+    except Exception as error:
+        engine.close()
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return engine, None
+
+
+def compiling_pays_off(task: Task, steps: int) -> bool:
+    """Return whether compiling saves more over the given number of steps than it takes."""
+    images = steps * task.schedule.batch_size(task.schedule.typical)
+    has_slow_layers = any(isinstance(module, SLOW_LAYERS) for module in task.network.modules())
+    saved = steps * SECONDS_SAVED_PER_STEP
+    if has_slow_layers:
+        saved += images * SECONDS_SAVED_PER_IMAGE
+    return saved > COMPILE_SECONDS

@@ -13,7 +13,7 @@ from torch import Tensor
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.flip_and_crop import draw
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 FIXED = 16.0
 """What a step costs besides its images, in images."""
@@ -46,19 +46,21 @@ class Schedule:
         return dict(zip(names, (self.shares @ last).tolist(), strict=True))
 
 
-def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round: int, width: int) -> Schedule:
+def make_schedule(
+    task: Task, shard: npt.NDArray[np.int64], client: int, round: int, width: int
+) -> Schedule:
     """Draw a client's batches as the reference engine does, and pad them to a width."""
-    options, images = bench.train, len(shard)
-    size = bench.batch_size(images)
+    options, images = task.schedule.options, len(shard)
+    size = task.schedule.batch_size(images)
     pattern = _pattern(images, size, width, options.epochs)
     steps, full = len(pattern.sizes), images // size
-    draws = stream(bench.seed, "batches", client, round)
+    draws = stream(task.seed, "batches", client, round)
     rows = np.full((options.epochs, steps, width), shard[0])
     order = shard[np.array([draws.permutation(images) for _ in rows])]
     rows[:, :full, :size] = order[:, : full * size].reshape(len(order), full, size)
     if full < steps:
         rows[:, full, : images - full * size] = order[:, full * size :]
-    rates = tuple(bench.learning_rate(round, epoch) for epoch in range(options.epochs))
+    rates = tuple(task.schedule.learning_rate(round, epoch) for epoch in range(options.epochs))
     tables = {
         "rows": torch.from_numpy(rows.reshape(-1, width)),
         "weight": pattern.weight,
@@ -66,13 +68,17 @@ def make_schedule(bench: Bench, shard: npt.NDArray[np.int64], client: int, round
         "first": pattern.first,
     }
     if options.flip or options.crop:
-        with torch_stream(bench.seed, "client", client, round):
+        with torch_stream(task.seed, "client", client, round):
             drawn = [draw(int(n), options) for _ in rates for n in pattern.sizes]
-        tables |= {f"draw/{name}": _padded([each[name] for each in drawn], width) for name in drawn[0]}
+        tables |= {
+            f"draw/{name}": _padded([each[name] for each in drawn], width) for name in drawn[0]
+        }
     marks: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
-    if bench.augmenter.options.weight != 1:
-        synthetic = tables["rows"] >= len(bench.data.train_y)
-        tables["weight"] = torch.where(synthetic, bench.augmenter.options.weight * pattern.weight, pattern.weight)
+    if task.tail.augmenter.options.weight != 1:
+        synthetic = tables["rows"] >= len(task.clients.data.train_y)
+        tables["weight"] = torch.where(
+            synthetic, task.tail.augmenter.options.weight * pattern.weight, pattern.weight
+        )
         del marks["weight"]
     return Schedule(tables, pattern.shares, marks)
 
@@ -94,7 +100,10 @@ def _pattern(images: int, size: int, width: int, epochs: int) -> Pattern:
     weight = (np.arange(width) < sizes[:, None]).astype(np.float32)
     first = np.arange(steps) == 0
     return Pattern(
-        sizes, sizes / images, torch.from_numpy(np.tile(weight, (epochs, 1))), torch.from_numpy(np.tile(first, epochs))
+        sizes,
+        sizes / images,
+        torch.from_numpy(np.tile(weight, (epochs, 1))),
+        torch.from_numpy(np.tile(first, epochs)),
     )
 
 

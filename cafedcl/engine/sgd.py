@@ -12,13 +12,19 @@ def flatten(network: nn.Module) -> Tensor:
     sizes = [p.numel() for p in parameters]
     flat = torch.cat([p.detach().flatten() for p in parameters])
     flat.grad = torch.zeros_like(flat)
-    for parameter, values, gradients in zip(parameters, flat.split(sizes), flat.grad.split(sizes), strict=True):
+    for parameter, values, gradients in zip(
+        parameters, flat.split(sizes), flat.grad.split(sizes), strict=True
+    ):
         parameter.data, parameter.grad = values.view_as(parameter), gradients.view_as(parameter)
     return flat
 
 
 def descend(
-    weights: Tensor, gradient: Tensor, velocity: Tensor | None, rate: Tensor | float, options: TrainOptions
+    weights: Tensor,
+    gradient: Tensor,
+    velocity: Tensor | None,
+    rate: Tensor | float,
+    options: TrainOptions,
 ) -> None:
     """Clip the gradient's norm, decay, and move the weights, all in place; several clients' lie one to a row."""
     if options.clip:

@@ -8,7 +8,7 @@ from cafedcl.core.contract import Part, Weights
 from cafedcl.core.errors import CafedclError
 
 
-class Known(NamedTuple):
+class LossView(NamedTuple):
     """What a loss may know of a client: tensors, which can be exchanged under a capture. Numbers cannot."""
 
     counts: Tensor
@@ -16,7 +16,7 @@ class Known(NamedTuple):
     total: Tensor
 
 
-class Anyone(NamedTuple):
+class SummaryView(NamedTuple):
     """What a captured summary may know of a client: as if it held every class; its own are picked afterwards."""
 
     counts: Tensor

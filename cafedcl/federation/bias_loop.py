@@ -18,7 +18,7 @@ from cafedcl.core.tensors import Tensors, moved
 from cafedcl.data.shards import Shards
 from cafedcl.engine.base import Engine
 from cafedcl.functional.aggregation import Entries, combined, normalise
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 PROTOTYPES = "anchors/prototypes"
 
@@ -57,26 +57,35 @@ def decompose(old: Tensor, new: Tensor, centre: Tensor, noise: Tensor) -> Tensor
 class Loop:
     """Measures the loop in a run: from the server's states before and after a round, and what came up in it."""
 
-    def __init__(self, bench: Bench, per_class: int) -> None:
-        self.bench, self.per_class = bench, per_class
+    def __init__(self, task: Task, per_class: int) -> None:
+        self.task, self.per_class = task, per_class
 
     @cached_property
     def reference(self) -> Tensor:
         """The training images that classes' centres are measured on."""
-        return reference_rows(self.bench.data.train_y, self.bench.shards, self.per_class, self.bench.seed)
+        return reference_rows(
+            self.task.clients.data.train_y, self.task.clients.shards, self.per_class, self.task.seed
+        )
 
-    def __call__(self, engine: Engine, before: Tensors, after: Tensors, ups: list[Up], notes: Tensors) -> Tensors:
+    def __call__(
+        self, engine: Engine, before: Tensors, after: Tensors, ups: list[Up], notes: Tensors
+    ) -> Tensors:
         """Return drift, its parts and the injected variance per class; nothing where there are no prototypes.
 
         Centres under a server's model need training images, so where those lie elsewhere there is nothing either.
         ``notes`` are the clients' own, one row for every client of the run. Classes nobody reported are NaN.
         """
-        if not self.per_class or PROTOTYPES not in after or not ups or (self.bench.remote and self.bench.serves):
+        if (
+            not self.per_class
+            or PROTOTYPES not in after
+            or not ups
+            or (self.task.clients.remote and self.task.has_server_model)
+        ):
             return {}
-        old, new, method = before[PROTOTYPES].cpu(), after[PROTOTYPES].cpu(), self.bench.method
+        old, new, method = before[PROTOTYPES].cpu(), after[PROTOTYPES].cpu(), self.task.method
         ups = [replace(up, tensors=moved(up.tensors, "cpu")) for up in ups]
         clients = [up.client for up in ups]
-        told, counts = Entries(ups, len(new)), self.bench.shards.counts[clients].double()
+        told, counts = Entries(ups, len(new)), self.task.clients.shards.counts[clients].double()
         sent, held, alpha = told["prototypes"].double(), told.held, method.alphas(told)
         centre = self.centre(engine, after, normalise(counts * held), sent).to(new.dtype)
         noise, tables = torch.zeros(len(new)), Tensors()
@@ -86,17 +95,19 @@ class Loop:
             noise = tables["injected"] * (new.double().norm(dim=1) / mean.norm(dim=1)).square()
         tables |= decompose(old, new, centre, noise)
         absent = ~held.any(0)
-        return {name: value.float().masked_fill(absent, torch.nan) for name, value in tables.items()}
+        return {
+            name: value.float().masked_fill(absent, torch.nan) for name, value in tables.items()
+        }
 
     def centre(self, engine: Engine, state: Tensors, share: Tensor, sent: Tensor) -> Tensor:
         """Return every class's centre: over the reference images under the server's encoder.
 
         Without a server's model there is no common encoder, and the mean of what clients sent, by counts, stands in.
         """
-        if not self.bench.serves:
+        if not self.task.has_server_model:
             return combined(share, sent)
-        labels = self.bench.data.train_y.cpu()[self.reference]
-        return self.bench.method.centre(engine.embed(state, self.reference).cpu(), labels)
+        labels = self.task.clients.data.train_y.cpu()[self.reference]
+        return self.task.method.centre(engine.embed(state, self.reference).cpu(), labels)
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,9 @@ class Injection:
         """
         held = weights * (self.counts > 0)
         alpha = held / held.sum(-2, keepdim=True)
-        return (alpha.square() * torch.where(alpha > 0, self.noise, torch.zeros_like(alpha))).sum(-2)
+        return (alpha.square() * torch.where(alpha > 0, self.noise, torch.zeros_like(alpha))).sum(
+            -2
+        )
 
     def tables(self) -> Tensors:
         """Return the effective number of clients 1/Σα², and V under the chosen weights and under three others."""
@@ -133,4 +146,7 @@ class Injection:
             "injected_best": 1 / self.noise.clamp_min(1e-12),
         }
         injected = self.under(torch.stack(list(weights.values())))
-        return {"clients": 1 / self.alpha.square().sum(0), **dict(zip(weights, injected, strict=True))}
+        return {
+            "clients": 1 / self.alpha.square().sum(0),
+            **dict(zip(weights, injected, strict=True)),
+        }

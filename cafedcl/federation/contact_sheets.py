@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from cafedcl.augment.base import Extra
+from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import TICKET, Down, Job
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
@@ -29,20 +29,29 @@ class Sheets(Watcher):
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Draw the sheets of the clients that have something new."""
-        bench, failed = federation.bench, {entry["client"] for entry in record.failed}
-        if bench.augmenter.shifts or bench.remote or not bench.wanted.any():
+        task, failed = federation.task, {entry["client"] for entry in record.failed}
+        if task.tail.augmenter.shifts or task.clients.remote or not task.tail.wanted.any():
             return
-        for client in [k for k in record.participants if k not in {*record.dropped, *failed} and k < CLIENTS]:
+        for client in [
+            k for k in record.participants if k not in {*record.dropped, *failed} and k < CLIENTS
+        ]:
             memory = federation.memories.get(client, {})
             if TICKET in memory:
                 continue
             learned = memory.get(f"{AUGMENT}fitted")
             new = client not in self.seen if learned is None else int(learned) == record.round
-            if new and bench.wanted[client].any():
+            if new and task.tail.wanted[client].any():
                 self.seen.add(client)
-                extra = bench.extra(Job(client, Down(record.round, {}), memory, False), no_features)
-                own = bench.shards.train[client]
-                sheet = draw(bench.data.train_x[own].cpu(), bench.data.train_y[own].cpu(), extra, bench.data.names)
+                extra = task.tail.extra(
+                    Job(client, Down(record.round, {}), memory, False), no_features
+                )
+                own = task.clients.shards.train[client]
+                sheet = draw(
+                    task.clients.data.train_x[own].cpu(),
+                    task.clients.data.train_y[own].cpu(),
+                    extra,
+                    task.clients.data.names,
+                )
                 with explained(self.folder):
                     self.folder.mkdir(exist_ok=True)
                     sheet.save(self.folder / f"round-{record.round:04d}-client-{client:02d}.png")
@@ -53,12 +62,14 @@ def no_features() -> Tensor:
     raise CafedclError("a sheet shows images, not features")
 
 
-def draw(x: Tensor, y: Tensor, extra: Extra, names: tuple[str, ...]) -> Image.Image:
+def draw(x: Tensor, y: Tensor, extra: SyntheticImages, names: tuple[str, ...]) -> Image.Image:
     """Return a sheet: a row per tail class, real images at the left, synthetic ones at the right."""
     made_x, made_y, told = extra.x.cpu(), extra.y.cpu(), extra.notes
     classes = made_y.unique().tolist()[:ROWS]
     half = ACROSS * (TILE + GAP)
-    sheet = Image.new("RGB", (MARGIN + 2 * half + 3 * GAP + 12, HEAD + len(classes) * (TILE + GAP) + GAP), PAPER)
+    sheet = Image.new(
+        "RGB", (MARGIN + 2 * half + 3 * GAP + 12, HEAD + len(classes) * (TILE + GAP) + GAP), PAPER
+    )
     pen = ImageDraw.Draw(sheet)
     pen.text((MARGIN, 5), "real", INK)
     pen.text((MARGIN + half + 12, 5), "synthetic", INK)

@@ -23,7 +23,9 @@ class Journal(Watcher):
     def write(self, event: str, **details: Any) -> None:
         """Append an event."""
         with (self.path / NAME).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": event, "time": round(time.time(), 3), **details}) + "\n")
+            file.write(
+                json.dumps({"event": event, "time": round(time.time(), 3), **details}) + "\n"
+            )
 
     def say(self, message: str) -> None:
         """Note something that people should see."""
@@ -43,7 +45,9 @@ class Journal(Watcher):
 
     def client_done(self, federation: Federation, client: int, failure: Failure | None) -> None:
         """Note that a client replied or failed."""
-        self.write("client", round=federation.round, client=client, failure=failure and failure.reason)
+        self.write(
+            "client", round=federation.round, client=client, failure=failure and failure.reason
+        )
 
     def round_done(self, federation: Federation, record: Record) -> None:  # noqa: ARG002
         """Note that a round is over; its numbers are in the metrics."""

@@ -24,7 +24,11 @@ def scalars(record: Record) -> dict[str, float]:
     line = record.line()
     found: dict[str, float] = {"lr": record.lr}
     for section in ("server", "own", "loss", "traffic", "seconds"):
-        found |= {f"{section}.{key}": value for key, value in (line[section] or {}).items() if value is not None}
+        found |= {
+            f"{section}.{key}": value
+            for key, value in (line[section] or {}).items()
+            if value is not None
+        }
     found["seconds.round"] = sum(record.seconds.values())
     found |= {f"clients.{name}": len(line[name]) for name in ("participants", "dropped", "failed")}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
@@ -85,7 +89,9 @@ class MlflowLog(Watcher):
             self.experiment = self._experiment()
         except (self.mlflow.exceptions.MlflowException, ImportError, OSError) as error:
             said = str(error).splitlines()[0]
-            raise CafedclError(f"--log mlflow: {said}; mend it, or set MLFLOW_TRACKING_URI") from None
+            raise CafedclError(
+                f"--log mlflow: {said}; mend it, or set MLFLOW_TRACKING_URI"
+            ) from None
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "cafedcl"
@@ -104,11 +110,16 @@ class MlflowLog(Watcher):
         except (self.mlflow.exceptions.MlflowException, OSError, ValueError, KeyError) as error:
             self.lost = True
             said = str(error).splitlines()[0]
-            print(f"warning: mlflow: {said}; the run goes on without it from round {record.round}", file=sys.stderr)
+            print(
+                f"warning: mlflow: {said}; the run goes on without it from round {record.round}",
+                file=sys.stderr,
+            )
 
     def _write(self, numbers: Mapping[str, float], step: int) -> None:
         now, metric = int(1000 * time.time()), self.mlflow.entities.Metric
-        self.client.log_batch(self.run_id, metrics=[metric(name, value, now, step) for name, value in numbers.items()])
+        self.client.log_batch(
+            self.run_id, metrics=[metric(name, value, now, step) for name, value in numbers.items()]
+        )
 
     def _begin(self, federation: Federation) -> None:
         if self.file.is_file():
@@ -116,9 +127,13 @@ class MlflowLog(Watcher):
             self.known = int(self.client.get_run(self.run_id).data.metrics.get("round", -1))
             self.client.update_run(self.run_id, status="RUNNING")
             return
-        self.run_id = str(self.client.create_run(self.experiment, run_name=self.file.parent.name).info.run_id)
+        self.run_id = str(
+            self.client.create_run(self.experiment, run_name=self.file.parent.name).info.run_id
+        )
         pairs = parameters(federation.config.to_plain())
-        self.client.log_batch(self.run_id, params=[self.mlflow.entities.Param(*pair) for pair in pairs.items()])
+        self.client.log_batch(
+            self.run_id, params=[self.mlflow.entities.Param(*pair) for pair in pairs.items()]
+        )
         self.file.write_text(json.dumps({"run_id": self.run_id}) + "\n", encoding="utf-8")
 
     def __enter__(self) -> "MlflowLog":
@@ -126,7 +141,9 @@ class MlflowLog(Watcher):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.run_id and not self.lost:
-            ended = "KILLED" if kind and issubclass(kind, KeyboardInterrupt | SystemExit) else "FAILED"
+            ended = (
+                "KILLED" if kind and issubclass(kind, KeyboardInterrupt | SystemExit) else "FAILED"
+            )
             self.client.set_terminated(self.run_id, ended if kind else "FINISHED")
 
 

@@ -21,10 +21,10 @@ class Recorder(Watcher):
 
     def begin(self, federation: Federation, command: list[str]) -> None:
         """Write down what is about to run. The config comes last: a folder that has one holds a run."""
-        data = federation.bench.data
+        data = federation.task.clients.data
         tensors = {"counts": federation.counts, "mean": data.mean, "std": data.std}
         header = {"names": list(data.names), "shape": list(data.shape)}
-        about = environment(command, str(federation.bench.device))
+        about = environment(command, str(federation.task.device))
         about |= {"enrolment_bytes": federation.enrolment, **federation.about}
         config = f"format = {FORMAT}\n\n{federation.config.to_toml()}"
         with explained(self.path):

@@ -13,14 +13,24 @@ from torch import Tensor
 
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply, Up
-from cafedcl.core.flat import solid
+from cafedcl.core.flat import storage_tensors
 from cafedcl.core.rng import stream, torch_stream
-from cafedcl.core.tensors import MODEL, Header, Tensors, floats, moved, nbytes, prefixed, under, without
+from cafedcl.core.tensors import (
+    MODEL,
+    Header,
+    Tensors,
+    floats,
+    moved,
+    nbytes,
+    prefixed,
+    under,
+    without,
+)
 from cafedcl.engine.base import Engine, Results, Sites
-from cafedcl.engine.choose import choose_engine
+from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.bias_loop import Loop
-from cafedcl.functional.metrics import Judge, Scores
-from cafedcl.functional.reply_check import Inspector
+from cafedcl.functional.metrics import Evaluator, Scores
+from cafedcl.functional.reply_check import ReplyValidator
 from cafedcl.task.build import Setup, check_schedule, prepare
 from cafedcl.task.task import arithmetic
 
@@ -47,7 +57,11 @@ class Record:
 
     def line(self) -> dict[str, Any]:
         """Return the record as plain values, without the tables."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "tables"}
+        return {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(self)
+            if entry.name != "tables"
+        }
 
 
 class Watcher:
@@ -69,9 +83,12 @@ class Watcher:
 class Federation:
     """A server and its clients, stepped round by round."""
 
-    def __init__(self, config: Config | Setup, watchers: Sequence[Watcher] = (), engine: Engine | None = None) -> None:
+    def __init__(
+        self, config: Config | Setup, watchers: Sequence[Watcher] = (), engine: Engine | None = None
+    ) -> None:
         setup = prepare(config) if isinstance(config, Config) else config
-        self.config, self.bench, self.method = setup.config, setup.bench, setup.bench.method
+        setup = replace(setup, config=settle_stack(setup))
+        self.config, self.task, self.method = setup.config, setup.task, setup.task.method
         self.options = self.config.federation
         self.watchers = list(watchers)
         self.engine = engine or choose_engine(setup, lambda message: self.tell("noticed", message))
@@ -83,16 +100,24 @@ class Federation:
         self.counts = setup.counts
         self.about: dict[str, Any] = {}
         """What the run folder notes of where the clients are."""
-        _, y = self.bench.test_set(None)
-        self.judge = Judge(self.counts, y.cpu(), setup.test_counts, self.config.evaluate.shots, self.bench.remote)
-        self.own = self.judge.no_own()
-        self.loop = Loop(self.bench, self.config.evaluate.loop)
-        self.inspector = Inspector(self.bench.shared(), self.bench.fields, self.bench.shards.counts)
+        _, y = self.task.clients.test_set(None)
+        self.evaluator = Evaluator(
+            self.counts,
+            y.cpu(),
+            setup.test_counts,
+            self.config.evaluate.shots,
+            self.task.clients.remote,
+        )
+        self.own = self.evaluator.no_own()
+        self.loop = Loop(self.task, self.config.evaluate.loop)
+        self.validator = ReplyValidator(
+            self.task.shared(), self.task.fields, self.task.clients.shards.counts
+        )
 
     @property
     def enrolment(self) -> int:
         """Bytes sent once before round 0: every client's class counts up, the largest and the sum per class down."""
-        return 3 * nbytes({"counts": self.bench.shards.counts})
+        return 3 * nbytes({"counts": self.task.clients.shards.counts})
 
     @property
     def finished(self) -> bool:
@@ -112,11 +137,11 @@ class Federation:
         self.tell("round_began", len(sampled))
         down = Down(t, self.method.broadcast(self.state))
 
-        tally = Tally(self.bench.by_class)
+        tally = RoundReplies(self.task.per_class)
         present = [k for k in sampled if k not in dropped]
         with (
             clock("aggregate"),
-            arithmetic(self.bench),
+            arithmetic(self.task),
             torch_stream(self.config.run.seed, "server", t),
             closing(self.train(down, present)) as results,
         ):
@@ -133,10 +158,10 @@ class Federation:
             dropped=dropped,
             failed=[asdict(failure) for failure in tally.failures],
             traffic=self.traffic(down, sampled, tally),
-            lr=self.bench.learning_rate(t, 0),
+            lr=self.task.schedule.learning_rate(t, 0),
             loss=mean_losses(tally.replies),
             server=server,
-            own=self.judge.own_scores(own) if self.own_is_due(t) else None,
+            own=self.evaluator.own_scores(own) if self.own_is_due(t) else None,
             seconds=clock.seconds,
             tables=tables,
         )
@@ -144,20 +169,26 @@ class Federation:
         self.state, self.own, self.round = state, own, t + 1
         self.history.append(replace(record, tables={}))
         told = {reply.up.client: reply.up.notes for reply in replies}
-        for remark in self.bench.augmenter.remarks(t, told, self.bench.data.names):
+        for remark in self.task.tail.augmenter.remarks(t, told, self.task.clients.data.names):
             self.tell("noticed", remark)
         self.tell("round_done", record)
         return record
 
     def sample(self, t: int) -> tuple[list[int], list[int]]:
         """Return the clients asked to take part, and those among them that will drop out before they reply."""
-        clients = len(self.bench.shards)
+        clients = len(self.task.clients.shards)
         number = max(1, round(self.options.participation * clients))
-        chosen = stream(self.config.run.seed, "participants", t).choice(clients, number, replace=False)
+        chosen = stream(self.config.run.seed, "participants", t).choice(
+            clients, number, replace=False
+        )
         sampled = sorted(int(k) for k in chosen)
         chance, planned = self.options.dropout, self.schedule.get(t, set())
         seed = self.config.run.seed
-        drawn = {k for k in sampled if stream(seed, "dropout", k, t).random() < chance} if chance else set()
+        drawn = (
+            {k for k in sampled if stream(seed, "dropout", k, t).random() < chance}
+            if chance
+            else set()
+        )
         return sampled, [k for k in sampled if k in planned or k in drawn]
 
     def train(self, down: Down, clients: list[int]) -> Results:
@@ -166,7 +197,9 @@ class Federation:
         jobs = [Job(client, down, self.memories.get(client, {}), own) for client in clients]
         with closing(self.engine.train(jobs)) as results:
             for result in in_order(map(self.received, results), clients):
-                problem = self.inspector.problem(result) if isinstance(result, Reply) else result.reason
+                problem = (
+                    self.validator.problem(result) if isinstance(result, Reply) else result.reason
+                )
                 failure = Failure(client_of(result), problem) if problem else None
                 self.tell("client_done", client_of(result), failure)
                 yield failure or result
@@ -175,27 +208,42 @@ class Federation:
         """Return a result with its per-class entries, which are small, where the server works on them."""
         if isinstance(result, Failure):
             return result
-        up, home, small = result.up, self.bench.home, self.bench.by_class
-        away = {name: value for name, value in up.tensors.items() if name in small and value.device != home}
-        return replace(result, up=replace(up, tensors={**up.tensors, **moved(away, home)})) if away else result
+        up, home, small = result.up, self.task.server_device, self.task.per_class
+        away = {
+            name: value
+            for name, value in up.tensors.items()
+            if name in small and value.device != home
+        }
+        return (
+            replace(result, up=replace(up, tensors={**up.tensors, **moved(away, home)}))
+            if away
+            else result
+        )
 
-    def evaluate(self, state: Tensors, replies: list[Reply]) -> tuple[Scores | None, Tensors, Tensors]:
+    def evaluate(
+        self, state: Tensors, replies: list[Reply]
+    ) -> tuple[Scores | None, Tensors, Tensors]:
         """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""
-        due = self.bench.serves and self.is_due(self.round, self.config.evaluate.every)
+        due = self.task.has_server_model and self.is_due(self.round, self.config.evaluate.every)
         scores = self.scored(state) if due else None
         own = {name: value.clone() for name, value in self.own.items()}
         for reply in replies:
-            if reply.hits and not self.method.pooled:
-                for name, value in self.judge.own(reply.up.client, reply.hits).items():
+            if reply.correct and not self.method.pooled:
+                for name, value in self.evaluator.own(reply.up.client, reply.correct).items():
                     own[name][reply.up.client] = value
                 own["round"][reply.up.client] = self.round
-        notes = self.notes(replies) if self.config.store.notes and (due or self.own_is_due(self.round)) else {}
+        notes = (
+            self.notes(replies)
+            if self.config.store.notes and (due or self.own_is_due(self.round))
+            else {}
+        )
         server, tables = scores() if scores else (None, Tensors())
         if self.own_is_due(self.round):
             tables |= prefixed("own/", own)
         if tables and self.config.store.notes:
             tables |= prefixed("notes/", notes) | prefixed(
-                "loop/", self.loop(self.engine, self.state, state, [reply.up for reply in replies], notes)
+                "loop/",
+                self.loop(self.engine, self.state, state, [reply.up for reply in replies], notes),
             )
             tables |= without(MODEL, state)
         return server, own, moved(tables, "cpu")
@@ -205,14 +253,16 @@ class Federation:
 
         Returns the call that waits for the scores and the tables behind them.
         """
-        called = self.engine.predict(state) if len(self.judge.y) else None
+        predicted = self.engine.predict(state) if len(self.evaluator.y) else None
 
         def scores() -> tuple[Scores, Tensors]:
-            server, tables = self.judge.server(called()) if called else ({}, {})
-            if not isinstance(self.engine, Sites) or not self.bench.remote:
+            server, tables = self.evaluator.server(predicted()) if predicted else ({}, {})
+            if not isinstance(self.engine, Sites) or not self.task.clients.remote:
                 return server, tables
-            surveyed, behind = self.judge.surveyed(self.engine.survey(state))
-            clients = {name: value for name, value in surveyed.items() if name.startswith("client_")}
+            surveyed, behind = self.evaluator.surveyed(self.engine.survey(state))
+            clients = {
+                name: value for name, value in surveyed.items() if name.startswith("client_")
+            }
             return {**surveyed, **server, **clients}, {**tables, **behind}
 
         return scores
@@ -238,7 +288,7 @@ class Federation:
         """Return whether the clients' own models are scored in this round."""
         return not self.method.pooled and self.is_due(t, self.config.evaluate.own_every)
 
-    def traffic(self, down: Down, sampled: list[int], tally: "Tally") -> dict[str, int]:
+    def traffic(self, down: Down, sampled: list[int], tally: "RoundReplies") -> dict[str, int]:
         """Return what was really sent: numbers and bytes, down to everyone sampled and up from everyone who replied."""
         times = 0 if self.method.pooled else 1
         sent = {
@@ -257,15 +307,24 @@ class Federation:
 
     def snapshot(self) -> tuple[Tensors, Header]:
         """Return all that is needed to go on from here."""
-        memories = {f"memory/{k}/{name}": v for k, memory in self.memories.items() for name, v in memory.items()}
-        return {**prefixed("state/", self.state), **memories, **prefixed("own/", self.own)}, {"round": self.round}
+        memories = {
+            f"memory/{k}/{name}": v
+            for k, memory in self.memories.items()
+            for name, v in memory.items()
+        }
+        return {**prefixed("state/", self.state), **memories, **prefixed("own/", self.own)}, {
+            "round": self.round
+        }
 
     def restore(self, tensors: Tensors, header: Header) -> None:
         """Go back to a snapshot."""
         self.round = int(header["round"])
         state = under("state/", tensors)
         model = prefixed(MODEL, under(MODEL, state))
-        self.state = {**moved(model, self.bench.device), **moved(without(MODEL, state), self.bench.home)}
+        self.state = {
+            **moved(model, self.task.device),
+            **moved(without(MODEL, state), self.task.server_device),
+        }
         self.own = under("own/", tensors)
         self.memories = memories_of(tensors)
 
@@ -281,7 +340,7 @@ class Federation:
 
 
 @dataclass
-class Tally:
+class RoundReplies:
     """What came back in a round: the replies, without the models, which the server step has taken in."""
 
     by_class: frozenset[str]
@@ -297,7 +356,7 @@ class Tally:
                 self.failures.append(result)
                 continue
             up = result.up
-            for sent in (solid(up.model), up.tensors):
+            for sent in (storage_tensors(up.model), up.tensors):
                 self.floats += floats(sent)
                 self.bytes += nbytes(sent)
             kept = {name: value for name, value in up.tensors.items() if name in self.by_class}
@@ -310,7 +369,9 @@ def client_of(result: Reply | Failure) -> int:
     return result.up.client if isinstance(result, Reply) else result.client
 
 
-def in_order(results: Iterable[Reply | Failure], clients: Iterable[int]) -> Iterator[Reply | Failure]:
+def in_order(
+    results: Iterable[Reply | Failure], clients: Iterable[int]
+) -> Iterator[Reply | Failure]:
     """Yield results in the order of the clients, holding back only those that come early; strays come last."""
     early: dict[int, Reply | Failure] = {}
     waiting = deque(clients)
@@ -325,7 +386,9 @@ def mean_losses(replies: list[Reply]) -> dict[str, float]:
     """Return every term of the loss, averaged over the clients by their samples; a term a client lacks is 0."""
     samples = sum(reply.up.samples for reply in replies)
     names = dict.fromkeys(name for reply in replies for name in reply.up.losses)
-    means = {n: sum(r.up.losses.get(n, 0.0) * r.up.samples for r in replies) / samples for n in names}
+    means = {
+        n: sum(r.up.losses.get(n, 0.0) * r.up.samples for r in replies) / samples for n in names
+    }
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 

@@ -63,15 +63,28 @@ class RunFolder:
         """Open an existing run."""
         folder = cls(path)
         if not (folder.path / "config.toml").is_file():
-            what = "there is no run here (no config.toml)" if folder.path.is_dir() else "there is no such folder"
+            what = (
+                "there is no run here (no config.toml)"
+                if folder.path.is_dir()
+                else "there is no such folder"
+            )
             raise CafedclError(f"{path}: {what}")
         return folder
 
     def unbegun(self) -> bool:
         """Return whether the folder holds nothing but what a run leaves that ended before it began."""
-        ours = {"lock", "evaluations", "checkpoints", "data.safetensors", "environment.json", "events.jsonl", "sites"}
+        ours = {
+            "lock",
+            "evaluations",
+            "checkpoints",
+            "data.safetensors",
+            "environment.json",
+            "events.jsonl",
+            "sites",
+        }
         return all(
-            file.name.removesuffix(".tmp") in ours or file.name == "config.toml.tmp" for file in self.path.iterdir()
+            file.name.removesuffix(".tmp") in ours or file.name == "config.toml.tmp"
+            for file in self.path.iterdir()
         )
 
     def lock(self) -> None:
@@ -82,7 +95,9 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
-            raise CafedclError(f"{self.path}: in use by another run; wait for it or choose another folder") from None
+            raise CafedclError(
+                f"{self.path}: in use by another run; wait for it or choose another folder"
+            ) from None
 
     def unlock(self) -> None:
         """Let go of the run."""
@@ -143,7 +158,9 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """Return where and how the run was made."""
         try:
-            about: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            about: dict[str, Any] = json.loads(
+                (self.path / "environment.json").read_text(encoding="utf-8")
+            )
         except (OSError, ValueError):
             return {}
         return about
@@ -166,7 +183,9 @@ class RunFolder:
         """Forget what was written after a checkpoint of ``rounds`` rounds, and return what is left."""
         kept = self.metrics()[:rounds]
         if len(kept) < rounds:
-            raise CafedclError(f"{self.path}/metrics.jsonl: damaged: {len(kept)} of {rounds} rounds can be read")
+            raise CafedclError(
+                f"{self.path}/metrics.jsonl: damaged: {len(kept)} of {rounds} rounds can be read"
+            )
         with explained(self.path):
             lines = "".join(json.dumps(line) + "\n" for line in kept)
             write_atomically(self.path / "metrics.jsonl", lines.encode())
@@ -198,11 +217,19 @@ def _occupied(folder: RunFolder) -> str:
 def upgrade(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a run folder as this version writes it.
 
-    Version 1 (cafedcl 0.1) had no number.
+    Version 1 (cafedcl 0.1) had no number, and called the engines `graphs` and `eager`; on a CPU the
+    latter was today's `cpu`.
     """
     version = tables.pop("format", 1)
     if version not in range(1, FORMAT + 1):
         raise CafedclError(
             f"config.toml: format = {version!r}: this version of cafedcl reads up to {FORMAT}; update cafedcl"
         )
+    engine = tables.get("engine")
+    if version == 1 and isinstance(engine, dict):
+        on_cpu = str(engine.get("device", "cpu")).startswith("cpu")
+        names = {"graphs": "cuda", "eager": "cpu" if on_cpu else "reference"}
+        name = engine.get("name")
+        if isinstance(name, str):
+            engine["name"] = names.get(name, name)
     return tables

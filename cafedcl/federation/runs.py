@@ -58,7 +58,9 @@ class Run:
         import pandas as pd
 
         lists = ("participants", "dropped", "failed")
-        frame = pd.json_normalize([{k: v for k, v in line.items() if k not in lists} for line in self.records])
+        frame = pd.json_normalize(
+            [{k: v for k, v in line.items() if k not in lists} for line in self.records]
+        )
         return frame.set_index("round") if len(frame) else frame
 
     @property
@@ -83,10 +85,14 @@ class Run:
                 raise CafedclError(f"client {client}: it keeps no model of its own in this run")
             weights |= under(MODEL, self.memories[client])
             if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
-                raise CafedclError(f"client {client}: what it keeps is at its site, and never leaves it")
+                raise CafedclError(
+                    f"client {client}: what it keeps is at its site, and never leaves it"
+                )
         missing = network.state_dict().keys() - weights.keys()
         if missing:
-            raise CafedclError(f"{method.name} has no server model; name a client whose model is to be used")
+            raise CafedclError(
+                f"{method.name} has no server model; name a client whose model is to be used"
+            )
         network.load_state_dict(weights)
         return method, network.eval()
 
@@ -113,7 +119,11 @@ def as_images(x: "Tensor | np.ndarray[Any, Any]", shape: Shape) -> Tensor:
     elif images.dtype != torch.uint8:
         raise CafedclError(f"images must be uint8 or floats in [0, 1], not {images.dtype}")
     channels, height, width = shape
-    if images.dim() in (2, 3) and tuple(images.shape) in {(height, width), shape, (height, width, channels)}:
+    if images.dim() in (2, 3) and tuple(images.shape) in {
+        (height, width),
+        shape,
+        (height, width, channels),
+    }:
         images = images[None]
     if channels == 1 and tuple(images.shape[1:]) == (height, width):
         images = images[:, None]
@@ -126,7 +136,7 @@ def as_images(x: "Tensor | np.ndarray[Any, Any]", shape: Shape) -> Tensor:
     return images
 
 
-Host = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
+FederationFactory = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
 """Makes the federation of a config; for a run that goes on, it is given its folder."""
 
 
@@ -140,7 +150,7 @@ def start(
     out: str | Path | None,
     watchers: Sequence[Watcher],
     command: Sequence[str] = (),
-    host: Host = here,
+    host: FederationFactory = here,
 ) -> Run:
     """Run a resolved config from its first round."""
     if out is None:
@@ -160,7 +170,7 @@ def resume(
     path: str | Path,
     watchers: Sequence[Watcher] = (),
     warn: Callable[[str], None] = print,
-    host: Host = here,
+    host: FederationFactory = here,
 ) -> Run:
     """Go on with a run from its newest whole checkpoint; the result is the same as if it had never stopped."""
     folder = RunFolder.open(path)
@@ -193,7 +203,7 @@ def _go_on(federation: Federation, folder: RunFolder) -> Run:
 
 
 def _result(federation: Federation, path: Path | None) -> Run:
-    data = federation.bench.data
+    data = federation.task.clients.data
     return Run(
         config=federation.config,
         records=[record.line() for record in federation.history],

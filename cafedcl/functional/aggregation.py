@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.contract import Up
-from cafedcl.core.flat import Laid, Places, in_one, places_of
+from cafedcl.core.flat import FlatModel, WeightSlices, in_one, slices_of
 from cafedcl.core.tensors import Tensors
 
 
@@ -37,18 +37,18 @@ class Average:
     def __init__(self, epsilon: float = 0.0) -> None:
         self.total = epsilon
         self.sum: Tensor | None = None
-        self.places: Places = {}
+        self.slices: WeightSlices = {}
         self.kinds: dict[str, torch.dtype] = {}
         self.counters: Tensors = {}
 
     def add(self, model: Mapping[str, Tensor], weight: float) -> None:
         """Add a model with its weight."""
-        floating = model if isinstance(model, Laid) else self._count(model)
+        floating = model if isinstance(model, FlatModel) else self._count(model)
         if floating:
             if self.sum is None:
-                self.places = places_of(floating)
+                self.slices = slices_of(floating)
                 self.kinds = {name: value.dtype for name, value in floating.items()}
-            flat = in_one(floating, self.places)
+            flat = in_one(floating, self.slices)
             self.sum = torch.zeros_like(flat, dtype=torch.float64) if self.sum is None else self.sum
             self.sum.add_(flat, alpha=weight)
         self.total += weight
@@ -68,7 +68,9 @@ class Average:
         if self.sum is not None:
             whole = self.sum / self.total
             vectors = {kind: whole.to(kind) for kind in set(self.kinds.values())}
-            mean |= {name: place.of(vectors[self.kinds[name]]) for name, place in self.places.items()}
+            mean |= {
+                name: place.of(vectors[self.kinds[name]]) for name, place in self.slices.items()
+            }
         return mean
 
 
@@ -89,7 +91,9 @@ class Entries:
     @cached_property
     def held(self) -> Tensor:
         """Which client reported which class, as a (clients, classes) mask."""
-        mask = torch.zeros(len(self.ups), self.classes, dtype=torch.bool, device=self.place[1].device)
+        mask = torch.zeros(
+            len(self.ups), self.classes, dtype=torch.bool, device=self.place[1].device
+        )
         mask[self.place] = True
         return mask
 
@@ -107,7 +111,8 @@ class Entries:
         """Whether every client has all classes, in order: then entries lie as in a table already."""
         number, columns = len(self.ups), self.place[1]
         return len(columns) == number * self.classes and torch.equal(
-            columns.view(number, -1), torch.arange(self.classes, device=columns.device).expand(number, -1)
+            columns.view(number, -1),
+            torch.arange(self.classes, device=columns.device).expand(number, -1),
         )
 
 

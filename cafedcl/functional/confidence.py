@@ -44,7 +44,12 @@ def validation_confidence(u: Tensor, beta: float) -> Tensor:
 
 
 def confidence(
-    data: Tensor, val: Tensor, weights: Sequence[float], quality: Tensor | None, made: Tensor | None, missing: str
+    data: Tensor,
+    val: Tensor,
+    weights: Sequence[float],
+    quality: Tensor | None,
+    made: Tensor | None,
+    missing: str,
 ) -> Tensor:
     """Return Eq. 9 (eq:conf_def): w1·conf^data + w2·conf^gen + w3·conf^val.
 

@@ -50,7 +50,11 @@ def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def local_prototypes(
-    reading: str, real: tuple[Tensor, Tensor], made: tuple[Tensor, Tensor] | None, gamma: float, classes: int
+    reading: str,
+    real: tuple[Tensor, Tensor],
+    made: tuple[Tensor, Tensor] | None,
+    gamma: float,
+    classes: int,
 ) -> Tensor:
     """Return Eq. 1 (eq:local_proto) from a client's embeddings and labels, of unit vectors unless it is ``literal``.
 
@@ -79,7 +83,13 @@ def cosine_logits(z: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Ten
 
 
 def i2p_loss(
-    z: Tensor, y: Tensor, weight: Tensor, p: Tensor, known: Tensor | None, tau: float, prior: Tensor | None = None
+    z: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    p: Tensor,
+    known: Tensor | None,
+    tau: float,
+    prior: Tensor | None = None,
 ) -> Tensor:
     """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of cosine similarities to the anchors over τ.
 
@@ -178,7 +188,9 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
     return square.masked_fill(same, 1).sqrt().masked_fill(same, 0)
 
 
-def geometry_loss(a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str, prior: str = "margin") -> Tensor:
+def geometry_loss(
+    a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str, prior: str = "margin"
+) -> Tensor:
     """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over the ordered ``pairs`` c ≠ c'.
 
     The paper sums over all C(C−1) pairs of broadcast prototypes (a = b = p_g), which are constants for a client; the
@@ -211,9 +223,13 @@ def geometry(
     """
     everything = torch.ones_like(present) if known is None else known
     if reading == "literal":
-        return geometry_loss(p, p, off_diagonal(everything[:, None] & everything), margin, reduction, prior)
+        return geometry_loss(
+            p, p, off_diagonal(everything[:, None] & everything), margin, reduction, prior
+        )
     if reading == "cross":
-        return geometry_loss(q, p, off_diagonal(present[:, None] & everything), margin, reduction, prior)
+        return geometry_loss(
+            q, p, off_diagonal(present[:, None] & everything), margin, reduction, prior
+        )
     mixed, pairs = torch.where(present[:, None], q, p), present[:, None] | present
     if known is not None:
         pairs &= (present | known)[:, None] & (present | known)
@@ -221,7 +237,12 @@ def geometry(
 
 
 def separate(
-    prototypes: Tensor, known: Tensor, margin: float, prior: str = "margin", steps: int = 10, rate: float | Tensor = 0.1
+    prototypes: Tensor,
+    known: Tensor,
+    margin: float,
+    prior: str = "margin",
+    steps: int = 10,
+    rate: float | Tensor = 0.1,
 ) -> Tensor:
     """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after every step.
 
@@ -230,7 +251,9 @@ def separate(
     pairs, rate = off_diagonal(known[:, None] & known), rate * 2 / known.sum().clamp_min(2)
     for _ in range(steps):
         moved = prototypes.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(geometry_loss(moved, moved, pairs, margin, "literal", prior), moved)
+        (gradient,) = torch.autograd.grad(
+            geometry_loss(moved, moved, pairs, margin, "literal", prior), moved
+        )
         prototypes = torch.where(known[:, None], unit(prototypes - rate * gradient), prototypes)
     return prototypes
 
@@ -246,7 +269,9 @@ def orthonormal(classes: int, dim: int) -> Tensor:
     if classes > dim:
         return unit(frame.T).float()
     q, r = torch.linalg.qr(frame)
-    unique: Tensor = q * r.diagonal().sign()  # libraries differ in the signs of Q; this makes it the same everywhere
+    unique: Tensor = (
+        q * r.diagonal().sign()
+    )  # libraries differ in the signs of Q; this makes it the same everywhere
     return unique[:, :classes].T.contiguous().float()
 
 

@@ -50,7 +50,9 @@ def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[
 def order_of(z: Tensor, group: Tensor) -> Tensor:
     """Return the order of points by their group, and in it by one sum over their coordinates."""
     wide = z.dtype if z.device.type == "mps" else torch.float64  # which that device does not have
-    order = (z.to(wide) @ torch.arange(1.0, z.shape[1] + 1, dtype=wide, device=z.device).sqrt()).argsort()
+    order = (
+        z.to(wide) @ torch.arange(1.0, z.shape[1] + 1, dtype=wide, device=z.device).sqrt()
+    ).argsort()
     return order[group[order].argsort(stable=True)]
 
 
@@ -79,13 +81,19 @@ class Scene:
         near, seeds = torch.full_like(free, torch.inf), list[Tensor]()
         for draw in drawn.to(self.points, non_blocking=True):
             chance = (free * near if seeds else free).cumsum(2)[:, :, None]
-            chosen = ((chance > draw[..., None] * chance[..., -1:]) & (free > 0)[:, :, None]).byte().argmax(3)
+            chosen = (
+                ((chance > draw[..., None] * chance[..., -1:]) & (free > 0)[:, :, None])
+                .byte()
+                .argmax(3)
+            )
             index = chosen.flatten(1)[..., None].expand(-1, -1, self.points.shape[2])
             tried = self.points.gather(1, index).view(*chosen.shape, -1)
             left = torch.minimum(near[:, :, None], self.distances(tried))
             best = (left * self.times[:, None, None]).sum(3).argmin(2, keepdim=True)
             free.scatter_(2, chosen.gather(2, best), 0.0)
-            near = left.take_along_dim(best[..., None], 2)[:, :, 0].clamp_min_(torch.finfo(left.dtype).tiny)
+            near = left.take_along_dim(best[..., None], 2)[:, :, 0].clamp_min_(
+                torch.finfo(left.dtype).tiny
+            )
             seeds.append(tried.take_along_dim(best[..., None], 2))
         return torch.cat(seeds, 2)
 
@@ -93,7 +101,9 @@ class Scene:
         """Return the costs (groups, starts) and the centres after Lloyd's rounds; ``used`` tells which ones count."""
         unused, index = ~used[:, None, :, None], torch.arange(used.shape[1], device=used.device)
         for _ in range(ROUNDS):
-            nearest = self.distances(centres).masked_fill_(unused, torch.inf).argmin(2, keepdim=True)
+            nearest = (
+                self.distances(centres).masked_fill_(unused, torch.inf).argmin(2, keepdim=True)
+            )
             member = (nearest == index[:, None]) * self.times[:, None, None]
             sums = (member.flatten(1, 2) @ self.points).view_as(centres)
             size = member.sum(3, keepdim=True)

@@ -16,7 +16,9 @@ Array = npt.NDArray[np.float64]
 
 def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return how many images of class r were called c, as a (classes, classes) table."""
-    return torch.bincount(y * classes + predicted.to(y), minlength=classes**2).view(classes, classes)
+    return torch.bincount(y * classes + predicted.to(y), minlength=classes**2).view(
+        classes, classes
+    )
 
 
 def recalls(table: Tensor) -> Tensor:
@@ -24,9 +26,12 @@ def recalls(table: Tensor) -> Tensor:
     return table.diagonal().double() / table.sum(1).double()
 
 
-def hits(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
+def correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
     """Return how many images there are of each class, and by every name of predictions how many were called right."""
-    counts = {name: torch.bincount(y[called.to(y) == y], minlength=classes) for name, called in predictions.items()}
+    counts = {
+        name: torch.bincount(y[predicted.to(y) == y], minlength=classes)
+        for name, predicted in predictions.items()
+    }
     return {"tested": torch.bincount(y, minlength=classes), **counts}
 
 
@@ -46,7 +51,11 @@ def spread_of(values: Tensor) -> Scores:
     if not len(known):
         return {"client_mean": None, "client_std": None, "client_worst": None}
     worst = known[: max(1, len(known) // 10)]
-    return {"client_mean": float(known.mean()), "client_std": float(known.std()), "client_worst": float(worst.mean())}
+    return {
+        "client_mean": float(known.mean()),
+        "client_std": float(known.std()),
+        "client_worst": float(worst.mean()),
+    }
 
 
 def shot_groups(recall: Tensor, counts: Tensor, shots: Sequence[int]) -> Scores:
@@ -66,7 +75,7 @@ def _known(values: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     """Scores predictions under a run's protocol.
 
     ``counts`` are the training images per client and class, ``y`` the labels of the server's test images, if it has
@@ -103,7 +112,9 @@ class Judge:
         """Return the scores of the server's model from clients' own test images: ``tested`` and ``all``, (K, C)."""
         right, tested = survey["all"], survey["tested"]
         clients = right.sum(1).double() / tested.sum(1).double()
-        return self._scores(right.sum(0), tested.sum(0), clients), {"server/clients": clients.float()}
+        return self._scores(right.sum(0), tested.sum(0), clients), {
+            "server/clients": clients.float()
+        }
 
     def _scores(self, right: Tensor, tested: Tensor, clients: Tensor) -> Scores:
         recall = right.double() / tested.double()
@@ -114,13 +125,15 @@ class Judge:
             **shot_groups(recall, self.counts, self.shots),
         }
 
-    def own(self, client: int, hits: Tensors) -> Tensors:
+    def own(self, client: int, correct: Tensors) -> Tensors:
         """Return the results of one client's own model: its score, its score among its own classes, and its recalls."""
-        tested, results = hits["tested"], Tensors()
-        for name in hits.keys() - {"tested"}:
-            recall = hits[name].double() / tested.double()
-            plain = hits[name].sum().double() / tested.sum().double()
-            score = plain if self.sizes or self.apart else client_accuracy(recall, self.counts[client])
+        tested, results = correct["tested"], Tensors()
+        for name in correct.keys() - {"tested"}:
+            recall = correct[name].double() / tested.double()
+            plain = correct[name].sum().double() / tested.sum().double()
+            score = (
+                plain if self.sizes or self.apart else client_accuracy(recall, self.counts[client])
+            )
             results |= {f"{name}/score": score, f"{name}/accuracy": plain, f"{name}/recall": recall}
         return {name: value.float() for name, value in results.items()}
 
@@ -141,7 +154,9 @@ class Judge:
         """Return the table of own results before any client was evaluated."""
         clients, classes = self.counts.shape
         scores = {
-            f"{kind}/{what}": torch.full((clients,), torch.nan) for kind in KINDS for what in ("score", "accuracy")
+            f"{kind}/{what}": torch.full((clients,), torch.nan)
+            for kind in KINDS
+            for what in ("score", "accuracy")
         }
         recall = {f"{kind}/recall": torch.full((clients, classes), torch.nan) for kind in KINDS}
         return {**scores, **recall, "round": torch.full((clients,), -1)}

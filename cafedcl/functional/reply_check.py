@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from cafedcl.core.contract import SCALAR_NOTES, Field, Reply, Up
-from cafedcl.core.flat import Laid, Places, solid
+from cafedcl.core.flat import FlatModel, WeightSlices, storage_tensors
 from cafedcl.core.tensors import MODEL, Tensors, prefixed
 from cafedcl.functional.metrics import KINDS
 
@@ -20,7 +20,7 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True)
-class Inspector:
+class ReplyValidator:
     """Knows what a good reply is: the weights' shapes, the method's fields, and what each client enrolled with."""
 
     weights: Tensors
@@ -39,7 +39,7 @@ class Inspector:
         if problem:
             return problem
         wrong = None if reply.sound else self._numbers(reply) or self._ranges(up)
-        return wrong or self._hits(reply.hits) or self._notes(up.notes)
+        return wrong or self._hits(reply.correct) or self._notes(up.notes)
 
     @cached_property
     def _enrolled(self) -> list[int]:
@@ -47,10 +47,12 @@ class Inspector:
 
     @cached_property
     def _model(self) -> dict[str, Kind]:
-        return {MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()}
+        return {
+            MODEL + name: (tuple(value.shape), value.dtype) for name, value in self.weights.items()
+        }
 
     @cached_property
-    def _laid(self) -> list[tuple[Places, torch.dtype]]:
+    def _laid(self) -> list[tuple[WeightSlices, torch.dtype]]:
         """How models that were found good lay in one vector: another one that lies so is good as well."""
         return []
 
@@ -58,7 +60,10 @@ class Inspector:
     def _bounds(self) -> dict[str, tuple[float, float]]:
         """Ranges in the precision of what is sent."""
         bounded = {name: field for name, field in self.fields.items() if field.bounded}
-        return {name: (float(np.float32(field.low)), float(np.float32(field.high))) for name, field in bounded.items()}
+        return {
+            name: (float(np.float32(field.low)), float(np.float32(field.high)))
+            for name, field in bounded.items()
+        }
 
     def _entries(self, up: Up) -> str | None:
         """Names, shapes and types."""
@@ -81,12 +86,15 @@ class Inspector:
             rows = len(numbers)
             expected["classes"] = ((rows,), torch.int64)
         for name, field in self.fields.items():
-            expected[name] = ((rows, *field.shape) if field.per_class else field.shape, torch.float32)
+            expected[name] = (
+                (rows, *field.shape) if field.per_class else field.shape,
+                torch.float32,
+            )
         return mismatch(up.tensors, expected)
 
     def _weights(self, model: Mapping[str, Tensor]) -> str | None:
         """The same of the model."""
-        way = (model.places, model.vector.dtype) if isinstance(model, Laid) else None
+        way = (model.slices, model.vector.dtype) if isinstance(model, FlatModel) else None
         if way in self._laid:
             return None
         problem = mismatch(prefixed(MODEL, model), self._model)
@@ -97,11 +105,18 @@ class Inspector:
     def _numbers(self, reply: Reply) -> str | None:
         """Numbers that are none."""
         up = reply.up
-        if all_finite([*solid(up.model).values(), *up.tensors.values(), *reply.memory.values()]):
+        if all_finite(
+            [*storage_tensors(up.model).values(), *up.tensors.values(), *reply.memory.values()]
+        ):
             return None
         sent = {**prefixed(MODEL, up.model), **up.tensors}
         parts = (("reply", sent), ("memory", reply.memory))
-        bad = ((where, name) for where, part in parts for name, value in part.items() if not all_finite([value]))
+        bad = (
+            (where, name)
+            for where, part in parts
+            for name, value in part.items()
+            if not all_finite([value])
+        )
         where, name = next(bad)
         return f"{where} has NaN or Inf in '{name}'"
 
@@ -115,16 +130,16 @@ class Inspector:
                 return f"'{name}' lies in [{low:g}, {high:g}], outside [{least:g}, {most:g}]"
         return None
 
-    def _hits(self, hits: Tensors) -> str | None:
-        if not hits:
+    def _hits(self, correct: Tensors) -> str | None:
+        if not correct:
             return None
-        shape, missing = (self.counts.shape[1],), {"tested", *KINDS} - hits.keys()
+        shape, missing = (self.counts.shape[1],), {"tested", *KINDS} - correct.keys()
         if missing:
             return f"its test result lacks '{min(missing)}'"
-        for name, value in hits.items():
+        for name, value in correct.items():
             if tuple(value.shape) != shape or value.dtype != torch.int64:
                 return f"its test result '{name}' is not a count per class"
-            if (value < 0).any() or (value > hits["tested"]).any():
+            if (value < 0).any() or (value > correct["tested"]).any():
                 return f"its test result '{name}' counts more images than were tested"
         return None
 
@@ -155,18 +170,26 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     On a CPU a sum is faster to find, and it is never finite if one of its terms is not.
     """
     floating = [value for value in values if value.is_floating_point() and value.numel()]
-    if all(value.is_cpu for value in floating) and all(math.isfinite(value.sum()) for value in floating):
+    if all(value.is_cpu for value in floating) and all(
+        math.isfinite(value.sum()) for value in floating
+    ):
         return True
     return bool(largest(floating).isfinite())
 
 
 def largest(values: Sequence[Tensor]) -> Tensor:
     """Return the size of the largest number, NaN or infinite if any is, without waiting for the device."""
-    return torch.linalg.vector_norm(values[0], torch.inf) if len(values) == 1 else get_total_norm(values, torch.inf)
+    return (
+        torch.linalg.vector_norm(values[0], torch.inf)
+        if len(values) == 1
+        else get_total_norm(values, torch.inf)
+    )
 
 
 def sound(numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]) -> Tensor:
     """Return whether all numbers are finite and what is sent lies in its range, without waiting for the device."""
-    bounded = [(sent[name], field) for name, field in fields.items() if field.bounded and name in sent]
+    bounded = [
+        (sent[name], field) for name, field in fields.items() if field.bounded and name in sent
+    ]
     within = [((value >= field.low) & (value <= field.high)).all() for value, field in bounded]
     return torch.stack([largest(numbers).isfinite(), *within]).all()

@@ -21,7 +21,9 @@ def draw_batches(number: int, batch: int, epochs: int) -> Batches:
     return rows.clamp_min(0), (rows >= 0).float()
 
 
-def minimise(loss: Callable[[Tensor, Tensor], Tensor], weights: Tensors, batches: Batches, lr: float) -> None:
+def minimise(
+    loss: Callable[[Tensor, Tensor], Tensor], weights: Tensors, batches: Batches, lr: float
+) -> None:
     """Move the weights in place, by a step down the slope of the loss for every batch.
 
     ``loss`` gives the loss of some rows with their weights. It is captured where that is possible, so it reads nothing

@@ -12,7 +12,9 @@ from cafedcl.core.imports import import_path
 def method_names() -> list[str]:
     """Return the names of all methods, without importing them."""
     modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_"))
+    return sorted(
+        name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_")
+    )
 
 
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
@@ -21,10 +23,14 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     if "." in base:
         found = import_path(name, "method")
         if not (inspect.isclass(found) and hasattr(found, "Options")):
-            raise CafedclError(f"method '{name}': it is not a class derived from cafedcl.methods.base.Method")
+            raise CafedclError(
+                f"method '{name}': it is not a class derived from cafedcl.methods.base.Method"
+            )
         return found, {}
     if base not in method_names():
-        raise CafedclError(f"method '{base}': there is no such method; {nearest(base, method_names())}")
+        raise CafedclError(
+            f"method '{base}': there is no such method; {nearest(base, method_names())}"
+        )
     module = importlib.import_module(f"{__name__}.{base.replace('-', '_')}")
     method: type[Any] = next(
         cls

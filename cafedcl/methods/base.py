@@ -117,7 +117,9 @@ class Method:
 
     def _count(self, average: Average, waiting: list[Up], counted: list[Up]) -> None:
         """Add the waiting replies to the average and let go of their models."""
-        for up, weight in zip(waiting, self.weigh(waiting).tolist() if waiting else (), strict=True):
+        for up, weight in zip(
+            waiting, self.weigh(waiting).tolist() if waiting else (), strict=True
+        ):
             average.add(up.model, weight)
             counted.append(replace(up, model={}))
         waiting.clear()

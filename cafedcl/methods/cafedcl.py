@@ -31,26 +31,43 @@ class CAFedCL(Method):
         super().__init__(options, classes, dim, clients)
         self.epsilon, self.separable = options.epsilon, options.encoder_weight == "raw"
         if options.init == "simplex" and dim < classes:
-            raise CafedclError(f"method.init = simplex: {classes} classes need as many features; the model gives {dim}")
+            raise CafedclError(
+                f"method.init = simplex: {classes} classes need as many features; the model gives {dim}"
+            )
         if options.inference == "head" and options.classifier != "ce":
-            raise CafedclError("method.inference = head: there is no head; set method.classifier = 'ce'")
+            raise CafedclError(
+                "method.inference = head: there is no head; set method.classifier = 'ce'"
+            )
         if abs(sum(options.w) - 1) > 1e-6 or options.clip[0] > options.clip[1]:
             raise CafedclError("method.w must sum to 1, and method.clip must be [low, high]")
 
     def head(self) -> nn.Module:
-        parts = {"project": nn.Linear(self.dim, self.dim), "classify": nn.Linear(self.dim, self.classes)}
-        wanted = {"project": self.options.features == "projected", "classify": self.options.classifier == "ce"}
+        parts = {
+            "project": nn.Linear(self.dim, self.dim),
+            "classify": nn.Linear(self.dim, self.classes),
+        }
+        wanted = {
+            "project": self.options.features == "projected",
+            "classify": self.options.classifier == "ce",
+        }
         return nn.ModuleDict({name: part for name, part in parts.items() if wanted[name]})
 
     def start(self, model: Network) -> Tensors:
         table, o = no_prototypes(self.classes, self.dim), self.options
         if o.init != "means":
             make = contrast.simplex if o.init == "simplex" else contrast.orthonormal
-            table = {"anchors/prototypes": make(self.classes, self.dim), "anchors/known": ~table["anchors/known"]}
+            table = {
+                "anchors/prototypes": make(self.classes, self.dim),
+                "anchors/known": ~table["anchors/known"],
+            }
         return {**table, "server/confidence": torch.zeros(self.classes)}
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
-        h = model.levels(x)[0][-1] if self.options.features == "pre-relu" else super().embed(model, x)
+        h = (
+            model.levels(x)[0][-1]
+            if self.options.features == "pre-relu"
+            else super().embed(model, x)
+        )
         return model.part("project")(h) if self.options.features == "projected" else h
 
     def scratch(self, client: Client) -> Tensors:
@@ -65,7 +82,9 @@ class CAFedCL(Method):
         terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau, prior)}
         if o.lam_align:
             warm = ((visit.round + 1) / max(o.align_warmup, 1)).clamp(max=1.0)
-            align = contrast.align(o.align, o.align_norm, raw, q, present, batch, p, known, visit.scratch)
+            align = contrast.align(
+                o.align, o.align_norm, raw, q, present, batch, p, known, visit.scratch
+            )
             terms["align"] = o.lam_align * warm * align
         if o.lam_geo and o.geo != "server":
             geo = contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction, o.prior)
@@ -88,18 +107,30 @@ class CAFedCL(Method):
         return unit(super().centre(unit(z), y))
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
-        o, client, p, (x, c) = self.options, visit.client, self.prototypes(visit), visit.embed("train", "trained")
+        o, client, p, (x, c) = (
+            self.options,
+            visit.client,
+            self.prototypes(visit),
+            visit.embed("train", "trained"),
+        )
         made, quality = visit.signals.get("synthetic"), visit.signals.get("quality")
         n_eff = conf.effective_counts(client.counts, made, o.gamma)
         z, y = visit.embed("validation", o.judged)
-        logits = contrast.cosine_logits(unit(z), visit.anchors["prototypes"], self.known(visit), o.tau)
+        logits = contrast.cosine_logits(
+            unit(z), visit.anchors["prototypes"], self.known(visit), o.tau
+        )
         u = conf.uncertainty(logits, y, self.classes, o.uncertainty, o.unvalidated)
         data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
         val = conf.validation_confidence(u, o.beta)
         blend = conf.confidence(data, val, o.w, quality, made, o.missing).clamp(*o.clip)
         trust = conf.trust(o.weights, blend, n_eff, p)
         sent = client.holds if o.absent == "mask" else torch.arange(self.classes, device=p.device)
-        notes = {"confidence": trust, "confidence_data": data, "confidence_val": val, "uncertainty": u}
+        notes = {
+            "confidence": trust,
+            "confidence_data": data,
+            "confidence_val": val,
+            "uncertainty": u,
+        }
         notes["scatter"] = contrast.class_scatter(unit(x), c, self.classes)
         notes |= {} if quality is None else {"confidence_gen": quality}
         return {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}, notes
@@ -118,7 +149,9 @@ class CAFedCL(Method):
         o, sent = self.options, Entries(ups, self.classes)
         held, trust = sent.held.cpu(), sent["confidence"].double().cpu()
         trust = normalise(trust) * held if o.encoder_weight == "alpha" else trust
-        return conf.client_confidence(trust, held, "present" if o.weights == "uniform" else o.conf_over)
+        return conf.client_confidence(
+            trust, held, "present" if o.weights == "uniform" else o.conf_over
+        )
 
     def alphas(self, sent: Entries) -> Tensor:
         return normalise(sent["confidence"].double(), self.epsilon)
@@ -132,8 +165,14 @@ class CAFedCL(Method):
             return {"server/confidence": kept}
         fresh = unit(mean_prototypes(sent["prototypes"], alpha, seen, old))
         fresh = unit((1 - o.momentum) * fresh + o.momentum * old) if o.momentum else fresh
-        fresh = contrast.separate(fresh, seen, o.margin, o.prior) if o.geo == "server" and o.lam_geo else fresh
-        table = torch.where(seen[:, None], fresh, old if o.unseen == "keep" else torch.zeros_like(old))
+        fresh = (
+            contrast.separate(fresh, seen, o.margin, o.prior)
+            if o.geo == "server" and o.lam_geo
+            else fresh
+        )
+        table = torch.where(
+            seen[:, None], fresh, old if o.unseen == "keep" else torch.zeros_like(old)
+        )
         known = state["anchors/known"] | seen
         return {"anchors/prototypes": table, "anchors/known": known, "server/confidence": kept}
 
@@ -144,7 +183,13 @@ class CAFedCL(Method):
         if "prototypes" in memory:
             own = memory["prototypes"].square().sum(1) > 0
             p, known = torch.where(own[:, None], unit(memory["prototypes"]), p), known | own
-        return contrast.cosine_logits(unit(z), p, known, self.options.tau) + memory.get("prior", 0.0)
+        return contrast.cosine_logits(unit(z), p, known, self.options.tau) + memory.get(
+            "prior", 0.0
+        )
 
     def similarity(self, scores: Tensor) -> Tensor:
-        return super().similarity(scores) if self.options.inference == "head" else scores * self.options.tau
+        return (
+            super().similarity(scores)
+            if self.options.inference == "head"
+            else scores * self.options.tau
+        )

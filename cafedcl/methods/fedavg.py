@@ -11,7 +11,9 @@ class FedAvg(Method):
     """Cross-entropy; θ ← Σ (n_k/Σn) θ_k over the participants (FedRCL's code averages uniformly instead)."""
 
     name = "fedavg"
-    paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    paper = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    )
     year = 2017
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:

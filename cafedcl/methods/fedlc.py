@@ -18,7 +18,9 @@ class FedLCOptions:
     """τ is not given in the paper; 1 in FL-bench and FedACG."""
 
     tau: float = option(1.0, "scale τ of the margins", low=0.0)
-    softmax: str = option("inclusive", "whether the target is in the denominator", choices=("inclusive", "literal"))
+    softmax: str = option(
+        "inclusive", "whether the target is in the denominator", choices=("inclusive", "literal")
+    )
 
 
 class FedLC(FedAvg):

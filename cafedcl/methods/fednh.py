@@ -18,7 +18,9 @@ from cafedcl.models.base import Network
 class FedNHOptions:
     """The values of the authors' code; it starts s at 20 for ResNet and at 1 for its small CNN."""
 
-    smoothing: float = option(0.9, "share ρ of the old prototype kept at every update", low=0.0, high=1.0)
+    smoothing: float = option(
+        0.9, "share ρ of the old prototype kept at every update", low=0.0, high=1.0
+    )
     scale: float = option(20.0, "initial value of the trainable scale s of the logits", above=0.0)
 
 

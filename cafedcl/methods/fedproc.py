@@ -56,10 +56,17 @@ class FedProc(Method):
         z, y = visit.embed("train", "trained")
         means, held = class_means(z, y, self.classes)[0], visit.client.holds
         notes = {"scatter": class_scatter(z, y, self.classes)}
-        return {"classes": held, "prototypes": means[held], "counts": visit.client.counts[held]}, notes
+        return {
+            "classes": held,
+            "prototypes": means[held],
+            "counts": visit.client.counts[held],
+        }, notes
 
     def fields(self, model: Network) -> dict[str, Field]:
-        return {"prototypes": Field((self.options.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
+        return {
+            "prototypes": Field((self.options.dim,), -1.0001, 1.0001),
+            "counts": Field((), 0.0, 1e9),
+        }
 
     def alphas(self, sent: Entries) -> Tensor:
         return normalise(sent["counts"].double())

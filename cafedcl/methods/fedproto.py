@@ -9,7 +9,13 @@ from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Client, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import merge_prototypes, no_prototypes
-from cafedcl.functional.contrast import class_means, cross_entropy, running_means, start_sums, weighted_average
+from cafedcl.functional.contrast import (
+    class_means,
+    cross_entropy,
+    running_means,
+    start_sums,
+    weighted_average,
+)
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -19,7 +25,9 @@ class FedProtoOptions:
     """λ = 1 is the authors' for grey images (0.1 for CIFAR-10; HtFLlib and FedTGP use 10)."""
 
     lam: float = option(1.0, "weight λ of the prototype distance", low=0.0)
-    prototypes: str = option("moving", "last epoch's, as weights move, or exact means", choices=("moving", "literal"))
+    prototypes: str = option(
+        "moving", "last epoch's, as weights move, or exact means", choices=("moving", "literal")
+    )
 
 
 class FedProto(Method):
@@ -38,10 +46,17 @@ class FedProto(Method):
         return start_sums(client.counts, self.dim)
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        h, p, known = self.embed(model, batch.x), visit.anchors["prototypes"], visit.anchors["known"]
+        h, p, known = (
+            self.embed(model, batch.x),
+            visit.anchors["prototypes"],
+            visit.anchors["known"],
+        )
         running_means(h.detach(), batch.y, batch.weight, visit.scratch)
         proto = weighted_average((h - p[batch.y]).square().mean(1) * known[batch.y], batch.weight)
-        return {"ce": cross_entropy(model.head(h), batch.y, batch.weight), "proto": self.options.lam * proto}
+        return {
+            "ce": cross_entropy(model.head(h), batch.y, batch.weight),
+            "proto": self.options.lam * proto,
+        }
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         means = visit.scratch["sums"] / visit.scratch["counts"].clamp_min(1)[:, None]

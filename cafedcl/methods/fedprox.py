@@ -23,5 +23,7 @@ class FedProx(FedAvg):
     paper = "Li et al., Federated Optimization in Heterogeneous Networks"
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        away = sum((p - visit.received[name]).square().sum() for name, p in model.named_parameters())
+        away = sum(
+            (p - visit.received[name]).square().sum() for name, p in model.named_parameters()
+        )
         return {**super().loss(model, batch, visit), "prox": self.options.mu / 2 * away}

@@ -23,7 +23,9 @@ class FedRCLOptions:
     lam: float = option(0.7, "similarity λ above which the penalty fires", low=-1.0, high=1.0)
     beta: float = option(1.0, "weight β of the penalty", low=0.0)
     negatives: int = option(2, "how many of the most similar negatives count", low=1)
-    penalty: str = option("hardest", "on the least similar positive, or all above λ", choices=("hardest", "literal"))
+    penalty: str = option(
+        "hardest", "on the least similar positive, or all above λ", choices=("hardest", "literal")
+    )
 
 
 class FedRCL(Method):
@@ -48,7 +50,9 @@ class FedRCL(Method):
         return uniform(len(ups))
 
 
-def relaxed(level: Tensor, y: Tensor, weight: Tensor, options: FedRCLOptions) -> tuple[Tensor, Tensor]:
+def relaxed(
+    level: Tensor, y: Tensor, weight: Tensor, options: FedRCLOptions
+) -> tuple[Tensor, Tensor]:
     """Return SCL and PEN of one level; padding is neither positive nor negative to anybody."""
     z = unit(level)
     similar, real = z @ z.T, weight > 0

@@ -29,7 +29,9 @@ class FedTGPOptions:
         "literal", "exact means (code and paper), or as weights move", choices=("literal", "moving")
     )
     tau: float = option(100.0, "largest margin τ", above=0.0)
-    margin: str = option("code", "largest nearest-neighbour gap, or the largest gap", choices=("code", "literal"))
+    margin: str = option(
+        "code", "largest nearest-neighbour gap, or the largest gap", choices=("code", "literal")
+    )
     epochs: int = option(100, "server epochs S", low=1)
     lr: float = option(0.01, "server learning rate, its own: the client's may be larger", above=0.0)
     batch: int = option(10, "server batch size", low=1)
@@ -49,29 +51,45 @@ class FedTGP(FedProto):
         network = self.server()
         weights = {name: value.detach().clone() for name, value in network.state_dict().items()}
         table = torch.randn(self.classes, self.dim)
-        return {**no_prototypes(self.classes, self.dim), **prefixed("server/net/", weights), "server/table": table}
+        return {
+            **no_prototypes(self.classes, self.dim),
+            **prefixed("server/net/", weights),
+            "server/table": table,
+        }
 
     def server(self) -> nn.Module:
         """Return the server's network; what it learned is in the state."""
-        return nn.Sequential(nn.Linear(self.dim, self.dim), nn.ReLU(), nn.Linear(self.dim, self.dim))
+        return nn.Sequential(
+            nn.Linear(self.dim, self.dim), nn.ReLU(), nn.Linear(self.dim, self.dim)
+        )
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         points = torch.cat([up.tensors["prototypes"] for up in ups])
         labels = torch.cat([up.tensors["classes"] for up in ups])
-        means = merge_prototypes({n: torch.zeros_like(v) for n, v in state.items() if n.startswith("anchors/")}, ups)
+        means = merge_prototypes(
+            {n: torch.zeros_like(v) for n, v in state.items() if n.startswith("anchors/")}, ups
+        )
         delta = adaptive_margin(means["anchors/prototypes"], means["anchors/known"], self.options)
         network, options = self.server(), self.options
         weights = {n: v.clone().requires_grad_() for n, v in under("server/", state).items()}
 
         def loss(rows: Tensor, weight: Tensor) -> Tensor:
             made = functional_call(network, under("net/", weights), (weights["table"],))
-            return cross_entropy(margin_logits(points[rows], labels[rows], made, delta), labels[rows], weight)
+            return cross_entropy(
+                margin_logits(points[rows], labels[rows], made, delta), labels[rows], weight
+            )
 
-        minimise(loss, weights, draw_batches(len(points), options.batch, options.epochs), options.lr)
+        minimise(
+            loss, weights, draw_batches(len(points), options.batch, options.epochs), options.lr
+        )
         learned = {name: value.detach() for name, value in weights.items()}
         made = functional_call(network, under("net/", learned), (learned["table"],))
         known = torch.ones_like(state["anchors/known"])
-        return {**prefixed("server/", learned), "anchors/prototypes": made.detach(), "anchors/known": known}
+        return {
+            **prefixed("server/", learned),
+            "anchors/prototypes": made.detach(),
+            "anchors/known": known,
+        }
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ class MoonOptions:
 def projection_head(inputs: int, dim: int, classes: int) -> nn.Sequential:
     """Return MOON's head: Linear, ReLU, Linear give z, on which the classifier sits."""
     head = nn.Sequential()
-    head.add_module("project", nn.Sequential(nn.Linear(inputs, inputs), nn.ReLU(), nn.Linear(inputs, dim)))
+    head.add_module(
+        "project", nn.Sequential(nn.Linear(inputs, inputs), nn.ReLU(), nn.Linear(inputs, dim))
+    )
     head.add_module("classify", nn.Linear(dim, classes))
     return head
 
@@ -55,11 +57,16 @@ class Moon(Method):
         terms = {"ce": cross_entropy(model.part("classify")(z), batch.y, batch.weight)}
         previous = under("previous/", visit.memory)
         if previous:
-            others = [model.frozen(weights, batch.x, "project") for weights in (visit.received, previous)]
+            others = [
+                model.frozen(weights, batch.x, "project") for weights in (visit.received, previous)
+            ]
             cosines = torch.stack([(unit(z) * unit(other)).sum(1) for other in others], 1)
             contrast = -F.log_softmax(cosines / self.options.tau, 1)[:, 0]
             terms["moon"] = self.options.mu * weighted_average(contrast, batch.weight)
         return terms
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        return prefixed("previous/", {name: value.detach().clone() for name, value in model.state_dict().items()})
+        return prefixed(
+            "previous/",
+            {name: value.detach().clone() for name, value in model.state_dict().items()},
+        )

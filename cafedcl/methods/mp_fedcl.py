@@ -21,7 +21,9 @@ class MPFedCLOptions:
     k: int = option(3, "prototypes per class and client", low=1)
     tau: float = option(0.07, "temperature τ", above=0.0)
     lam: float = option(1.0, "weight λ of the contrastive term", low=0.0)
-    inference: str = option("head", "by the classifier, or the nearest prototype of the pool", choices=("head", "pool"))
+    inference: str = option(
+        "head", "by the classifier, or the nearest prototype of the pool", choices=("head", "pool")
+    )
 
 
 class MPFedCL(Method):
@@ -32,11 +34,16 @@ class MPFedCL(Method):
     """
 
     name, year, Options = "mp-fedcl", 2024, MPFedCLOptions
-    paper = "Qiao et al., MP-FedCL: Multiprototype Federated Contrastive Learning for Edge Intelligence"
+    paper = (
+        "Qiao et al., MP-FedCL: Multiprototype Federated Contrastive Learning for Edge Intelligence"
+    )
     travels, predicts = "model, k prototypes per class", "classifier head, or nearest of the pool"
 
     def start(self, model: Network) -> Tensors:
-        return {"anchors/pool": torch.zeros(0, self.dim), "anchors/labels": torch.zeros(0, dtype=torch.int64)}
+        return {
+            "anchors/pool": torch.zeros(0, self.dim),
+            "anchors/labels": torch.zeros(0, dtype=torch.int64),
+        }
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         h, pool, labels = self.embed(model, batch.x), visit.anchors["pool"], visit.anchors["labels"]
@@ -45,7 +52,9 @@ class MPFedCL(Method):
             mine = (batch.y[:, None] == labels).to(h.dtype)
             log_p = (unit(h) @ unit(pool).T / self.options.tau).log_softmax(1)
             contrast = -(log_p * mine).sum(1) / mine.sum(1).clamp_min(1)
-            terms["pool"] = self.options.lam * weighted_average(contrast, batch.weight * mine.amax(1))
+            terms["pool"] = self.options.lam * weighted_average(
+                contrast, batch.weight * mine.amax(1)
+            )
         return terms
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
@@ -61,14 +70,19 @@ class MPFedCL(Method):
         labels = torch.cat([up.tensors["classes"] for up in ups])
         old = ~torch.isin(state["anchors/labels"], labels)
         pool = torch.cat([state["anchors/pool"][old], *(up.tensors["prototypes"] for up in ups)])
-        return {"anchors/pool": pool, "anchors/labels": torch.cat([state["anchors/labels"][old], labels])}
+        return {
+            "anchors/pool": pool,
+            "anchors/labels": torch.cat([state["anchors/labels"][old], labels]),
+        }
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         if self.options.inference == "head" or not len(anchors["pool"]):
             return super().scores(model, x, anchors, memory)
         similar = unit(self.embed(model, x)) @ unit(anchors["pool"]).T
         index = anchors["labels"].expand(len(x), -1)
-        return similar.new_full((len(x), self.classes), -2.0).scatter_reduce(1, index, similar, "amax")
+        return similar.new_full((len(x), self.classes), -2.0).scatter_reduce(
+            1, index, similar, "amax"
+        )
 
     def similarity(self, scores: Tensor) -> Tensor:
         return scores if self.options.inference == "pool" else super().similarity(scores)

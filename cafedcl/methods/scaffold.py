@@ -22,7 +22,9 @@ class Scaffold(FedAvg):
     travels = "model, control variates"
 
     def start(self, model: Network) -> Tensors:
-        return {f"anchors/control/{name}": torch.zeros_like(p) for name, p in model.named_parameters()}
+        return {
+            f"anchors/control/{name}": torch.zeros_like(p) for name, p in model.named_parameters()
+        }
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         c, own = under("control/", visit.anchors), under("control/", visit.memory)
@@ -34,7 +36,9 @@ class Scaffold(FedAvg):
         """Return c_k⁺, and its change since the last visit."""
         c, own = under("control/", visit.anchors), under("control/", visit.memory)
         old = own or {name: torch.zeros_like(value) for name, value in c.items()}
-        moved = {n: (visit.received[n] - p.detach()) / visit.rates for n, p in model.named_parameters()}
+        moved = {
+            n: (visit.received[n] - p.detach()) / visit.rates for n, p in model.named_parameters()
+        }
         new = {name: old[name] - c[name] + moved[name] for name in c}
         return new, {name: new[name] - old[name] for name in c}
 
@@ -43,7 +47,10 @@ class Scaffold(FedAvg):
         return {f"control/{name}": value for name, value in change.items()}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        return {f"control/{name}": Field(tuple(p.shape), per_class=False) for name, p in model.named_parameters()}
+        return {
+            f"control/{name}": Field(tuple(p.shape), per_class=False)
+            for name, p in model.named_parameters()
+        }
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         new, _ = self.variates(model, visit)
@@ -53,5 +60,11 @@ class Scaffold(FedAvg):
         return uniform(len(ups))
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        sums = {n: sum(up.tensors[f"control/{n}"] for up in ups) for n in under("anchors/control/", state)}
-        return {f"anchors/control/{n}": state[f"anchors/control/{n}"] + s / self.clients for n, s in sums.items()}
+        sums = {
+            n: sum(up.tensors[f"control/{n}"] for up in ups)
+            for n in under("anchors/control/", state)
+        }
+        return {
+            f"anchors/control/{n}": state[f"anchors/control/{n}"] + s / self.clients
+            for n, s in sums.items()
+        }

@@ -26,7 +26,9 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
     if factory is None:
         if ":" not in name:
             hint = nearest(name, list(MODELS))
-            raise CafedclError(f"model '{name}': there is no such model; {hint} (your own: package.module:factory)")
+            raise CafedclError(
+                f"model '{name}': there is no such model; {hint} (your own: package.module:factory)"
+            )
         factory = import_path(name, "model")
     try:
         encoder = factory(shape, width)
@@ -34,9 +36,13 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
         raise CafedclError(f"model '{name}': {error}") from None
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        raise CafedclError(f"model '{name}': building it for images of {shape} failed: {what}") from error
+        raise CafedclError(
+            f"model '{name}': building it for images of {shape} failed: {what}"
+        ) from error
     if not isinstance(encoder, nn.Module):
-        raise CafedclError(f"model '{name}': it must return a torch.nn.Module, not {type(encoder).__name__}")
+        raise CafedclError(
+            f"model '{name}': it must return a torch.nn.Module, not {type(encoder).__name__}"
+        )
     return encoder
 
 
@@ -47,5 +53,7 @@ def feature_dim(encoder: nn.Module, shape: Shape) -> int:
         features: Tensor = encoder.eval()(torch.zeros(2, *shape))
     encoder.train(training)
     if features.dim() != 2 or len(features) != 2:
-        raise CafedclError(f"the model must give (batch, features); for 2 images it gave {tuple(features.shape)}")
+        raise CafedclError(
+            f"the model must give (batch, features); for 2 images it gave {tuple(features.shape)}"
+        )
     return features.shape[1]

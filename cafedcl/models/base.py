@@ -83,7 +83,9 @@ class Network(nn.Module):
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
         if not isinstance(self.encoder, Encoder):
-            raise CafedclError("this model does not show its stages; derive it from cafedcl.models.Encoder")
+            raise CafedclError(
+                "this model does not show its stages; derive it from cafedcl.models.Encoder"
+            )
         levels, features = self.runner.levels(self.encoder, x)
         return [*levels[:-1], self._shifted(levels[-1])], self._shifted(features)
 

@@ -34,7 +34,9 @@ class ResNet18(Encoder):
 
     def __init__(self, shape: Shape, width: float = 1.0) -> None:
         super().__init__()
-        channels = [max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in (64, 128, 256, 512)]
+        channels = [
+            max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in (64, 128, 256, 512)
+        ]
         self.dim = channels[-1]
         self.conv = nn.Conv2d(shape[0], channels[0], 3, 1, 1, bias=False)
         self.norm = nn.GroupNorm(GROUPS, channels[0])

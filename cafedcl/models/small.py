@@ -74,4 +74,6 @@ def _wide(base: int, width: float) -> int:
 
 def _at_least(shape: Shape, pixels: int) -> None:
     if min(shape[1:]) < pixels:
-        raise CafedclError(f"images of {shape[1]}×{shape[2]} are too small for it; the least is {pixels}×{pixels}")
+        raise CafedclError(
+            f"images of {shape[1]}×{shape[2]} are too small for it; the least is {pixels}×{pixels}"
+        )

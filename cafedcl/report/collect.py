@@ -12,7 +12,7 @@ from cafedcl.report import scenes
 from cafedcl.report.details import data_map, details, shown_clients
 from cafedcl.report.frames import Film, read_film, spaced
 from cafedcl.report.palette import look
-from cafedcl.report.runs import SCORES, Entry, Group, Line, Run, Summary
+from cafedcl.report.runs import SCORES, Entry, Group, Line, RunSummary, Summary
 from cafedcl.report.table import MEASURES, Column, column, common_protocol
 
 POINTS = 400
@@ -45,12 +45,19 @@ def collect_group(group: Group, problems: list[str]) -> dict[str, Any]:
         "clients": setting.clients,
         "protocol": common_protocol([group]),
         "entries": [about(entry) for entry in group.main],
-        "notes": [f"methods differ in {name}: {' / '.join(values)}" for name, values in group.differing().items()],
-        "ranking": {protocol: ranking(group, protocol) for protocol in SCORES if measured(group, protocol)},
+        "notes": [
+            f"methods differ in {name}: {' / '.join(values)}"
+            for name, values in group.differing().items()
+        ],
+        "ranking": {
+            protocol: ranking(group, protocol) for protocol in SCORES if measured(group, protocol)
+        },
         "curves": [curves(entry) for entry in group.main],
         "details": [details(film) for film in films],
         "cost": [cost(entry) for entry in group.main],
-        "shots": {protocol: shots(group, protocol) for protocol in SCORES if measured(group, protocol)},
+        "shots": {
+            protocol: shots(group, protocol) for protocol in SCORES if measured(group, protocol)
+        },
         "ablation": ablation(group),
         "sensitivity": sensitivity(group),
         "samples": samples(group),
@@ -65,9 +72,13 @@ def collect_group(group: Group, problems: list[str]) -> dict[str, Any]:
     return found
 
 
-def gathered(films: Sequence[Film], make: Callable[[Film], dict[str, Any] | None]) -> list[dict[str, Any]]:
+def gathered(
+    films: Sequence[Film], make: Callable[[Film], dict[str, Any] | None]
+) -> list[dict[str, Any]]:
     """Return what the films give, with the number of the entry."""
-    return [{"entry": i, **scene} for i, film in enumerate(films) if (scene := make(film)) is not None]
+    return [
+        {"entry": i, **scene} for i, film in enumerate(films) if (scene := make(film)) is not None
+    ]
 
 
 def measured(group: Group, protocol: str) -> bool:
@@ -115,7 +126,9 @@ def curves(entry: Entry) -> dict[str, Any]:
         found[name] = [mean(float(s[t]) for s in sums if t < len(s)) for t in rounds]
     for protocol in SCORES:
         found[protocol] = (
-            {m: bands(entry, rounds, protocol, m) for m in MEASURES} if any_scored(entry, protocol) else None
+            {m: bands(entry, rounds, protocol, m) for m in MEASURES}
+            if any_scored(entry, protocol)
+            else None
         )
     return found
 
@@ -125,7 +138,9 @@ def any_scored(entry: Entry, protocol: str) -> bool:
     return any(run.scored(protocol) for run in entry.runs)
 
 
-def bands(entry: Entry, rounds: Sequence[int], protocol: str, measure: str) -> dict[str, list[float | None]]:
+def bands(
+    entry: Entry, rounds: Sequence[int], protocol: str, measure: str
+) -> dict[str, list[float | None]]:
     """Return mean and sample standard deviation over seeds of a score in %, at every round."""
     means: list[float | None] = []
     stds: list[float | None] = []
@@ -153,7 +168,9 @@ def shots(group: Group, protocol: str) -> dict[str, list[dict[str, float | None]
     """Return the recall of many-, medium- and few-shot classes, where a group of classes exists."""
     found: dict[str, list[dict[str, float | None]]] = {}
     for shot in SHOTS:
-        cells = [[100 * value for value in entry.scores(protocol, shot).values()] for entry in group.main]
+        cells = [
+            [100 * value for value in entry.scores(protocol, shot).values()] for entry in group.main
+        ]
         if any(cells):
             found[shot] = [{"mean": average(values), "std": deviation(values)} for values in cells]
     return found
@@ -174,7 +191,9 @@ def ablation(group: Group) -> list[dict[str, Any]]:
     families: dict[str, list[int]] = {}
     for i, entry in enumerate(group.main):
         families.setdefault(entry.base, []).append(i)
-    return [{"base": base, "entries": members} for base, members in families.items() if len(members) > 1]
+    return [
+        {"base": base, "entries": members} for base, members in families.items() if len(members) > 1
+    ]
 
 
 def sensitivity(group: Group) -> list[dict[str, Any]]:
@@ -194,11 +213,18 @@ def sensitivity(group: Group) -> list[dict[str, Any]]:
         if isinstance(centre, int | float):
             points.append((float(centre), main))
         points.sort(key=lambda point: point[0])
-        sweep: dict[str, Any] = {"method": method, "option": option, "values": [value for value, _ in points]}
+        sweep: dict[str, Any] = {
+            "method": method,
+            "option": option,
+            "values": [value for value, _ in points],
+        }
         sweep |= {"colour": look(method).colour, "centre": centre}
         for protocol in SCORES:
             if all(entry.scores(protocol, "accuracy") for _, entry in points):
-                sweep[protocol] = {m: shared([e.scores(protocol, m) for _, e in points]) for m in ("accuracy", "std")}
+                sweep[protocol] = {
+                    m: shared([e.scores(protocol, m) for _, e in points])
+                    for m in ("accuracy", "std")
+                }
         found.append(sweep)
     return found
 
@@ -206,7 +232,10 @@ def sensitivity(group: Group) -> list[dict[str, Any]]:
 def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
     """Return scores in %, of the seeds that all have, or of all if there is none."""
     common = set.intersection(*(set(one) for one in scores))
-    return [[100 * value for seed, value in one.items() if seed in common or not common] for one in scores]
+    return [
+        [100 * value for seed, value in one.items() if seed in common or not common]
+        for one in scores
+    ]
 
 
 def samples(group: Group) -> list[dict[str, Any]]:
@@ -218,7 +247,9 @@ def samples(group: Group) -> list[dict[str, Any]]:
             data = file.read_bytes()
             if data.startswith(PNG) and len(data) <= room:
                 room -= len(data)
-                found.append({"entry": i, "name": file.stem, "png": base64.b64encode(data).decode()})
+                found.append(
+                    {"entry": i, "name": file.stem, "png": base64.b64encode(data).decode()}
+                )
     return found
 
 
@@ -243,7 +274,7 @@ def cost(entry: Entry) -> dict[str, Any]:
     }
 
 
-def describe(run: Run) -> dict[str, Any]:
+def describe(run: RunSummary) -> dict[str, Any]:
     """Return what is needed to find a run, to judge it and to repeat it."""
     read: Any = RunFolder(run.path).environment()
     about: dict[str, Any] = read if isinstance(read, dict) else {}
@@ -257,9 +288,15 @@ def describe(run: Run) -> dict[str, Any]:
         "state": run.state,
         "problem": run.problem,
         "rounds": len(run.lines),
-        "command": [str(word) for word in command] if isinstance(command, list) and command else again,
-        "packages": {str(k): str(v) for k, v in packages.items()} if isinstance(packages, dict) else {},
+        "command": [str(word) for word in command]
+        if isinstance(command, list) and command
+        else again,
+        "packages": {str(k): str(v) for k, v in packages.items()}
+        if isinstance(packages, dict)
+        else {},
         **{
-            key: str(about[key]) for key in ("started", "python", "platform", "device_name", "commit") if about.get(key)
+            key: str(about[key])
+            for key in ("started", "python", "platform", "device_name", "commit")
+            if about.get(key)
         },
     }

@@ -46,7 +46,11 @@ def client_scores(film: Film) -> dict[str, Array]:
     """Return the clients' accuracies at the end, by protocol."""
     names = {"server": "server/clients", "own": "own/all/score"}
     found = {protocol: film.latest(name) for protocol, name in names.items()}
-    return {protocol: values for protocol, values in found.items() if values is not None and values.ndim == 1}
+    return {
+        protocol: values
+        for protocol, values in found.items()
+        if values is not None and values.ndim == 1
+    }
 
 
 def class_recalls(film: Film) -> dict[str, Array]:
@@ -78,7 +82,9 @@ def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
     for protocol, scores in client_scores(film).items():
         if len(scores) != len(counts):
             continue
-        order = [int(k) for k in np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")]
+        order = [
+            int(k) for k in np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")
+        ]
         found[protocol] = []
         for k in order[:WORST]:
             if np.isnan(scores[k]):
@@ -93,7 +99,9 @@ def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
                     "classes": classes[:12],
                     "counts": [int(counts[k, c]) for c in classes[:12]],
                     "recall": [None if rows is None else float(rows[c]) for c in classes[:12]],
-                    "confidence": None if trust is None or trust.shape != counts.shape else trust[k, classes[:12]],
+                    "confidence": None
+                    if trust is None or trust.shape != counts.shape
+                    else trust[k, classes[:12]],
                 }
             )
     return found
@@ -101,7 +109,11 @@ def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
 
 def details(film: Film) -> dict[str, Any]:
     """Return everything about one run's clients and classes; what a run does not have is left out."""
-    found: dict[str, Any] = {"seed": film.run.seed, "clients": client_scores(film), "recall": class_recalls(film)}
+    found: dict[str, Any] = {
+        "seed": film.run.seed,
+        "clients": client_scores(film),
+        "recall": class_recalls(film),
+    }
     found["worst"] = worst_clients(film)
     table = film.latest("server/confusion")
     if table is not None:

@@ -34,7 +34,9 @@ def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
                 figure.savefig(path, dpi=200, metadata=dates[form])
                 written.append(path)
     except OSError as error:
-        raise CafedclError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+        raise CafedclError(
+            f"{out}: cannot be written: {error.strerror}; choose another --out"
+        ) from None
     return written
 
 
@@ -53,7 +55,10 @@ def drawn(group: Group) -> Iterator[tuple[str, Figure]]:
             if "map" in group and any(protocol in one["recall"] for one in group["details"]):
                 yield f"recall-{protocol}", plots.recall(group, protocol)
             for family in group["ablation"]:
-                yield f"ablation-{family['base']}-{protocol}", plots.ablation(group, family, protocol)
+                yield (
+                    f"ablation-{family['base']}-{protocol}",
+                    plots.ablation(group, family, protocol),
+                )
             for sweep in group["sensitivity"]:
                 if protocol in sweep:
                     yield (

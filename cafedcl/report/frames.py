@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.report.runs import Run
+from cafedcl.report.runs import RunSummary
 
 Array = NDArray[Any]
 
@@ -50,14 +50,16 @@ class Data:
 class Film:
     """A run's frames in the order of rounds, and what could not be read."""
 
-    run: Run
+    run: RunSummary
     frames: list[Frame]
     data: Data | None
     problems: list[str]
 
     def having(self, name: str) -> list[Frame]:
         """Return the frames with an entry that is not all missing."""
-        return [frame for frame in self.frames if name in frame.tables and present(frame.tables[name])]
+        return [
+            frame for frame in self.frames if name in frame.tables and present(frame.tables[name])
+        ]
 
     def latest(self, name: str) -> Array | None:
         """Return an entry as of the last round that has it."""
@@ -79,10 +81,14 @@ def spaced(items: list[Any], most: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def read_film(run: Run, most: int = MOST) -> Film:
+def read_film(run: RunSummary, most: int = MOST) -> Film:
     """Read a run's tables; a file that is damaged is named and left out."""
     problems: list[str] = []
-    files = [file for file in sorted((run.path / "evaluations").glob("*.safetensors")) if file.stem.isdigit()]
+    files = [
+        file
+        for file in sorted((run.path / "evaluations").glob("*.safetensors"))
+        if file.stem.isdigit()
+    ]
     files = [file for file in files if int(file.stem) < len(run.lines)]
     frames = []
     for file in spaced(files, most):
@@ -100,7 +106,7 @@ def read_tables(file: Path, wanted: Iterable[str]) -> dict[str, Array]:
         return {name: packed.get_tensor(name) for name in packed.keys() if name.startswith(starts)}  # noqa: SIM118
 
 
-def read_data(run: Run, problems: list[str]) -> Data | None:
+def read_data(run: RunSummary, problems: list[str]) -> Data | None:
     """Return what is known of the data; None, and a line about it, if the file is damaged."""
     try:
         tensors, header = RunFolder(run.path).data()

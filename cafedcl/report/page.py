@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.core.version import __version__
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.version import __version__
 from cafedcl.report.collect import collect
 from cafedcl.report.frames import Array
 from cafedcl.report.runs import Summary
@@ -34,7 +34,9 @@ def write_report(summary: Summary, out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page(collect(summary)), encoding="utf-8")
     except OSError as error:
-        raise CafedclError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+        raise CafedclError(
+            f"{out}: cannot be written: {error.strerror}; choose another --out"
+        ) from None
 
 
 def page(data: dict[str, Any]) -> str:
@@ -93,8 +95,15 @@ def pack(values: Array) -> dict[str, Any]:
     """Return an array as 16-bit steps from its smallest to its largest number, in base64; counts exactly."""
     numbers = values.astype(np.float64)
     good = np.isfinite(numbers)
-    low, high = (float(numbers[good].min()), float(numbers[good].max())) if good.any() else (0.0, 0.0)
+    low, high = (
+        (float(numbers[good].min()), float(numbers[good].max())) if good.any() else (0.0, 0.0)
+    )
     exact = values.dtype.kind in "iub" and low >= 0 and high < NONE
     low, step = (0.0, 1.0) if exact else (low, (high - low) / (NONE - 1) or 1.0)
     steps = np.where(good, np.rint((np.where(good, numbers, low) - low) / step), NONE).astype("<u2")
-    return {"b64": base64.b64encode(steps.tobytes()).decode(), "shape": list(values.shape), "low": low, "step": step}
+    return {
+        "b64": base64.b64encode(steps.tobytes()).decode(),
+        "shape": list(values.shape),
+        "low": low,
+        "step": step,
+    }

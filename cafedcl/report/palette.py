@@ -45,7 +45,18 @@ LOOKS = {
     "cafedcl:inverse-variance": Look("#E58A7B", "plus", "dotted"),
     "cafedcl:fixed-anchors": Look("#9C6B62", "rect", "dotted"),
 }
-SPARE = ("#7A6FB0", "#3C8D8A", "#B07AA1", "#9A8F3C", "#C0695B", "#5B8DB8", "#77A35B", "#A36F9B", "#B98A4E", "#6F8F9F")
+SPARE = (
+    "#7A6FB0",
+    "#3C8D8A",
+    "#B07AA1",
+    "#9A8F3C",
+    "#C0695B",
+    "#5B8DB8",
+    "#77A35B",
+    "#A36F9B",
+    "#B98A4E",
+    "#6F8F9F",
+)
 """Colours of what is not in ``LOOKS``."""
 
 

@@ -36,7 +36,11 @@ fedtgp   67.14  7.01 92.58  4.33 58.67  7.55 45.74  7.82 64.16  4.66 36.41  2.76
 cafedcl  70.22  5.17 93.96  4.07 60.14  5.58 46.53  6.47 65.85  2.56 39.22  2.48 85.16  5.92 83.60  6.39
 """
 """Accuracy and std for α = 0.05, 1; IR = 50, 100; classes per client = 10, 50; clients = 50, 100."""
-COLUMNS_1 = tuple((kind, data) for kind in ("dirichlet", "pathological") for data in ("cifar10", "cifar100", "emnist"))
+COLUMNS_1 = tuple(
+    (kind, data)
+    for kind in ("dirichlet", "pathological")
+    for data in ("cifar10", "cifar100", "emnist")
+)
 COLUMNS_2 = (
     ("alpha", "0.05"), ("alpha", "1"), ("ir", "50"), ("ir", "100"),
     ("classes", "10"), ("classes", "50"), ("clients", "50"), ("clients", "100"),
@@ -81,7 +85,11 @@ class Place:
 def place(setting: Setting) -> Place:
     """Return where a setting belongs in the layout of the paper's tables, with its figures if it is one of theirs."""
     data = "emnist" if setting.data.startswith("emnist") else setting.data
-    name = DATA.get(data, setting.data) if not setting.data.startswith("emnist-") else setting.data.upper()
+    name = (
+        DATA.get(data, setting.data)
+        if not setting.data.startswith("emnist-")
+        else setting.data.upper()
+    )
     factor, value = changed_factor(setting, data)
     if factor is None:
         kind = setting.kind

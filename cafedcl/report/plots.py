@@ -41,7 +41,9 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", text).strip("-")
 
 
-def sheet(columns: int = 1, rows: int = 1, width: float = WIDE, height: float = 2.6) -> tuple[Figure, list["Axes"]]:
+def sheet(
+    columns: int = 1, rows: int = 1, width: float = WIDE, height: float = 2.6
+) -> tuple[Figure, list["Axes"]]:
     """Return an empty figure and its axes."""
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -72,8 +74,21 @@ def ranking(group: Group, protocol: str) -> Figure:
     figure, (ax,) = sheet(width=4.6, height=3.2)
     for entry, row in zip(group["entries"], group["ranking"][protocol]["rows"], strict=True):
         if row is not None and row["std"]["mean"] is not None:
-            ax.scatter(row["std"]["values"], row["accuracy"]["values"], s=14, alpha=0.4, linewidths=0, **looks(entry))
-            ax.scatter([row["std"]["mean"]], [row["accuracy"]["mean"]], s=52, label=entry["label"], **looks(entry))
+            ax.scatter(
+                row["std"]["values"],
+                row["accuracy"]["values"],
+                s=14,
+                alpha=0.4,
+                linewidths=0,
+                **looks(entry),
+            )
+            ax.scatter(
+                [row["std"]["mean"]],
+                [row["accuracy"]["mean"]],
+                s=52,
+                label=entry["label"],
+                **looks(entry),
+            )
     ax.set(xlabel="standard deviation between clients, points", ylabel="accuracy, %")
     figure.legend(loc="outside right center")
     return figure
@@ -87,11 +102,16 @@ def curves(group: Group, protocol: str, axis: str) -> Figure:
         if curve[protocol] is None or (axis != "rounds" and not xs[-1] > 0):
             continue
         for ax, measure in zip(axes, ("accuracy", "std"), strict=True):
-            mean, std = numbers(curve[protocol][measure]["mean"]), numbers(curve[protocol][measure]["std"])
+            mean, std = (
+                numbers(curve[protocol][measure]["mean"]),
+                numbers(curve[protocol][measure]["std"]),
+            )
             known = ~np.isnan(mean)
             style = {"color": entry["colour"], "linestyle": DASHES[entry["dash"]]}
             ax.plot(xs[known], mean[known], label=entry["label"], **style)
-            ax.fill_between(xs, mean - std, mean + std, color=entry["colour"], alpha=0.13, linewidth=0)
+            ax.fill_between(
+                xs, mean - std, mean + std, color=entry["colour"], alpha=0.13, linewidth=0
+            )
     for ax, title in zip(axes, ("accuracy, %", "std between clients, points"), strict=True):
         ax.set(xlabel=AXES[axis], ylabel=title)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "rounds"))
@@ -121,13 +141,20 @@ def clients(group: Group, protocol: str) -> Figure:
 def shots(group: Group, protocol: str) -> Figure:
     """Draw the recall of many-, medium- and few-shot classes."""
     found = group["shots"][protocol]
-    used = [i for i in range(len(group["entries"])) if any(cells[i]["mean"] is not None for cells in found.values())]
+    used = [
+        i
+        for i in range(len(group["entries"]))
+        if any(cells[i]["mean"] is not None for cells in found.values())
+    ]
     figure, (ax,) = sheet(width=4.6)
     width = 0.8 / max(1, len(used))
     for at, i in enumerate(used):
         places = np.arange(len(found)) + (at - (len(used) - 1) / 2) * width
         entry, cells = group["entries"][i], [cells[i] for cells in found.values()]
-        means, stds = numbers([cell["mean"] for cell in cells]), numbers([cell["std"] for cell in cells])
+        means, stds = (
+            numbers([cell["mean"] for cell in cells]),
+            numbers([cell["std"] for cell in cells]),
+        )
         ax.bar(
             places,
             means,
@@ -171,7 +198,14 @@ def ablation(group: Group, family: dict[str, Any], protocol: str) -> Figure:
     ):
         for place, i in enumerate(used):
             cell = rows[i][measure]
-            ax.barh(place, cell["mean"], 0.62, xerr=cell["std"], color=group["entries"][i]["colour"], error_kw=WHISKER)
+            ax.barh(
+                place,
+                cell["mean"],
+                0.62,
+                xerr=cell["std"],
+                color=group["entries"][i]["colour"],
+                error_kw=WHISKER,
+            )
             ax.annotate(
                 f"{cell['mean']:.2f}",
                 (cell["mean"] + (cell["std"] or 0), place),
@@ -181,7 +215,9 @@ def ablation(group: Group, family: dict[str, Any], protocol: str) -> Figure:
             )
         ax.set(xlabel=title, ylim=(len(used) - 0.5, -0.5))
         ax.margins(x=0.18)
-        ax.set_yticks(range(len(used)), [group["entries"][i]["label"] if ax is axes[0] else "" for i in used])
+        ax.set_yticks(
+            range(len(used)), [group["entries"][i]["label"] if ax is axes[0] else "" for i in used]
+        )
     return figure
 
 
@@ -212,11 +248,17 @@ def cost(group: Group) -> Figure:
     entries = group["entries"]
     figure, (time, sent) = sheet(2, height=0.9 + 0.24 * len(entries))
     phases = list(dict.fromkeys(phase for one in group["cost"] for phase in one["phases"]))
-    shades = dict(zip(phases, ("#0A7ABF", "#D55E00", "#8A8F98", "#009E73", "#CC79A7"), strict=False))
+    shades = dict(
+        zip(phases, ("#0A7ABF", "#D55E00", "#8A8F98", "#009E73", "#CC79A7"), strict=False)
+    )
     stack(
         time,
         [
-            (phase, shades.get(phase, "#888888"), [one["phases"].get(phase, 0.0) for one in group["cost"]])
+            (
+                phase,
+                shades.get(phase, "#888888"),
+                [one["phases"].get(phase, 0.0) for one in group["cost"]],
+            )
             for phase in phases
         ],
     )

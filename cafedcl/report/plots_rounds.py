@@ -24,7 +24,12 @@ def data(group: Group) -> Figure:
     k, c = np.nonzero(counts)
     values = counts[k, c]
     ax.scatter(k, c, s=110 * values / values.max(), c=values, cmap="viridis_r", linewidths=0)
-    ax.set(xlabel="client", ylabel="class", xlim=(-0.7, len(counts) - 0.3), ylim=(len(names) - 0.3, -0.7))
+    ax.set(
+        xlabel="client",
+        ylabel="class",
+        xlim=(-0.7, len(counts) - 0.3),
+        ylim=(len(names) - 0.3, -0.7),
+    )
     name_axis(ax, "y", names)
     ax.xaxis.set_major_locator(MaxNLocator(20, integer=True))
     return figure
@@ -60,7 +65,9 @@ def confidence(scene: dict[str, Any]) -> Figure:
         "gen": "from generator",
         "alpha": "weight α",
     }
-    parts = {title: scene["parts"][part] for part, title in titles.items() if part in scene["parts"]}
+    parts = {
+        title: scene["parts"][part] for part, title in titles.items() if part in scene["parts"]
+    }
     figure, axes = sheet(len(parts), width=WIDE, height=2.8)
     for ax, (title, values) in zip(axes, parts.items(), strict=True):
         picture(ax, values[-1], "", None)
@@ -83,8 +90,21 @@ def prototypes(group: Group, scene: dict[str, Any]) -> Figure:
                 ax.plot(*xy[: at + 1, c].T, color=colours[c], linewidth=0.7, alpha=0.5)
                 ax.scatter(xy[at, c, 0], xy[at, c, 1], color=colours[c], s=20)
                 if xy.shape[1] <= 40:
-                    ax.annotate(name[:10], xy[at, c], (0, 4), textcoords="offset points", ha="center", fontsize=6.5)
-        ax.set(title=f"round {rounds[at]}", xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[])
+                    ax.annotate(
+                        name[:10],
+                        xy[at, c],
+                        (0, 4),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=6.5,
+                    )
+        ax.set(
+            title=f"round {rounds[at]}",
+            xlim=(-reach, reach),
+            ylim=(-reach, reach),
+            xticks=[],
+            yticks=[],
+        )
         ax.set_aspect("equal")
     return figure
 
@@ -95,11 +115,26 @@ def distances(group: Group) -> Figure:
     for scene in group["prototypes"]:
         entry, gaps = group["entries"][scene["entry"]], scene["distance"]
         ax.plot(
-            scene["rounds"], gaps["mean"], color=entry["colour"], linestyle=DASHES[entry["dash"]], label=entry["label"]
+            scene["rounds"],
+            gaps["mean"],
+            color=entry["colour"],
+            linestyle=DASHES[entry["dash"]],
+            label=entry["label"],
         )
-        ax.fill_between(scene["rounds"], gaps["low"], gaps["high"], color=entry["colour"], alpha=0.08, linewidth=0)
+        ax.fill_between(
+            scene["rounds"],
+            gaps["low"],
+            gaps["high"],
+            color=entry["colour"],
+            alpha=0.08,
+            linewidth=0,
+        )
     ax.axhline(
-        group["prototypes"][0]["ideal"], color="black", linewidth=0.8, linestyle=(0, (4, 2)), label="regular simplex"
+        group["prototypes"][0]["ideal"],
+        color="black",
+        linewidth=0.8,
+        linestyle=(0, (4, 2)),
+        label="regular simplex",
     )
     ax.set(xlabel="round", ylabel="distance between classes", ylim=(0, None))
     figure.legend(loc="outside right center")

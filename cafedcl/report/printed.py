@@ -47,7 +47,9 @@ def cell_of(column: Column, label: str, measure: str) -> Cell:
 def fields(column: Column, paper: bool) -> list[tuple[str, str]]:
     """Return what a setting shows: our measures, and the paper's where it has any and they are asked for."""
     shown = [("ours", measure) for measure in MEASURES]
-    return shown + ([("paper", "accuracy"), ("paper", "std")] if paper and column.place.figures else [])
+    return shown + (
+        [("paper", "accuracy"), ("paper", "std")] if paper and column.place.figures else []
+    )
 
 
 def title_of(source: str, measure: str) -> str:
@@ -91,7 +93,9 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
     """Return one table* of the settings that belong together."""
     spans = [len(fields(column, paper)) for column in columns]
     first, top, top_rules, at = [""], [""], [], 2
-    for heading, block in groupby(zip(columns, spans, strict=True), key=lambda pair: pair[0].place.heading):
+    for heading, block in groupby(
+        zip(columns, spans, strict=True), key=lambda pair: pair[0].place.heading
+    ):
         width = sum(span for _, span in block)
         top.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(heading)}}}")
         top_rules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
@@ -102,7 +106,12 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
         rules.append(rf"\cmidrule(lr){{{at}-{at + span - 1}}}")
         at += span
         first += [escape_latex(title_of(*field)) for field in fields(column, paper)]
-    lines = [" & ".join(top) + r" \\", "".join(top_rules), " & ".join(names) + r" \\", "".join(rules)]
+    lines = [
+        " & ".join(top) + r" \\",
+        "".join(top_rules),
+        " & ".join(names) + r" \\",
+        "".join(rules),
+    ]
     lines += [" & ".join(first) + r" \\", r"\midrule"]
     rows = [row for row in board.rows if any(row.label in column.cells for column in columns)]
     for index, row in enumerate(rows):
@@ -112,7 +121,11 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
         for column in columns:
             for source, measure in fields(column, paper):
                 ours = latex_cell(cell_of(column, row.label, measure))
-                cells.append(ours if source == "ours" else escape_latex(paper_cell(column, row.label, measure)))
+                cells.append(
+                    ours
+                    if source == "ours"
+                    else escape_latex(paper_cell(column, row.label, measure))
+                )
         lines.append(" & ".join(cells) + r" \\")
     layout = "l|" + "|".join("c" * span for span in spans)
     label = {1: "tab:settings", 2: "tab:robustness"}.get(number, "tab:others")
@@ -140,14 +153,27 @@ def as_csv(board: Board, paper: bool = False) -> str:
     writer = csv.writer(out, lineterminator="\n")
     ours = [f"{measure}_{what}" for measure in MEASURES for what in ("mean", "std", "rank")]
     theirs = ["paper_accuracy", "paper_std"] if paper else []
-    writer.writerow(["data", "split", "clients", "method", "protocol", "round", "seeds", *ours, *theirs])
+    writer.writerow(
+        ["data", "split", "clients", "method", "protocol", "round", "seeds", *ours, *theirs]
+    )
     for column in board.columns:
         setting = column.group.setting
         for entry in column.group.entries:
             cells = column.cells[entry.label]
-            numbers = [value for m in MEASURES for value in (cells[m].mean, cells[m].std, cells[m].rank or None)]
+            numbers = [
+                value
+                for m in MEASURES
+                for value in (cells[m].mean, cells[m].std, cells[m].rank or None)
+            ]
             figures = list(column.place.figures.get(entry.label, (None, None))) if paper else []
-            head = [setting.data, setting.split, setting.clients, entry.label, board.protocol, board.which]
+            head = [
+                setting.data,
+                setting.split,
+                setting.clients,
+                entry.label,
+                board.protocol,
+                board.which,
+            ]
             values = [*head, len(cells["accuracy"].values), *numbers, *figures]
             writer.writerow(["" if value is None else value for value in values])
     return out.getvalue()
@@ -170,7 +196,10 @@ def as_rich(board: Board, paper: bool = False, width: int = 120) -> "RenderableT
         room -= needed
     parts: list[RenderableType] = [rich_block(board, block, paper) for block in blocks]
     parts.append(Text(board.caption, style="dim"))
-    parts += [Text(note, style="yellow" if note.startswith(("damaged", "failed")) else "dim") for note in board.notes]
+    parts += [
+        Text(note, style="yellow" if note.startswith(("damaged", "failed")) else "dim")
+        for note in board.notes
+    ]
     return Group(*parts)
 
 
@@ -181,7 +210,9 @@ def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "Rendera
     from rich.text import Text
 
     headings = " | ".join(dict.fromkeys(column.place.heading for column in columns))
-    table = Table(box=SIMPLE_HEAD, title=headings, title_justify="left", header_style="bold", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD, title=headings, title_justify="left", header_style="bold", pad_edge=False
+    )
     table.add_column("\nmethod", no_wrap=True)
     for column in columns:
         for index, (source, measure) in enumerate(fields(column, paper)):
@@ -196,6 +227,8 @@ def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "Rendera
             for source, measure in fields(column, paper):
                 cell = cell_of(column, row.label, measure)
                 theirs = Text(paper_cell(column, row.label, measure), style="dim")
-                cells.append(Text(cell.text, style=styles[cell.rank]) if source == "ours" else theirs)
+                cells.append(
+                    Text(cell.text, style=styles[cell.rank]) if source == "ours" else theirs
+                )
         table.add_row(*cells)
     return table

@@ -35,7 +35,7 @@ SETTING = ("data.", "split.", "federation.clients")
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSummary:
     """One run folder."""
 
     path: Path
@@ -48,7 +48,10 @@ class Run:
     @property
     def method(self) -> str:
         """The method with its preset and its tail augmentation."""
-        return label(str(self.settings.get("method.name", "?")), str(self.settings.get("augment.name", "none")))
+        return label(
+            str(self.settings.get("method.name", "?")),
+            str(self.settings.get("augment.name", "none")),
+        )
 
     @property
     def seed(self) -> int:
@@ -137,7 +140,7 @@ class Entry:
 
     label: str
     method: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunSummary, ...]
     partial: bool
     """No run of it is finished; what there is is shown and marked."""
     changed: dict[str, Any] = field(default_factory=dict)
@@ -155,7 +158,9 @@ class Entry:
             return None
         ((name, value),) = self.changed.items()
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        return (name, float(value)) if numeric and not name.startswith("federation.rounds") else None
+        return (
+            (name, float(value)) if numeric and not name.startswith("federation.rounds") else None
+        )
 
     def scores(self, protocol: str, score: str, which: str = "last") -> dict[int, float]:
         """Return a score by seed."""
@@ -189,7 +194,9 @@ class Group:
                 if name.startswith(kept) and name not in entry.changed:
                     values.setdefault(name, Counter())[value] += 1
         seeds = Counter(", ".join(str(run.seed) for run in entry.runs) for entry in self.main)
-        return {name: sorted(seen) for name, seen in {**values, "seeds": seeds}.items() if len(seen) > 1}
+        return {
+            name: sorted(seen) for name, seen in {**values, "seeds": seeds}.items() if len(seen) > 1
+        }
 
 
 @dataclass(frozen=True)
@@ -197,10 +204,10 @@ class Summary:
     """Everything that was found."""
 
     groups: tuple[Group, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RunSummary, ...]
 
     @property
-    def set_aside(self) -> tuple[Run, ...]:
+    def set_aside(self) -> tuple[RunSummary, ...]:
         """The runs that are not finished, or not used."""
         return tuple(run for run in self.runs if run.state != "finished")
 
@@ -216,11 +223,14 @@ def read_runs(paths: Iterable[str | Path]) -> Summary:
     return summarise([read_run(folder) for folder in folders])
 
 
-def summarise(found: Sequence[Run]) -> Summary:
+def summarise(found: Sequence[RunSummary]) -> Summary:
     """Put together the runs that belong together."""
     runs = set_repeats_aside(found)
     settings = sorted({run.setting for run in runs if usable(run)})
-    groups = [Group(setting, entries([r for r in runs if usable(r) and r.setting == setting])) for setting in settings]
+    groups = [
+        Group(setting, entries([r for r in runs if usable(r) and r.setting == setting]))
+        for setting in settings
+    ]
     return Summary(tuple(groups), tuple(runs))
 
 
@@ -230,7 +240,9 @@ def find_folders(paths: Sequence[Path]) -> list[Path]:
     seen: set[Path] = set()
     for path in paths:
         if not path.is_dir():
-            raise CafedclError(f"{path}: there is no such folder; give run folders, or folders that contain them")
+            raise CafedclError(
+                f"{path}: there is no such folder; give run folders, or folders that contain them"
+            )
         for where, below, files in os.walk(path, followlinks=True):
             real = Path(where).resolve()
             if real in seen or "config.toml" in files:
@@ -242,31 +254,46 @@ def find_folders(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunSummary:
     """Read one run folder, whatever shape it is in."""
     try:
         settings = flat(RunFolder(path).tables())
     except CafedclError as error:
-        return Run(path, "damaged", str(error))
-    run = Run(path, "finished", "", settings)
+        return RunSummary(path, "damaged", str(error))
+    run = RunSummary(path, "finished", "", settings)
     try:
         setting, rounds, seed = run.setting, run.rounds, run.seed
         lines, cut = read_lines(path)
     except (OSError, ValueError, TypeError) as error:
-        return Run(path, "damaged", f"{path}: cannot be read: {error}", {"method.name": run.method})
+        return RunSummary(
+            path, "damaged", f"{path}: cannot be read: {error}", {"method.name": run.method}
+        )
     if "method.name" not in settings or not rounds or not setting.clients or seed < 0:
-        return Run(path, "damaged", f"{path}/config.toml: not the config of a run", {"method.name": run.method})
+        return RunSummary(
+            path,
+            "damaged",
+            f"{path}/config.toml: not the config of a run",
+            {"method.name": run.method},
+        )
     run = replace(run, lines=lines)
     if cut:
-        return replace(run, state="damaged", problem=f"metrics.jsonl can be read up to round {len(lines)} only")
+        return replace(
+            run, state="damaged", problem=f"metrics.jsonl can be read up to round {len(lines)} only"
+        )
     if not lines:
         return replace(run, state="unfinished", problem=f"no round of {rounds} is done")
     if all(line.get("status") == "skipped" for line in lines):
-        return replace(run, state="failed", problem=f"all {len(lines)} rounds were skipped{first_reason(lines)}")
+        return replace(
+            run,
+            state="failed",
+            problem=f"all {len(lines)} rounds were skipped{first_reason(lines)}",
+        )
     if not any(run.scored(protocol) for protocol in SCORES):
         finished = len(lines) >= rounds
         state, problem = (
-            ("failed", "no round has a score that is a number") if finished else ("unfinished", "not scored yet")
+            ("failed", "no round has a score that is a number")
+            if finished
+            else ("unfinished", "not scored yet")
         )
         return replace(run, state=state, problem=problem)
     if len(lines) < rounds:
@@ -291,7 +318,9 @@ def sound(line: Line) -> bool:
     """Return whether the parts of a line that are added up are what they should be."""
     sums = [line.get(name) or {} for name in ("traffic", "seconds")]
     lists = [line.get(name) or [] for name in ("failed", "dropped")]
-    if not all(isinstance(part, dict) for part in sums) or not all(isinstance(part, list) for part in lists):
+    if not all(isinstance(part, dict) for part in sums) or not all(
+        isinstance(part, list) for part in lists
+    ):
         return False
     return all(isinstance(v, int | float) for part in sums for v in part.values()) and all(
         isinstance(failure, dict) for failure in lists[0]
@@ -302,7 +331,9 @@ def first_reason(lines: Sequence[Line]) -> str:
     """Return why the first client failed, if one did."""
     for line in lines:
         for failure in line.get("failed") or ():
-            return f"; client {failure.get('client')}: {' '.join(str(failure.get('reason')).split())}"
+            return (
+                f"; client {failure.get('client')}: {' '.join(str(failure.get('reason')).split())}"
+            )
     return ""
 
 
@@ -316,14 +347,16 @@ def flat(tables: Settings) -> Settings:
     }
 
 
-def usable(run: Run) -> bool:
+def usable(run: RunSummary) -> bool:
     """Return whether a run has scores to show."""
-    return run.state in ("finished", "unfinished") and any(run.scored(protocol) for protocol in SCORES)
+    return run.state in ("finished", "unfinished") and any(
+        run.scored(protocol) for protocol in SCORES
+    )
 
 
-def set_repeats_aside(runs: Sequence[Run]) -> list[Run]:
+def set_repeats_aside(runs: Sequence[RunSummary]) -> list[RunSummary]:
     """Mark runs that repeat another one's experiment and seed; the one that got furthest stays."""
-    best: dict[Any, Run] = {}
+    best: dict[Any, RunSummary] = {}
     for run in runs:
         if usable(run):
             key = (run.setting, run.method, run.variant, run.seed)
@@ -334,22 +367,26 @@ def set_repeats_aside(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         if usable(run) and run.path not in kept:
             other = best[run.setting, run.method, run.variant, run.seed]
-            run = replace(run, state="repeated", problem=f"the same experiment and seed as {other.path}")
+            run = replace(
+                run, state="repeated", problem=f"the same experiment and seed as {other.path}"
+            )
         marked.append(run)
     return marked
 
 
-def entries(runs: Sequence[Run]) -> tuple[Entry, ...]:
+def entries(runs: Sequence[RunSummary]) -> tuple[Entry, ...]:
     """Return the rows of one setting: a method's runs that differ in nothing but the seed are one row."""
     rows = []
     for method in sorted({run.method for run in runs}, key=method_order):
-        variants: dict[Any, list[Run]] = {}
+        variants: dict[Any, list[RunSummary]] = {}
         for run in runs:
             if run.method == method:
                 variants.setdefault(run.variant, []).append(run)
         main = main_variant(variants)
         made = [entry(method, members, main[0]) for members in variants.values()]
-        rows += sorted(made, key=lambda row: [(name, *in_order(value)) for name, value in row.changed.items()])
+        rows += sorted(
+            made, key=lambda row: [(name, *in_order(value)) for name, value in row.changed.items()]
+        )
     return tuple(rows)
 
 
@@ -359,7 +396,7 @@ def in_order(value: Any) -> tuple[float, str]:
     return (float(value), "") if numeric else (math.inf, str(value))
 
 
-def entry(method: str, members: Sequence[Run], main: Run) -> Entry:
+def entry(method: str, members: Sequence[RunSummary], main: RunSummary) -> Entry:
     """Return one row; its finished runs, or all if none is."""
     finished = [run for run in members if run.state == "finished"]
     chosen = sorted(finished or members, key=lambda run: run.seed)
@@ -371,13 +408,16 @@ def entry(method: str, members: Sequence[Run], main: Run) -> Entry:
     return Entry(label, method, tuple(chosen), not finished, changed)
 
 
-def main_variant(variants: dict[Any, list[Run]]) -> list[Run]:
+def main_variant(variants: dict[Any, list[RunSummary]]) -> list[RunSummary]:
     """Return the variant that the others depart from: most seeds, then nearest to all others, then first by path."""
 
     def distance(one: Any) -> int:
         return sum(len(set(one) ^ set(other)) for other in variants)
 
-    return min(variants.items(), key=lambda item: (-len(item[1]), distance(item[0]), min(r.path for r in item[1])))[1]
+    return min(
+        variants.items(),
+        key=lambda item: (-len(item[1]), distance(item[0]), min(r.path for r in item[1])),
+    )[1]
 
 
 ORDER = (

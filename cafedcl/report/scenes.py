@@ -9,7 +9,12 @@ from cafedcl.report.frames import Array, Film, Frame, spaced
 
 CELLS = 120_000
 """Numbers per part of the confidence over all rounds: with many clients and classes, fewer rounds are shown."""
-PARTS = {"trust": "confidence", "data": "confidence_data", "val": "confidence_val", "gen": "confidence_gen"}
+PARTS = {
+    "trust": "confidence",
+    "data": "confidence_data",
+    "val": "confidence_val",
+    "gen": "confidence_gen",
+}
 """The parts of the confidence and the notes they come from."""
 LOOP = ("drift", "feedback", "heterogeneity", "variance")
 
@@ -54,7 +59,11 @@ def prototypes(film: Film, classes: int) -> dict[str, Any] | None:
     All are brought to length 1 first: directions are what is compared, and the ideal distance √(2C/(C−1)) is that of
     a regular simplex on the unit sphere.
     """
-    frames = [(frame.round, found) for frame in film.frames if (found := prototypes_of(frame, classes)) is not None]
+    frames = [
+        (frame.round, found)
+        for frame in film.frames
+        if (found := prototypes_of(frame, classes)) is not None
+    ]
     dims = {found.shape[1] for _, found in frames}
     if not frames or len(dims) != 1 or classes < 2:
         return None
@@ -100,7 +109,9 @@ def project(points: Array, known: Array) -> tuple[Array, list[float]]:
     centre = flat.mean(0)
     _, scale, axes = np.linalg.svd(flat - centre, full_matrices=False)
     plane = axes[:2]
-    plane = plane * np.where(plane[np.arange(len(plane)), np.abs(plane).argmax(1)] < 0, -1, 1)[:, None]
+    plane = (
+        plane * np.where(plane[np.arange(len(plane)), np.abs(plane).argmax(1)] < 0, -1, 1)[:, None]
+    )
     out = np.full((*points.shape[:2], 2), np.nan)
     out[known] = 0.0
     out[known, : len(plane)] = (flat - centre) @ plane.T
@@ -139,5 +150,7 @@ def loop(film: Film, classes: int) -> dict[str, Any] | None:
     for name in LOOP:
         stack = [frame.tables.get(f"loop/{name}") for frame in frames]
         if all(values is not None and values.shape == (classes,) for values in stack):
-            parts["parts"][name] = np.stack([values for values in stack if values is not None]).astype(np.float64)
+            parts["parts"][name] = np.stack(
+                [values for values in stack if values is not None]
+            ).astype(np.float64)
     return parts

@@ -8,7 +8,7 @@ from importlib import import_module
 from statistics import mean, stdev
 
 from cafedcl.report.paper import Place, place
-from cafedcl.report.runs import Entry, Group, Run, Summary, method_order
+from cafedcl.report.runs import Entry, Group, RunSummary, Summary, method_order
 
 MEASURES = ("accuracy", "std", "worst")
 HIGHER = {"accuracy": True, "std": False, "worst": True}
@@ -62,8 +62,13 @@ class Comparison:
         if self.missing:
             return f"{head}; {self.missing}"
         tests = [
-            f"{name} p = {value:.2g}" if value is not None else f"{name}: undefined, the differences do not vary"
-            for name, value in (("paired t-test", self.t), ("Wilcoxon signed-rank test", self.wilcoxon))
+            f"{name} p = {value:.2g}"
+            if value is not None
+            else f"{name}: undefined, the differences do not vary"
+            for name, value in (
+                ("paired t-test", self.t),
+                ("Wilcoxon signed-rank test", self.wilcoxon),
+            )
         ]
         return f"{head}; {', '.join(tests)} (two-sided, {self.seeds} shared seeds)"
 
@@ -88,12 +93,15 @@ class Board:
     """The first entry of every label, in the order of the rows."""
     protocol: str
     which: str
-    set_aside: tuple[Run, ...]
+    set_aside: tuple[RunSummary, ...]
 
     @cached_property
     def caption(self) -> str:
         """What the numbers are."""
-        most = max((len(entry.runs) for column in self.columns for entry in column.group.entries), default=0)
+        most = max(
+            (len(entry.runs) for column in self.columns for entry in column.group.entries),
+            default=0,
+        )
         seeds = f"mean ± std over up to {most} seeds" if most > 1 else "one seed"
         return (
             f"In %, {self.which} scored round, {seeds}. Acc.: accuracy, Std.: standard deviation between clients, "
@@ -103,10 +111,14 @@ class Board:
     @cached_property
     def notes(self) -> list[str]:
         """What a reader must know: comparisons, what is missing, what is unfair, what was left out."""
-        lines = [f"{c.group.setting.title}: {c.comparison.text}." for c in self.columns if c.comparison]
+        lines = [
+            f"{c.group.setting.title}: {c.comparison.text}." for c in self.columns if c.comparison
+        ]
         for column in self.columns:
             entries = column.group.entries
-            lacking = [entry.label for entry in entries if not column.cells[entry.label]["accuracy"].values]
+            lacking = [
+                entry.label for entry in entries if not column.cells[entry.label]["accuracy"].values
+            ]
             if lacking:
                 other = "own" if self.protocol == "server" else "server"
                 lines.append(
@@ -114,9 +126,13 @@ class Board:
                 )
             partial = [entry.label for entry in entries if entry.partial]
             if partial:
-                lines.append(f"{column.group.setting.title}: not finished, as far as it got: {', '.join(partial)}.")
+                lines.append(
+                    f"{column.group.setting.title}: not finished, as far as it got: {', '.join(partial)}."
+                )
             for name, values in column.group.differing().items():
-                lines.append(f"{column.group.setting.title}: methods differ in {name}: {' / '.join(values)}.")
+                lines.append(
+                    f"{column.group.setting.title}: methods differ in {name}: {' / '.join(values)}."
+                )
         lines += [f"{run.state}: {run.path}: {run.problem}." for run in self.set_aside]
         return lines
 
@@ -125,7 +141,9 @@ def board(summary: Summary, protocol: str | None = None, which: str = "last") ->
     """Return the table of a summary; without a protocol, the server's model where all methods have one."""
     chosen = protocol or common_protocol(summary.groups)
     columns = [column(group, chosen, which) for group in summary.groups]
-    columns.sort(key=lambda c: (c.place.table, c.group.setting.kind, c.place.heading, c.group.setting))
+    columns.sort(
+        key=lambda c: (c.place.table, c.group.setting.kind, c.place.heading, c.group.setting)
+    )
     rows: dict[str, Entry] = {}
     for group in summary.groups:
         for entry in group.entries:
@@ -147,7 +165,9 @@ def column(group: Group, protocol: str, which: str) -> Column:
     """Return one setting's cells, ranked."""
     cells = {
         entry.label: {
-            measure: Cell(tuple(100 * value for value in entry.scores(protocol, measure, which).values()))
+            measure: Cell(
+                tuple(100 * value for value in entry.scores(protocol, measure, which).values())
+            )
             for measure in MEASURES
         }
         for entry in group.entries
@@ -172,7 +192,10 @@ def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
     known = sorted({value for value in printed if value is not None}, reverse=higher)
     if sum(value is not None for value in printed) < 2:
         return [0] * len(values)
-    return [0 if value is None or value not in known[:2] else known.index(value) + 1 for value in printed]
+    return [
+        0 if value is None or value not in known[:2] else known.index(value) + 1
+        for value in printed
+    ]
 
 
 def comparison(group: Group, protocol: str, which: str) -> Comparison | None:
@@ -188,8 +211,16 @@ def comparison(group: Group, protocol: str, which: str) -> Comparison | None:
     differences = [100 * gap for gap in paired(ours, theirs)]
     if len(differences) < 2:
         gap = 100 * (mean(ours.values()) - mean(theirs.values()))
-        return Comparison(best.label, rival.label, len(differences), gap, missing="significance needs two shared seeds")
-    return Comparison(best.label, rival.label, len(differences), mean(differences), *p_values(differences))
+        return Comparison(
+            best.label,
+            rival.label,
+            len(differences),
+            gap,
+            missing="significance needs two shared seeds",
+        )
+    return Comparison(
+        best.label, rival.label, len(differences), mean(differences), *p_values(differences)
+    )
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:

@@ -54,7 +54,9 @@ class Reports:
     def __init__(self, runs: Sequence[Path], every: float) -> None:
         for path in runs:
             if not path.is_dir():
-                raise CafedclError(f"{path}: there is no such folder; give run folders, or folders that contain them")
+                raise CafedclError(
+                    f"{path}: there is no such folder; give run folders, or folders that contain them"
+                )
         self.runs, self.every = list(runs), every
         self.lock = threading.Lock()
         self.looked = -every
@@ -141,8 +143,12 @@ class Server:
             self.http = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise CafedclError(f"--port {port}: in use; choose another one, or --port 0 for a free one") from None
-            raise CafedclError(f"--host {host} --port {port}: cannot be used: {error.strerror or error}") from None
+                raise CafedclError(
+                    f"--port {port}: in use; choose another one, or --port 0 for a free one"
+                ) from None
+            raise CafedclError(
+                f"--host {host} --port {port}: cannot be used: {error.strerror or error}"
+            ) from None
 
     @property
     def address(self) -> str:

@@ -19,19 +19,19 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.data.dataset import Dataset
 from cafedcl.engine.base import Engine
 from cafedcl.engine.choose import choose_engine
-from cafedcl.engine.cpu.workers import Workers
+from cafedcl.engine.cpu.workers import CpuEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.resolve import resolve
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 CLASSES, TEST = 10, 10_000
 
 
 @dataclass(frozen=True)
-class Task:
+class Workload:
     """A standard job: a model, and how many clients train on how many random images each."""
 
     model: str
@@ -44,12 +44,16 @@ class Task:
 
 
 RGB = (3, 32, 32)
-TASKS = {
-    "resnet-250": Task("resnet18", RGB, 20, 2500, 250, 5, "ResNet-18-GN, batch 250, 20 clients"),
-    "resnet-50": Task("resnet18", RGB, 20, 500, 50, 5, "ResNet-18-GN, batch 50, 20 clients"),
-    "cnn-50": Task("cnn4", RGB, 20, 250, 50, 5, "4-layer CNN, batch 50, 20 clients"),
-    "cnn-10": Task("cnn4", RGB, 100, 50, 10, 5, "4-layer CNN, batch 10, 100 clients"),
-    "digits": Task("cnn8", (1, 8, 8), 20, 80, 8, 5, "small CNN on 8×8 images, batch 8, 20 clients"),
+WORKLOADS = {
+    "resnet-250": Workload(
+        "resnet18", RGB, 20, 2500, 250, 5, "ResNet-18-GN, batch 250, 20 clients"
+    ),
+    "resnet-50": Workload("resnet18", RGB, 20, 500, 50, 5, "ResNet-18-GN, batch 50, 20 clients"),
+    "cnn-50": Workload("cnn4", RGB, 20, 250, 50, 5, "4-layer CNN, batch 50, 20 clients"),
+    "cnn-10": Workload("cnn4", RGB, 100, 50, 10, 5, "4-layer CNN, batch 10, 100 clients"),
+    "digits": Workload(
+        "cnn8", (1, 8, 8), 20, 80, 8, 5, "small CNN on 8×8 images, batch 8, 20 clients"
+    ),
 }
 
 
@@ -85,31 +89,38 @@ class Measurement:
     """From nothing to the end of the first round: captures and compilation included."""
 
 
-def find_task(name: str) -> Task:
+def find_workload(name: str) -> Workload:
     """Return a task by name."""
-    if name not in TASKS:
-        raise CafedclError(f"--tasks {name}: there is no such task; {nearest(name, list(TASKS))}")
-    return TASKS[name]
+    if name not in WORKLOADS:
+        raise CafedclError(
+            f"--tasks {name}: there is no such task; {nearest(name, list(WORKLOADS))}"
+        )
+    return WORKLOADS[name]
 
 
-def random_images(task: Task, test: int) -> Dataset:
-    """Return random images for a task."""
+def random_images(workload: Workload, test: int) -> Dataset:
+    """Return random images for a workload."""
     made = torch.Generator().manual_seed(0)
-    sizes = task.clients * task.images, test
-    x = [torch.randint(0, 256, (n, *task.shape), dtype=torch.uint8, generator=made) for n in sizes]
+    sizes = workload.clients * workload.images, test
+    x = [
+        torch.randint(0, 256, (n, *workload.shape), dtype=torch.uint8, generator=made)
+        for n in sizes
+    ]
     y = [torch.randint(0, CLASSES, (n,), generator=made) for n in sizes]
     return Dataset.of(x[0], y[0], x[1], y[1], tuple(str(c) for c in range(CLASSES)))
 
 
-def make_config(task: Task, method: str, rounds: int, settings: dict[str, dict[str, Any]]) -> Config:
-    """Return the config of a task."""
+def make_config(
+    workload: Workload, method: str, rounds: int, settings: dict[str, dict[str, Any]]
+) -> Config:
+    """Return the config of a workload."""
     tables: dict[str, dict[str, Any]] = {
         "method": {"name": method},
         "data": {"name": "random"},
-        "split": {"kind": "iid", "validation": 0.1 if task.images < 100 else 0.02},
-        "model": {"name": task.model},
-        "train": {"batch_size": task.batch, "epochs": task.epochs},
-        "federation": {"clients": task.clients, "rounds": 1000 * rounds},
+        "split": {"kind": "iid", "validation": 0.1 if workload.images < 100 else 0.02},
+        "model": {"name": workload.model},
+        "train": {"batch_size": workload.batch, "epochs": workload.epochs},
+        "federation": {"clients": workload.clients, "rounds": 1000 * rounds},
         "evaluate": {"own_every": 1000 * rounds, "loop": 0},
     }
     for section, table in settings.items():
@@ -137,26 +148,36 @@ class TrainingOnly:
         return {}
 
 
-def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds: int, ceiling: float) -> Measurement:
+def measure(
+    name: str, method: str, settings: dict[str, dict[str, Any]], rounds: int, ceiling: float
+) -> Measurement:
     """Measure one task with one method on the engine that the settings ask for.
 
     Rounds are timed before and after training alone, so that a machine that slows down does so for both; no other
     engine is there meanwhile.
     """
-    task = find_task(name)
-    data = random_images(task, TEST)
+    workload = find_workload(name)
+    data = random_images(workload, TEST)
     began = time.perf_counter()
-    setup = prepare(make_config(task, method, rounds, settings), data)
-    device = setup.bench.device
+    setup = prepare(make_config(workload, method, rounds, settings), data)
+    device = setup.task.device
     reset_peak(device)
     with Federation(setup) as federation:
         federation.step()
         settle(device)
         start = time.perf_counter() - began
         federation.step()
-        steps = sum(setup.bench.steps(len(part)) for part in setup.bench.shards.train)
-        down, memories = Down(federation.round, federation.method.broadcast(federation.state)), federation.memories
-        jobs = [Job(client, down, memories.get(client, {}), False) for client in range(len(setup.bench.shards))]
+        steps = sum(
+            setup.task.schedule.steps(len(part)) for part in setup.task.clients.shards.train
+        )
+        down, memories = (
+            Down(federation.round, federation.method.broadcast(federation.state)),
+            federation.memories,
+        )
+        jobs = [
+            Job(client, down, memories.get(client, {}), False)
+            for client in range(len(setup.task.clients.shards))
+        ]
         scored = [replace(job, evaluate=True) for job in jobs]
         engine_name = type(federation.engine).__name__.lower()
         before = seconds_of(federation.step, -(-rounds // 2), device)
@@ -170,9 +191,13 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         if device.type == "cuda":  # what is captured first is not timed
             drain(federation.engine, scored)
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
-        alone = federation.engine.local if isinstance(federation.engine, Workers) and federation.engine.crew else None
+        alone = (
+            federation.engine.local
+            if isinstance(federation.engine, CpuEngine) and federation.engine.crew
+            else None
+        )
         serial = visits if alone is None else median_of(lambda: drain(alone, jobs), 1, device)
-    images = sum(len(part) for part in setup.bench.shards.train) * task.epochs
+    images = sum(len(part) for part in setup.task.clients.shards.train) * workload.epochs
     return Measurement(
         task=name,
         method=method,
@@ -180,10 +205,12 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
         step_ms=1000 * training / steps,
         samples_per_s=images / training,
         round_s=whole,
-        phases={phase: statistics.median(seconds[phase] for seconds in timed) for phase in timed[0]},
+        phases={
+            phase: statistics.median(seconds[phase] for seconds in timed) for phase in timed[0]
+        },
         own_s=max(own - visits, 0.0),
         overhead=(serial + whole - visits) / training,
-        ceiling=images / training * step_flops(setup.bench) / ceiling,
+        ceiling=images / training * step_flops(setup.task) / ceiling,
         memory_mib=memory / 2**20,
         start_s=start,
     )
@@ -192,8 +219,10 @@ def measure(name: str, method: str, settings: dict[str, dict[str, Any]], rounds:
 def training_alone(setup: Setup) -> Engine:
     """Return an engine, on a CPU of one process, that trains and does nothing else."""
     config = replace(setup.config, engine=replace(setup.config.engine, workers=1))
-    bare: Any = TrainingOnly(setup.bench.method)
-    return choose_engine(replace(setup, config=config, bench=replace(setup.bench, method=bare)), lambda _message: None)
+    bare: Any = TrainingOnly(setup.task.method)
+    return choose_engine(
+        replace(setup, config=config, task=replace(setup.task, method=bare)), lambda _message: None
+    )
 
 
 def median_of(work: Callable[[], object], times: int, device: torch.device) -> float:
@@ -241,13 +270,13 @@ def peak_memory(device: torch.device) -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
-def step_flops(bench: Bench) -> float:
+def step_flops(task: Task) -> float:
     """Return the floating-point operations of training on one image: forward and backward of the network."""
-    device, shape = bench.device, bench.data.shape
+    device, shape = task.device, task.clients.data.shape
     counter = FlopCounterMode(display=False)
     with counter:
-        bench.network.features(torch.zeros(1, *shape, device=device)).sum().backward()
-    bench.network.zero_grad(set_to_none=False)
+        task.network.features(torch.zeros(1, *shape, device=device)).sum().backward()
+    task.network.zero_grad(set_to_none=False)
     return float(counter.get_total_flops())
 
 
@@ -269,5 +298,5 @@ def matrix_ceiling(device: torch.device, precision: str) -> float:
 
 def settled(settings: dict[str, dict[str, Any]]) -> Setup:
     """Return a tiny setup, from which the device and precision that settings stand for can be read."""
-    task = replace(TASKS["digits"], clients=2, images=20)
-    return prepare(make_config(task, "fedavg", 1, settings), random_images(task, 10))
+    workload = replace(WORKLOADS["digits"], clients=2, images=20)
+    return prepare(make_config(workload, "fedavg", 1, settings), random_images(workload, 10))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.augment import find_augmenter
-from cafedcl.config.sections import Config
+from cafedcl.config.sections import Config, EngineOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
@@ -17,11 +17,10 @@ from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, pool
 from cafedcl.data.splits import split
-from cafedcl.engine.cpu.groups import choose_size
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, build_encoder, feature_dim
-from cafedcl.task.task import Bench
+from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
@@ -35,7 +34,7 @@ class Setup:
     """What a config stands for on this machine."""
 
     config: Config
-    bench: Bench
+    task: Task
     state: Tensors
     """The server's state before round 0, besides the model."""
     counts: Tensor
@@ -45,7 +44,7 @@ class Setup:
 
     def start(self) -> Tensors:
         """Return the server's whole state before round 0, each part where it is worked on."""
-        return {**prefixed(MODEL, self.bench.shared()), **moved(self.state, self.bench.home)}
+        return {**prefixed(MODEL, self.task.shared()), **moved(self.state, self.task.server_device)}
 
 
 def choose_device(name: str) -> torch.device:
@@ -59,14 +58,18 @@ def choose_device(name: str) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise CafedclError(f"engine.device = '{name}': this machine cannot use it: {reason}") from None
+        raise CafedclError(
+            f"engine.device = '{name}': this machine cannot use it: {reason}"
+        ) from None
     return device
 
 
 def load(config: Config) -> Dataset:
     """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
     if config.data.name == SITES:
-        raise CafedclError("data.name = sites: that is for a deployment on Flower; see `cafedcl deploy --help`")
+        raise CafedclError(
+            "data.name = sites: that is for a deployment on Flower; see `cafedcl deploy --help`"
+        )
     data = load_dataset(config.data)
     if config.evaluate.protocol == "pfllib":
         if len(data.owners):
@@ -93,18 +96,33 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
         model = replace(model, name=auto_model(data.shape))
     if engine.onednn == "auto":
         engine = replace(engine, onednn="off" if is_arm() or model.name == "cnn8" else "on")
-    if engine.name == "auto":
-        engine = replace(engine, name="graphs" if device.type == "cuda" else "eager")
-    if engine.name == "graphs" and device.type != "cuda":
-        raise CafedclError(f"engine.name = graphs: it needs a CUDA device, not '{device}'; use eager")
-    if engine.precision == "auto":
-        engine = replace(engine, precision="bf16" if engine.name == "graphs" else "fp32")
-    if engine.name != "graphs" and engine.precision != "fp32":
-        raise CafedclError(
-            f"engine.precision = {engine.precision}: the eager engine is the reference, in fp32, and sites use it too"
-        )
+    engine = settle_engine(engine, device)
     engine = replace(engine, device=str(device))
     return replace(config, model=model, engine=engine, data=source, split=dealt)
+
+
+def settle_engine(engine: EngineOptions, device: torch.device) -> EngineOptions:
+    """Return the engine's options with its name and its precision decided."""
+    if engine.name == "auto":
+        by_device = {"cuda": "cuda", "cpu": "cpu"}
+        engine = replace(engine, name=by_device.get(device.type, "reference"))
+    if engine.name == "cpu" and device.type != "cpu":
+        raise CafedclError(
+            f"engine.name = cpu: it runs on a CPU, not on '{device}'; use cuda or reference"
+        )
+    if engine.name == "cuda" and device.type != "cuda" and engine.device != "cpu":
+        raise CafedclError(
+            f"engine.name = cuda: it needs a CUDA device, not '{device}'; use cpu "
+            "(to test its code path without a GPU, set engine.device = cpu as well)"
+        )
+    if engine.precision == "auto":
+        captured = engine.name == "cuda" and device.type == "cuda"
+        engine = replace(engine, precision="bf16" if captured else "fp32")
+    if engine.name != "cuda" and engine.precision != "fp32":
+        raise CafedclError(
+            f"engine.precision = {engine.precision}: only the cuda engine has a choice; use fp32"
+        )
+    return engine
 
 
 def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
@@ -114,12 +132,18 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
         kind = "natural" if len(data.owners) else "dirichlet"
     if kind == "natural":
         if not len(data.owners):
-            raise CafedclError(f"split.kind = natural: the data set '{config.data.name}' has no clients of its own")
+            raise CafedclError(
+                f"split.kind = natural: the data set '{config.data.name}' has no clients of its own"
+            )
         clients = int(data.owners.max()) + 1
     options = replace(config.split, kind=kind)
     test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
-    shards = split(data.train_y, data.owners, data.classes, clients, options, config.run.seed, test_share)
-    return replace(config, split=options, federation=replace(config.federation, clients=len(shards))), shards
+    shards = split(
+        data.train_y, data.owners, data.classes, clients, options, config.run.seed, test_share
+    )
+    return replace(
+        config, split=options, federation=replace(config.federation, clients=len(shards))
+    ), shards
 
 
 def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, Tensors]:
@@ -143,39 +167,51 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
 
 
 def assemble(
-    config: Config, data: Dataset, shards: Shards, device: torch.device, census: tuple[Tensor, Tensor] | None = None
+    config: Config,
+    data: Dataset,
+    shards: Shards,
+    device: torch.device,
+    census: tuple[Tensor, Tensor] | None = None,
 ) -> Setup:
     """Put a settled config and its data together; ``census`` is told to a site that does not know all clients."""
     check_schedule(config)
     method, network, state = build(config, data.shape, data.classes)
     network.to(device)
     mine = pool(shards) if method.pooled else shards
-    bench = Bench(
-        method=method,
-        augmenter=find_augmenter(config.augment.name)(
-            config.augment.options, data.classes, data.shape, config.run.seed
-        ),
-        network=network,
-        initial={name: value.detach().clone() for name, value in network.state_dict().items()},
+    make_augmenter = find_augmenter(config.augment.name)
+    clients = ClientData(
         data=data.to(device),
         shards=_to(mine, device),
         census=census or (mine.counts.amax(0), mine.counts.sum(0)),
-        train=config.train,
+    )
+    task = Task(
+        method=method,
+        network=network,
+        initial={name: value.detach().clone() for name, value in network.state_dict().items()},
+        clients=clients,
+        tail=TailAugmentation(
+            make_augmenter(config.augment.options, data.classes, data.shape, config.run.seed),
+            clients,
+            config.run.seed,
+        ),
+        schedule=LocalSchedule(
+            options=config.train,
+            typical=max(1, round(float(shards.counts.sum()) / len(shards))),
+            pooled=method.pooled,
+        ),
         seed=config.run.seed,
         rounds=config.federation.rounds,
-        chunk=config.evaluate.batch,
-        typical=max(1, round(float(shards.counts.sum()) / len(shards))),
+        eval_batch=config.evaluate.batch,
         threads=config.engine.threads,
         onednn=config.engine.onednn == "on",
     )
-    if not config.engine.stack:
-        config = replace(config, engine=replace(config.engine, stack=choose_size(bench)))
-    return Setup(config, bench, state, shards.counts, tuple(len(part) for part in shards.test))
+    return Setup(config, task, state, shards.counts, tuple(len(part) for part in shards.test))
 
 
 def _to(shards: Shards, device: torch.device) -> Shards:
     train, validation, test = (
-        tuple(part.to(device) for part in parts) for parts in (shards.train, shards.validation, shards.test)
+        tuple(part.to(device) for part in parts)
+        for parts in (shards.train, shards.validation, shards.test)
     )
     return Shards(train, validation, test, shards.counts)
 
@@ -188,8 +224,12 @@ def check_schedule(config: Config) -> dict[int, set[int]]:
         try:
             round_, clients = int(head), {int(client) for client in tail.split(",")}
         except ValueError:
-            raise CafedclError(f'federation.drop: "{entry}" is not "round:client,client", such as "3:0,4"') from None
+            raise CafedclError(
+                f'federation.drop: "{entry}" is not "round:client,client", such as "3:0,4"'
+            ) from None
         if not all(0 <= client < config.federation.clients for client in clients) or round_ < 0:
-            raise CafedclError(f'federation.drop: "{entry}" names a client or round that does not exist')
+            raise CafedclError(
+                f'federation.drop: "{entry}" names a client or round that does not exist'
+            )
         schedule.setdefault(round_, set()).update(clients)
     return schedule

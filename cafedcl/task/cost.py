@@ -17,7 +17,9 @@ def operations(network: Network, shape: Shape) -> float:
         assert isinstance(weight, Tensor)
         counted[0] += 2.0 * weight.numel() / len(weight) * output.numel()
 
-    layers = [layer for layer in network.encoder.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    layers = [
+        layer for layer in network.encoder.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))
+    ]
     hooks = [layer.register_forward_hook(count) for layer in layers]
     training = network.training
     network.eval().features(torch.zeros(1, *shape, device=next(network.parameters()).device))

@@ -2,11 +2,19 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from cafedcl.augment import find_augmenter
+from cafedcl.config.flags import Flags, set_flags
 from cafedcl.config.options import read_options, to_toml
-from cafedcl.config.sections import CHOICES, SECTIONS, Choice, Config, assign, parse_split, read_file, section_of
+from cafedcl.config.sections import (
+    CHOICES,
+    SECTIONS,
+    Choice,
+    Config,
+    assign,
+    read_file,
+)
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.methods import find_method
 
@@ -15,11 +23,14 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     """Check every section and fill in every default; raises CafedclError for the first thing that does not fit."""
     for name, table in tables.items():
         if name not in SECTIONS and name not in CHOICES:
-            raise CafedclError(f"[{name}]: there is no such section; {nearest(name, [*CHOICES, *SECTIONS])}")
+            raise CafedclError(
+                f"[{name}]: there is no such section; {nearest(name, [*CHOICES, *SECTIONS])}"
+            )
         if not isinstance(table, Mapping):
             raise CafedclError(f"{name}: a section is expected, such as [{name}]")
     sections: dict[str, Any] = {
-        section: read_options(cls, tables.get(section, {}), section) for section, cls in SECTIONS.items()
+        section: read_options(cls, tables.get(section, {}), section)
+        for section, cls in SECTIONS.items()
     }
     many, few = sections["evaluate"].shots
     if many < few:
@@ -30,7 +41,9 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     name, plus, suffix = name.partition("+")
     tail, given = _choice(tables, "augment", suffix or "none")
     if plus and tail != suffix:
-        raise CafedclError(f"method '{name}+{suffix}': augment.name = {to_toml(tail)} says otherwise")
+        raise CafedclError(
+            f"method '{name}+{suffix}': augment.name = {to_toml(tail)} says otherwise"
+        )
     method, preset = find_method(name)
     options = read_options(method.Options, {**preset, **chosen}, "method")
     augment = Choice(tail, read_options(find_augmenter(tail).Options, given, "augment"))
@@ -47,41 +60,11 @@ def _choice(tables: Mapping[str, Any], section: str, default: str) -> tuple[str,
 
 
 def gather(
-    file: str | Path | None = None,
-    *,
-    method: str | None = None,
-    augment: str | None = None,
-    data: str | None = None,
-    data_dir: str | None = None,
-    strict: bool | None = None,
-    split: str | None = None,
-    clients: int | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    engine: str | None = None,
-    settings: Iterable[str] = (),
+    file: str | Path | None = None, *, settings: Iterable[str] = (), **flags: Unpack[Flags]
 ) -> Config:
-    """Resolve a config file, then flags, then ``section.key=value`` settings, the later ones winning."""
+    """Resolve a config file, then flags, then ``section.key=value`` settings; later ones win."""
     tables = read_file(file) if file else {}
-    flags = {
-        "method.name": method,
-        "augment.name": augment,
-        "data.name": data,
-        "data.dir": data_dir,
-        "data.strict": strict,
-        "federation.clients": clients,
-        "federation.rounds": rounds,
-        "run.seed": seed,
-        "engine.device": device,
-        "engine.name": engine,
-    }
-    if split is not None:
-        flags |= {f"split.{key}": value for key, value in parse_split(split).items()}
-    for path, value in flags.items():
-        if value is not None:
-            section, _, key = path.partition(".")
-            section_of(tables, section)[key] = value
+    set_flags(tables, flags)
     for setting in settings:
         assign(tables, setting)
     return resolve(tables)

@@ -59,10 +59,14 @@ def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: 
     cuts = [round(i * len(values) / number) for i in range(number + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
     top = len(BARS) - 1
-    return "".join(BARS[min(top, max(0, round((mean - low) / (high - low) * top)))] for mean in means)
+    return "".join(
+        BARS[min(top, max(0, round((mean - low) / (high - low) * top)))] for mean in means
+    )
 
 
-def split_map(counts: "Tensor | NDArray[np.int64]", names: Sequence[str], most: int = 30) -> RenderableType:
+def split_map(
+    counts: "Tensor | NDArray[np.int64]", names: Sequence[str], most: int = 30
+) -> RenderableType:
     """Return the clients × classes map: how many training images of each class each client has."""
     table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
     table.add_column("client ", justify="right", style="dim")
@@ -88,14 +92,20 @@ def split_numbers(numbers: "Statistics") -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    ratio = "a class is empty" if numbers.imbalance_ratio is None else f"{numbers.imbalance_ratio:.1f}"
+    ratio = (
+        "a class is empty" if numbers.imbalance_ratio is None else f"{numbers.imbalance_ratio:.1f}"
+    )
     sizes = f"{numbers.smallest} to {numbers.largest}, {numbers.mean_size:.1f} on average"
-    classes = f"{numbers.fewest_classes} to {numbers.most_classes}, {numbers.mean_classes:.1f} on average"
+    classes = (
+        f"{numbers.fewest_classes} to {numbers.most_classes}, {numbers.mean_classes:.1f} on average"
+    )
     table.add_row("clients", f"{numbers.clients}, with {numbers.images} training images")
     table.add_row("images per client", sizes)
     table.add_row("classes per client", classes)
     table.add_row("largest to smallest class", ratio)
-    table.add_row("label divergence", f"{numbers.divergence:.3f} between two clients (0 the same, 1 disjoint)")
+    table.add_row(
+        "label divergence", f"{numbers.divergence:.3f} between two clients (0 the same, 1 disjoint)"
+    )
     return table
 
 
@@ -155,10 +165,19 @@ def comparison(runs: Sequence[tuple[str, list[Line]]], width: int) -> Renderable
     last = [{path: _last(lines, path) for _, path, _ in columns} for _, lines in runs]
     best = {path: _best([row[path] for row in last], highest) for _, path, highest in columns}
     for (name, lines), row in zip(runs, last, strict=True):
-        cells = [Text(percent(row[path]), style=_style(row[path], best[path], len(runs))) for _, path, _ in columns]
-        sent = sum(line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines) / max(len(lines), 1)
+        cells = [
+            Text(percent(row[path]), style=_style(row[path], best[path], len(runs)))
+            for _, path, _ in columns
+        ]
+        sent = sum(
+            line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines
+        ) / max(len(lines), 1)
         spent = sum(sum(line["seconds"].values()) for line in lines) / max(len(lines), 1)
-        curve = [] if narrow else [Text(sparkline(series(lines, headline(lines)), 16), colour(name), no_wrap=True)]
+        curve = (
+            []
+            if narrow
+            else [Text(sparkline(series(lines, headline(lines)), 16), colour(name), no_wrap=True)]
+        )
         table.add_row(Text(name, style=colour(name)), *cells, amount(sent), f"{spent:.2f}", *curve)
     rounds = sorted({len(lines) for _, lines in runs})
     note = Text(
@@ -187,18 +206,27 @@ def overview(name: str, lines: list[Line], rounds: int, about: dict[str, Any]) -
     """Return one run on one screen: how far it is, last and best round, who failed, where it was made."""
     path = headline(lines)
     parts: list[RenderableType] = []
-    for what, line in (("last round", last_scored(lines, path)), ("best round", best_round(lines, path))):
+    for what, line in (
+        ("last round", last_scored(lines, path)),
+        ("best round", best_round(lines, path)),
+    ):
         if line is not None:
             parts.append(Text.assemble((f"{what} {line['round']}: ", "bold"), describe(line)))
     parts.append(Text.assemble("accuracy   ", (sparkline(series(lines, path), 60), colour(name))))
     spread = "server.client_std" if path.startswith("server") else "own.client_std"
-    parts.append(Text.assemble("client std ", (sparkline(series(lines, spread), 60, 0.0, 0.4), "yellow")))
+    parts.append(
+        Text.assemble("client std ", (sparkline(series(lines, spread), 60, 0.0, 0.4), "yellow"))
+    )
     failed = [(line["round"], failure) for line in lines for failure in line["failed"]]
     skipped = [line["round"] for line in lines if line["status"] == "skipped"]
     if skipped:
         parts.append(Text(f"skipped rounds: {', '.join(map(str, skipped[:20]))}", style="yellow"))
     for when, failure in failed[-5:]:
-        parts.append(Text(f"round {when}: client {failure['client']} failed: {failure['reason']}", style="red"))
+        parts.append(
+            Text(
+                f"round {when}: client {failure['client']} failed: {failure['reason']}", style="red"
+            )
+        )
     if len(failed) > 5:
         parts.append(Text(f"… {len(failed)} failures in all", style="red"))
     seconds = sum(sum(line["seconds"].values()) for line in lines)
@@ -207,7 +235,9 @@ def overview(name: str, lines: list[Line], rounds: int, about: dict[str, Any]) -
     parts.append(Text(f"{duration(seconds)} on {where}", style="dim"))
     done = "finished" if len(lines) >= rounds else "not finished"
     return Panel(
-        Group(*parts), title=Text(name, style=colour(name)), subtitle=f"{len(lines)} of {rounds} rounds, {done}"
+        Group(*parts),
+        title=Text(name, style=colour(name)),
+        subtitle=f"{len(lines)} of {rounds} rounds, {done}",
     )
 
 
@@ -219,7 +249,9 @@ def describe(line: Line) -> str:
         words.append(f"balanced {percent(value_of(line, 'server.balanced'))}")
         words.append(f"client std {percent(value_of(line, 'server.client_std'))}")
     if line.get("own"):
-        words.append(f"own {percent(value_of(line, 'own.client_mean'))} ± {percent(value_of(line, 'own.client_std'))}")
+        words.append(
+            f"own {percent(value_of(line, 'own.client_mean'))} ± {percent(value_of(line, 'own.client_std'))}"
+        )
     if line["status"] == "skipped":
         words.insert(0, "skipped")
     return "  ".join(words) or "not scored"

@@ -41,7 +41,10 @@ class LiveProgress(Watcher):
         self.lines: list[Line] = []
         self.failures: list[str] = []
         self.rounds = Progress(
-            TextColumn("{task.description}"), BarColumn(48), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+            TextColumn("{task.description}"),
+            BarColumn(48),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
         )
         self.task = self.rounds.add_task("rounds ", total=None, left="")
         self.clients = self.rounds.add_task("clients", total=None, left="")
@@ -98,7 +101,9 @@ class LiveProgress(Watcher):
     def _curve(self, title: str, path: str, style: str, high: float) -> Text:
         values = series(self.lines, path)
         now = f"{100 * values[-1]:5.1f} %" if values else "    –  "
-        return Text.assemble(f"{title} ", (now, "bold"), "  ", (sparkline(values, 48, 0.0, high), style))
+        return Text.assemble(
+            f"{title} ", (now, "bold"), "  ", (sparkline(values, 48, 0.0, high), style)
+        )
 
 
 class PlainProgress(Watcher):
@@ -119,7 +124,9 @@ class PlainProgress(Watcher):
         words = [f"round {federation.round}/{total}", describe(record.line())]
         if record.dropped:
             words.append(f"dropped {len(record.dropped)}")
-        words += [f"client {failure['client']} failed: {failure['reason']}" for failure in record.failed]
+        words += [
+            f"client {failure['client']} failed: {failure['reason']}" for failure in record.failed
+        ]
         words.append(f"{self.pace.left(total - federation.round)} left")
         print("  ".join(words), file=self.out, flush=True)
 

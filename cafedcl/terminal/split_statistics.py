@@ -71,7 +71,11 @@ def draw(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> Non
         area = 180 * number / number.max()
         ax.scatter(client, label, s=area, c=number, cmap="viridis_r", linewidths=0)
         ax.set(
-            title=title, xlabel="client", ylabel="class", xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, len(names) - 0.3)
+            title=title,
+            xlabel="client",
+            ylabel="class",
+            xlim=(-0.7, len(counts) - 0.3),
+            ylim=(-0.7, len(names) - 0.3),
         )
         if len(names) <= 50:
             ax.set_yticks(range(len(names)), [name[:18] for name in names])

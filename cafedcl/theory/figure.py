@@ -26,7 +26,13 @@ RULES = ("uniform", "counts", "confidence", "optimal")
 LARGEST = 10**8
 """Rounds × repetitions that a simulation keeps, at most."""
 
-EXACT, SIMULATED, PRINTED, CORRECTED, NEUTRAL = "#000000", "#56B4E9", "#D55E00", "#0072B2", "#8C8C8C"
+EXACT, SIMULATED, PRINTED, CORRECTED, NEUTRAL = (
+    "#000000",
+    "#56B4E9",
+    "#D55E00",
+    "#0072B2",
+    "#8C8C8C",
+)
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""
 DASHES = (0, (4, 1.5))
 TITLES = {
@@ -62,26 +68,48 @@ class Study:
 
 
 def theory(
-    rho: Annotated[float, typer.Option(help="How strongly the old anchor attracts, in [0, 1).")] = 0.5,
-    clients: Annotated[int | None, typer.Option(help="Number of clients; else one per count, or 3.")] = None,
-    counts: Annotated[
-        str | None, typer.Option(help="Samples per client: 100,10,1, or one number for all; else a tail from 100 to 1.")
+    rho: Annotated[
+        float, typer.Option(help="How strongly the old anchor attracts, in [0, 1).")
+    ] = 0.5,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients; else one per count, or 3.")
     ] = None,
-    sigma: Annotated[str, typer.Option(help="Standard deviation per client, or one number for all.")] = "1",
-    uncertainty: Annotated[str, typer.Option(help="u of Eq. 9 per client, or one number for all.")] = "0.2",
-    weights: Annotated[str, typer.Option(help="uniform, counts, confidence or optimal.")] = "confidence",
-    gap: Annotated[float, typer.Option(help="Δ, the squared distance of the clients' mean centre from the truth.")] = 1,
+    counts: Annotated[
+        str | None,
+        typer.Option(
+            help="Samples per client: 100,10,1, or one number for all; else a tail from 100 to 1."
+        ),
+    ] = None,
+    sigma: Annotated[
+        str, typer.Option(help="Standard deviation per client, or one number for all.")
+    ] = "1",
+    uncertainty: Annotated[
+        str, typer.Option(help="u of Eq. 9 per client, or one number for all.")
+    ] = "0.2",
+    weights: Annotated[
+        str, typer.Option(help="uniform, counts, confidence or optimal.")
+    ] = "confidence",
+    gap: Annotated[
+        float,
+        typer.Option(help="Δ, the squared distance of the clients' mean centre from the truth."),
+    ] = 1,
     dim: Annotated[int, typer.Option(help="Dimension of the embedding.")] = 8,
     rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 20,
     repetitions: Annotated[int, typer.Option(help="Times the model is simulated.")] = 10_000,
     seed: Annotated[int, typer.Option(help="The one seed.")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="Draw it into this file (.svg, .png, .pdf).")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw it into this file (.svg, .png, .pdf).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Check the paper's bound on the prototype error against its own model, and compare the server's weights."""
     if figure and figure.suffix.lower() not in FORMATS:
-        raise CafedclError(f"--figure: {figure} does not end in {', '.join(FORMATS)}; choose one of them")
-    known = study(rho, clients, counts, sigma, uncertainty, weights, gap, dim, rounds, repetitions, seed)
+        raise CafedclError(
+            f"--figure: {figure} does not end in {', '.join(FORMATS)}; choose one of them"
+        )
+    known = study(
+        rho, clients, counts, sigma, uncertainty, weights, gap, dim, rounds, repetitions, seed
+    )
     if figure:
         draw(known, figure)
     found = numbers(known)
@@ -95,8 +123,13 @@ def theory(
         soft_wrap=True,
     )
     screen.print(bounds_table(found))
-    wrong, mended = (sum(not row[f"{name}_holds"] for row in found["rounds"]) for name in ("printed", "corrected"))
-    screen.print(f"Eq. 8 as printed fails in {wrong} of {rounds} rounds, the corrected bound in {mended}.\n")
+    wrong, mended = (
+        sum(not row[f"{name}_holds"] for row in found["rounds"])
+        for name in ("printed", "corrected")
+    )
+    screen.print(
+        f"Eq. 8 as printed fails in {wrong} of {rounds} rounds, the corrected bound in {mended}.\n"
+    )
     screen.print("[bold]what each weighting lets in[/]")
     screen.print(weights_table(found))
     if figure:
@@ -138,7 +171,9 @@ def study(
     if weights not in RULES:
         raise CafedclError(f"--weights: there is no '{weights}'; {nearest(weights, list(RULES))}")
     if rounds * repetitions > LARGEST:
-        raise CafedclError(f"--rounds × --repetitions: {rounds * repetitions:,} exceed {LARGEST:,}; give fewer")
+        raise CafedclError(
+            f"--rounds × --repetitions: {rounds * repetitions:,} exceed {LARGEST:,}; give fewer"
+        )
     n, sd, u = settle(clients, counts, sigma, uncertainty)
     ways = of.weighings(n, sd, u, dim, repetitions, stream(seed, "variances"))
     alpha = ways[weights].alpha
@@ -150,7 +185,9 @@ def study(
     return Study(model, of.course(model, rounds), estimate, ways)
 
 
-def settle(clients: int | None, counts: str | None, sigma: str, uncertainty: str) -> "tuple[Array, Array, Array]":
+def settle(
+    clients: int | None, counts: str | None, sigma: str, uncertainty: str
+) -> "tuple[Array, Array, Array]":
     """Return n, σ and u per client; whichever option lists several numbers says how many clients there are."""
     import numpy as np
 
@@ -158,18 +195,29 @@ def settle(clients: int | None, counts: str | None, sigma: str, uncertainty: str
     if counts is not None:
         lists["counts"] = parse("counts", counts)
     sizes = {name: len(values) for name, values in lists.items() if len(values) > 1}
-    number = clients if clients is not None else max(sizes.values(), default=3 if counts is None else 1)
+    number = (
+        clients if clients is not None else max(sizes.values(), default=3 if counts is None else 1)
+    )
     if number < 1:
         raise CafedclError(f"--clients: {number} is too small; give at least 1")
     for name, size in sizes.items():
         if size != number:
-            raise CafedclError(f"--{name}: has {size} numbers for {number} clients; give one, or one per client")
+            raise CafedclError(
+                f"--{name}: has {size} numbers for {number} clients; give one, or one per client"
+            )
     lists.setdefault("counts", [float(round(n)) for n in np.geomspace(100, 1, number)])
     for name, values in lists.items():
-        if not all(0 <= value < np.inf and (value > 0 or name == "uncertainty") for value in values):
+        if not all(
+            0 <= value < np.inf and (value > 0 or name == "uncertainty") for value in values
+        ):
             least = "at least" if name == "uncertainty" else "more than"
-            raise CafedclError(f"--{name}: {', '.join(f'{v:g}' for v in values)}; give finite numbers of {least} 0")
-    n, sd, u = (np.broadcast_to(np.array(lists[name]), number) for name in ("counts", "sigma", "uncertainty"))
+            raise CafedclError(
+                f"--{name}: {', '.join(f'{v:g}' for v in values)}; give finite numbers of {least} 0"
+            )
+    n, sd, u = (
+        np.broadcast_to(np.array(lists[name]), number)
+        for name in ("counts", "sigma", "uncertainty")
+    )
     return n, sd, u
 
 
@@ -178,7 +226,9 @@ def parse(name: str, text: str) -> list[float]:
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise CafedclError(f"--{name}: '{text}' is no list of numbers; write it like 100,10,1") from None
+        raise CafedclError(
+            f"--{name}: '{text}' is no list of numbers; write it like 100,10,1"
+        ) from None
 
 
 def numbers(study: Study) -> dict[str, Any]:
@@ -191,7 +241,10 @@ def numbers(study: Study) -> dict[str, Any]:
 
     model, errors = study.model, study.course.error
     rest = (model.gap, model.rho, model.injected)
-    printed, corrected = of.printed_bound(errors[:-1], *rest), of.corrected_bound(errors[:-1], *rest)
+    printed, corrected = (
+        of.printed_bound(errors[:-1], *rest),
+        of.corrected_bound(errors[:-1], *rest),
+    )
     rows = [
         {
             "round": t + 1,
@@ -233,7 +286,10 @@ def verdict(error: float, printed: float, corrected: float) -> dict[str, float |
     """Return both bounds, and whether they hold."""
     from cafedcl.theory.model import holds
 
-    kept = {"printed_holds": bool(holds(error, printed)), "corrected_holds": bool(holds(error, corrected))}
+    kept = {
+        "printed_holds": bool(holds(error, printed)),
+        "corrected_holds": bool(holds(error, corrected)),
+    }
     return {"printed": printed, "corrected": corrected, **kept}
 
 
@@ -242,7 +298,11 @@ def bounds_table(found: dict[str, Any]) -> "Table":
     from rich.table import Table
 
     last = len(found["rounds"])
-    shown = {t for t in (1, 2, 3, 4, 5, *(d * 10**p for p in range(1, 9) for d in (1, 2, 5)), last) if t <= last}
+    shown = {
+        t
+        for t in (1, 2, 3, 4, 5, *(d * 10**p for p in range(1, 9) for d in (1, 2, 5)), last)
+        if t <= last
+    }
     rows = [row for row in found["rounds"] if row["round"] in shown]
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("round")
@@ -253,7 +313,10 @@ def bounds_table(found: dict[str, Any]) -> "Table":
         seen = f"{row['simulated']:.6f} ± {row['standard_error']:.6f}" if "simulated" in row else ""
         cells = []
         for bound in ("printed", "corrected"):
-            cells += [f"{row[bound]:.6f}", "[green]holds[/]" if row[f"{bound}_holds"] else "[red]fails[/]"]
+            cells += [
+                f"{row[bound]:.6f}",
+                "[green]holds[/]" if row[f"{bound}_holds"] else "[red]fails[/]",
+            ]
         table.add_row(name, f"{row['exact']:.6f}", seen, *cells)
     return table
 
@@ -267,7 +330,9 @@ def weights_table(found: dict[str, Any]) -> "Table":
         table.add_column(title, justify="right")
     table.add_column("α")
     for way in found["weights"]:
-        alpha = " ".join(f"{share:.3f}" for share in way["alpha"][:4]) + (" …" if len(way["alpha"]) > 4 else "")
+        alpha = " ".join(f"{share:.3f}" for share in way["alpha"][:4]) + (
+            " …" if len(way["alpha"]) > 4 else ""
+        )
         values = (f"{way['injected']:.6f}", f"{way['ratio']:.2f}", f"{way['squares']:.3f}")
         table.add_row(way["name"], *values, f"{way['effective_clients']:.2f}", alpha)
     return table
@@ -280,7 +345,9 @@ def draw(study: Study, path: Path) -> None:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 7.2), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.05))
+        figure = Figure(
+            figsize=(9.6, 7.2), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.05)
+        )
         grid = figure.add_gridspec(2, 2)
         rounds_panel(figure, grid[0, 0], study)
         region_panel(figure, grid[0, 1])
@@ -290,7 +357,9 @@ def draw(study: Study, path: Path) -> None:
         try:
             figure.savefig(path, dpi=200, metadata=dates[path.suffix.lower()])
         except OSError as error:
-            raise CafedclError(f"{path}: the figure cannot be written: {error.strerror}; choose another path") from None
+            raise CafedclError(
+                f"{path}: the figure cannot be written: {error.strerror}; choose another path"
+            ) from None
 
 
 def rounds_panel(figure: "Figure", place: "SubplotSpec", study: Study) -> None:
@@ -303,25 +372,56 @@ def rounds_panel(figure: "Figure", place: "SubplotSpec", study: Study) -> None:
     model, errors, seen = study.model, study.course.error, study.estimate
     rest = (model.gap, model.rho, model.injected)
     t = np.arange(len(errors))
-    printed, corrected = of.printed_bound(errors[:-1], *rest), of.corrected_bound(errors[:-1], *rest)
+    printed, corrected = (
+        of.printed_bound(errors[:-1], *rest),
+        of.corrected_bound(errors[:-1], *rest),
+    )
     parts = place.subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.03)
     ax = figure.add_subplot(parts[0])
-    ax.fill_between(t[1:], printed, errors[1:], where=errors[1:] > printed, color=PRINTED, alpha=0.13, linewidth=0)
+    ax.fill_between(
+        t[1:],
+        printed,
+        errors[1:],
+        where=errors[1:] > printed,
+        color=PRINTED,
+        alpha=0.13,
+        linewidth=0,
+    )
     ax.plot(t[1:], corrected, color=CORRECTED, label="corrected bound")
-    ax.plot(t, seen.mean, "o", color=SIMULATED, markersize=5.5, markeredgewidth=0, label="simulated", clip_on=False)
+    ax.plot(
+        t,
+        seen.mean,
+        "o",
+        color=SIMULATED,
+        markersize=5.5,
+        markeredgewidth=0,
+        label="simulated",
+        clip_on=False,
+    )
     ax.plot(t, errors, color=EXACT, linewidth=1.2, label="exact")
     ax.plot(t[1:], printed, color=PRINTED, linestyle=DASHES, label="Eq. 8 as printed")
-    ax.set(ylabel="error  E‖p − μ‖²", ylim=(0, None), title=f"a   Error over rounds, ρ = {model.rho:g}")
+    ax.set(
+        ylabel="error  E‖p − μ‖²", ylim=(0, None), title=f"a   Error over rounds, ρ = {model.rho:g}"
+    )
     ax.tick_params(labelbottom=False)
     ax.legend(loc="lower right")
     strip = figure.add_subplot(parts[1], sharex=ax)
-    strip.fill_between(t, -2 * seen.deviation, 2 * seen.deviation, color=SIMULATED, alpha=0.35, linewidth=0)
+    strip.fill_between(
+        t, -2 * seen.deviation, 2 * seen.deviation, color=SIMULATED, alpha=0.35, linewidth=0
+    )
     strip.axhline(0, color=EXACT, linewidth=0.8)
     strip.plot(t, seen.mean - errors, "o", color=CORRECTED, markersize=3.2, markeredgewidth=0)
     strip.set(xlabel="round", ylabel="simulated\n− exact", xlim=(-0.03 * len(t), 1.02 * t[-1]))
     strip.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     strip.yaxis.set_major_locator(MaxNLocator(2, symmetric=True))
-    strip.annotate("± 2 standard errors", (1, 1), xycoords="axes fraction", ha="right", va="bottom", color=CORRECTED)
+    strip.annotate(
+        "± 2 standard errors",
+        (1, 1),
+        xycoords="axes fraction",
+        ha="right",
+        va="bottom",
+        color=CORRECTED,
+    )
     figure.align_ylabels([ax, strip])
 
 
@@ -335,7 +435,9 @@ def region_panel(figure: "Figure", place: "SubplotSpec") -> None:
     ax = figure.add_subplot(place)
     rho, angle = np.meshgrid(np.linspace(0.001, 0.999, 100), np.linspace(0, 120, 61))
     e = np.stack([np.cos(np.radians(angle)), np.sin(np.radians(angle))], -1)
-    over = of.next_error(1.0, e, np.array([1.0, 0.0]), rho, 0.0) / of.printed_bound(1.0, 1.0, rho, 0.0)
+    over = of.next_error(1.0, e, np.array([1.0, 0.0]), rho, 0.0) / of.printed_bound(
+        1.0, 1.0, rho, 0.0
+    )
     shades = LinearSegmentedColormap.from_list("over", ["#FCEBE1", PRINTED])
     filled = ax.contourf(rho, angle, over, levels=np.linspace(1, 1.5, 11), cmap=shades)
     filled.set_edgecolor("face")
@@ -372,7 +474,14 @@ def bars(ax: "Axes", values: list[float], colours: list[str], title: str) -> Non
     """Draw horizontal bars with their values beside them."""
     ax.barh(range(len(values)), values, height=0.6, color=colours)
     for row, value in enumerate(values):
-        ax.annotate(f"{value:.2f}", (value, row), (4, 0), textcoords="offset points", va="center", in_layout=False)
+        ax.annotate(
+            f"{value:.2f}",
+            (value, row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            in_layout=False,
+        )
     ax.set(xlim=(0, 1.3 * max(values)), xlabel=title)
     ax.tick_params(axis="y", length=0)
 
@@ -385,15 +494,23 @@ def stationary_panel(ax: "Axes", model: "Model") -> None:
 
     rho = np.linspace(0, 0.99, 400)
     rest = (model.gap, rho, model.injected)
-    exact, printed, corrected = of.stationary_error(*rest), of.printed_limit(*rest), of.corrected_limit(*rest)
-    ax.fill_between(rho, printed, exact, where=exact > printed, color=PRINTED, alpha=0.13, linewidth=0)
+    exact, printed, corrected = (
+        of.stationary_error(*rest),
+        of.printed_limit(*rest),
+        of.corrected_limit(*rest),
+    )
+    ax.fill_between(
+        rho, printed, exact, where=exact > printed, color=PRINTED, alpha=0.13, linewidth=0
+    )
     ax.axhline(model.gap, color=NEUTRAL, linewidth=0.8, linestyle=(0, (2, 2)))
     ax.plot(rho, corrected, color=CORRECTED, label="corrected:  Δ + V/(1 − ρ)")
     ax.plot(rho, exact, color=EXACT, label="exact:  Δ + V/(1 − ρ²)")
     ax.plot(rho, printed, color=PRINTED, linestyle=DASHES, label="Eq. 8 as printed, iterated")
     top = 1.25 * max(printed[0], exact[200])
     if model.gap > 0.3 * top:
-        ax.annotate("bias alone, Δ", (0.01, model.gap), (0, -3), textcoords="offset points", va="top")
+        ax.annotate(
+            "bias alone, Δ", (0.01, model.gap), (0, -3), textcoords="offset points", va="top"
+        )
     ax.set(xlim=(0, 1), ylim=(0, top), xlabel="anchor attraction  ρ")
     ax.set(ylabel="stationary error", title="d   Reuse amplifies noise, not bias")
     ax.legend(loc="lower left")

@@ -53,9 +53,17 @@ class Model:
         if self.centres.ndim != 2:
             raise CafedclError(f"centres: has shape {self.centres.shape}; give one row per client")
         clients, dim = self.centres.shape
-        for name, shape in {"alpha": clients, "counts": clients, "sigma": clients, "truth": dim, "start": dim}.items():
+        for name, shape in {
+            "alpha": clients,
+            "counts": clients,
+            "sigma": clients,
+            "truth": dim,
+            "start": dim,
+        }.items():
             if getattr(self, name).shape != (shape,):
-                raise CafedclError(f"{name}: has shape {getattr(self, name).shape}; give {shape} numbers")
+                raise CafedclError(
+                    f"{name}: has shape {getattr(self, name).shape}; give {shape} numbers"
+                )
         if not 0 <= self.rho < 1:
             raise CafedclError(
                 f"rho: {self.rho} is not in [0, 1), where the anchor's pull contracts; give such a number"
@@ -63,7 +71,9 @@ class Model:
         if not (np.all(self.alpha >= 0) and abs(self.alpha.sum() - 1) < 1e-9):
             raise CafedclError("alpha: weights are at least 0 and sum to 1; see theory.normalised")
         if not np.all(self.counts > 0):
-            raise CafedclError("counts: every client needs more than 0 samples; leave out clients without the class")
+            raise CafedclError(
+                "counts: every client needs more than 0 samples; leave out clients without the class"
+            )
         if not np.all((self.sigma >= 0) & np.isfinite(self.sigma)):
             raise CafedclError("sigma: a standard deviation is a finite number of at least 0")
 
@@ -102,7 +112,9 @@ def next_mean(mean: Array, shift: Array, rho: Values) -> Array:
 def next_error(error: Values, mean: Array, shift: Array, rho: Values, injected: Values) -> Array:
     """Return the exact recursion E⁺ = ρ² E + (1−ρ)² Δ + 2ρ(1−ρ) ⟨b, E e⟩ + V."""
     gap, cross = np.sum(shift * shift, -1), np.sum(shift * mean, -1)
-    return np.asarray(rho**2 * error + (1 - rho) ** 2 * gap + 2 * rho * (1 - rho) * cross + injected)
+    return np.asarray(
+        rho**2 * error + (1 - rho) ** 2 * gap + 2 * rho * (1 - rho) * cross + injected
+    )
 
 
 def printed_bound(error: Values, gap: Values, rho: Values, injected: Values) -> Array:
@@ -221,7 +233,9 @@ def count_weights(counts: Array) -> Array:
     return normalised(counts)
 
 
-def confidence_weights(counts: Array, u: Array, beta: float = BETA, parts: Sequence[float] = PARTS) -> Array:
+def confidence_weights(
+    counts: Array, u: Array, beta: float = BETA, parts: Sequence[float] = PARTS
+) -> Array:
     """Return α_k ∝ conf_k, Eq. 9 (eq:conf_def) without a generator, from the predictive uncertainties u_k.
 
     conf^data is n_k over the largest count, conf^val = exp(−β u_k), as in :mod:`cafedcl.functional.confidence`.
@@ -246,7 +260,9 @@ def inverse_variance_weights(counts: Array, variance: Array) -> Array:
     return normalised(counts / variance)
 
 
-def estimated_variances(counts: Array, sigma: Array, dim: int, times: int, rng: np.random.Generator) -> Array:
+def estimated_variances(
+    counts: Array, sigma: Array, dim: int, times: int, rng: np.random.Generator
+) -> Array:
     """Return unbiased estimates σ̂_k² from the clients' own n_k Gaussian samples, drawn (times, K).
 
     σ̂² = σ² χ²/f with f = d(n−1) degrees of freedom. One sample tells nothing of its variance: such a client gets the
@@ -257,7 +273,11 @@ def estimated_variances(counts: Array, sigma: Array, dim: int, times: int, rng: 
     if not known.any():
         return np.ones((times, len(counts)))
     drawn = np.zeros((times, len(counts)))
-    drawn[:, known] = sigma[known] ** 2 * rng.chisquare(freedom[known], (times, int(known.sum()))) / freedom[known]
+    drawn[:, known] = (
+        sigma[known] ** 2
+        * rng.chisquare(freedom[known], (times, int(known.sum())))
+        / freedom[known]
+    )
     pooled = drawn @ freedom / freedom.sum()
     return np.where(known, drawn, pooled[:, None])
 
@@ -320,7 +340,9 @@ def weighings(
         "uniform": uniform_weights(len(counts)),
         "counts": count_weights(counts),
         "confidence": confidence_weights(counts, u),
-        "inverse-variance": inverse_variance_weights(counts, estimated_variances(counts, sigma, dim, times, rng)),
+        "inverse-variance": inverse_variance_weights(
+            counts, estimated_variances(counts, sigma, dim, times, rng)
+        ),
         "optimal": optimal_weights(s),
     }
     least, found = least_variance(s), {}
@@ -338,7 +360,12 @@ def lemma_bound(n: float, m: float, gamma: float, variance: float) -> float:
 
 
 def prototype_error(
-    n: float, m: float, weight: float, variance: float, synthetic_variance: float, bias_square: float = 0.0
+    n: float,
+    m: float,
+    weight: float,
+    variance: float,
+    synthetic_variance: float,
+    bias_square: float = 0.0,
 ) -> float:
     """Return E‖p_w − μ‖² of p_w = (Σ f_i + w Σ f̃_j)/(n + w m), with m independent synthetic samples.
 
@@ -349,7 +376,9 @@ def prototype_error(
     return spread + (weight * m / total) ** 2 * bias_square
 
 
-def lemma_holds(gamma: float, m: float, variance: float, synthetic_variance: float, bias_square: float = 0.0) -> bool:
+def lemma_holds(
+    gamma: float, m: float, variance: float, synthetic_variance: float, bias_square: float = 0.0
+) -> bool:
     """Return whether Lemma 1 holds for p_w with w = γ > 0 and m > 0: if and only if σ_s² + m ‖b‖² ≤ σ²/γ."""
     return synthetic_variance + m * bias_square <= variance / gamma
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cafedcl.augment import AUGMENTERS, find_augmenter
-from cafedcl.augment.base import Extra, Own, Resample, TailOptions, fill
+from cafedcl.augment.base import ClientImages, Resample, SyntheticImages, TailOptions, fill
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import AUGMENT, under
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
 from cafedcl.task.resolve import gather, resolve
@@ -23,7 +23,7 @@ Tiny = Callable[..., Federation]
 KINDS = [name for name in AUGMENTERS if name != "none"]
 
 
-def made(name: str, own: Own, **options: Any) -> Extra:
+def made(name: str, own: ClientImages, **options: Any) -> SyntheticImages:
     cls = find_augmenter(name)
     return cls(cls.Options(**options), len(own.wanted), tuple(own.x.shape[1:]), 0).make(own)  # type: ignore[arg-type]
 
@@ -33,7 +33,12 @@ def made(name: str, own: Own, **options: Any) -> Extra:
 
 def test_tail_classes_are_filled_to_the_mean_of_the_classes_a_client_has() -> None:
     counts = torch.tensor([[90, 10, 0, 20], [5, 5, 5, 0], [0, 7, 0, 0], [1, 100, 0, 0]])
-    assert fill(counts, TailOptions()).tolist() == [[0, 30, 0, 20], [0, 0, 0, 0], [0, 0, 0, 0], [50, 0, 0, 0]]
+    assert fill(counts, TailOptions()).tolist() == [
+        [0, 30, 0, 20],
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+        [50, 0, 0, 0],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,8 +55,13 @@ def test_the_rule_can_be_set(options: dict[str, Any], expected: list[int]) -> No
     assert fill(torch.tensor([90, 10, 0, 20]), TailOptions(**options)).tolist() == expected
 
 
-@given(st.lists(st.integers(0, 500), min_size=1, max_size=12), st.sampled_from(["mean", "median", "max"]))
-def test_only_classes_a_client_has_are_filled_and_none_beyond_its_largest(counts: list[int], tail: str) -> None:
+@given(
+    st.lists(st.integers(0, 500), min_size=1, max_size=12),
+    st.sampled_from(["mean", "median", "max"]),
+)
+def test_only_classes_a_client_has_are_filled_and_none_beyond_its_largest(
+    counts: list[int], tail: str
+) -> None:
     wanted = fill(torch.tensor(counts), TailOptions(tail=tail)).tolist()
     for n, m in zip(counts, wanted, strict=True):
         assert m == 0 if n in (0, max(counts)) else 0 <= m <= max(counts) - n
@@ -125,7 +135,10 @@ def test_gaussian_features_have_the_tails_mean_and_the_heads_spread() -> None:
     picked = extra.x[:, 0, 0, 0].long() - 40
     features = z[700 + picked] + extra.shift
     torch.testing.assert_close(features.mean(0), z[700:].mean(0), atol=0.25, rtol=0)
-    pooled = torch.sqrt((z[:400].var(0, correction=0) * 400 + z[400:700].var(0, correction=0) * 300) / (400 + 300 - 2))
+    pooled = torch.sqrt(
+        (z[:400].var(0, correction=0) * 400 + z[400:700].var(0, correction=0) * 300)
+        / (400 + 300 - 2)
+    )
     torch.testing.assert_close(features.std(0), pooled, atol=0.02, rtol=0.05)
     assert extra.signals["synthetic"].tolist() == [0, 0, 5000]
 
@@ -152,7 +165,10 @@ def test_gaussian_features_without_a_spread_to_learn_from_are_the_prototype() ->
         ({"augment": {"name": "gan", "steps": 0}}, "augment.steps = 0: it must be at least 1"),
         ({"augment": {"name": "mixup", "steps": 5}}, "augment.steps: there is no such option"),
         ({"augment": {"steps": 5}}, "augment.steps: there is no such option; augment has none"),
-        ({"method": {"name": "fedavg+gan"}, "augment": {"name": "mixup"}}, 'augment.name = "mixup" says otherwise'),
+        (
+            {"method": {"name": "fedavg+gan"}, "augment": {"name": "mixup"}},
+            'augment.name = "mixup" says otherwise',
+        ),
         ({"method": {"name": "fedavg+gna"}}, "did you mean 'gan'"),
     ],
 )
@@ -180,14 +196,16 @@ class Grey(Resample):
 
     name = "grey"
 
-    def make(self, own: Own) -> Extra:
+    def make(self, own: ClientImages) -> SyntheticImages:
         extra = super().make(own)
         return replace(extra, x=torch.full_like(extra.x, 128))
 
 
 def test_another_one_is_one_class(tiny: Tiny) -> None:
-    federation = tiny("fedavg", augment__name=f"{__name__}:Grey", split__kind="dirichlet", split__alpha=0.5)
-    assert isinstance(federation.bench.augmenter, Grey)
+    federation = tiny(
+        "fedavg", augment__name=f"{__name__}:Grey", split__kind="dirichlet", split__alpha=0.5
+    )
+    assert isinstance(federation.task.tail.augmenter, Grey)
     federation.run()
     assert [record.status for record in federation.history] == ["ok", "ok"]
 
@@ -201,26 +219,26 @@ def test_every_method_runs_with_every_augmentation(tiny: Tiny, method: str, kind
     federation = skewed(tiny, method, kind)
     record = federation.step()
     assert (record.status, record.failed) == ("ok", [])
-    assert federation.bench.wanted.any()
+    assert federation.task.tail.wanted.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_trains_on_its_own_images_and_exactly_those_wanted(tiny: Tiny, kind: str) -> None:
     """The batches of an epoch, put together, are the client's images and the extra ones, each once."""
     federation = skewed(tiny, "fedavg", kind, augment__weight=0.25)
-    bench, seen = federation.bench, []
-    loss = bench.method.loss
+    task, seen = federation.task, []
+    loss = task.method.loss
 
     def watch(model: Any, batch: Any, visit: Any) -> Any:
         seen.append(batch)
         return loss(model, batch, visit)
 
-    bench.method.loss = watch  # type: ignore[method-assign]
+    task.method.loss = watch  # type: ignore[method-assign]
     record = federation.step()
     assert not record.failed
     client = record.participants[0]
-    counts, wanted = bench.shards.counts[client], torch.from_numpy(bench.wanted[client])
-    steps = bench.steps(int(counts.sum() + wanted.sum()))
+    counts, wanted = task.clients.shards.counts[client], torch.from_numpy(task.tail.wanted[client])
+    steps = task.schedule.steps(int(counts.sum() + wanted.sum()))
     y = torch.cat([batch.y for batch in seen[:steps]])
     weight = torch.cat([batch.weight for batch in seen[:steps]])
     assert torch.bincount(y, minlength=10).tolist() == (counts + wanted).tolist()
@@ -230,17 +248,17 @@ def test_a_client_trains_on_its_own_images_and_exactly_those_wanted(tiny: Tiny, 
 
 def test_weights_in_the_average_and_sums_of_rates_know_what_is_real(tiny: Tiny) -> None:
     federation = skewed(tiny, "fedavg", "resample", train__batch_size=8)
-    bench = federation.bench
-    for client in range(len(bench.shards)):
-        images = len(bench.shards.train[client]) + int(bench.wanted[client].sum())
-        assert bench.rates(client, 0) == pytest.approx(-(-images // 8) * bench.train.lr)
-        assert bench.client(client).samples == len(bench.shards.train[client])
+    task = federation.task
+    for client in range(len(task.clients.shards)):
+        images = len(task.clients.shards.train[client]) + int(task.tail.wanted[client].sum())
+        assert task.rates(client, 0) == pytest.approx(-(-images // 8) * task.schedule.options.lr)
+        assert task.clients.client(client).samples == len(task.clients.shards.train[client])
 
 
 def test_with_nothing_to_fill_nothing_changes(tiny: Tiny) -> None:
     """To the bit."""
     plain = tiny("cafedcl", split__kind="iid", federation__clients=2, federation__participation=1.0)
-    counts = plain.bench.shards.counts
+    counts = plain.task.clients.shards.counts
     other = tiny(
         "cafedcl",
         split__kind="iid",
@@ -249,8 +267,8 @@ def test_with_nothing_to_fill_nothing_changes(tiny: Tiny) -> None:
         augment__name="mixup",
         augment__fill=0.0,
     )
-    assert counts.equal(other.bench.shards.counts)
-    assert not other.bench.wanted.any()
+    assert counts.equal(other.task.clients.shards.counts)
+    assert not other.task.tail.wanted.any()
     plain.run()
     other.run()
     for name, value in plain.state.items():
@@ -272,4 +290,4 @@ def test_what_is_learned_stays_with_the_client_and_comes_back(tiny: Tiny) -> Non
     other.step()
     for name, value in federation.state.items():
         assert torch.equal(value, other.state[name]), name
-    assert isinstance(federation.engine, Eager)
+    assert isinstance(federation.engine, ReferenceEngine)

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from cafedcl.augment import trainer as trainer_module
-from cafedcl.augment.base import Own
+from cafedcl.augment.base import ClientImages
 from cafedcl.augment.gan import GAN, GANOptions, parts, pixels, scaled
 from cafedcl.augment.judge import COLLAPSE, COPIES, FINE, NONE, STAND_IN
 from cafedcl.augment.trainer import BATCH, Trainer, plan
@@ -31,10 +31,13 @@ def gan(**options: Any) -> GAN:
 def with_verdicts(*verdicts: float) -> Callable[..., Tensors]:
     """A stand-in for training: these verdicts, and a generator at its first weights."""
 
-    def fit(self: GAN, _own: Own, _labels: list[int], table: dict[str, Any]) -> Tensors:
+    def fit(self: GAN, _own: ClientImages, _labels: list[int], table: dict[str, Any]) -> Tensors:
         table["verdict"][:] = verdicts
         table["quality"][:], table["score"][:] = 0.7, 0.4
-        return {name: value.clone() for name, value in Trainer((1, 8, 8), 3, 8, 1e-3, 0, CPU).average.items()}
+        return {
+            name: value.clone()
+            for name, value in Trainer((1, 8, 8), 3, 8, 1e-3, 0, CPU).average.items()
+        }
 
     return fit
 
@@ -57,7 +60,12 @@ def test_every_client_starts_anew(digits: Dataset) -> None:
     """What a client learns does not depend on who learned before it."""
     x, y = scaled(digits.train_x[:40]), digits.train_y[:40].numpy()
     one, other = (Trainer((1, 8, 8), 10, 8, 1e-3, 0, CPU) for _ in range(2))
-    assert other.fit(scaled(digits.train_x[200:300]), digits.train_y[200:300].numpy(), 3, np.random.default_rng(1))
+    assert other.fit(
+        scaled(digits.train_x[200:300]),
+        digits.train_y[200:300].numpy(),
+        3,
+        np.random.default_rng(1),
+    )
     for trainer in (one, other):
         assert trainer.fit(x, y, 4, np.random.default_rng(0))
     for name, value in one.average.items():
@@ -67,7 +75,9 @@ def test_every_client_starts_anew(digits: Dataset) -> None:
 
 def test_the_generator_that_is_kept_is_an_average_over_the_steps(digits: Dataset) -> None:
     trainer = Trainer((1, 8, 8), 10, 8, 1e-3, 0, CPU)
-    trainer.fit(scaled(digits.train_x[:40]), digits.train_y[:40].numpy(), 1, np.random.default_rng(0))
+    trainer.fit(
+        scaled(digits.train_x[:40]), digits.train_y[:40].numpy(), 1, np.random.default_rng(0)
+    )
     first, last = trainer.first[trainer.generator], trainer.generator.state_dict()
     for name, value in trainer.average.items():
         torch.testing.assert_close(value, 0.99 * first[name] + 0.01 * last[name])
@@ -78,8 +88,12 @@ def test_generated_digits_are_recognised_by_a_judge_who_never_saw_them(digits: D
     """A linear classifier trained on all digits knows at least half of them; chance is a tenth."""
     rows = torch.cat([(digits.train_y == c).nonzero()[:60, 0] for c in (0, 1, 4, 7)])
     trainer = Trainer((1, 8, 8), 10, 8, 1e-3, 0, CPU)
-    assert trainer.fit(scaled(digits.train_x[rows]), digits.train_y[rows].numpy(), 250, np.random.default_rng(0))
-    judge = LogisticRegression(max_iter=200).fit(digits.train_x.flatten(1).numpy() / 255, digits.train_y.numpy())
+    assert trainer.fit(
+        scaled(digits.train_x[rows]), digits.train_y[rows].numpy(), 250, np.random.default_rng(0)
+    )
+    judge = LogisticRegression(max_iter=200).fit(
+        digits.train_x.flatten(1).numpy() / 255, digits.train_y.numpy()
+    )
     y = torch.tensor([0, 1, 4, 7]).repeat_interleave(50)
     x = pixels(trainer.sample(y, np.random.default_rng(1)))
     assert (judge.predict(x.flatten(1).numpy() / 255) == y.numpy()).mean() > 0.5
@@ -115,7 +129,9 @@ def test_a_client_without_keeps_one_in_five_of_every_class_from_the_generator() 
 # what a client is given
 
 
-def test_generated_images_where_there_is_a_generator_and_copies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_images_where_there_is_a_generator_and_copies_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(GAN, "_fit", with_verdicts(FINE, COLLAPSE, COPIES))
     own = own_of([30, 10, 10], [4, 20, 20])
     augmenter = gan()
@@ -143,7 +159,9 @@ def test_a_class_with_one_image_and_a_client_with_few_images_get_copies() -> Non
 
 
 @pytest.mark.parametrize("where", ["loss", "weights"])
-def test_numbers_that_are_not_finite_give_copies_and_are_recorded(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_numbers_that_are_not_finite_give_copies_and_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     own = own_of([20, 10], [0, 5])
     augmenter = GAN(GANOptions(steps=2), 2, (1, 8, 8), 0)
     if where == "loss":
@@ -158,7 +176,7 @@ def test_numbers_that_are_not_finite_give_copies_and_are_recorded(monkeypatch: p
 
 def test_a_client_with_one_class_has_no_tail(tiny: Tiny) -> None:
     federation = tiny("cafedcl", split__classes=1, augment__name="gan", federation__clients=10)
-    assert not federation.bench.wanted.any()
+    assert not federation.task.tail.wanted.any()
     assert federation.step().status == "ok"
     assert "notes/generated_verdict" not in federation.history[0].tables
 
@@ -189,18 +207,29 @@ class Ears(Watcher):
         self.heard.append(message)
 
 
-def test_trouble_is_one_line_per_kind_in_the_round_it_comes_up(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(self: GAN, _own: Own, labels: list[int], table: dict[str, Any]) -> Tensors:
+def test_trouble_is_one_line_per_kind_in_the_round_it_comes_up(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(self: GAN, _own: ClientImages, labels: list[int], table: dict[str, Any]) -> Tensors:
         for number, label in enumerate(labels):
             table["verdict"][label] = (COLLAPSE, COPIES, FINE)[number % 3]
-        return {name: value.clone() for name, value in Trainer((1, 8, 8), 10, 8, 1e-3, 0, CPU).average.items()}
+        return {
+            name: value.clone()
+            for name, value in Trainer((1, 8, 8), 10, 8, 1e-3, 0, CPU).average.items()
+        }
 
     monkeypatch.setattr(GAN, "_fit", fit)
     federation = skewed(tiny, "cafedcl", "gan", federation__participation=1.0)
     ears = Ears()
     federation.watchers.append(ears)
     federation.step()
-    assert sum("has collapsed, so real images are drawn again: client 0 " in line for line in ears.heard) == 1
+    assert (
+        sum(
+            "has collapsed, so real images are drawn again: client 0 " in line
+            for line in ears.heard
+        )
+        == 1
+    )
     assert sum("repeats its training images: client 0 " in line for line in ears.heard) == 1
     assert len(ears.heard) <= 3
     assert " more" in ears.heard[-1]
@@ -228,16 +257,20 @@ def test_scores_are_recorded_per_client_and_class(tiny: Tiny) -> None:
         values = tables[f"notes/generated_{name}"]
         assert values[judged].isfinite().all()
         assert values[~judged].isnan().all()
-    assert ((verdict > NONE) == torch.from_numpy(federation.bench.wanted > 0)).all()
+    assert ((verdict > NONE) == torch.from_numpy(federation.task.tail.wanted > 0)).all()
 
 
-def test_a_sheet_shows_real_and_synthetic_images_of_each_tail_class(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_sheet_shows_real_and_synthetic_images_of_each_tail_class(
+    tiny: Tiny, tmp_path: Path
+) -> None:
     federation = skewed(tiny, "fedavg", "resample", federation__participation=1.0)
     federation.watchers.append(Sheets(tmp_path / "samples"))
     federation.run()
-    wanted = federation.bench.wanted
+    wanted = federation.task.tail.wanted
     files = sorted(path.name for path in (tmp_path / "samples").iterdir())
-    assert files == [f"round-0000-client-{k:02d}.png" for k in range(5) if wanted[k].any()], "the first visit only"
+    assert files == [f"round-0000-client-{k:02d}.png" for k in range(5) if wanted[k].any()], (
+        "the first visit only"
+    )
     client = int(np.flatnonzero(wanted.any(1))[0])
     with Image.open(tmp_path / "samples" / f"round-0000-client-{client:02d}.png") as sheet:
         rows = (sheet.height - HEAD) // TILE

@@ -45,7 +45,12 @@ def test_images_that_are_told_from_held_out_ones_score_low_either_way(apart: flo
 
 
 def test_a_collapsed_generator_scores_low_and_is_called_so() -> None:
-    found = judge(images(1).expand(100, -1, -1, -1) + 0.01 * images(100), scores(100), images(100), scores(100))
+    found = judge(
+        images(1).expand(100, -1, -1, -1) + 0.01 * images(100),
+        scores(100),
+        images(100),
+        scores(100),
+    )
     assert found.quality < 0.1
     assert found.verdict == COLLAPSE
 

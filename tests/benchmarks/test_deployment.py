@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2]
-RESULTS = json.loads((HOME / "benchmarks" / "results" / "deployment.json").read_text(encoding="utf-8"))["results"]
+RESULTS = json.loads(
+    (HOME / "benchmarks" / "results" / "deployment.json").read_text(encoding="utf-8")
+)["results"]
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: result["case"])

@@ -46,7 +46,9 @@ def test_data_are_the_same_every_time(jobs: Any, name: str, tmp_path: Path) -> N
     parts = [name for name in vars(first) if name != "weights"]
     for other in (second, jobs.load(tmp_path / "data.npz")):
         assert all(np.array_equal(getattr(first, name), getattr(other, name)) for name in parts)
-        assert all(np.array_equal(value, other.weights[name]) for name, value in first.weights.items())
+        assert all(
+            np.array_equal(value, other.weights[name]) for name, value in first.weights.items()
+        )
     assert first.train_x.shape == (80, *job.shape)
     assert first.train_x.dtype == np.uint8
     assert first.train_y.dtype == first.owners.dtype == np.int64
@@ -54,7 +56,9 @@ def test_data_are_the_same_every_time(jobs: Any, name: str, tmp_path: Path) -> N
     assert first.sizes == [20] * 4
 
 
-def test_data_of_a_changed_job_are_not_found_under_its_old_name(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_of_a_changed_job_are_not_found_under_its_old_name(
+    jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = [jobs.data_file(name, scale) for name in ("a", "digits") for scale in ("full", "tiny")]
     assert len(set(before)) == 4
     assert jobs.data_file("a", "full") == before[0]
@@ -64,7 +68,10 @@ def test_data_of_a_changed_job_are_not_found_under_its_old_name(jobs: Any, monke
 
 
 def test_jobs_have_the_sizes_they_are_said_to_have(jobs: Any) -> None:
-    sizes = {name: (job.clients, job.cohort, job.steps(job.images // job.clients)) for name, job in jobs.JOBS.items()}
+    sizes = {
+        name: (job.clients, job.cohort, job.steps(job.images // job.clients))
+        for name, job in jobs.JOBS.items()
+    }
     assert sizes == {
         "a": (20, 20, 25),
         "b": (100, 100, 25),
@@ -72,7 +79,9 @@ def test_jobs_have_the_sizes_they_are_said_to_have(jobs: Any) -> None:
         "d": (20, 20, 50),
         "digits": (20, 20, 45),
     }
-    elsewhere = {name: (job.model, job.device) for name, job in jobs.JOBS.items() if job.device != "cpu"}
+    elsewhere = {
+        name: (job.model, job.device) for name, job in jobs.JOBS.items() if job.device != "cpu"
+    }
     assert elsewhere == {"d": ("resnet", "cuda")}
     assert all(job.model == "cnn" for job in jobs.JOBS.values() if job.device == "cpu")
 
@@ -101,7 +110,9 @@ def test_network_has_the_layers_of_ours(jobs: Any, peers: Any) -> None:
         own = encoder(job.shape, 1.0).state_dict()
         model = peers("torch_model").network(jobs.make(job))
         shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-        assert {key: shapes[key] for key in own} == {key: tuple(value.shape) for key, value in own.items()}
+        assert {key: shapes[key] for key in own} == {
+            key: tuple(value.shape) for key, value in own.items()
+        }
 
 
 def test_resnet_gives_what_ours_gives(jobs: Any, peers: Any) -> None:
@@ -120,7 +131,9 @@ def test_resnet_gives_what_ours_gives(jobs: Any, peers: Any) -> None:
     assert float(ours.std()) > 0.01
 
 
-def test_ours_and_the_plain_loop_train_the_same_resnet(jobs: Any, peers: Any, tmp_path: Path) -> None:
+def test_ours_and_the_plain_loop_train_the_same_resnet(
+    jobs: Any, peers: Any, tmp_path: Path
+) -> None:
     """Every client has one batch, so that no order of batches comes between the two."""
     job = replace(jobs.find_job("d", "tiny"), clients=2, cohort=2, images=4, epochs=2, batch=2)
     data = jobs.make(job)
@@ -138,8 +151,18 @@ def test_ours_and_the_plain_loop_do_the_same_work(jobs: Any, tmp_path: Path) -> 
     jobs.save(jobs.make(jobs.find_job("digits", "tiny")), path)
     for system in ("ours", "plain"):
         out = tmp_path / f"{system}.json"
-        command = [sys.executable, FOLDER / f"drive_{system}.py", "digits", "--scale", "tiny", "--rounds", "2"]
-        done = subprocess.run([*command, "--data", path, "--out", out], capture_output=True, text=True)
+        command = [
+            sys.executable,
+            FOLDER / f"drive_{system}.py",
+            "digits",
+            "--scale",
+            "tiny",
+            "--rounds",
+            "2",
+        ]
+        done = subprocess.run(
+            [*command, "--data", path, "--out", out], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         results[system] = json.loads(out.read_text())
     ours, plain = results["ours"], results["plain"]
@@ -152,7 +175,10 @@ def test_ours_and_the_plain_loop_do_the_same_work(jobs: Any, tmp_path: Path) -> 
     ("arguments", "said"),
     [
         (["nonsense"], "error: there is no job 'nonsense'; the jobs are a, b, c, d, digits"),
-        (["a", "--rounds", "1"], "error: --rounds 1: the first round is a warm-up, so at least 2 are needed"),
+        (
+            ["a", "--rounds", "1"],
+            "error: --rounds 1: the first round is a warm-up, so at least 2 are needed",
+        ),
         (["a", "--data", "nowhere.npz"], "nowhere.npz: no such file"),
     ],
 )
@@ -172,15 +198,23 @@ def test_device_is_the_jobs_own_unless_another_is_asked_for(
     driver, seen = peers("driver"), []
 
     def drive(system: str, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["drive.py", *arguments, "--scale", "tiny", "--out", str(tmp_path / "none")])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["drive.py", *arguments, "--scale", "tiny", "--out", str(tmp_path / "none")],
+        )
         driver.drive(system, "", [], lambda task: seen.append(task.device))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     drive("plain", "a")
     drive("plain", "d", "--device", "cpu")
-    with pytest.raises(SystemExit, match=r"^error: device cuda: PyTorch finds no CUDA GPU on this machine$"):
+    with pytest.raises(
+        SystemExit, match=r"^error: device cuda: PyTorch finds no CUDA GPU on this machine$"
+    ):
         drive("plain", "d")
-    with pytest.raises(SystemExit, match=r"^error: job d on cuda: fluke is not set up for it; only ours and"):
+    with pytest.raises(
+        SystemExit, match=r"^error: job d on cuda: fluke is not set up for it; only ours and"
+    ):
         drive("fluke", "d")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
@@ -188,7 +222,9 @@ def test_device_is_the_jobs_own_unless_another_is_asked_for(
     assert seen == ["cpu", "cpu", "cuda"]
 
 
-def test_version_of_a_package_that_is_only_on_the_path(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_of_a_package_that_is_only_on_the_path(
+    peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import cafedcl
 
     driver = peers("driver")
@@ -205,7 +241,9 @@ def test_job_on_a_gpu_is_not_timed_on_the_cpu(
 ) -> None:
     launched = []
 
-    def launch(system: str, job: str, rounds: int, device: str, setting: dict[str, Any], *rest: Any) -> dict[str, Any]:
+    def launch(
+        system: str, job: str, rounds: int, device: str, setting: dict[str, Any], *rest: Any
+    ) -> dict[str, Any]:
         launched.append((system, job, rounds, device, setting))
         return result(system, job, [1.0, 1.0], 2.0)
 
@@ -223,7 +261,9 @@ def test_job_on_a_gpu_is_not_timed_on_the_cpu(
     assert measured["local_step"] == []
 
 
-def result(system: str, job: str, seconds: list[float], wall: float, **parts: Any) -> dict[str, Any]:
+def result(
+    system: str, job: str, seconds: list[float], wall: float, **parts: Any
+) -> dict[str, Any]:
     rest = {"accuracy": 0.9, "loss": 0.5, "steps": [10] * len(seconds), "cores": "2"}
     return {"system": system, "job": job, "seconds": seconds, "wall": wall, **rest, **parts}
 
@@ -255,20 +295,40 @@ def test_ratios(run: Any) -> None:
 
 def test_jobs_that_are_measured_later_are_added(run: Any) -> None:
     def measured(command: str, *runs: dict[str, Any]) -> dict[str, Any]:
-        return {"measured": {r["job"]: {"command": command} for r in runs}, "runs": list(runs), **run.compare(runs)}
+        return {
+            "measured": {r["job"]: {"command": command} for r in runs},
+            "runs": list(runs),
+            **run.compare(runs),
+        }
 
-    old = measured("old", *(result(s, job, [1.0, n], 2.0) for s, n in (("ours", 1), ("pfl", 2)) for job in ("a", "c")))
+    old = measured(
+        "old",
+        *(
+            result(s, job, [1.0, n], 2.0)
+            for s, n in (("ours", 1), ("pfl", 2))
+            for job in ("a", "c")
+        ),
+    )
     new = measured("new", result("ours", "a", [1.0, 1.0], 2.0), result("pfl", "a", [1.0, 8.0], 2.0))
     both = run.together(old, new)
-    assert {job: about["command"] for job, about in both["measured"].items()} == {"a": "new", "c": "old"}
-    assert {job: lead["ratio"] for job, lead in both["fastest_peer"].items()} == {"a": 8.0, "c": 2.0}
+    assert {job: about["command"] for job, about in both["measured"].items()} == {
+        "a": "new",
+        "c": "old",
+    }
+    assert {job: lead["ratio"] for job, lead in both["fastest_peer"].items()} == {
+        "a": 8.0,
+        "c": 2.0,
+    }
     assert both["geometric_mean"]["ratio"] == pytest.approx(4.0)
     assert len(both["runs"]) == 4
 
 
 def test_other_work_is_warned_about(run: Any) -> None:
     runs = [result(system, "a", [1.0, 1.0], 2.0) for system in ("ours", "plain", "pfl", "fluke")]
-    runs += [result("flower", "a", [1.0, 1.0], 2.0, accuracy=0.5), result("fedjax", "a", [1.0, 1.0], 2.0, steps=[9, 9])]
+    runs += [
+        result("flower", "a", [1.0, 1.0], 2.0, accuracy=0.5),
+        result("fedjax", "a", [1.0, 1.0], 2.0, steps=[9, 9]),
+    ]
     warnings = run.compare(runs)["warnings"]
     assert len(warnings) == 2
     assert "flower ends with accuracy 0.500" in warnings[0]
@@ -281,7 +341,10 @@ def test_every_system_gets_its_fastest_setting(run: Any) -> None:
     assert run.fastest(settings, "plain", "fastest") == settings[2]
     assert run.fastest(settings, "flower", "fastest") == settings[1]
     assert run.fastest(settings, "flower", "on") == settings[0]
-    assert run.fastest([settings[1], {**settings[3], "milliseconds": 19.0}], "plain", "fastest") == settings[1]
+    assert (
+        run.fastest([settings[1], {**settings[3], "milliseconds": 19.0}], "plain", "fastest")
+        == settings[1]
+    )
 
 
 def test_everything_is_there_for_every_system(run: Any) -> None:
@@ -297,9 +360,18 @@ def test_everything_is_there_for_every_system(run: Any) -> None:
         (["--peers", "tff"], "--peers 'tff': one or more of ours, plain,"),
         (["--rounds", "1"], "--rounds 1: the first round is a warm-up"),
         (["--jobs", "d"], "job d on cuda: flower is not set up for it; only ours and plain are"),
-        (["--jobs", "d", "--peers", "plain,pfl", "--device", "cpu"], "job d on cpu: pfl is not set up for it"),
-        (["--jobs", "a", "--peers", "fedjax", "--device", "cuda"], "job a on cuda: fedjax is not set up for it"),
-        (["--jobs", "d", "--peers", "plain"], "device cuda: PyTorch finds no CUDA GPU on this machine"),
+        (
+            ["--jobs", "d", "--peers", "plain,pfl", "--device", "cpu"],
+            "job d on cpu: pfl is not set up for it",
+        ),
+        (
+            ["--jobs", "a", "--peers", "fedjax", "--device", "cuda"],
+            "job a on cuda: fedjax is not set up for it",
+        ),
+        (
+            ["--jobs", "d", "--peers", "plain"],
+            "device cuda: PyTorch finds no CUDA GPU on this machine",
+        ),
     ],
 )
 def test_runner_refuses_what_it_does_not_know(

@@ -19,7 +19,17 @@ from cafedcl.cli.compare import compare
 from cafedcl.compare import devices as schedule_devices
 from cafedcl.compare import jobs as schedule_jobs
 from cafedcl.compare.devices import choose_launcher, slot_of
-from cafedcl.compare.jobs import Job, Local, Outcome, Pool, Slot, Tail, View, polite, run_all
+from cafedcl.compare.jobs import (
+    DeviceShare,
+    LocalLauncher,
+    Pool,
+    RunOutcome,
+    RunSpec,
+    Tail,
+    View,
+    polite,
+    run_all,
+)
 from cafedcl.compare.plan import Comparison, planned, slug, split_names
 from cafedcl.compare.progress import Count, JsonView, LiveView, PlainView
 from cafedcl.config.sections import read_file
@@ -72,7 +82,9 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
     monkeypatch.setattr(schedule_jobs, "PROGRAM", (sys.executable, "-S", str(program)))
     monkeypatch.setattr(schedule_jobs, "POLL", 0.01)
     monkeypatch.setenv("STUB_NOTES", str(notes))
-    return lambda: [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    return lambda: (
+        [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    )
 
 
 def plan(**changes: Any) -> Comparison:
@@ -83,16 +95,21 @@ def plan(**changes: Any) -> Comparison:
     return Comparison.make(**(asked | changes))
 
 
-def jobs(out: Path, number: int = 2) -> list[Job]:
+def jobs(out: Path, number: int = 2) -> list[RunSpec]:
     return plan(methods=["fedavg"], seeds=number).jobs(out)
 
 
 def pool(slots: int = 2, view: View | None = None) -> Pool:
-    return Pool(Local([Slot("cpu")] * slots), view or View())
+    return Pool(LocalLauncher([DeviceShare("cpu")] * slots), view or View())
 
 
 def test_a_plan_is_methods_times_data_times_splits_times_seeds(tmp_path: Path) -> None:
-    made = plan(splits=["dirichlet:0.1,pathological:2,ir=10"], data=["digits", "mnist"], seeds=3, first_seed=5)
+    made = plan(
+        splits=["dirichlet:0.1,pathological:2,ir=10"],
+        data=["digits", "mnist"],
+        seeds=3,
+        first_seed=5,
+    )
     places = [job.place for job in made.jobs(tmp_path)]
     assert len(places) == len(set(places)) == 2 * 2 * 2 * 3
     assert places[0] == "digits/dirichlet-0.1/fedavg/s5"
@@ -112,7 +129,10 @@ def test_a_plan_is_methods_times_data_times_splits_times_seeds(tmp_path: Path) -
     [
         (["iid"], ["iid"]),
         (["dirichlet:0.1,pathological:2"], ["dirichlet:0.1", "pathological:2"]),
-        (["pathological:2,ir=10,dirichlet:1", "iid"], ["pathological:2,ir=10", "dirichlet:1", "iid"]),
+        (
+            ["pathological:2,ir=10,dirichlet:1", "iid"],
+            ["pathological:2,ir=10", "dirichlet:1", "iid"],
+        ),
     ],
 )
 def test_splits_may_have_commas_of_their_own(given: list[str], names: list[str]) -> None:
@@ -126,8 +146,16 @@ def test_names_of_folders_are_plain() -> None:
 
 
 def test_options_go_to_the_methods_that_have_them() -> None:
-    tables = {"method": {"name": "cafedcl", "lam_geo": 0.5}, "train": {"lr": 0.2}, "engine": {"device": "cpu"}}
-    made = plan(methods=["fedavg", "fedprox", "cafedcl:no-geo", "cafedcl"], tables=tables, settings=["method.mu=0.3"])
+    tables = {
+        "method": {"name": "cafedcl", "lam_geo": 0.5},
+        "train": {"lr": 0.2},
+        "engine": {"device": "cpu"},
+    }
+    made = plan(
+        methods=["fedavg", "fedprox", "cafedcl:no-geo", "cafedcl"],
+        tables=tables,
+        settings=["method.mu=0.3"],
+    )
     assert made.options == {
         "fedavg": {},
         "fedprox": {"method.mu": 0.3},
@@ -137,7 +165,9 @@ def test_options_go_to_the_methods_that_have_them() -> None:
     assert made.settings == {"train.lr": 0.2}, "the device is not part of the plan"
 
 
-def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_that_have_them(tmp_path: Path) -> None:
+def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_that_have_them(
+    tmp_path: Path,
+) -> None:
     made = plan(
         methods=["fedavg", "fedproto+gan", "cafedcl:no-geo+none"],
         tables={"augment": {"name": "mixup", "alpha": 0.3}},
@@ -149,7 +179,9 @@ def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_
         "cafedcl:no-geo+none": {},
     }
     places = [job.place for job in made.jobs(tmp_path)]
-    assert places == [f"digits/auto/{name}/s0" for name in ("fedavg+mixup", "fedproto+gan", "cafedcl-no-geo+none")]
+    assert places == [
+        f"digits/auto/{name}/s0" for name in ("fedavg+mixup", "fedproto+gan", "cafedcl-no-geo+none")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +194,10 @@ def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_
         ({"seeds": 0}, "--seeds 0"),
         ({"first_seed": -1}, "--first-seed -1"),
         ({"settings": ["method.lam_geoo=1"]}, "none of fedavg, cafedcl has such an option"),
-        ({"settings": ["augment.steps=1"]}, "--set augment.steps: none of fedavg, cafedcl has such an option"),
+        (
+            {"settings": ["augment.steps=1"]},
+            "--set augment.steps: none of fedavg, cafedcl has such an option",
+        ),
         ({"methods": ["fedavg+gna"]}, "did you mean 'gan'"),
         ({"settings": ["train.lr=-1"]}, "train.lr = -1: it must be greater than 0"),
         ({"tables": {"trian": {}}}, "[trian]: there is no such section"),
@@ -170,7 +205,9 @@ def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_
         ({"data": ["a/x.npz", "b/x.npz"]}, "two runs would share the folder x/auto/cafedcl/s0"),
     ],
 )
-def test_a_mistake_in_a_plan_is_one_line(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_plan_is_one_line(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(CafedclError) as error:
         plan(**changes).jobs(tmp_path)
     assert said in str(error.value)
@@ -182,7 +219,11 @@ def hold(out: Path, made: Comparison) -> AbstractContextManager[None]:
 
 def test_the_plan_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
     made, out = plan(splits=["iid"], settings=["train.lr=0.2", "method.tau=0.3"]), tmp_path / "out"
-    with hold(out, made), pytest.raises(CafedclError, match="in use by another run"), hold(out, made):
+    with (
+        hold(out, made),
+        pytest.raises(CafedclError, match="in use by another run"),
+        hold(out, made),
+    ):
         pass
     with hold(out, made):
         assert Comparison.from_plain(read_file(out / "compare.toml")) == made
@@ -198,21 +239,33 @@ def test_the_plan_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_finished_runs_are_skipped_unfinished_resumed_missing_started(stub: Notes, tmp_path: Path) -> None:
+def test_finished_runs_are_skipped_unfinished_resumed_missing_started(
+    stub: Notes, tmp_path: Path
+) -> None:
     work = jobs(tmp_path / "out", 3)
     run_all(work[:2], pool())
     lines = (work[1].folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (work[1].folder / "metrics.jsonl").write_text("".join(lines[:1]))
     before = len(stub())
     outcomes = run_all(work, pool())
-    assert {o.job.place[-2:]: o.status for o in outcomes} == {"s0": "skipped", "s1": "finished", "s2": "finished"}
-    started = {(Path(folder).name, command) for what, command, folder, _ in stub()[before:] if what == "start"}
+    assert {o.job.place[-2:]: o.status for o in outcomes} == {
+        "s0": "skipped",
+        "s1": "finished",
+        "s2": "finished",
+    }
+    started = {
+        (Path(folder).name, command)
+        for what, command, folder, _ in stub()[before:]
+        if what == "start"
+    }
     assert started == {("s1", "resume"), ("s2", "run")}
     assert {o.made for o in outcomes if o.job.place.endswith("s1")} == {2}
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_never_more_jobs_than_slots(stub: Notes, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_more_jobs_than_slots(
+    stub: Notes, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STUB_SECONDS", "0.02")
     run_all(jobs(tmp_path / "out", 7), pool(slots))
     events = sorted((when, 1 if what == "start" else -1) for what, _, _, when in stub())
@@ -221,16 +274,24 @@ def test_never_more_jobs_than_slots(stub: Notes, slots: int, tmp_path: Path, mon
     assert len(events) == 14
 
 
-def test_a_failing_job_is_isolated(stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_job_is_isolated(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STUB_BROKEN", "/s1")
     outcomes = {o.job.place[-2:]: o for o in run_all(jobs(tmp_path / "out", 3), pool())}
-    assert {place: o.status for place, o in outcomes.items()} == {"s0": "finished", "s1": "failed", "s2": "finished"}
+    assert {place: o.status for place, o in outcomes.items()} == {
+        "s0": "finished",
+        "s1": "failed",
+        "s2": "finished",
+    }
     assert outcomes["s1"].error == "on fire"
     assert outcomes["s0"].last is not None
     assert outcomes["s0"].last["server"]["accuracy"] == 0.7
 
 
-def test_a_job_that_cannot_be_started_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_started_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(schedule_jobs, "PROGRAM", (str(tmp_path / "nothing"),))
     with pytest.raises(CafedclError, match="the job cannot be started"):
         run_all(jobs(tmp_path / "out"), pool())
@@ -255,12 +316,16 @@ def test_an_interrupt_stops_the_children_politely(
         run_all(work, crowd)
     assert time.monotonic() - began < 10
     assert crowd.running == []
-    assert [what for what, *_ in stub()] == ["start", "start", "end", "end"], "the third was never started"
+    assert [what for what, *_ in stub()] == ["start", "start", "end", "end"], (
+        "the third was never started"
+    )
     assert work[0].log.read_text() == "interrupted; saved\n"
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_a_child_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_stop_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     monkeypatch.setattr(schedule_jobs, "PROGRAM", (sys.executable, "-S", "-c", stubborn))
     crowd = pool()
@@ -278,7 +343,9 @@ def test_the_tail_follows_a_growing_file_and_one_that_is_rewound(tmp_path: Path)
     file.write_text('{"round": 0, "server": {"accuracy": 0.5}}\n{"round": 1, "ser')
     tail.read()
     assert tail.rounds == 1
-    file.write_text('{"round": 0, "server": {"accuracy": 0.5}}\n{"round": 1, "server": null, "own": null}\n')
+    file.write_text(
+        '{"round": 0, "server": {"accuracy": 0.5}}\n{"round": 1, "server": null, "own": null}\n'
+    )
     tail.read()
     assert tail.rounds == 2
     assert tail.last == {"round": 0, "server": {"accuracy": 0.5}}
@@ -294,11 +361,17 @@ def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = choose_launcher([], 2, 1, None).slots
     assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["0", "1", "0", "1"]
     assert {slot.variables["CUDA_DEVICE_MAX_CONNECTIONS"] for slot in slots} == {"8"}
-    assert all("CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables for slot in choose_launcher([], 1, 1, None).slots)
+    assert all(
+        "CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables
+        for slot in choose_launcher([], 1, 1, None).slots
+    )
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
-    assert all("CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables for slot in choose_launcher([], 2, 1, None).slots)
+    assert all(
+        "CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables
+        for slot in choose_launcher([], 2, 1, None).slots
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
-    assert slot_of("cuda:1") == Slot("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-7"})
+    assert slot_of("cuda:1") == DeviceShare("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-7"})
     with pytest.raises(CafedclError, match="this machine has 2 CUDA devices"):
         slot_of("cuda:2")
     with pytest.raises(CafedclError, match="there is no such device"):
@@ -306,12 +379,14 @@ def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CafedclError, match="--jobs 0"):
         choose_launcher([], 0, 1, None)
     monkeypatch.setattr(schedule_devices, "cores", lambda: 6)
-    assert choose_launcher(["cpu"], None, 2, None).slots == [Slot("cpu")] * 3
+    assert choose_launcher(["cpu"], None, 2, None).slots == [DeviceShare("cpu")] * 3
 
 
 def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(CafedclError, match="--ray: ray is not installed; install it with: pip install ray"):
+    with pytest.raises(
+        CafedclError, match="--ray: ray is not installed; install it with: pip install ray"
+    ):
         choose_launcher([], None, 1, "auto")
 
 
@@ -366,24 +441,46 @@ def test_the_command_lists_failures_and_its_status_is_one(
 ) -> None:
     monkeypatch.setenv("STUB_BROKEN", "cafedcl/s0")
     out = tmp_path / "out"
-    asked = ["--methods", "fedavg,cafedcl", "--rounds", 3, "--out", out, "--jobs", 2, "--devices", "cpu"]
+    asked = [
+        "--methods",
+        "fedavg,cafedcl",
+        "--rounds",
+        3,
+        "--out",
+        out,
+        "--jobs",
+        2,
+        "--devices",
+        "cpu",
+    ]
     done = call(*asked, "--quiet")
     assert done.exit_code == 1
     assert f"failed: {out}/digits/auto/cafedcl/s0: on fire" in done.stderr
-    assert f"runs that failed: 1; try them again with: cafedcl compare --resume {out}" in done.stderr
+    assert (
+        f"runs that failed: 1; try them again with: cafedcl compare --resume {out}" in done.stderr
+    )
     assert done.stdout == ""
     monkeypatch.delenv("STUB_BROKEN")
     again = call("--resume", out, "--json", "--devices", "cpu")
     assert again.exit_code == 0, again.output
-    assert [json.loads(line)["status"] for line in again.stdout.splitlines()] == ["skipped", "finished"]
-    assert "holds another plan (seeds is 1 there and 2 here)" in str(call(*asked, "--seeds", 2).exception)
-    assert "--resume: the plan is in the folder" in str(call("--resume", out, "--rounds", 3).exception)
+    assert [json.loads(line)["status"] for line in again.stdout.splitlines()] == [
+        "skipped",
+        "finished",
+    ]
+    assert "holds another plan (seeds is 1 there and 2 here)" in str(
+        call(*asked, "--seeds", 2).exception
+    )
+    assert "--resume: the plan is in the folder" in str(
+        call("--resume", out, "--rounds", 3).exception
+    )
     assert "there is no plan to go on with" in str(call("--resume", tmp_path).exception)
     assert "--out: name the folder" in str(call("--methods", "fedavg").exception)
 
 
-def test_an_interrupted_command_says_how_to_go_on(stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> list[Outcome]:
+def test_an_interrupted_command_says_how_to_go_on(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> list[RunOutcome]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cafedcl.compare.run.run_all", interrupt)
@@ -396,13 +493,26 @@ def test_an_interrupted_command_says_how_to_go_on(stub: Notes, tmp_path: Path, m
 def test_a_run_of_a_comparison_is_the_single_run(tmp_path: Path) -> None:
     settings = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    asked = ["--methods", "fedavg,fedproto", "--splits", "iid", "--first-seed", 3, "--clients", 3, "--rounds", 2]
+    asked = [
+        "--methods",
+        "fedavg,fedproto",
+        "--splits",
+        "iid",
+        "--first-seed",
+        3,
+        "--clients",
+        3,
+        "--rounds",
+        2,
+    ]
     done = call(*asked, *words, "--out", tmp_path / "out", "--devices", "cpu")
     assert done.exit_code == 0, done.output
     assert "2/2" in done.stdout
     assert "Acc." in done.stdout
     settings["engine.workers"] = 1
-    alone = api.run("fedavg", split="iid", clients=3, rounds=2, seed=3, device="cpu", settings=settings)
+    alone = api.run(
+        "fedavg", split="iid", clients=3, rounds=2, seed=3, device="cpu", settings=settings
+    )
     lines = RunFolder(tmp_path / "out" / "digits" / "iid" / "fedavg" / "s3").metrics()
     for line in [*lines, *alone.records]:
         line.pop("seconds")

@@ -21,10 +21,15 @@ def invoke(*words):
 
 def test_init_prints_the_commands_that_come_next(tmp_path):
     folder = tmp_path / "d"
-    said = invoke("init", folder, "--site", "north=/data/north", "--site", "south", "--host", "fl.example.org").stdout
+    said = invoke(
+        "init", folder, "--site", "north=/data/north", "--site", "south", "--host", "fl.example.org"
+    ).stdout
     assert f"cafedcl deploy server {folder}/server" in said
     assert f"at north, with a copy of {folder}/north:\n  cafedcl deploy site {folder}/north" in said
-    assert f"at south, with a copy of {folder}/south, once its site.toml says where the data are:" in said
+    assert (
+        f"at south, with a copy of {folder}/south, once its site.toml says where the data are:"
+        in said
+    )
     assert f"cafedcl deploy run {folder}/server" in said
     assert "ca.key" in said
     assert read_site(folder / "north").data == "/data/north"
@@ -73,7 +78,12 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
             return {"node-id": next(registered)}
         if words[0] == "supernode":
             node = {"status": "online", "online-at": "noon", "offline-at": ""}
-            return {"nodes": [{**node, "node-id": "12"}, {**node, "node-id": "11", "status": "registered"}]}
+            return {
+                "nodes": [
+                    {**node, "node-id": "12"},
+                    {**node, "node-id": "11", "status": "registered"},
+                ]
+            }
         return {"runs": [{"run-id": 5, "status": "finished:completed", "elapsed": 61.4}]}
 
     monkeypatch.setattr("cafedcl.deploy.server.ask", ask)
@@ -101,7 +111,8 @@ def test_sites_are_registered_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("host", "listen"), [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("fl.example.org", "0.0.0.0")]
+    ("host", "listen"),
+    [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("fl.example.org", "0.0.0.0")],
 )
 def test_a_server_listens_where_it_is_reached(host, listen, tmp_path):
     invoke("init", tmp_path / "d", "--site", "a", "--host", host)
@@ -113,9 +124,15 @@ def test_a_server_listens_where_it_is_reached(host, listen, tmp_path):
 def test_without_flower_one_line_says_what_to_install(tmp_path):
     """In a process where flwr cannot be imported; everything else works as before."""
     code = "import sys; sys.modules['flwr'] = None; from cafedcl.cli.main import main; sys.argv = {}; main()"
-    for words in (["run", "--engine", "flower", "--out", str(tmp_path / "r")], ["deploy", "site", str(tmp_path)]):
+    for words in (
+        ["run", "--engine", "flower", "--out", str(tmp_path / "r")],
+        ["deploy", "site", str(tmp_path)],
+    ):
         done = subprocess.run(
-            [sys.executable, "-c", code.format(["cafedcl", *words])], capture_output=True, text=True, check=False
+            [sys.executable, "-c", code.format(["cafedcl", *words])],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 2
         assert done.stderr.startswith("error: engine.name = flower: ")

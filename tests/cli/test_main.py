@@ -22,14 +22,25 @@ from cafedcl.task.resolve import resolve
 
 SMALL = [
     *("--clients", "4", "--rounds", "2", "--device", "cpu"),
-    *("--set", "model.name=mlp", "--set", "model.width=0.1", "--set", "train.epochs=1", "--set", "engine.workers=1"),
+    *(
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "model.width=0.1",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "engine.workers=1",
+    ),
 ]
 
 Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+def call(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Call:
     """Run the command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -48,11 +59,15 @@ def test_help_starts_fast_and_without_pytorch() -> None:
     code = "import sys; sys.argv = ['cafedcl', '--help']\nfrom cafedcl.cli.main import main\n"
     code += "try: main()\nfinally: assert 'torch' not in sys.modules"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert "resume" in done.stdout
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5, "seconds of processor time"
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5, (
+        "seconds of processor time"
+    )
 
 
 def test_a_run_ends_with_its_scores_and_names_its_files(call: Call, tmp_path: Path) -> None:
@@ -66,7 +81,9 @@ def test_a_run_ends_with_its_scores_and_names_its_files(call: Call, tmp_path: Pa
     assert (tmp_path / "runs" / "fedavg-digits-s3" / "metrics.jsonl").exists()
     code, out, _ = call("run", "--method", "fedavg", "--seed", 3, *SMALL, "--quiet")
     assert (code, out) == (0, "")
-    assert (tmp_path / "runs" / "fedavg-digits-s3-2").is_dir(), "a second run gets a folder of its own"
+    assert (tmp_path / "runs" / "fedavg-digits-s3-2").is_dir(), (
+        "a second run gets a folder of its own"
+    )
 
 
 def test_json_output_is_one_object_per_round(call: Call) -> None:
@@ -128,7 +145,9 @@ def test_predict_prints_class_similarity_and_confidence(call: Call, tmp_path: Pa
 
     assert call("run", *SMALL, "--out", "run", "-q")[0] == 0
     for number, image in enumerate(load_digits().images[:2]):
-        Image.fromarray((image * 15.9).astype(np.uint8)).resize((40, 40)).save(tmp_path / f"{number}.png")
+        Image.fromarray((image * 15.9).astype(np.uint8)).resize((40, 40)).save(
+            tmp_path / f"{number}.png"
+        )
     code, out, _ = call("predict", "run", "0.png", "1.png", "--json")
     assert code == 0
     rows = [json.loads(line) for line in out.splitlines()]
@@ -138,7 +157,9 @@ def test_predict_prints_class_similarity_and_confidence(call: Call, tmp_path: Pa
     assert "similarity" in call("predict", "run", "0.png")[1]
 
 
-def test_a_method_without_a_server_model_predicts_with_a_clients(call: Call, tmp_path: Path) -> None:
+def test_a_method_without_a_server_model_predicts_with_a_clients(
+    call: Call, tmp_path: Path
+) -> None:
     assert call("run", "--method", "fedproto", *SMALL, "--out", "run", "-q")[0] == 0
     Image.new("L", (8, 8)).save(tmp_path / "x.png")
     code, _, err = call("predict", "run", "x.png")
@@ -150,11 +171,15 @@ def test_a_method_without_a_server_model_predicts_with_a_clients(call: Call, tmp
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(call: Call, tmp_path: Path) -> None:
     call("run", *SMALL, "--out", "run", "-q")
-    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    before = {
+        file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()
+    }
     code, out, _ = call("resume", "run")
     assert code == 0
     assert "already finished" in out
-    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert before == {
+        file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*") if file.is_file()
+    }
 
 
 BAD = {
@@ -166,7 +191,7 @@ BAD = {
     "unknown key": (["run", "--set", "train.epoch=1"], "did you mean 'epochs'?"),
     "unknown method key": (["run", "--set", "method.lambda_geo=1"], "did you mean 'lam_geo'?"),
     "unknown split": (["run", "--split", "dirichlett:1"], "did you mean 'dirichlet'?"),
-    "unknown engine": (["run", "--engine", "eagre"], "did you mean 'eager'?"),
+    "unknown engine": (["run", "--engine", "referense"], "did you mean 'reference'?"),
     "no such device": (["run", "--device", "cuda:99"], "this machine cannot use it"),
     "wrong type": (["run", "--set", "train.lr=fast"], "a number is expected"),
     "wrong list": (["run", "--set", "method.w=[1]"], "3 values are expected"),
@@ -176,7 +201,10 @@ BAD = {
     "alpha negative": (["run", "--split", "dirichlet:-1"], "greater than 0"),
     "alpha nan": (["run", "--split", "dirichlet:nan"], "finite"),
     "too many classes": (["run", "--split", "pathological:11"], "there are only 10 classes"),
-    "too few to cover": (["run", "--split", "pathological:2", "--clients", "3"], "cannot cover 10 classes"),
+    "too few to cover": (
+        ["run", "--split", "pathological:2", "--clients", "3"],
+        "cannot cover 10 classes",
+    ),
     "more clients than images": (["run", "--clients", "5000"], "too few for 5000 clients"),
     "0 rounds": (["run", "--rounds", "0"], "at least 1"),
     "participation above 1": (["run", "--set", "federation.participation=1.5"], "at most 1"),
@@ -192,7 +220,10 @@ BAD = {
     "section is a value": (["run", "flat.toml"], "a section is expected"),
     "own model missing": (["run", "--set", "model.name=nowhere.nets:make"], "cannot be imported"),
     "own model wrong": (["run", "--set", "model.name=builtins:dict"], "building it"),
-    "own model wrong kind": (["run", "--set", "model.name=operator:ne"], "must return a torch.nn.Module"),
+    "own model wrong kind": (
+        ["run", "--set", "model.name=operator:ne"],
+        "must return a torch.nn.Module",
+    ),
     "resume nothing": (["resume", "nowhere"], "no such folder"),
     "resume no run": (["resume", "."], "there is no run here"),
     "show nothing": (["show", "nowhere"], "no such folder"),
@@ -203,7 +234,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_gives_one_clear_line_and_exit_code_2(call: Call, tmp_path: Path, case: str) -> None:
+def test_bad_input_gives_one_clear_line_and_exit_code_2(
+    call: Call, tmp_path: Path, case: str
+) -> None:
     (tmp_path / "broken.toml").write_text("[train]\nlr = = 3\n")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "flat.toml").write_text("train = 3\n")
@@ -229,13 +262,21 @@ def test_an_existing_run_folder_is_refused_and_untouched(call: Call, tmp_path: P
 def test_an_image_that_cannot_be_read_is_named(call: Call, tmp_path: Path) -> None:
     call("run", *SMALL, "--out", "run", "-q")
     (tmp_path / "bad.png").write_text("no image")
-    assert call("predict", "run", "bad.png") == (2, "", "error: bad.png: not an image that can be read\n")
+    assert call("predict", "run", "bad.png") == (
+        2,
+        "",
+        "error: bad.png: not an image that can be read\n",
+    )
     assert "No such file" in call("predict", "run", "none.png")[2]
 
 
 def words() -> st.SearchStrategy[str]:
-    sections = st.sampled_from(["train", "method", "federation", "split", "model", "run", "engine", "x", ""])
-    keys = st.sampled_from(["lr", "epochs", "alpha", "name", "w", "clip", "drop", "seed", "kind", "clients", "y", ""])
+    sections = st.sampled_from(
+        ["train", "method", "federation", "split", "model", "run", "engine", "x", ""]
+    )
+    keys = st.sampled_from(
+        ["lr", "epochs", "alpha", "name", "w", "clip", "drop", "seed", "kind", "clients", "y", ""]
+    )
     values = st.one_of(
         st.text(max_size=12),
         st.floats().map(str),
@@ -257,7 +298,9 @@ def test_random_settings_never_end_in_a_traceback(settings: list[str], split: st
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "cafedcl", "run", *SMALL, "--rounds", "5000", "--out", "run"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round 3/"):
@@ -279,10 +322,20 @@ def test_the_demo_compares_two_methods_and_names_its_files(call: Call) -> None:
 
 def test_a_split_is_shown_drawn_and_exported_before_training(call: Call, tmp_path: Path) -> None:
     code, out, _ = call(
-        "split", "pathological:3,ir=4", "--clients", 5, "--figure", "f.png", "--export", "s.safetensors"
+        "split",
+        "pathological:3,ir=4",
+        "--clients",
+        5,
+        "--figure",
+        "f.png",
+        "--export",
+        "s.safetensors",
     )
     assert code == 0
-    assert all(word in out for word in ("classes per client", "3 to 3", "label divergence", "written: f.png"))
+    assert all(
+        word in out
+        for word in ("classes per client", "3 to 3", "label divergence", "written: f.png")
+    )
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = call("split", "pathological:3,ir=4", "--clients", 5, "--json")
     numbers = json.loads(out)
@@ -291,15 +344,22 @@ def test_a_split_is_shown_drawn_and_exported_before_training(call: Call, tmp_pat
     code, out, _ = call("show", "run", "--split")
     stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert stored["federation"]["clients"] == 5, "the file decides how many clients there are"
-    assert [sum(row) for row in numbers["counts"]] == [int(w) for w in re.findall(r"(\d+)\s*$", out, re.MULTILINE)][-5:]
+    assert [sum(row) for row in numbers["counts"]] == [
+        int(w) for w in re.findall(r"(\d+)\s*$", out, re.MULTILINE)
+    ][-5:]
 
 
 def test_a_natural_split_needs_data_with_clients(call: Call) -> None:
     assert "has no clients of its own" in call("split", "natural")[2]
-    assert "one data set at a time" in call("split", "--data", "digits", "--data", "digits", "--export", "x")[2]
+    assert (
+        "one data set at a time"
+        in call("split", "--data", "digits", "--data", "digits", "--export", "x")[2]
+    )
 
 
-def test_your_own_images_with_clients_of_their_own(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_your_own_images_with_clients_of_their_own(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draws = np.random.default_rng(0)
     for client in ("clinic A", "clinic B", "clinic C"):
         for label, level in (("dark", 60), ("light", 200)):
@@ -330,7 +390,9 @@ def test_a_folder_named_like_a_data_set_does_not_shadow_it(call: Call, tmp_path:
 
 
 def test_rounds_are_also_logged_where_that_is_asked_for(call: Call, tmp_path: Path) -> None:
-    code, _, err = call("run", "--method", "fedavg", *SMALL, "--out", "logged", "--quiet", "--log", "tensorboard")
+    code, _, err = call(
+        "run", "--method", "fedavg", *SMALL, "--out", "logged", "--quiet", "--log", "tensorboard"
+    )
     assert (code, err) == (0, "")
     assert len(list((tmp_path / "logged" / "tensorboard").iterdir())) == 1
     code, _, err = call("run", *SMALL, "--out", "elsewhere", "--log", "tensorbord")

@@ -7,7 +7,16 @@ import pytest
 from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
-from cafedcl.compare.study import HOME, Scale, Setting, Study, folder_of, read_scales, read_study, study_names
+from cafedcl.compare.study import (
+    HOME,
+    Scale,
+    Setting,
+    Study,
+    folder_of,
+    read_scales,
+    read_study,
+    study_names,
+)
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
@@ -17,7 +26,16 @@ from cafedcl.report.runs import flat
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import gather, resolve
 
-STUDIES = ["ablation", "sensitivity", "sensitivity_plain", "skin", "standins", "table1", "table2", "tuned"]
+STUDIES = [
+    "ablation",
+    "sensitivity",
+    "sensitivity_plain",
+    "skin",
+    "standins",
+    "table1",
+    "table2",
+    "tuned",
+]
 
 
 def run(*arguments: str) -> Any:
@@ -33,7 +51,9 @@ def test_every_study_opens_with_the_command_that_runs_it() -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
-def test_every_run_of_every_study_is_a_config_that_can_be(name: str, scale: str, tmp_path: Path) -> None:
+def test_every_run_of_every_study_is_a_config_that_can_be(
+    name: str, scale: str, tmp_path: Path
+) -> None:
     size = read_scales(HOME)[scale]
     study = read_study(name, HOME).at(size)
     for setting in study.settings:
@@ -48,7 +68,9 @@ def test_the_tables_have_the_methods_and_settings_of_the_paper() -> None:
     printed = set(FIRST["dirichlet", "cifar10"])
     for study in (one, two):
         assert printed <= set(study.methods)
-    assert {(s.split.partition(":")[0], s.data.partition("-")[0]) for s in one.settings} == set(FIRST)
+    assert {(s.split.partition(":")[0], s.data.partition("-")[0]) for s in one.settings} == set(
+        FIRST
+    )
     assert [s.name for s in two.settings] == ["-".join(column) for column in COLUMNS_2]
     for name, without in (("no-confagg-uniform", 1), ("no-confagg-counts", 1), ("no-geo", 1)):
         assert sum(name in method for method in read_study("ablation", HOME).methods) == without + 1
@@ -56,12 +78,17 @@ def test_the_tables_have_the_methods_and_settings_of_the_paper() -> None:
 
 def test_an_option_is_varied_alone_and_its_usual_value_is_run_once(tmp_path: Path) -> None:
     study = Study(
-        "", ("cafedcl",), (Setting("one", "digits", "iid"),), {"method.beta": [0.1, 0.5], "method.w": [[1.0, 0.0, 0.0]]}
+        "",
+        ("cafedcl",),
+        (Setting("one", "digits", "iid"),),
+        {"method.beta": [0.1, 0.5], "method.w": [[1.0, 0.0, 0.0]]},
     )
     jobs = list(study.jobs(tmp_path, study.settings[0], 2, ["train.lr=0.3"]))
     below = [str(job.folder.relative_to(tmp_path / "one")) for job in jobs]
     assert below == [
-        f"{part}digits/iid/cafedcl/s{seed}" for part in ("", "beta=0.1/", "w=-1.0,-0.0,-0.0/") for seed in (0, 1)
+        f"{part}digits/iid/cafedcl/s{seed}"
+        for part in ("", "beta=0.1/", "w=-1.0,-0.0,-0.0/")
+        for seed in (0, 1)
     ]
     assert all("train.lr=0.3" in job.arguments for job in jobs)
 
@@ -78,14 +105,22 @@ def test_settings_that_become_the_same_at_a_scale_are_run_once() -> None:
         ("a", "digits", "dirichlet:0.1"),
         ("c", "digits", "natural"),
     ]
-    assert [one.split for one in study.at(Scale("", 1)).settings] == ["dirichlet:0.1", "dirichlet:0.1", "iid"]
+    assert [one.split for one in study.at(Scale("", 1)).settings] == [
+        "dirichlet:0.1",
+        "dirichlet:0.1",
+        "iid",
+    ]
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_at_the_smoke_scale_the_digits_can_be_dealt_in_every_setting(name: str, digits: Dataset) -> None:
+def test_at_the_smoke_scale_the_digits_can_be_dealt_in_every_setting(
+    name: str, digits: Dataset
+) -> None:
     for setting in read_study(name, HOME).at(read_scales(HOME)["smoke"]).settings:
         clients = setting.options["federation.clients"]
-        prepare(gather(data=setting.data, split=setting.split, clients=clients, device="cpu"), digits)
+        prepare(
+            gather(data=setting.data, split=setting.split, clients=clients, device="cpu"), digits
+        )
 
 
 @pytest.mark.slow
@@ -107,19 +142,35 @@ def test_the_whole_of_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_p
     assert "The clients' own models" in text
     study = read_study("table1", HOME)
     results = json.loads(Path(out, "results.json").read_text(encoding="utf-8"))
-    assert [(it["setting"], it["method"], it["split"], it["seed"], it["rounds"]) for it in results["runs"]] == [
+    assert [
+        (it["setting"], it["method"], it["split"], it["seed"], it["rounds"])
+        for it in results["runs"]
+    ] == [
         (f"cifar10-{kind}", method, split, 0, 2)
-        for kind, split in (("practical", "dirichlet:0.1"), ("pathological", "pathological:3,ir=10"))
+        for kind, split in (
+            ("practical", "dirichlet:0.1"),
+            ("pathological", "pathological:3,ir=10"),
+        )
         for method in study.methods
     ]
     assert results["unfinished"] == {}
-    assert " ".join(results["environment"]["command"]) == "cafedcl reproduce table1 --scale smoke --seeds 1"
+    assert (
+        " ".join(results["environment"]["command"])
+        == "cafedcl reproduce table1 --scale smoke --seeds 1"
+    )
     assert results["environment"]["device"] == "cpu"
-    one, two = (next(it for it in results["runs"] if it["method"] == name) for name in ("fedavg", "cafedcl+gan"))
+    one, two = (
+        next(it for it in results["runs"] if it["method"] == name)
+        for name in ("fedavg", "cafedcl+gan")
+    )
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    assert one["own"] == {name: value and round(value, 6) for name, value in lines[-1]["own"].items()}
+    assert one["own"] == {
+        name: value and round(value, 6) for name, value in lines[-1]["own"].items()
+    }
     assert one["best"]["server"] == round(max(line["server"]["accuracy"] for line in lines), 6)
-    assert one["seconds"] == pytest.approx(sum(sum(line["seconds"].values()) for line in lines), abs=1e-3)
+    assert one["seconds"] == pytest.approx(
+        sum(sum(line["seconds"].values()) for line in lines), abs=1e-3
+    )
     assert one["options"] == {"split.kind": "dirichlet", "model.name": "mlp", "train.epochs": 1}
     assert two["options"]["augment.steps"] == 2
     assert max(len(json.dumps(it)) for it in results["runs"]) < 1200
@@ -154,19 +205,38 @@ def results_file(path: Path, runs: list[dict[str, Any]], **changes: Any) -> str:
     return str(path)
 
 
-def test_runs_from_elsewhere_are_gathered_in_the_studys_order_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_runs_from_elsewhere_are_gathered_in_the_studys_order_and_the_last_one_counts(
+    tmp_path: Path,
+) -> None:
     first = [record("cafedcl:literal", 0, 0.9), record("cafedcl", 1, 0.7), record("fedavg", 0, 0.1)]
-    later = [record("fedavg", 0, 0.3), record("cafedcl", 0, 0.5), record("fedavg", 0, 0.2, changed={"method.x": 1})]
+    later = [
+        record("fedavg", 0, 0.3),
+        record("cafedcl", 0, 0.5),
+        record("fedavg", 0, 0.2, changed={"method.x": 1}),
+    ]
     sources = [
         results_file(tmp_path / "a.json", first),
-        results_file(tmp_path / "b.json", later[:2], environment={"command": ["x"], "device_name": "two", "set": []}),
+        results_file(
+            tmp_path / "b.json",
+            later[:2],
+            environment={"command": ["x"], "device_name": "two", "set": []},
+        ),
         results_file(tmp_path / "c.json", later[2:]),
     ]
     out = tmp_path / "out"
-    done = run("table1", "--gather", "--out", str(out), *(word for path in sources for word in ("--from", path)))
+    done = run(
+        "table1",
+        "--gather",
+        "--out",
+        str(out),
+        *(word for path in sources for word in ("--from", path)),
+    )
     assert done.exit_code == 0, done.output
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert [(it["method"], it["changed"], it["seed"], it["server"]["accuracy"]) for it in content["runs"]] == [
+    assert [
+        (it["method"], it["changed"], it["seed"], it["server"]["accuracy"])
+        for it in content["runs"]
+    ] == [
         ("fedavg", {}, 0, 0.3),
         ("fedavg", {"method.x": 1}, 0, 0.2),
         ("cafedcl", {}, 0, 0.5),
@@ -180,7 +250,15 @@ def test_runs_from_elsewhere_are_gathered_in_the_studys_order_and_the_last_one_c
     ]
     assert "60.00 ± 14.14" in (out / "table.md").read_text(encoding="utf-8")
     whole = (out / "results.json").read_bytes()
-    run("table1", "--gather", "--quiet", "--out", str(tmp_path / "copy"), "--from", str(out / "results.json"))
+    run(
+        "table1",
+        "--gather",
+        "--quiet",
+        "--out",
+        str(tmp_path / "copy"),
+        "--from",
+        str(out / "results.json"),
+    )
     assert (tmp_path / "copy" / "results.json").read_bytes() == whole, "nothing is lost on the way"
 
 
@@ -195,24 +273,55 @@ def test_runs_that_two_studies_share_are_taken_from_either(tmp_path: Path) -> No
         record("cafedcl", 2, 0.6, options={"train.crop": 4}),
     ]
     out = tmp_path / "out"
-    done = run("ablation", "--gather", "--out", str(out), "--from", results_file(tmp_path / "a.json", runs))
+    done = run(
+        "ablation", "--gather", "--out", str(out), "--from", results_file(tmp_path / "a.json", runs)
+    )
     assert done.exit_code == 0, done.output
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert [(it["method"], it["server"]["accuracy"]) for it in content["runs"]] == [("cafedcl", 0.5), ("cafedcl", 0.6)]
+    assert [(it["method"], it["server"]["accuracy"]) for it in content["runs"]] == [
+        ("cafedcl", 0.5),
+        ("cafedcl", 0.6),
+    ]
 
 
 def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
-    part = ["--scale", "smoke", "--only", "cifar10-practical", "--methods", "local,fedavg", "--quiet"]
+    part = [
+        "--scale",
+        "smoke",
+        "--only",
+        "cifar10-practical",
+        "--methods",
+        "local,fedavg",
+        "--quiet",
+    ]
     assert run("table1", *part, "--seeds", "1", "--out", str(tmp_path / "one")).exit_code == 0
     earlier = tmp_path / "one" / "results.json"
-    assert run("table1", *part, "--seeds", "2", "--out", str(tmp_path / "two"), "--from", str(earlier)).exit_code == 0
-    assert {path.name for path in (tmp_path / "two" / "cifar10-practical").glob("*/*/*/s*")} == {"s1"}
+    assert (
+        run(
+            "table1", *part, "--seeds", "2", "--out", str(tmp_path / "two"), "--from", str(earlier)
+        ).exit_code
+        == 0
+    )
+    assert {path.name for path in (tmp_path / "two" / "cifar10-practical").glob("*/*/*/s*")} == {
+        "s1"
+    }
     content = json.loads((tmp_path / "two" / "results.json").read_text(encoding="utf-8"))
     assert [(it["method"], it["seed"]) for it in content["runs"]] == [
         *[("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)]
     ]
-    assert json.loads(earlier.read_text(encoding="utf-8"))["runs"] == [it for it in content["runs"] if not it["seed"]]
-    some = ["--scale", "smoke", "--gather", "--methods", "fedavg", "--quiet", "--from", str(earlier)]
+    assert json.loads(earlier.read_text(encoding="utf-8"))["runs"] == [
+        it for it in content["runs"] if not it["seed"]
+    ]
+    some = [
+        "--scale",
+        "smoke",
+        "--gather",
+        "--methods",
+        "fedavg",
+        "--quiet",
+        "--from",
+        str(earlier),
+    ]
     assert run("table1", *some, "--out", str(tmp_path / "three")).exit_code == 0
     content = json.loads((tmp_path / "three" / "results.json").read_text(encoding="utf-8"))
     assert [it["method"] for it in content["runs"]] == ["fedavg"]
@@ -232,7 +341,10 @@ split = "iid"
 """
     (tmp_path / "tuned.toml").write_text(text, encoding="utf-8")
     study = read_study(str(tmp_path / "tuned.toml"), HOME)
-    jobs = {job.place: job.arguments for job in study.jobs(tmp_path, study.settings[0], 1, ["train.epochs=1"])}
+    jobs = {
+        job.place: job.arguments
+        for job in study.jobs(tmp_path, study.settings[0], 1, ["train.epochs=1"])
+    }
     assert [any("train.lr" in word for word in words) for words in jobs.values()] == [False, True]
     assert all("train.epochs=1" in words for words in jobs.values())
     (tmp_path / "bad.toml").write_text(text.replace("cafedcl = {", "cafedc = {"), encoding="utf-8")
@@ -311,7 +423,9 @@ def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str, said: str
         read_study(str(path), HOME)
 
 
-def test_without_a_name_all_studies_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_all_studies_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert folder_of() == HOME
     listed = run().output

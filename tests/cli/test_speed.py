@@ -19,9 +19,20 @@ from cafedcl.speed.measure import Measurement
 
 
 def measured(task: str, method: str, engine: str, step_ms: float, **others: float) -> Measurement:
-    numbers = {"samples_per_s": 1234.5, "round_s": 0.25, "own_s": 0.125, "overhead": 1.5, "ceiling": 0.875}
+    numbers = {
+        "samples_per_s": 1234.5,
+        "round_s": 0.25,
+        "own_s": 0.125,
+        "overhead": 1.5,
+        "ceiling": 0.875,
+    }
     return Measurement(
-        task, method, engine, step_ms=step_ms, phases={}, **{**numbers, "memory_mib": 77.0, "start_s": 3.0, **others}
+        task,
+        method,
+        engine,
+        step_ms=step_ms,
+        phases={},
+        **{**numbers, "memory_mib": 77.0, "start_s": 3.0, **others},
     )
 
 
@@ -33,39 +44,62 @@ def rows_of(found: list[Measurement], compared: bool) -> list[dict[str, str]]:
 
 def test_a_ratio_is_against_the_other_engine_in_the_same_task_with_the_same_method() -> None:
     found = [
-        measured("digits", "fedavg", "graphs bf16", 0.5),
-        measured("digits", "fedavg", "eager fp32", 2.0),
-        measured("digits", "cafedcl", "graphs bf16", 1.0),
-        measured("digits", "cafedcl", "eager fp32", 7.0),
-        measured("cnn-50", "fedavg", "graphs bf16", 0.25),
-        measured("cnn-50", "fedavg", "eager fp32", 2.5),
+        measured("digits", "fedavg", "cuda bf16", 0.5),
+        measured("digits", "fedavg", "reference fp32", 2.0),
+        measured("digits", "cafedcl", "cuda bf16", 1.0),
+        measured("digits", "cafedcl", "reference fp32", 7.0),
+        measured("cnn-50", "fedavg", "cuda bf16", 0.25),
+        measured("cnn-50", "fedavg", "reference fp32", 2.5),
     ]
-    assert [row["faster"] for row in rows_of(found, True)] == ["4.0×", "1.0×", "7.0×", "1.0×", "10.0×", "1.0×"]
+    assert [row["faster"] for row in rows_of(found, True)] == [
+        "4.0×",
+        "1.0×",
+        "7.0×",
+        "1.0×",
+        "10.0×",
+        "1.0×",
+    ]
 
 
 def test_a_table_of_one_engine_has_no_ratio_and_readable_numbers() -> None:
-    (row,) = rows_of([measured("digits", "fedavg", "eager fp32", 0.5)], False)
+    (row,) = rows_of([measured("digits", "fedavg", "reference fp32", 0.5)], False)
     assert "faster" not in row
-    assert (row["task"], row["method"], row["engine"], row["step"]) == ("digits", "fedavg", "eager fp32", "0.500")
+    assert (row["task"], row["method"], row["engine"], row["step"]) == (
+        "digits",
+        "fedavg",
+        "reference fp32",
+        "0.500",
+    )
     assert (row["round"], row["+own"], row["peak"]) == ("250", "125", "88%")
     assert (row["MiB"], row["start"]) == ("77", "3.0")
 
 
 @pytest.mark.parametrize("compared", [True, False])
 def test_a_table_and_its_legend_fit_into_a_terminal_of_80_columns(compared: bool) -> None:
-    large = {"samples_per_s": 234567.0, "round_s": 98.7654, "own_s": 12.3456, "overhead": 12.34, "memory_mib": 98765.0}
-    found = [measured("resnet-250", "scaffold", engine, 123.4, **large) for engine in ("workers fp32", "graphs bf16")]
+    large = {
+        "samples_per_s": 234567.0,
+        "round_s": 98.7654,
+        "own_s": 12.3456,
+        "overhead": 12.34,
+        "memory_mib": 98765.0,
+    }
+    found = [
+        measured("resnet-250", "scaffold", engine, 123.4, **large)
+        for engine in ("workers fp32", "cuda bf16")
+    ]
     console = Console(width=80, file=io.StringIO())
     console.print(table(found, compared))
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 3
     assert "…" not in "".join(lines)
-    for row, engine in zip(lines[1:], ("workers fp32", "graphs bf16"), strict=True):
+    for row, engine in zip(lines[1:], ("workers fp32", "cuda bf16"), strict=True):
         assert row.split()[:3] == ["resnet-250", "scaffold", engine.split()[0]]
         assert "98765" in row
     columns = [lines[0].index(head) + len(head) for head in ("step", "round", "+own")]
     for row in lines[1:]:
-        assert [row[end - 1 : end + 1] for end in columns] == ["3 ", "5 ", "6 "], "numbers are aligned to the right"
+        assert [row[end - 1 : end + 1] for end in columns] == ["3 ", "5 ", "6 "], (
+            "numbers are aligned to the right"
+        )
     said = legend(found)
     assert all(len(line) <= 80 for line in said.splitlines())
     assert "resnet-250  ResNet-18-GN, batch 250, 20 clients" in said
@@ -80,7 +114,13 @@ def command(small: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.setenv("COLUMNS", "250")
 
     def run(**options: Any) -> None:
-        given = {"tasks": "digits", "methods": "fedavg", "device": "cpu", "rounds": 1, "settings": ["engine.workers=1"]}
+        given = {
+            "tasks": "digits",
+            "methods": "fedavg",
+            "device": "cpu",
+            "rounds": 1,
+            "settings": ["engine.workers=1"],
+        }
         bench(**{**given, **options})
 
     return run
@@ -118,9 +158,9 @@ def test_as_json_the_numbers_are_all_that_is_printed(
 def test_against_another_engine_both_are_measured(
     command: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command(against="eager", as_json=True)
+    command(against="reference", as_json=True)
     check(json.loads(capsys.readouterr().out), ["fedavg", "fedavg"])
-    command(against="eager")
+    command(against="reference")
     assert "faster" in capsys.readouterr().out
 
 
@@ -140,15 +180,22 @@ def test_against_another_engine_both_are_measured(
     ],
 )
 def test_a_mistake_is_named_before_anything_is_measured(
-    command: Callable[..., None], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
+    command: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    reason: str,
 ) -> None:
-    monkeypatch.setattr(bench_module, "measure", lambda *_: pytest.fail("nothing should be measured"))
+    monkeypatch.setattr(
+        bench_module, "measure", lambda *_: pytest.fail("nothing should be measured")
+    )
     with pytest.raises(CafedclError) as told:
         command(**options)
     assert reason in str(told.value)
 
 
-def test_a_file_that_cannot_be_written_is_named(command: Callable[..., None], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(
+    command: Callable[..., None], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CafedclError, match="cannot be written"):
         command(out=tmp_path / "file" / "numbers.json")

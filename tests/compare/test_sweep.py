@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cafedcl.cli.compare import sweep as command
 from cafedcl.compare import jobs as schedule_jobs
-from cafedcl.compare.jobs import Handle, Pool, Slot, View
+from cafedcl.compare.jobs import DeviceShare, Handle, Pool, View
 from cafedcl.compare.sweep import Range, Sweep, hold_out, parse_ranges, parse_values
 from cafedcl.compare.tune import Search
 from cafedcl.config.sections import read_file
@@ -41,13 +41,15 @@ class Instant:
     """Jobs that are done at once: a score that is best at a learning rate of 0.05 and with method.geo = cross."""
 
     def __init__(self, slots: int = 2) -> None:
-        self.slots = [Slot("cpu")] * slots
+        self.slots = [DeviceShare("cpu")] * slots
         self.launched: list[str] = []
         self.broken: set[str] = set()
         self.endless = False
 
-    def launch(self, arguments: list[str], slot: Slot, log: Path) -> Handle:
-        out = Path(arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[1])
+    def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
+        out = Path(
+            arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[1]
+        )
         self.launched.append(f"{out.parent.name}/{out.name}")
         if self.launched[-1] in self.broken:
             log.write_text("error: on fire\n")
@@ -55,10 +57,16 @@ class Instant:
         words = dict(word.split("=", 1) for word in arguments if "=" in word)
         (out / "checkpoints").mkdir(parents=True, exist_ok=True)
         (out / "config.toml").touch()
-        miss = math.log10(float(words.get("train.lr", 0.05)) / 0.05) ** 2 + 0.1 * (words.get("method.geo") == '"batch"')
+        miss = math.log10(float(words.get("train.lr", 0.05)) / 0.05) ** 2 + 0.1 * (
+            words.get("method.geo") == '"batch"'
+        )
         rounds = ROUNDS // 3 if self.endless else ROUNDS
         lines = [
-            {"round": t, "status": "ok", "server": {"accuracy": 0.9 - miss, "client_std": miss, "few": None}}
+            {
+                "round": t,
+                "status": "ok",
+                "server": {"accuracy": 0.9 - miss, "client_std": miss, "few": None},
+            }
             for t in range(rounds)
         ]
         (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -140,7 +148,10 @@ def test_ranges_that_cannot_be_are_one_line(name: str, text: str, said: str) -> 
 def test_ranges_are_read() -> None:
     assert parse_ranges(["train.lr = 0.1..0.5:log"]) == {"train.lr": "0.1..0.5:log"}
     plan = made(ranges={"train.lr": "0.1..0.5:log", "train.epochs": "1..5"})
-    assert plan.space == [Range("train.lr", 0.1, 0.5, True, False), Range("train.epochs", 1, 5, False, True)]
+    assert plan.space == [
+        Range("train.lr", 0.1, 0.5, True, False),
+        Range("train.epochs", 1, 5, False, True),
+    ]
     for texts in (["lr=0..1"], ["train.lr"]):
         with pytest.raises(CafedclError, match=r"section\.key=low\.\.high"):
             parse_ranges(texts)
@@ -169,13 +180,19 @@ def test_images_are_held_out_of_the_training_set(tmp_path: Path) -> None:
     said = hold_out(tmp_path, tables, 0.1)
     before = load_dataset(resolve(tables).data)
     after = load_dataset(resolve({"data": {"name": str(tmp_path / "held-out.npz")}}).data)
-    assert said == f"{len(after.test_y)} images held out of the training set of digits; the test set was not looked at"
+    assert (
+        said
+        == f"{len(after.test_y)} images held out of the training set of digits; the test set was not looked at"
+    )
     assert len(after.train_y) + len(after.test_y) == len(before.train_y)
     assert abs(len(after.test_y) / len(before.train_y) - 0.1) < 0.01
     assert set(after.test_y.tolist()) == set(range(10))
     assert after.names == before.names
     images = {image.tobytes() for image in before.train_x.numpy()}
-    assert all(image.tobytes() in images for image in np.concatenate([after.train_x.numpy(), after.test_x.numpy()]))
+    assert all(
+        image.tobytes() in images
+        for image in np.concatenate([after.train_x.numpy(), after.test_x.numpy()])
+    )
     written = (tmp_path / "held-out.npz").stat().st_mtime_ns
     assert hold_out(tmp_path, tables, 0.1) == said
     assert (tmp_path / "held-out.npz").stat().st_mtime_ns == written
@@ -258,7 +275,9 @@ def test_a_score_that_a_run_does_not_have_is_one_line(tmp_path: Path) -> None:
 
 def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(CafedclError, match="--tune: optuna is not installed; install it with: pip install optuna"):
+    with pytest.raises(
+        CafedclError, match="--tune: optuna is not installed; install it with: pip install optuna"
+    ):
         Search(made(**TUNED), tmp_path)
 
 
@@ -269,13 +288,29 @@ def call(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
 
 
-def test_the_command_searches_says_on_what_and_writes_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_searches_says_on_what_and_writes_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher, out = Instant(), tmp_path / "out"
     monkeypatch.setattr("cafedcl.compare.run.choose_launcher", lambda *_: launcher)
-    asked = ["--tune", 4, "--range", "train.lr=0.01..0.3:log", "--rounds", ROUNDS, "--split", "iid", "--out", out]
+    asked = [
+        "--tune",
+        4,
+        "--range",
+        "train.lr=0.01..0.3:log",
+        "--rounds",
+        ROUNDS,
+        "--split",
+        "iid",
+        "--out",
+        out,
+    ]
     done = call(*asked)
     assert done.exit_code == 0, done.output
-    assert "server.accuracy is measured on 143 images held out of the training set of digits" in done.stdout
+    assert (
+        "server.accuracy is measured on 143 images held out of the training set of digits"
+        in done.stdout
+    )
     assert "the test set was not looked at" in done.stdout
     assert "best: train.lr=" in done.stdout
     best = gather(out / "best.toml")
@@ -286,7 +321,9 @@ def test_the_command_searches_says_on_what_and_writes_the_best(tmp_path: Path, m
     again = call("--resume", out, "--quiet")
     assert (again.exit_code, again.output) == (0, "")
     assert len(launcher.launched) == 4
-    assert "holds another plan (ranges: train.lr is" in str(call(*asked[:3], "train.lr=0.1..0.3", *asked[4:]).exception)
+    assert "holds another plan (ranges: train.lr is" in str(
+        call(*asked[:3], "train.lr=0.1..0.3", *asked[4:]).exception
+    )
 
 
 def test_the_command_runs_a_grid_and_says_that_it_looks_at_the_test_set(

@@ -24,7 +24,9 @@ SCALARS = (
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 
@@ -38,7 +40,9 @@ def fields_of(section):
 def sections(draw, name):
     """A section with some of its own keys, most with a value of the right kind, and now and then a foreign key."""
     table = {}
-    for field in draw(st.lists(st.sampled_from(fields_of(name)), max_size=3, unique_by=lambda f: f.name)):
+    for field in draw(
+        st.lists(st.sampled_from(fields_of(name)), max_size=3, unique_by=lambda f: f.name)
+    ):
         choices = field.metadata["limits"].choices
         kinds = {
             bool: st.booleans(),
@@ -55,11 +59,16 @@ def sections(draw, name):
 
 @st.composite
 def configs(draw):
-    tables = {name: draw(sections(name)) for name in draw(st.lists(st.sampled_from(["method", *SECTIONS]), max_size=4))}
+    tables = {
+        name: draw(sections(name))
+        for name in draw(st.lists(st.sampled_from(["method", *SECTIONS]), max_size=4))
+    }
     if draw(st.integers(0, 9)) == 0:
         tables[draw(st.text(max_size=8))] = draw(VALUES)
     if draw(st.booleans()):
-        tables.setdefault("method", {})["name"] = draw(st.sampled_from(METHODS) | st.text(max_size=8) | SCALARS)
+        tables.setdefault("method", {})["name"] = draw(
+            st.sampled_from(METHODS) | st.text(max_size=8) | SCALARS
+        )
     return tables
 
 
@@ -129,7 +138,16 @@ def test_odd_configs_are_refused_in_one_line(tables):
 
 
 @pytest.mark.parametrize(
-    "text", ["train.epochs=" + "9" * 5000, "train.epochs=" + "[" * 5000, "a\nb", "train.lr\n", "no equals", "=", "a=1"]
+    "text",
+    [
+        "train.epochs=" + "9" * 5000,
+        "train.epochs=" + "[" * 5000,
+        "a\nb",
+        "train.lr\n",
+        "no equals",
+        "=",
+        "a=1",
+    ],
 )
 def test_odd_settings_are_refused_in_one_line(text):
     tables = {}
@@ -138,7 +156,9 @@ def test_odd_settings_are_refused_in_one_line(text):
     assert in_one_line(said)
 
 
-@pytest.mark.parametrize("text", ["value = " + "9" * 5000, "value = " + "[" * 5000, "value = ", "\0"])
+@pytest.mark.parametrize(
+    "text", ["value = " + "9" * 5000, "value = " + "[" * 5000, "value = ", "\0"]
+)
 def test_odd_files_are_refused_in_one_line(tmp_path, text):
     path = tmp_path / "odd.toml"
     path.write_text(text)
@@ -165,8 +185,13 @@ def test_any_text_survives_toml(name):
 
 @given(
     st.recursive(
-        st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=6),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+        st.booleans()
+        | st.integers(-(2**60), 2**60)
+        | st.floats(allow_nan=False)
+        | st.text(max_size=6),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+        ),
     )
 )
 @settings(max_examples=200)
@@ -187,13 +212,22 @@ def test_the_defaults_of_every_method_survive_toml(name):
         ({"train": {"epoch": 3}}, "train.epoch: there is no such option; did you mean 'epochs'?"),
         ({"method": {"taw": 0.1}}, "method.taw: there is no such option; did you mean 'tau'?"),
         ({"trian": {}}, "[trian]: there is no such section; did you mean 'train'?"),
-        ({"method": {"name": "fedavgg"}}, "method 'fedavgg': there is no such method; did you mean 'fedavg'?"),
+        (
+            {"method": {"name": "fedavgg"}},
+            "method 'fedavgg': there is no such method; did you mean 'fedavg'?",
+        ),
         (
             {"method": {"name": "cafedcl:nogeo"}},
             "method 'cafedcl:nogeo': there is no such preset; did you mean 'no-geo'?",
         ),
-        ({"method": {"name": "fedavg:fast"}}, "method 'fedavg:fast': there is no such preset; fedavg has none"),
-        ({"method": {"name": "fedavg", "mu": 1}}, "method.mu: there is no such option; method has none"),
+        (
+            {"method": {"name": "fedavg:fast"}},
+            "method 'fedavg:fast': there is no such preset; fedavg has none",
+        ),
+        (
+            {"method": {"name": "fedavg", "mu": 1}},
+            "method.mu: there is no such option; method has none",
+        ),
         ({"method": {"name": 3}}, "method.name = 3: a text is expected"),
         ({"split": {"kind": "dirichle"}}, "split.kind = \"dirichle\": did you mean 'dirichlet'?"),
         ({"train": {"lr": 0}}, "train.lr = 0: it must be greater than 0"),
@@ -203,12 +237,18 @@ def test_the_defaults_of_every_method_survive_toml(name):
         ({"train": {"epochs": 2.0}}, "train.epochs = 2.0: a whole number is expected"),
         ({"train": {"epochs": True}}, "train.epochs = true: a whole number is expected"),
         ({"train": {"lr": False}}, "train.lr = false: a number is expected"),
-        ({"train": {"lr_decay_in_round": 1}}, "train.lr_decay_in_round = 1: true or false is expected"),
+        (
+            {"train": {"lr_decay_in_round": 1}},
+            "train.lr_decay_in_round = 1: true or false is expected",
+        ),
         ({"method": {"w": [1, 2]}}, "method.w = [1, 2]: 3 values are expected"),
         ({"method": {"w": [0.5, -0.5, 1]}}, "method.w = [0.5, -0.5, 1]: it must be at least 0"),
         ({"method": {"w": 1}}, "method.w = 1: a list is expected, such as [1, 2]"),
         ({"train": 3}, "train: a section is expected, such as [train]"),
-        ({"train": {"lr": datetime.date(2026, 1, 2)}}, "train.lr = 2026-01-02: a number is expected"),
+        (
+            {"train": {"lr": datetime.date(2026, 1, 2)}},
+            "train.lr = 2026-01-02: a number is expected",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_what_to_do_about_it(tables, words):
@@ -218,7 +258,9 @@ def test_a_mistake_is_named_with_what_to_do_about_it(tables, words):
 
 
 def test_whole_numbers_are_numbers_and_lists_become_tuples():
-    config = resolve({"train": {"lr": 1}, "method": {"w": [1, 0, 0]}, "federation": {"drop": ["3:0,4"]}})
+    config = resolve(
+        {"train": {"lr": 1}, "method": {"w": [1, 0, 0]}, "federation": {"drop": ["3:0,4"]}}
+    )
     assert type(config.train.lr) is float
     assert config.method.options.w == (1.0, 0.0, 0.0)
     assert config.federation.drop == ("3:0,4",)
@@ -233,7 +275,10 @@ def test_a_preset_sets_options_and_your_own_values_win():
 
 @pytest.mark.parametrize("preset", sorted(find_method("cafedcl")[0].presets))
 def test_every_preset_changes_the_options(preset):
-    assert resolve({"method": {"name": f"cafedcl:{preset}"}}).method.options != resolve({}).method.options
+    assert (
+        resolve({"method": {"name": f"cafedcl:{preset}"}}).method.options
+        != resolve({}).method.options
+    )
 
 
 @pytest.mark.parametrize(
@@ -278,8 +323,12 @@ def test_a_split_with_a_stray_value_is_refused(text):
 
 def test_settings_win_over_flags_and_flags_over_the_file(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text("[federation]\nclients = 3\nrounds = 4\n[run]\nseed = 5\n[method]\nname = 'fedavg'\n")
-    config = gather(path, clients=6, rounds=7, split="iid", settings=["federation.rounds=8", "split.ir=2"])
+    path.write_text(
+        "[federation]\nclients = 3\nrounds = 4\n[run]\nseed = 5\n[method]\nname = 'fedavg'\n"
+    )
+    config = gather(
+        path, clients=6, rounds=7, split="iid", settings=["federation.rounds=8", "split.ir=2"]
+    )
     assert (config.federation.clients, config.federation.rounds, config.run.seed) == (6, 8, 5)
     assert (config.method.name, config.split.kind, config.split.ir) == ("fedavg", "iid", 2.0)
 
@@ -313,7 +362,9 @@ def test_limits_are_printed_beside_the_meaning():
     }
 
 
-@given(st.floats(allow_nan=True) | st.integers(-(10**20), 10**20), st.floats(-5, 0), st.floats(1, 5))
+@given(
+    st.floats(allow_nan=True) | st.integers(-(10**20), 10**20), st.floats(-5, 0), st.floats(1, 5)
+)
 @settings(max_examples=60)
 def test_a_value_is_refused_exactly_outside_its_limits(value, low, high):
     inside = low <= value <= high

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cafedcl.core.flat import Laid, Place, in_one, places_of, solid
+from cafedcl.core.flat import FlatModel, WeightSlice, in_one, slices_of, storage_tensors
 from cafedcl.functional.aggregation import Average
 
 SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), min_size=1, max_size=5)
@@ -16,7 +16,10 @@ SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), min_size=1
 def weights_of(seed, form):
     """Weights of one client: each by itself, parts of one vector, or such parts with channels last."""
     made = torch.Generator().manual_seed(seed)
-    plain = {"conv": torch.randn(2, 3, 2, 2, generator=made), "bias": torch.randn(2, generator=made)}
+    plain = {
+        "conv": torch.randn(2, 3, 2, 2, generator=made),
+        "bias": torch.randn(2, generator=made),
+    }
     if form == "apart":
         return plain
     vector = torch.cat([torch.full((5,), torch.nan), plain["conv"].flatten(), plain["bias"]])
@@ -28,7 +31,9 @@ def weights_of(seed, form):
 
 
 @pytest.mark.parametrize(
-    "forms", [("apart",) * 3, ("parts",) * 3, ("last",) * 3, ("last", "apart", "parts")], ids="-".join
+    "forms",
+    [("apart",) * 3, ("parts",) * 3, ("last",) * 3, ("last", "apart", "parts")],
+    ids="-".join,
 )
 def test_weights_that_lie_in_one_vector_are_averaged_like_any_others(forms):
     """Exactly: the sum is taken in float64, number by number."""
@@ -37,7 +42,13 @@ def test_weights_that_lie_in_one_vector_are_averaged_like_any_others(forms):
         average.add(weights_of(seed, form), share)
     found = average.result()
     for name in ("conv", "bias"):
-        expected = sum(share * weights_of(seed, "apart")[name].double() for seed, share in enumerate(shares)) / 8
+        expected = (
+            sum(
+                share * weights_of(seed, "apart")[name].double()
+                for seed, share in enumerate(shares)
+            )
+            / 8
+        )
         assert found[name].dtype == torch.float32
         assert torch.equal(found[name], expected.float())
 
@@ -45,7 +56,7 @@ def test_weights_that_lie_in_one_vector_are_averaged_like_any_others(forms):
 @pytest.mark.parametrize("form", ["parts", "last"])
 def test_a_vector_that_is_there_is_not_copied(form):
     model = weights_of(0, form)
-    vector = in_one(model, places_of(model))
+    vector = in_one(model, slices_of(model))
     assert vector.data_ptr() == model["conv"].data_ptr()
     assert len(vector) == 26
     assert not vector.isnan().any()
@@ -54,7 +65,13 @@ def test_a_vector_that_is_there_is_not_copied(form):
 def test_weights_of_several_types_are_averaged_in_the_widest():
     average = Average()
     for number in (1, 2):
-        average.add({"half": torch.full((3,), 0.5 * number).bfloat16(), "whole": torch.full((2,), 1e-3 * number)}, 1.0)
+        average.add(
+            {
+                "half": torch.full((3,), 0.5 * number).bfloat16(),
+                "whole": torch.full((2,), 1e-3 * number),
+            },
+            1.0,
+        )
     found = average.result()
     assert found["half"].dtype == torch.bfloat16
     assert found["half"].tolist() == [0.75] * 3
@@ -65,14 +82,17 @@ def places_for(shapes, last):
     """Places one after another, those of four axes with channels last if so told."""
     begins = accumulate((math.prod(shape) for shape in shapes.values()), initial=0)
     pairs = zip(begins, shapes.items(), strict=False)
-    return {name: Place.at(begin, torch.Size(shape), last=last and len(shape) == 4) for begin, (name, shape) in pairs}
+    return {
+        name: WeightSlice.at(begin, torch.Size(shape), last=last and len(shape) == 4)
+        for begin, (name, shape) in pairs
+    }
 
 
 def laid_of(shapes, last):
     """Weights in a vector that is itself the end of a longer one."""
     named = {f"w{index}": shape for index, shape in enumerate(shapes)}
     vector = torch.arange(5.0 + sum(math.prod(shape) for shape in shapes))[5:]
-    return Laid(vector, places_for(named, last))
+    return FlatModel(vector, places_for(named, last))
 
 
 def cut(array, shapes, last):
@@ -108,9 +128,9 @@ def test_a_weight_that_is_not_laid_is_missing():
 @given(SHAPES, st.booleans())
 def test_laid_weights_lie_where_they_say_and_their_vector_is_not_copied(shapes, last):
     model = laid_of(shapes, last)
-    assert places_of(model) == model.places
-    assert in_one(model, places_of(model)) is model.vector
-    assert in_one(model, dict(model.places)) is model.vector
+    assert slices_of(model) == model.slices
+    assert in_one(model, slices_of(model)) is model.vector
+    assert in_one(model, dict(model.slices)) is model.vector
 
 
 @given(SHAPES, st.booleans(), st.randoms(use_true_random=False))
@@ -118,16 +138,18 @@ def test_laid_weights_are_laid_elsewhere_like_any_others(shapes, last, random):
     model = laid_of(shapes, last)
     names = list(model)
     random.shuffle(names)
-    places = places_for({name: model.places[name].shape for name in names}, not last)
-    found, plain = in_one(model, places), {name: value.clone() for name, value in model.items()}
-    assert torch.equal(found, in_one(plain, places))
-    for name, array in zip(names, cut(found.numpy(), [plain[name].shape for name in names], not last), strict=True):
+    slices = places_for({name: model.slices[name].shape for name in names}, not last)
+    found, plain = in_one(model, slices), {name: value.clone() for name, value in model.items()}
+    assert torch.equal(found, in_one(plain, slices))
+    for name, array in zip(
+        names, cut(found.numpy(), [plain[name].shape for name in names], not last), strict=True
+    ):
         np.testing.assert_array_equal(array, plain[name])
 
 
 def test_the_numbers_of_a_model_are_its_vector_if_there_is_one():
     model = laid_of([(2, 3, 2, 2), (2,)], last=True)
-    (whole,) = solid(model).values()
+    (whole,) = storage_tensors(model).values()
     assert whole is model.vector
     plain = weights_of(0, "apart")
-    assert solid(plain) is plain
+    assert storage_tensors(plain) is plain

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from cafedcl.core.rng import stream, torch_stream
 
 ADDRESSES = st.tuples(
-    st.integers(0, 2**63 - 1), st.text(max_size=8), st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
+    st.integers(0, 2**63 - 1),
+    st.text(max_size=8),
+    st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
 )
 
 
@@ -35,7 +37,13 @@ def test_streams_are_equal_only_where_their_addresses_are(one, other):
 
 @pytest.mark.parametrize(
     "other",
-    [(1, "batches", (3, 1)), (0, "dropout", (3, 1)), (0, "batches", (1, 3)), (0, "batches", (3,)), (0, "batches", ())],
+    [
+        (1, "batches", (3, 1)),
+        (0, "dropout", (3, 1)),
+        (0, "batches", (1, 3)),
+        (0, "batches", (3,)),
+        (0, "batches", ()),
+    ],
 )
 def test_seed_purpose_and_every_key_make_a_stream_of_their_own(other):
     assert draw(other) != draw((0, "batches", (3, 1)))

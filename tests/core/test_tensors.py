@@ -7,11 +7,25 @@ from hypothesis import strategies as st
 
 from cafedcl.core.tensors import floats, map_file, nbytes, pack, prefixed, under, unpack
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int16, torch.uint8]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int16,
+    torch.uint8,
+]
 NAMES = st.text(max_size=12).filter(lambda name: name != "__metadata__")
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -32,7 +46,10 @@ EXAMPLE = {
 }
 
 
-@given(st.dictionaries(NAMES, tensors(), max_size=5), st.dictionaries(st.text(max_size=5), JSON, max_size=3))
+@given(
+    st.dictionaries(NAMES, tensors(), max_size=5),
+    st.dictionaries(st.text(max_size=5), JSON, max_size=3),
+)
 @settings(max_examples=100)
 def test_tensors_and_header_come_back_as_they_went(content, header):
     back, back_header = unpack(pack(content, header))
@@ -82,7 +99,10 @@ def test_garbage_is_refused(data):
         unpack(data)
 
 
-@given(JSON | st.fixed_dictionaries({"__metadata__": JSON | st.fixed_dictionaries({"header": JSON})}), st.binary())
+@given(
+    JSON | st.fixed_dictionaries({"__metadata__": JSON | st.fixed_dictionaries({"header": JSON})}),
+    st.binary(),
+)
 @settings(max_examples=200)
 def test_garbage_behind_a_plausible_header_is_refused(header, rest):
     text = json.dumps(header).encode()
@@ -100,9 +120,13 @@ def test_a_header_nested_too_deeply_is_refused():
 @settings(max_examples=50)
 def test_sizes_are_counted_by_hand(content):
     sizes = {torch.float64: 8, torch.int64: 8, torch.float32: 4, torch.uint8: 1, torch.bool: 1}
-    assert nbytes(content) == sum(len(v.flatten().tolist()) * sizes.get(v.dtype, 2) for v in content.values())
+    assert nbytes(content) == sum(
+        len(v.flatten().tolist()) * sizes.get(v.dtype, 2) for v in content.values()
+    )
     real = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-    assert floats(content) == sum(len(v.flatten().tolist()) for v in content.values() if v.dtype in real)
+    assert floats(content) == sum(
+        len(v.flatten().tolist()) for v in content.values() if v.dtype in real
+    )
 
 
 def test_sizes_of_the_example():
@@ -119,9 +143,9 @@ def test_a_prefix_put_on_comes_off(prefix, content):
 
 
 def test_under_leaves_other_entries_out():
-    assert under("model/", {"model/a": torch.ones(1), "anchors/a": torch.zeros(1), "mode": torch.ones(1)}).keys() == {
-        "a"
-    }
+    assert under(
+        "model/", {"model/a": torch.ones(1), "anchors/a": torch.zeros(1), "mode": torch.ones(1)}
+    ).keys() == {"a"}
 
 
 def test_a_file_is_read_as_it_was_packed(tmp_path):

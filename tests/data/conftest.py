@@ -35,7 +35,9 @@ def load() -> Callable[..., Dataset]:
 def paint() -> Callable[..., Path]:
     """Write an image of one colour; a number is grey, three are RGB."""
 
-    def make(path: Path, colour: object = 128, size: tuple[int, int] = (8, 8), mode: str = "") -> Path:
+    def make(
+        path: Path, colour: object = 128, size: tuple[int, int] = (8, 8), mode: str = ""
+    ) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new(mode or ("L" if isinstance(colour, int) else "RGB"), size, colour).save(path)
         return path
@@ -49,7 +51,10 @@ def write_idx() -> Callable[..., bytes]:
 
     def make(path: Path, array: np.ndarray) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+        data = (
+            struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            + array.astype(np.uint8).tobytes()
+        )
         data = gzip.compress(data) if path.suffix == ".gz" else data
         path.write_bytes(data)
         return data

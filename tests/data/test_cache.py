@@ -12,7 +12,9 @@ from cafedcl.data.dataset import Dataset
 def some_data(value=1):
     x = torch.full((4, 1, 2, 2), value, dtype=torch.uint8)
     y = torch.tensor([0, 1, 0, 1])
-    return Dataset.of(x, y, x[:2], y[:2], ("a", "b"), owners=torch.tensor([0, 0, 1, 1]), owner_names=("p", "q"))
+    return Dataset.of(
+        x, y, x[:2], y[:2], ("a", "b"), owners=torch.tensor([0, 0, 1, 1]), owner_names=("p", "q")
+    )
 
 
 @pytest.fixture
@@ -24,7 +26,9 @@ def source(tmp_path):
 
 @pytest.fixture
 def kept(data_dir):
-    return lambda: sorted(path.name for path in (data_dir / "cache").glob("*") if not path.name.startswith("."))
+    return lambda: sorted(
+        path.name for path in (data_dir / "cache").glob("*") if not path.name.startswith(".")
+    )
 
 
 def never():
@@ -42,7 +46,9 @@ def test_the_second_load_is_the_same_and_decodes_nothing(data_dir, source, kept)
 
 
 @pytest.mark.parametrize("change", ["size", "time", "name", "more"])
-def test_a_change_of_the_files_is_noticed_and_the_old_one_forgotten(change, data_dir, source, kept, tmp_path):
+def test_a_change_of_the_files_is_noticed_and_the_old_one_forgotten(
+    change, data_dir, source, kept, tmp_path
+):
     cached(data_dir, "set", [source], lambda: (some_data(1), []))
     cached(data_dir, "set_2", [source], lambda: (some_data(2), []))
     before, files = kept(), [source]
@@ -83,7 +89,14 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, source, monkey
     blocked.mkdir()
     (blocked / "cache").write_text("in the way")
     for value in (1, 2):
-        assert int(cached(blocked, "set", [source], lambda v=value: (some_data(v), []))[0].train_x.max()) == value
+        assert (
+            int(
+                cached(blocked, "set", [source], lambda v=value: (some_data(v), []))[
+                    0
+                ].train_x.max()
+            )
+            == value
+        )
 
 
 def test_a_full_disk_leaves_no_half_file(data_dir, source, monkeypatch):
@@ -108,7 +121,11 @@ def test_a_read_only_data_folder_works(data_dir, load):
 
 def medmnist(classes):
     x, y = np.zeros((classes, 28, 28), np.uint8), np.arange(classes)[:, None]
-    return {f"{part}_{what}": a for part in ("train", "val", "test") for what, a in (("images", x), ("labels", y))}
+    return {
+        f"{part}_{what}": a
+        for part in ("train", "val", "test")
+        for what, a in (("images", x), ("labels", y))
+    }
 
 
 def test_a_set_is_cached_in_the_data_folder(data_dir, load, kept, monkeypatch):

@@ -22,7 +22,9 @@ def test_a_part_of_the_images_keeps_the_share_of_every_class(counts, images):
     if images >= total:
         assert part is data
     else:
-        assert all(abs(k - images * n / total) <= 1 and k >= 1 for k, n in zip(kept, counts, strict=True))
+        assert all(
+            abs(k - images * n / total) <= 1 and k >= 1 for k, n in zip(kept, counts, strict=True)
+        )
     assert len(part.test_y) == len(data.test_y)
 
 

@@ -31,7 +31,9 @@ def encode(images, mode=1, k=(20, 9, 17)):
     else:
         r, g, b = (images[..., c].astype(int) for c in range(3))
         channels = 3
-        planes = [r, g, b] if mode == 0 else [g, r - (k[0] * g >> 5), b - (k[1] * g + k[2] * r >> 5)]
+        planes = (
+            [r, g, b] if mode == 0 else [g, r - (k[0] * g >> 5), b - (k[1] * g + k[2] * r >> 5)]
+        )
     if mode == 1:
         planes = [np.stack([one - predicted(one) for one in plane]) for plane in planes]
     body = b"".join((plane & 255).astype(np.uint8).tobytes() for plane in planes)
@@ -40,7 +42,9 @@ def encode(images, mode=1, k=(20, 9, 17)):
 
 def smooth(n, h, w, channels=0, seed=0):
     rng = np.random.default_rng(seed)
-    base = np.cumsum(rng.integers(-9, 10, (n, h, w, max(channels, 1))), axis=2) * 3 + rng.integers(0, 256)
+    base = np.cumsum(rng.integers(-9, 10, (n, h, w, max(channels, 1))), axis=2) * 3 + rng.integers(
+        0, 256
+    )
     images = (base & 255).astype(np.uint8)
     return images if channels else images[..., 0]
 
@@ -56,7 +60,13 @@ def write_set(folder, name="some_set", channels=3, classes=("a", "b"), chunks=(3
     (folder / f"{name}.test.0.xz").write_bytes(encode(test))
     (folder / f"{name}.val.0.xz").write_bytes(encode(test[:1]))
     y_train, y_test = np.arange(len(train)) % len(classes), np.arange(4) % len(classes)
-    np.savez(folder / f"{name}.meta.npz", y_train=y_train, y_test=y_test, y_val=[0], classes=list(classes))
+    np.savez(
+        folder / f"{name}.meta.npz",
+        y_train=y_train,
+        y_test=y_test,
+        y_val=[0],
+        classes=list(classes),
+    )
     return train, test, y_train, y_test
 
 
@@ -64,7 +74,9 @@ def write_set(folder, name="some_set", channels=3, classes=("a", "b"), chunks=(3
 @pytest.mark.parametrize("channels", [0, 3])
 def test_every_pixel_survives(mode, channels, tmp_path):
     rng = np.random.default_rng(3)
-    for i, images in enumerate([smooth(4, 6, 5, channels), rng.integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)]):
+    for i, images in enumerate(
+        [smooth(4, 6, 5, channels), rng.integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)]
+    ):
         images = images if channels else images[..., 0] if images.ndim == 4 else images
         path = tmp_path / f"{i}.xz"
         path.write_bytes(encode(images, mode, (-30, 64, 60)))
@@ -95,22 +107,41 @@ def test_the_folder_is_an_option(tmp_path):
     write_set(tmp_path)
     assert "some_set" in dataset_names(str(tmp_path))
     assert "some_set" not in dataset_names()
-    assert load_dataset(DataOptions(name="some_set", dir=str(tmp_path))).train_y.dtype == torch.int64
+    assert (
+        load_dataset(DataOptions(name="some_set", dir=str(tmp_path))).train_y.dtype == torch.int64
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: (d / "some_set.train.1.xz").unlink(), "5 train labels for the 3 images of 1 chunks; put all of"),
-        (lambda d: (d / "some_set.test.0.xz").unlink(), r"no test images; put some_set.test.0.xz"),
-        (lambda d: (d / "some_set.meta.npz").write_bytes(b"PK"), r"some_set.meta.npz: not a whole .npz"),
-        (lambda d: (d / "some_set.test.0.xz").write_bytes(b"no"), r"some_set.test.0.xz: not a whole xz file"),
         (
-            lambda d: (d / "some_set.test.0.xz").write_bytes((d / "some_set.test.0.xz").read_bytes()[:-30]),
+            lambda d: (d / "some_set.train.1.xz").unlink(),
+            "5 train labels for the 3 images of 1 chunks; put all of",
+        ),
+        (lambda d: (d / "some_set.test.0.xz").unlink(), r"no test images; put some_set.test.0.xz"),
+        (
+            lambda d: (d / "some_set.meta.npz").write_bytes(b"PK"),
+            r"some_set.meta.npz: not a whole .npz",
+        ),
+        (
+            lambda d: (d / "some_set.test.0.xz").write_bytes(b"no"),
+            r"some_set.test.0.xz: not a whole xz file",
+        ),
+        (
+            lambda d: (d / "some_set.test.0.xz").write_bytes(
+                (d / "some_set.test.0.xz").read_bytes()[:-30]
+            ),
             "not a whole xz file",
         ),
-        (lambda d: (d / "some_set.test.0.xz").write_bytes(lzma.compress(b"short")), "the header is cut off"),
-        (lambda d: (d / "some_set.test.0.xz").write_bytes(lzma.compress(b"\1" * 40)), "not an image chunk"),
+        (
+            lambda d: (d / "some_set.test.0.xz").write_bytes(lzma.compress(b"short")),
+            "the header is cut off",
+        ),
+        (
+            lambda d: (d / "some_set.test.0.xz").write_bytes(lzma.compress(b"\1" * 40)),
+            "not an image chunk",
+        ),
     ],
 )
 def test_what_is_broken_is_named(change, words, data_dir, load):

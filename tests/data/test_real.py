@@ -52,8 +52,12 @@ def test_cifar10(real):
     assert counts(data.train_y) == [5000] * 10
     assert counts(data.test_y) == [1000] * 10
     assert data.names[0] == "airplane"
-    torch.testing.assert_close(data.mean.flatten(), torch.tensor([0.4914, 0.4822, 0.4465]), atol=1e-4, rtol=0)
-    torch.testing.assert_close(data.std.flatten(), torch.tensor([0.2470, 0.2435, 0.2616]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        data.mean.flatten(), torch.tensor([0.4914, 0.4822, 0.4465]), atol=1e-4, rtol=0
+    )
+    torch.testing.assert_close(
+        data.std.flatten(), torch.tensor([0.2470, 0.2435, 0.2616]), atol=1e-4, rtol=0
+    )
 
 
 def test_fashion_mnist(real):
@@ -76,7 +80,12 @@ def test_fashion_mnist(real):
 )
 def test_the_smaller_sets(name, train, test, shape, classes, real):
     data = real(name)
-    assert (len(data.train_y), len(data.test_y), data.shape, data.classes) == (train, test, shape, classes)
+    assert (len(data.train_y), len(data.test_y), data.shape, data.classes) == (
+        train,
+        test,
+        shape,
+        classes,
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="memory is measured the Unix way")

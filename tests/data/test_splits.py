@@ -42,7 +42,11 @@ def tail_by_hand(n_max, ir, classes):
 
 
 def dealt(shards, client):
-    parts = (shards.train[client], shards.validation[client], *(part for part in shards.test[client : client + 1]))
+    parts = (
+        shards.train[client],
+        shards.validation[client],
+        *(part for part in shards.test[client : client + 1]),
+    )
     return torch.cat(parts).tolist()
 
 
@@ -66,7 +70,14 @@ def requests(draw):
         ir=float(draw(st.sampled_from([1, 2, 10, 100]))),
         validation=draw(st.sampled_from([0.0, 0.1, 0.5, 0.9])),
     )
-    return labels_of(sizes), classes, clients, options, draw(st.integers(0, 50)), draw(st.sampled_from([0.0, 0.25]))
+    return (
+        labels_of(sizes),
+        classes,
+        clients,
+        options,
+        draw(st.integers(0, 50)),
+        draw(st.sampled_from([0.0, 0.25])),
+    )
 
 
 @given(requests())
@@ -74,10 +85,14 @@ def requests(draw):
 def test_any_request_deals_every_image_once_or_says_why_not(request):
     labels, classes, clients, options, seed, test_share = request
     have = torch.bincount(labels, minlength=classes).tolist()
-    tail = tail_by_hand(max(have), int(options.ir), classes) if options.ir > 1 and any(have) else have
+    tail = (
+        tail_by_hand(max(have), int(options.ir), classes) if options.ir > 1 and any(have) else have
+    )
     kept = [min(pair) for pair in zip(have, tail, strict=True)]
     shards = attempt(labels, classes, clients, options, seed, test_share)
-    equal_sizes = options.kind == "iid" or (options.kind == "dirichlet" and options.form == "client")
+    equal_sizes = options.kind == "iid" or (
+        options.kind == "dirichlet" and options.form == "client"
+    )
     if isinstance(shards, str):
         assert shards.startswith("split")
         assert "\n" not in shards
@@ -121,7 +136,9 @@ def test_the_split_does_not_depend_on_the_share_held_out():
     assert all(sorted(dealt(a, k)) == sorted(dealt(b, k)) for k in range(8))
 
 
-@pytest.mark.parametrize(("ir", "classes", "n_max"), [(100, 3, 100), (10, 10, 142), (50, 10, 500), (100, 100, 50)])
+@pytest.mark.parametrize(
+    ("ir", "classes", "n_max"), [(100, 3, 100), (10, 10, 142), (50, 10, 500), (100, 100, 50)]
+)
 def test_the_long_tail_is_exact(ir, classes, n_max):
     labels = labels_of([n_max] * classes).numpy()
     kept = long_tail(labels, classes, float(ir), "exponential", np.random.default_rng(0))
@@ -136,7 +153,9 @@ def test_the_long_tail_comes_before_the_split():
 
 
 def test_two_classes_per_client_cover_all_classes_evenly():
-    shards = split(BALANCED, 10, 20, SplitOptions(kind="pathological", classes=2, validation=0.0), 0, 0.0)
+    shards = split(
+        BALANCED, 10, 20, SplitOptions(kind="pathological", classes=2, validation=0.0), 0, 0.0
+    )
     held = shards.counts > 0
     assert held.sum(1).tolist() == [2] * 20
     assert held.sum(0).tolist() == [4] * 10
@@ -152,7 +171,9 @@ def test_holders_of_a_class_have_equal_parts_of_it(clients, classes, held, seed)
         with pytest.raises(CafedclError, match="classes"):
             pathological(labels, clients, classes, held, np.random.default_rng(seed))
         return
-    parts = parts_of(pathological(labels, clients, classes, held, np.random.default_rng(seed)), clients)
+    parts = parts_of(
+        pathological(labels, clients, classes, held, np.random.default_rng(seed)), clients
+    )
     for c in range(classes):
         shares = [n for n in (int((labels[part] == c).sum()) for part in parts) if n]
         assert sum(shares) == 30
@@ -167,7 +188,10 @@ def test_proportions_of_the_first_client_follow_the_dirichlet():
     labels = np.repeat(np.arange(classes), 1000)
     shares = np.stack(
         [
-            np.bincount(labels[dirichlet_per_client(labels, clients, classes, alpha, rng) == 0], minlength=classes)
+            np.bincount(
+                labels[dirichlet_per_client(labels, clients, classes, alpha, rng) == 0],
+                minlength=classes,
+            )
             / 100
             for rng in map(np.random.default_rng, range(repeats))
         ]
@@ -181,7 +205,12 @@ def test_proportions_of_the_first_client_follow_the_dirichlet():
 
 def test_a_smaller_alpha_gives_fewer_classes_per_client():
     held = [
-        float((split(BALANCED, 10, 10, SplitOptions(alpha=alpha), 0, 0.0).counts > 0).double().sum(1).mean())
+        float(
+            (split(BALANCED, 10, 10, SplitOptions(alpha=alpha), 0, 0.0).counts > 0)
+            .double()
+            .sum(1)
+            .mean()
+        )
         for alpha in (0.01, 0.3, 100.0)
     ]
     assert held[0] < held[1] < held[2]
@@ -206,9 +235,24 @@ def test_one_client_may_hold_everything_though_a_class_is_empty():
         ([3, 3], 7, {}, "6 images are too few for 7 clients"),
         ([30, 30], 7, {"form": "class"}, "60 images cannot give 7 clients 10 each.*fewer clients"),
         ([90], 9, {"form": "class", "alpha": 1e-9}, "no draw of 1000 gave.*larger alpha"),
-        ([9] * 4, 3, {"kind": "pathological", "classes": 5}, "split.classes = 5: there are only 4 classes"),
-        ([9] * 10, 4, {"kind": "pathological", "classes": 2}, "cannot cover 10 classes; use at least 3 classes"),
-        ([9, 1], 3, {"kind": "pathological", "classes": 2}, "class 1 has 1 images for 3 clients.*smaller ir"),
+        (
+            [9] * 4,
+            3,
+            {"kind": "pathological", "classes": 5},
+            "split.classes = 5: there are only 4 classes",
+        ),
+        (
+            [9] * 10,
+            4,
+            {"kind": "pathological", "classes": 2},
+            "cannot cover 10 classes; use at least 3 classes",
+        ),
+        (
+            [9, 1],
+            3,
+            {"kind": "pathological", "classes": 2},
+            "class 1 has 1 images for 3 clients.*smaller ir",
+        ),
     ],
 )
 def test_an_impossible_request_says_what_would_be_possible(sizes, clients, options, words):
@@ -223,7 +267,11 @@ def test_a_hold_out_is_stratified_takes_one_of_two_and_never_the_last(sizes, sha
     shard = np.flatnonzero(np.random.default_rng(seed).random(len(labels)) < 0.8)
     owner = np.full(len(labels), -1)
     owner[shard] = 3
-    out = np.flatnonzero(hold_out(labels, owner, share, np.random.default_rng(seed))) if len(labels) else shard
+    out = (
+        np.flatnonzero(hold_out(labels, owner, share, np.random.default_rng(seed)))
+        if len(labels)
+        else shard
+    )
     assert set(out) <= set(shard)
     for c in range(len(sizes)):
         n, taken = int((labels[shard] == c).sum()), int((labels[out] == c).sum())
@@ -245,7 +293,9 @@ def test_pooled_shards_are_one_client_with_everything():
 
 def test_a_step_tail_keeps_all_of_the_first_half_and_a_share_of_the_rest():
     labels = labels_of([100] * 5)
-    shards = split(labels, 5, 4, SplitOptions(kind="iid", ir=8.0, tail="step", validation=0.0), 0, 0.0)
+    shards = split(
+        labels, 5, 4, SplitOptions(kind="iid", ir=8.0, tail="step", validation=0.0), 0, 0.0
+    )
     assert shards.counts.sum(0).tolist() == [100, 100, 100, 12, 12]
 
 
@@ -262,7 +312,9 @@ def test_quantity_skew_is_in_sizes_not_in_labels():
 def test_natural_clients_are_used_as_they_are():
     owners = torch.tensor([0, 1, 1, 2, 2, 2, 2, 0])
     labels = torch.tensor([0, 0, 1, 1, 0, 1, 0, 1])
-    shards = splits.split(labels, owners, 2, 3, SplitOptions(kind="natural", validation=0.0), 0, 0.0)
+    shards = splits.split(
+        labels, owners, 2, 3, SplitOptions(kind="natural", validation=0.0), 0, 0.0
+    )
     assert [part.tolist() for part in shards.train] == [[0, 7], [1, 2], [3, 4, 5, 6]]
 
 
@@ -284,7 +336,10 @@ def test_a_saved_split_is_the_split(tmp_path):
     again = split(BALANCED, 10, 99, options, 8, 0.0)
     assert torch.equal(shards.counts, again.counts)
     for name in ("train", "validation", "test"):
-        assert all(torch.equal(a, b) for a, b in zip(getattr(shards, name), getattr(again, name), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(getattr(shards, name), getattr(again, name), strict=True)
+        )
 
 
 def test_a_saved_split_knows_its_data_and_itself(tmp_path):
@@ -298,7 +353,9 @@ def test_a_saved_split_knows_its_data_and_itself(tmp_path):
     with pytest.raises(CafedclError, match="No such file"):
         load_shards(tmp_path / "none", BALANCED)
     with pytest.raises(CafedclError, match="cannot be written"):
-        save_shards(split(BALANCED, 10, 7, SplitOptions(), 3, 0.0), BALANCED, tmp_path / "none" / "x")
+        save_shards(
+            split(BALANCED, 10, 7, SplitOptions(), 3, 0.0), BALANCED, tmp_path / "none" / "x"
+        )
 
 
 @pytest.mark.slow

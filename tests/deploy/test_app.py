@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def app_of(folder):
-    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][
+        "app"
+    ]
 
 
 def test_both_apps_have_the_same_components_and_the_same_run_config(tmp_path):
@@ -40,7 +42,14 @@ def test_flower_accepts_both_and_the_one_that_is_shipped_is_small(tmp_path):
 
 def test_a_run_config_stands_for_the_flags_of_a_run(tmp_path):
     assert read_config(RUN_CONFIG).engine.name == "flower"
-    given = {"method": "fedavg", "split": "iid", "clients": 4, "rounds": 7, "seed": 0, "settings": "train.lr=0.5"}
+    given = {
+        "method": "fedavg",
+        "split": "iid",
+        "clients": 4,
+        "rounds": 7,
+        "seed": 0,
+        "settings": "train.lr=0.5",
+    }
     config = read_config({**RUN_CONFIG, **given})
     assert (config.method.name, config.split.kind, config.train.lr) == ("fedavg", "iid", 0.5)
     assert (config.federation.clients, config.federation.rounds, config.run.seed) == (4, 7, 0)

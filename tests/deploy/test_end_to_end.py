@@ -33,7 +33,13 @@ def config(engine):
             "model": {"name": "mlp"},
             "train": {"epochs": 1, "iterations": 2},
             "federation": {"clients": 3, "rounds": 4},
-            "engine": {"name": engine, "device": "cpu", "deadline": DEADLINE, "workers": 1, "stack": 1},
+            "engine": {
+                "name": engine,
+                "device": "cpu",
+                "deadline": DEADLINE,
+                "workers": 1,
+                "stack": 1,
+            },
             "store": {"checkpoint_every": 1},
         }
     )
@@ -47,7 +53,9 @@ def started(path):
 def deployment(tmp_path_factory):
     """A running server and three sites, each with a simulated shard of the digits, and a stranger that knocks."""
     folder = tmp_path_factory.mktemp("deployment") / "d"
-    place, *others = make_places(folder, ServerOptions(port=free_port()), dict.fromkeys(SITES, ""), simulated=True)
+    place, *others = make_places(
+        folder, ServerOptions(port=free_port()), dict.fromkeys(SITES, ""), simulated=True
+    )
     server = Server.of(place)
     running, link = {}, server.start()
     try:
@@ -89,19 +97,26 @@ class Killer(Watcher):
 
 
 @pytest.mark.slow
-def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a_site(deployment, stranger, tmp_path):
-    """All sites answer for three rounds, which equal the eager engine's; in the fourth, one is killed."""
+def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a_site(
+    deployment, stranger, tmp_path
+):
+    """All sites answer for three rounds, which equal the reference engine's; in the fourth, one is killed."""
     server, running = deployment
     killer = Killer(running["south"], 3)
     finished = server.run(config("flower"), tmp_path / "run", [killer])
 
     assert killer.rounds == [0, 1, 2, 3]
-    assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [[], [], [], [1]]
+    assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [
+        [],
+        [],
+        [],
+        [1],
+    ]
     assert {line["status"] for line in finished.records} == {"ok"}
 
     tensors, header = unpack((tmp_path / "run" / "checkpoints" / "000003.safetensors").read_bytes())
     assert header["round"] == 3
-    with Federation(config("eager")) as here:
+    with Federation(config("reference")) as here:
         for _ in range(3):
             here.step()
     deployed = under("state/", tensors)

@@ -46,7 +46,9 @@ def events(run):
 
 def outcome(run, client, since):
     """Return how a client's visits went after a time: True for an answer, False for none."""
-    seen = [event for event in events(run) if event["event"] == "client" and event["client"] == client]
+    seen = [
+        event for event in events(run) if event["event"] == "client" and event["client"] == client
+    ]
     return [event["failure"] is None for event in seen if event["time"] > since]
 
 
@@ -61,11 +63,21 @@ def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed
         try:
             until(lambda: "ready" in (tmp_path / "server.log").read_text(), 90, "no server")
             for name, place in zip(SITES, sites, strict=True):
-                processes.append(hosts.start(name, tmp_path / f"{name}.log", "deploy", "site", place))
-            quick = ["model.name=mlp", "train.epochs=1", "split.alpha=1.0", "engine.deadline=20", "engine.device=cpu"]
+                processes.append(
+                    hosts.start(name, tmp_path / f"{name}.log", "deploy", "site", place)
+                )
+            quick = [
+                "model.name=mlp",
+                "train.epochs=1",
+                "split.alpha=1.0",
+                "engine.deadline=20",
+                "engine.device=cpu",
+            ]
             words = [word for setting in quick for word in ("--set", setting)]
             words += ["--rounds", str(ROUNDS), "--out", str(run), "--json"]
-            processes.append(hosts.start("server", tmp_path / "run.log", "deploy", "run", server, *words))
+            processes.append(
+                hosts.start("server", tmp_path / "run.log", "deploy", "run", server, *words)
+            )
 
             def said():
                 return (tmp_path / "run.log").read_text()

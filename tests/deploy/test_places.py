@@ -13,28 +13,43 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
-from cafedcl.deploy.places import ServerOptions, SiteOptions, make_places, read_server, read_site, site_names
+from cafedcl.deploy.places import (
+    ServerOptions,
+    SiteOptions,
+    make_places,
+    read_server,
+    read_site,
+    site_names,
+)
 from cafedcl.task.resolve import resolve
 
 SITES = {"north": "/data/north", "south": ""}
 
 
 def made(folder, *, simulated=False, **options):
-    return make_places(folder, ServerOptions(host="203.0.113.7", port=8123, **options), dict(SITES), simulated)
+    return make_places(
+        folder, ServerOptions(host="203.0.113.7", port=8123, **options), dict(SITES), simulated
+    )
 
 
 def test_a_deployment_is_a_server_and_a_folder_for_every_site(tmp_path):
     server, north, south = made(tmp_path / "d")
     assert read_server(server) == ServerOptions(host="203.0.113.7", port=8123)
     assert (read_site(north).data, read_site(south).data) == ("/data/north", "")
-    assert (read_site(north).host, read_site(north).port, read_site(north).insecure) == ("203.0.113.7", 8123, False)
+    assert (read_site(north).host, read_site(north).port, read_site(north).insecure) == (
+        "203.0.113.7",
+        8123,
+        False,
+    )
     assert site_names(server) == ["north", "south"]
     run = resolve(read_file(server / "run.toml"))
     assert (run.data.name, run.federation.clients) == ("sites", 2)
 
 
 def test_simulated_sites_are_clients_of_the_runs_data_set(tmp_path):
-    server, north, south = make_places(tmp_path, ServerOptions(), {"north": "", "south": ""}, simulated=True)
+    server, north, south = make_places(
+        tmp_path, ServerOptions(), {"north": "", "south": ""}, simulated=True
+    )
     assert [read_site(place).client for place in (north, south)] == [0, 1]
     assert resolve(read_file(server / "run.toml")).data.name == "digits"
 
@@ -50,7 +65,10 @@ def test_secrets_are_their_owners_and_public_parts_are_where_they_belong(tmp_pat
 
 def test_the_certificate_is_signed_by_the_ca_and_good_for_the_host(tmp_path):
     server, north, _ = made(tmp_path / "d")
-    ca, leaf = (x509.load_pem_x509_certificate((server / name).read_bytes()) for name in ("ca.crt", "server.crt"))
+    ca, leaf = (
+        x509.load_pem_x509_certificate((server / name).read_bytes())
+        for name in ("ca.crt", "server.crt")
+    )
     leaf.verify_directly_issued_by(ca)
     assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -65,8 +83,14 @@ def test_the_certificate_is_signed_by_the_ca_and_good_for_the_host(tmp_path):
 
 def test_every_site_has_a_key_of_its_own_that_the_server_knows(tmp_path):
     server, north, south = made(tmp_path / "d")
-    keys = [serialization.load_ssh_private_key((place / "node.key").read_bytes(), None) for place in (north, south)]
-    known = [serialization.load_ssh_public_key((server / "sites" / f"{n}.pub").read_bytes()) for n in SITES]
+    keys = [
+        serialization.load_ssh_private_key((place / "node.key").read_bytes(), None)
+        for place in (north, south)
+    ]
+    known = [
+        serialization.load_ssh_public_key((server / "sites" / f"{n}.pub").read_bytes())
+        for n in SITES
+    ]
     assert [key.public_key() for key in keys] == known
     assert known[0] != known[1]
     assert isinstance(known[0].curve, ec.SECP384R1)

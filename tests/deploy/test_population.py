@@ -8,12 +8,23 @@ import torch
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
-from cafedcl.deploy.population import Enrolled, Population, enrol, prepare_server, prepare_site, relabelled
+from cafedcl.deploy.population import (
+    Enrolled,
+    Population,
+    enrol,
+    prepare_server,
+    prepare_site,
+    relabelled,
+)
 from cafedcl.task.resolve import resolve
 
 
 def config(**settings):
-    tables = {"data": {"name": "sites"}, "engine": {"name": "flower", "device": "cpu"}, "model": {"name": "mlp"}}
+    tables = {
+        "data": {"name": "sites"},
+        "engine": {"name": "flower", "device": "cpu"},
+        "model": {"name": "mlp"},
+    }
     return resolve({**tables, "federation": {"clients": 2}, **settings})
 
 
@@ -22,7 +33,10 @@ def images(numbers, names, seed=0, test=2):
     rng = np.random.default_rng(seed)
     y = torch.tensor([c for c, n in enumerate(numbers) for _ in range(n)])
     tested = torch.tensor([c for c, n in enumerate(numbers) for _ in range(test if n else 0)])
-    x, t = (torch.from_numpy(rng.integers(0, 256, (len(part), 1, 4, 4), dtype=np.uint8)) for part in (y, tested))
+    x, t = (
+        torch.from_numpy(rng.integers(0, 256, (len(part), 1, 4, 4), dtype=np.uint8))
+        for part in (y, tested)
+    )
     return Dataset.of(x, y, t, tested, tuple(names))
 
 
@@ -56,24 +70,24 @@ def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
     assert (place.client, place.clients) == (1, 2)
     assert place.most == (5, 18, 3)
     assert place.total == (5, 27, 4)
-    bench = prepare_site(config(), SOUTH, place, "south")
-    client = bench.client(1)
+    task = prepare_site(config(), SOUTH, place, "south")
+    client = task.clients.client(1)
     assert client.counts.tolist() == [5, 18, 1]
     assert client.most.tolist() == [5, 18, 3]
-    assert bench.shards.counts[0].sum() == 0
-    assert torch.equal(bench.data.mean, population.mean)
-    assert torch.equal(bench.data.std, population.std)
+    assert task.clients.shards.counts[0].sum() == 0
+    assert torch.equal(task.clients.data.mean, population.mean)
+    assert torch.equal(task.clients.data.std, population.std)
 
 
 def test_a_site_numbers_its_classes_as_the_run_does(population):
-    bench = prepare_site(config(), NORTH, population.place("north"), "north")
-    assert bench.data.train_y.unique().tolist() == [1, 2]
-    assert bench.client(0).holds.tolist() == [1, 2]
+    task = prepare_site(config(), NORTH, population.place("north"), "north")
+    assert task.clients.data.train_y.unique().tolist() == [1, 2]
+    assert task.clients.client(0).holds.tolist() == [1, 2]
 
 
 def test_the_server_needs_no_images(population):
     setup = prepare_server(config(), population)
-    assert setup.bench.remote
+    assert setup.task.clients.remote
     assert setup.config.federation.clients == 2
     assert torch.equal(setup.counts, population.counts)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.deploy.programs import Process, descendants, environment
+from cafedcl.deploy.programs import ServerProcess, descendants, environment
 
 CHILD = """
 import subprocess, sys, time
@@ -27,10 +27,14 @@ def running(pid):
         return False
 
 
-@pytest.mark.parametrize("manner", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+@pytest.mark.parametrize(
+    "manner", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"]
+)
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs /proc")
 def test_a_process_is_stopped_with_children_that_left_its_group(manner, tmp_path):
-    process = Process([sys.executable, "-c", CHILD.format(manner)], tmp_path / "home", tmp_path / "log")
+    process = ServerProcess(
+        [sys.executable, "-c", CHILD.format(manner)], tmp_path / "home", tmp_path / "log"
+    )
     process.await_(lambda: (tmp_path / "log").read_text().endswith("\n"), "child")
     child = int((tmp_path / "log").read_text())
     assert descendants(process.popen.pid) == [child]
@@ -44,24 +48,30 @@ def test_a_process_is_stopped_with_children_that_left_its_group(manner, tmp_path
 
 
 def test_a_process_that_ends_too_early_is_quoted(tmp_path):
-    process = Process([sys.executable, "-c", "print('no such key'); exit(3)"], tmp_path, tmp_path / "log")
-    with pytest.raises(CafedclError, match=r"node: the process ended \(exit 3\): no such key \(see .*log\)"):
+    process = ServerProcess(
+        [sys.executable, "-c", "print('no such key'); exit(3)"], tmp_path, tmp_path / "log"
+    )
+    with pytest.raises(
+        CafedclError, match=r"node: the process ended \(exit 3\): no such key \(see .*log\)"
+    ):
         process.await_(lambda: False, "node")
     process.stop()
 
 
 def test_the_last_error_in_a_log_says_more_than_its_last_line(tmp_path):
     said = "INFO: hello\\n\\x1b[91mERROR\\x1b[0m :   Exit Code: 305\\nNo key.\\n\\nINFO: bye"
-    process = Process([sys.executable, "-c", f"print('{said}')"], tmp_path, tmp_path / "log")
+    process = ServerProcess([sys.executable, "-c", f"print('{said}')"], tmp_path, tmp_path / "log")
     process.popen.wait()
     assert process.last_words() == f"Exit Code: 305 No key. (see {tmp_path}/log)"
-    silent = Process([sys.executable, "-c", ""], tmp_path, tmp_path / "log")
+    silent = ServerProcess([sys.executable, "-c", ""], tmp_path, tmp_path / "log")
     silent.popen.wait()
     assert silent.last_words() == f"it said nothing (see {tmp_path}/log)"
 
 
 def test_a_process_that_takes_too_long_is_named(tmp_path):
-    process = Process([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, tmp_path / "log")
+    process = ServerProcess(
+        [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, tmp_path / "log"
+    )
     with pytest.raises(CafedclError, match=r"node: nothing within 0.1 s; see"):
         process.await_(lambda: False, "node", 0.1)
     process.stop()

@@ -24,7 +24,9 @@ def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path):
     chosen = {"method": "moon", "clients": 3, "rounds": 2, "split": "dirichlet:1"}
     out = tmp_path / "run"
     there = cafedcl.run(**chosen, engine="flower", out=out, settings=SETTINGS)
-    here = cafedcl.run(**chosen, engine="eager", settings={**SETTINGS, "engine.workers": 1, "engine.stack": 1})
+    here = cafedcl.run(
+        **chosen, engine="cpu", settings={**SETTINGS, "engine.workers": 1, "engine.stack": 1}
+    )
     assert there.state.keys() == here.state.keys()
     for name, value in here.state.items():
         assert torch.equal(there.state[name], value), name
@@ -35,11 +37,15 @@ def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path):
 
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path):
-    config = resolve({"engine": {"name": "eager", "device": "cpu", "workers": 1}, "federation": {"rounds": 1}})
+    config = resolve(
+        {"engine": {"name": "cpu", "device": "cpu", "workers": 1}, "federation": {"rounds": 1}}
+    )
     config = replace(config, train=replace(config.train, epochs=1, iterations=1))
     api.start(config, tmp_path / "run", [])
     with pytest.raises(CafedclError, match="already holds a run"):
-        api.start(replace(config, engine=replace(config.engine, name="flower")), tmp_path / "run", [])
+        api.start(
+            replace(config, engine=replace(config.engine, name="flower")), tmp_path / "run", []
+        )
 
 
 def test_a_federation_on_flower_is_not_made_here():
@@ -49,5 +55,7 @@ def test_a_federation_on_flower_is_not_made_here():
 
 def test_a_simulation_has_no_sites_with_data(tmp_path):
     with pytest.raises(CafedclError, match="use `cafedcl deploy run`"):
-        api.start(resolve({"engine": {"name": "flower"}, "data": {"name": "sites"}}), tmp_path / "run", [])
+        api.start(
+            resolve({"engine": {"name": "flower"}, "data": {"name": "sites"}}), tmp_path / "run", []
+        )
     assert not (tmp_path / "run").exists()

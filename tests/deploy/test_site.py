@@ -7,7 +7,7 @@ import pytest
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import site as module
 from cafedcl.deploy.places import SiteOptions
-from cafedcl.deploy.programs import Process
+from cafedcl.deploy.programs import ServerProcess
 from cafedcl.deploy.site import RunningSite
 
 STAY = "import time; time.sleep(60)"
@@ -21,7 +21,11 @@ def site(tmp_path, monkeypatch):
     def start(workers, nodes):
         def begun(kind, scripts):
             def process(self):
-                made.append(Process([sys.executable, "-c", scripts.pop(0)], tmp_path / "home", tmp_path / kind))
+                made.append(
+                    ServerProcess(
+                        [sys.executable, "-c", scripts.pop(0)], tmp_path / "home", tmp_path / kind
+                    )
+                )
                 setattr(self, kind, made[-1])
                 return made[-1]
 

@@ -46,7 +46,7 @@ class Notes(Watcher):
         self.seen.append(("done", federation.round, record.line()))
 
 
-class Flower:
+class FlowerEngine:
     """Plays the `flwr` command: a submitted run starts in a thread, as Flower's server would."""
 
     def __init__(self, work):
@@ -67,7 +67,7 @@ def submitted(tmp_path, monkeypatch):
     """Returns a function that submits a run whose server does as told, and gives what a watcher saw."""
 
     def go(work, config=None):
-        flower, notes = Flower(work), Notes()
+        flower, notes = FlowerEngine(work), Notes()
         monkeypatch.setattr(module, "ask", flower)
         monkeypatch.setattr(module, "PULSE", 0.3)
         try:
@@ -96,7 +96,10 @@ def test_watchers_see_what_they_would_see_here(submitted, tmp_path):
     api.start(config(), None, [local])
 
     def timeless(events):
-        return [(*event[:2], {**event[2], "seconds": 0}) if event[0] == "done" else event for event in events]
+        return [
+            (*event[:2], {**event[2], "seconds": 0}) if event[0] == "done" else event
+            for event in events
+        ]
 
     assert timeless(seen[1:]) == timeless(local.seen)
     assert seen[0] == ("noticed", "hello")
@@ -131,7 +134,7 @@ def test_a_server_that_vanishes_is_noticed(submitted, tmp_path):
 
 
 def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
-    flower = Flower(lambda: Journal(tmp_path / "run").say("hello"))
+    flower = FlowerEngine(lambda: Journal(tmp_path / "run").say("hello"))
     monkeypatch.setattr(module, "ask", flower)
 
     class Impatient(Watcher):
@@ -146,7 +149,9 @@ def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
 
 def test_flower_is_asked_only_after_a_silence(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(module, "ask", lambda *words: asked.append(words) or {"runs": [{"status": "running:"}]})
+    monkeypatch.setattr(
+        module, "ask", lambda *words: asked.append(words) or {"runs": [{"status": "running:"}]}
+    )
     monkeypatch.setattr(module, "PULSE", 0.2)
     pulse, until = module.Pulse(tmp_path, "7"), time.monotonic() + 0.5
     while time.monotonic() < until:

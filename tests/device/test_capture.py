@@ -18,7 +18,9 @@ def test_on_a_host_a_step_is_taken_so_many_times(times: int) -> None:
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 11, 12, 13, 22, 105])
-def test_plain_and_replayed_steps_are_so_many_together(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def test_plain_and_replayed_steps_are_so_many_together(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
     """With a device that is not there: a capture does nothing but remember the work, as a real one does."""
     taken: list[str] = []
     captured: list[int] = []

@@ -11,7 +11,9 @@ def lane() -> Lane:
     return Lane(torch.device("cpu"))
 
 
-def test_a_capture_runs_before_and_the_work_once_and_returns_what_repeats_the_work(lane: Lane) -> None:
+def test_a_capture_runs_before_and_the_work_once_and_returns_what_repeats_the_work(
+    lane: Lane,
+) -> None:
     called = []
     repeat = lane.capture(lambda: called.append("work"), lambda: called.append("before"))
     assert called == ["before", "work"]

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cafedcl.device.packed_bytes import Parcel
+from cafedcl.device.packed_bytes import PackedBytes
 
 Kinds = list[tuple[torch.dtype, tuple[int, ...]]]
 KINDS = st.sampled_from([torch.int64, torch.float32, torch.float64, torch.bool])
@@ -20,7 +20,7 @@ def test_a_parcel_gives_back_what_was_put_in() -> None:
         "table": torch.tensor([[1.0, torch.nan], [torch.inf, 0.0]]),
         "turned": torch.arange(6.0).view(2, 3).T,
     }
-    parcel = Parcel(given)
+    parcel = PackedBytes(given)
     data = parcel.wrap(given)
     assert data.dtype == torch.uint8
     found = parcel.unwrap(data)
@@ -32,7 +32,7 @@ def test_a_parcel_gives_back_what_was_put_in() -> None:
 
 def test_what_is_unwrapped_follows_its_vector() -> None:
     given = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}
-    parcel = Parcel(given)
+    parcel = PackedBytes(given)
     data = parcel.wrap(given)
     found = parcel.unwrap(data)
     data.copy_(parcel.wrap({"a": torch.tensor([5.0, 6.0]), "b": torch.tensor([7])}))
@@ -43,14 +43,19 @@ def test_what_is_unwrapped_follows_its_vector() -> None:
 def drawn(kinds: Kinds, seed: int) -> dict[str, torch.Tensor]:
     """Numbers of many sizes, one tensor for every type and shape."""
     draws = torch.Generator().manual_seed(seed)
-    numbers = [(1e6 * torch.randn(shape, generator=draws, dtype=torch.float64), kind) for kind, shape in kinds]
-    return {f"t{i}": n > 0 if kind == torch.bool else n.to(kind) for i, (n, kind) in enumerate(numbers)}
+    numbers = [
+        (1e6 * torch.randn(shape, generator=draws, dtype=torch.float64), kind)
+        for kind, shape in kinds
+    ]
+    return {
+        f"t{i}": n > 0 if kind == torch.bool else n.to(kind) for i, (n, kind) in enumerate(numbers)
+    }
 
 
 @given(st.lists(st.tuples(KINDS, SHAPES), min_size=1, max_size=6), st.integers(0, 1000))
 def test_what_is_read_is_what_was_put_in_and_stays_so(kinds: Kinds, seed: int) -> None:
     first, then = drawn(kinds, seed), drawn(kinds, seed + 1)
-    parcel = Parcel(first)
+    parcel = PackedBytes(first)
     data = parcel.wrap(first)
     found = [parcel.read(data)]
     data.copy_(parcel.wrap(then))

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from cafedcl.engine.cuda.engine import Graphs
+from cafedcl.engine.cuda.engine import CudaEngine
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def no_engine_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close every engine, which frees its slots, and check that it can be closed twice."""
-    made: list[Graphs] = []
-    begin = Graphs.__init__
+    made: list[CudaEngine] = []
+    begin = CudaEngine.__init__
 
-    def noted(self: Graphs, *arguments: Any, **options: Any) -> None:
+    def noted(self: CudaEngine, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         made.append(self)
 
-    monkeypatch.setattr(Graphs, "__init__", noted)
+    monkeypatch.setattr(CudaEngine, "__init__", noted)
     yield
     for engine in made:
         engine.close()

@@ -15,7 +15,7 @@ AWAY = torch.device("meta")
 
 
 def away(federation: Federation) -> Federation:
-    federation.bench = replace(federation.bench, data=federation.bench.data.to(AWAY))
+    federation.task = replace(federation.task, data=federation.task.clients.data.to(AWAY))
     return federation
 
 
@@ -23,16 +23,20 @@ def away(federation: Federation) -> Federation:
 def test_the_servers_state_is_on_the_device_unless_it_is_means_of_what_clients_send_per_class(
     tiny: Tiny, method: str
 ) -> None:
-    bench = away(tiny(method)).bench
-    assert bench.device == AWAY
-    assert bench.method.server_trains == (method == "fedtgp")
-    on_host = bool(bench.by_class) and method != "fedtgp"
-    assert bench.home == (torch.device("cpu") if on_host else AWAY)
+    task = away(tiny(method)).task
+    assert task.device == AWAY
+    assert task.method.server_trains == (method == "fedtgp")
+    on_host = bool(task.per_class) and method != "fedtgp"
+    assert task.server_device == (torch.device("cpu") if on_host else AWAY)
 
 
 def test_what_clients_send_per_class_does_not_depend_on_where_it_is_kept(tiny: Tiny) -> None:
-    assert tiny("fedtgp").bench.by_class == tiny("fedproto").bench.by_class == {"classes", "prototypes"}
-    assert tiny("fedavg").bench.by_class == set()
+    assert (
+        tiny("fedtgp").task.per_class
+        == tiny("fedproto").task.per_class
+        == {"classes", "prototypes"}
+    )
+    assert tiny("fedavg").task.per_class == set()
 
 
 @pytest.mark.parametrize(("method", "home"), [("fedtgp", AWAY), ("fedproto", torch.device("cpu"))])

@@ -28,15 +28,24 @@ def test_a_crop_is_the_image_shifted_by_at_most_the_padding_with_zeros_around():
     for image, original in zip(out, x, strict=True):
         wide = torch.zeros(2, 9, 10)
         wide[:, 2:7, 2:8] = original
-        places = [(i, j) for i in range(5) for j in range(5) if torch.equal(image, wide[:, i : i + 5, j : j + 6])]
-        assert len(places) == 1
-        seen |= set(places)
+        slices = [
+            (i, j)
+            for i in range(5)
+            for j in range(5)
+            if torch.equal(image, wide[:, i : i + 5, j : j + 6])
+        ]
+        assert len(slices) == 1
+        seen |= set(slices)
     assert len(seen) == 25
 
 
 def test_augmented_runs_repeat_and_differ_from_plain_ones(tiny):
     runs = []
-    for settings in ({"train__flip": True, "train__crop": 1}, {"train__flip": True, "train__crop": 1}, {}):
+    for settings in (
+        {"train__flip": True, "train__crop": 1},
+        {"train__flip": True, "train__crop": 1},
+        {},
+    ):
         federation = tiny("fedavg", **settings)
         federation.run()
         runs.append(federation.state["model/head.weight"])

@@ -43,7 +43,8 @@ def test_the_flat_tensor_holds_every_trained_weight_once(last: bool) -> None:
     assert layout.entries.keys() == layout.leaves.keys() == TRAINED
     assert layout.flat.shape == (sum(state[name].numel() for name in TRAINED),)
     pieces = [
-        state[name].permute(0, 2, 3, 1) if last and state[name].dim() == 4 else state[name] for name in layout.leaves
+        state[name].permute(0, 2, 3, 1) if last and state[name].dim() == 4 else state[name]
+        for name in layout.leaves
     ]
     assert torch.equal(layout.flat, torch.cat([piece.reshape(-1) for piece in pieces]))
 
@@ -65,7 +66,9 @@ def test_channels_lie_last_only_if_asked(last: bool) -> None:
     kernel = layout.leaves["0.conv.weight"]
     assert kernel.is_contiguous(memory_format=torch.channels_last) == last
     assert kernel.is_contiguous() != last
-    assert all(leaf.is_contiguous() for name, leaf in layout.leaves.items() if name != "0.conv.weight")
+    assert all(
+        leaf.is_contiguous() for name, leaf in layout.leaves.items() if name != "0.conv.weight"
+    )
 
 
 def test_laying_other_weights_leaves_these_alone(last: bool) -> None:
@@ -95,7 +98,9 @@ def test_leaves_have_the_gradients_of_plain_autograd(last: bool) -> None:
     found = torch.autograd.grad(model(IMAGES).square().sum(), list(layout.leaves.values()))
     other(IMAGES).square().sum().backward()
     for name, gradient in zip(layout.leaves, found, strict=True):
-        torch.testing.assert_close(gradient, other.get_parameter(name).grad, atol=1e-6, rtol=1e-5, msg=name)
+        torch.testing.assert_close(
+            gradient, other.get_parameter(name).grad, atol=1e-6, rtol=1e-5, msg=name
+        )
         assert gradient.any()
 
 
@@ -118,7 +123,9 @@ def test_a_copied_network_does_not_share_the_flat_tensor(last: bool) -> None:
 
 def test_several_clients_weights_lie_in_one_tensor_with_a_row_for_each(last: bool) -> None:
     layout, start = Layout(network(), last), network().state_dict()
-    states = [{name: factor * value for name, value in start.items()} for factor in (1.0, 2.0, -3.0)]
+    states = [
+        {name: factor * value for name, value in start.items()} for factor in (1.0, 2.0, -3.0)
+    ]
     rows = torch.stack([layout.lay(state) for state in states])
     views = layout.views(rows)
     assert views.keys() == TRAINED

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from cafedcl.config.sections import TrainOptions
 from cafedcl.core.contract import Down, Job, Reply
 from cafedcl.core.rng import stream, torch_stream
-from cafedcl.engine import eager as eager_module
-from cafedcl.engine.eager import Eager
+from cafedcl.engine import reference
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.engine.schedule import FIXED, POINTS, WASTE, Schedule, choose_widths, make_schedule
 from cafedcl.federation.rounds import Federation
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 Tiny = Callable[..., Federation]
 
@@ -36,29 +36,34 @@ SHARDS = st.integers(1, 40).map(lambda images: np.arange(images) * 3 + 7)
 
 
 @pytest.fixture(scope="module")
-def bench(tiny: Tiny) -> Bench:
-    return tiny("fedavg").bench
+def task(tiny: Tiny) -> Task:
+    return tiny("fedavg").task
 
 
 def batch_size(options: TrainOptions, images: int) -> int:
     return options.batch_size or math.ceil(images / options.iterations)
 
 
-def plain_batches(bench: Bench, shard: np.ndarray, client: int, round: int) -> list[list[list[int]]]:
+def plain_batches(task: Task, shard: np.ndarray, client: int, round: int) -> list[list[list[int]]]:
     """The images of every step of every epoch."""
-    draws, size = stream(bench.seed, "batches", client, round), batch_size(bench.train, len(shard))
-    epochs = [shard[draws.permutation(len(shard))].tolist() for _ in range(bench.train.epochs)]
+    draws, size = (
+        stream(task.seed, "batches", client, round),
+        batch_size(task.schedule.options, len(shard)),
+    )
+    epochs = [
+        shard[draws.permutation(len(shard))].tolist() for _ in range(task.schedule.options.epochs)
+    ]
     return [[order[i : i + size] for i in range(0, len(order), size)] for order in epochs]
 
 
 @given(OPTIONS, SHARDS, VISITS, st.integers(0, 5))
 def test_a_schedule_is_the_plain_batches_and_padding_of_weight_0(
-    bench: Bench, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int], slack: int
+    task: Task, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int], slack: int
 ) -> None:
-    bench = replace(bench, train=options)
+    task = replace(task, train=options)
     width = batch_size(options, len(shard)) + slack
-    schedule = make_schedule(bench, shard, *visit, width)
-    epochs = plain_batches(bench, shard, *visit)
+    schedule = make_schedule(task, shard, *visit, width)
+    epochs = plain_batches(task, shard, *visit)
     batches = [batch for epoch in epochs for batch in epoch]
     assert schedule.steps == len(batches)
     rows, weight = schedule.tables["rows"], schedule.tables["weight"]
@@ -68,15 +73,17 @@ def test_a_schedule_is_the_plain_batches_and_padding_of_weight_0(
         assert row[: len(batch)] == batch
         assert mass == [1.0] * len(batch) + [0.0] * (width - len(batch))
         assert set(row) <= set(shard.tolist()), "padding repeats an image of the client's own"
-    assert schedule.tables["first"].tolist() == [step == 0 for epoch in epochs for step in range(len(epoch))]
+    assert schedule.tables["first"].tolist() == [
+        step == 0 for epoch in epochs for step in range(len(epoch))
+    ]
     assert schedule.shares.tolist() == [len(batch) / len(shard) for batch in epochs[-1]]
 
 
 @given(OPTIONS, SHARDS, VISITS)
 def test_the_rate_decays_by_round_and_within_it_only_if_asked(
-    bench: Bench, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int]
+    task: Task, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int]
 ) -> None:
-    schedule = make_schedule(replace(bench, train=options), shard, *visit, len(shard) + 12)
+    schedule = make_schedule(replace(task, train=options), shard, *visit, len(shard) + 12)
     steps = math.ceil(len(shard) / batch_size(options, len(shard)))
     expected = [
         options.lr * options.lr_decay ** (visit[1] + epoch * options.lr_decay_in_round)
@@ -88,16 +95,16 @@ def test_the_rate_decays_by_round_and_within_it_only_if_asked(
 
 @given(OPTIONS, SHARDS, VISITS, st.integers(0, 5))
 def test_augmentation_is_drawn_from_the_clients_stream_batch_by_batch(
-    bench: Bench, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int], slack: int
+    task: Task, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int], slack: int
 ) -> None:
-    bench = replace(bench, train=options)
+    task = replace(task, train=options)
     before = torch.get_rng_state()
-    schedule = make_schedule(bench, shard, *visit, batch_size(options, len(shard)) + slack)
+    schedule = make_schedule(task, shard, *visit, batch_size(options, len(shard)) + slack)
     assert torch.equal(torch.get_rng_state(), before)
     drawn = {name for name in schedule.tables if name.startswith("draw/")}
     assert drawn == {f"draw/{name}" for name in ("flip", "crop") if getattr(options, name)}
-    with torch_stream(bench.seed, "client", *visit):
-        for step, batch in enumerate(itertools.chain(*plain_batches(bench, shard, *visit))):
+    with torch_stream(task.seed, "client", *visit):
+        for step, batch in enumerate(itertools.chain(*plain_batches(task, shard, *visit))):
             if options.flip:
                 expected = torch.rand(len(batch)) < 0.5
                 assert torch.equal(schedule.tables["draw/flip"][step, : len(batch)], expected)
@@ -109,11 +116,11 @@ def test_augmentation_is_drawn_from_the_clients_stream_batch_by_batch(
 @settings(max_examples=40)
 @given(st.lists(st.tuples(SHARDS, VISITS), min_size=2, max_size=6), OPTIONS)
 def test_tables_of_the_same_mark_are_the_same(
-    bench: Bench, visits: list[tuple[np.ndarray, tuple[int, int]]], options: TrainOptions
+    task: Task, visits: list[tuple[np.ndarray, tuple[int, int]]], options: TrainOptions
 ) -> None:
-    bench = replace(bench, train=options)
-    schedules = [make_schedule(bench, shard, *visit, 40) for shard, visit in visits]
-    again = [make_schedule(bench, shard, visit[0] + 1, visit[1], 40) for shard, visit in visits]
+    task = replace(task, train=options)
+    schedules = [make_schedule(task, shard, *visit, 40) for shard, visit in visits]
+    again = [make_schedule(task, shard, visit[0] + 1, visit[1], 40) for shard, visit in visits]
     alike = 0
     for one, other in itertools.combinations([*schedules, *again], 2):
         for name in one.marks.keys() & other.marks.keys():
@@ -128,9 +135,11 @@ def test_tables_of_the_same_mark_are_the_same(
 def test_the_reference_engine_trains_on_what_is_scheduled(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
 ) -> None:
-    federation = tiny("fedavg", train__epochs=2, train__iterations=3, train__batch_size=0, **changes)
-    bench, drawn, seen = federation.bench, [], []
-    draw, loss = eager_module.draw, bench.method.loss
+    federation = tiny(
+        "fedavg", train__epochs=2, train__iterations=3, train__batch_size=0, **changes
+    )
+    task, drawn, seen = federation.task, [], []
+    draw, loss = reference.draw, task.method.loss
 
     def spying_draw(images, options):
         drawn.append(draw(images, options))
@@ -140,28 +149,40 @@ def test_the_reference_engine_trains_on_what_is_scheduled(
         seen.append(batch)
         return loss(network, batch, visit)
 
-    monkeypatch.setattr(eager_module, "draw", spying_draw)
-    monkeypatch.setattr(bench.method, "loss", spying_loss)
+    monkeypatch.setattr(reference, "draw", spying_draw)
+    monkeypatch.setattr(task.method, "loss", spying_loss)
     down = Down(4, federation.method.broadcast(federation.state))
-    assert isinstance(Eager(bench).attempt(Job(1, down, {}, False)), Reply)
-    shard = bench.shards.train[1].numpy()
-    schedule = make_schedule(bench, shard, 1, 4, len(shard))
+    assert isinstance(ReferenceEngine(task).attempt(Job(1, down, {}, False)), Reply)
+    shard = task.clients.shards.train[1].numpy()
+    schedule = make_schedule(task, shard, 1, 4, len(shard))
     assert schedule.steps == len(seen) == len(drawn) == 6
     for step, (batch, draws) in enumerate(zip(seen, drawn, strict=True)):
         real = schedule.tables["weight"][step] == 1
         rows = schedule.tables["rows"][step][real]
-        assert torch.equal(bench.data.train_y[rows], batch.y)
+        assert torch.equal(task.clients.data.train_y[rows], batch.y)
         if not changes:
-            assert torch.equal(bench.data.images(bench.data.train_x[rows]), batch.x)
+            assert torch.equal(task.clients.data.images(task.clients.data.train_x[rows]), batch.x)
         assert draws.keys() == ({"flip", "crop"} if changes else set())
-        assert all(torch.equal(schedule.tables[f"draw/{name}"][step][real], value) for name, value in draws.items())
+        assert all(
+            torch.equal(schedule.tables[f"draw/{name}"][step][real], value)
+            for name, value in draws.items()
+        )
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 3), st.randoms())
-def test_losses_are_the_sample_weighted_means_of_the_last_epoch(sizes, epochs, spare, random) -> None:
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.randoms(),
+)
+def test_losses_are_the_sample_weighted_means_of_the_last_epoch(
+    sizes, epochs, spare, random
+) -> None:
     steps = epochs * len(sizes)
     schedule = Schedule({"rows": torch.zeros(steps, 9)}, np.array(sizes) / sum(sizes), {})
-    log = torch.tensor([[random.uniform(-5, 5), random.uniform(-5, 5)] for _ in range(steps + spare)])
+    log = torch.tensor(
+        [[random.uniform(-5, 5), random.uniform(-5, 5)] for _ in range(steps + spare)]
+    )
     losses = schedule.losses(("ce", "pull"), log.numpy())
     last = log[steps - len(sizes) : steps].tolist()
     assert list(losses) == ["ce", "pull"]
@@ -182,7 +203,9 @@ def least_cost(sizes: list[int], number: int) -> float:
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=9), st.integers(1, 8))
-def test_widths_cover_every_size_at_the_least_cost_with_no_more_than_are_needed(sizes: list[int], most: int) -> None:
+def test_widths_cover_every_size_at_the_least_cost_with_no_more_than_are_needed(
+    sizes: list[int], most: int
+) -> None:
     widths = choose_widths(sizes, most)
     assert widths == sorted(set(widths))
     assert widths[-1] == max(sizes)

@@ -78,7 +78,9 @@ def test_frozen_weights_stay():
 def test_every_row_is_clipped_and_moved_at_its_own_rate(momentum, decay, clip):
     options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
     generator = torch.Generator().manual_seed(0)
-    start, *gradients = (torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(4))
+    start, *gradients = (
+        torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(4)
+    )
     rates = torch.tensor([[0.1], [0.02], [0.3]], dtype=torch.float64)
     together = start.clone()
     velocity = torch.zeros_like(start) if momentum else None

@@ -48,7 +48,11 @@ def write(folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
 
 
 def main_runs() -> list[dict[str, Any]]:
-    return [record(method, seed, value) for method, values in ACCURACY.items() for seed, value in enumerate(values)]
+    return [
+        record(method, seed, value)
+        for method, values in ACCURACY.items()
+        for seed, value in enumerate(values)
+    ]
 
 
 def cells(text: str, start: str) -> list[str]:
@@ -56,14 +60,26 @@ def cells(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_methods_stand_beside_the_paper_and_the_best_is_bold(page: dict[str, Any], tmp_path: Path) -> None:
+def test_methods_stand_beside_the_paper_and_the_best_is_bold(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
     write(tmp_path, "table1-short", main_runs())
     text = page["block"]("table1:methods", tmp_path)
     values = 100 * np.array(ACCURACY["cafedcl"])
     shown = f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
-    assert cells(text, "`cafedcl`")[1:] == [f"**{shown}**", shown, f"**{shown}**", shown, "91.15", "4.87", "3"]
+    assert cells(text, "`cafedcl`")[1:] == [
+        f"**{shown}**",
+        shown,
+        f"**{shown}**",
+        shown,
+        "91.15",
+        "4.87",
+        "3",
+    ]
     assert cells(text, "`fedavg`")[2].startswith("**"), "of a spread, the least is best"
-    assert "**" not in text[text.index("`central`") :].splitlines()[0], "it has all data and does not compete"
+    assert "**" not in text[text.index("`central`") :].splitlines()[0], (
+        "it has all data and does not compete"
+    )
     assert cells(text, "`fedlc`")[-1] == "2"
     for word in (
         "100 rounds",
@@ -101,12 +117,27 @@ def test_differences_are_those_computed_by_hand(page: dict[str, Any], tmp_path: 
 def test_a_claim_holds_only_if_it_is_ahead_of_the_best_rival_by_more_than_chance(
     page: dict[str, Any], tmp_path: Path
 ) -> None:
-    ahead = {"fedavg": [0.50, 0.54, 0.53], "moon": [0.60, 0.61, 0.59], "local": [0.9] * 3, "cafedcl": [0.7, 0.71, 0.7]}
+    ahead = {
+        "fedavg": [0.50, 0.54, 0.53],
+        "moon": [0.60, 0.61, 0.59],
+        "local": [0.9] * 3,
+        "cafedcl": [0.7, 0.71, 0.7],
+    }
     write(
-        tmp_path, "table1", [record(name, seed, value) for name, its in ahead.items() for seed, value in enumerate(its)]
+        tmp_path,
+        "table1",
+        [
+            record(name, seed, value)
+            for name, its in ahead.items()
+            for seed, value in enumerate(its)
+        ],
     )
     text = page["block"]("table1:claims", tmp_path)
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "cafedcl" in line]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if "cafedcl" in line
+    ]
     gaps = 100 * (np.array(ahead["cafedcl"]) - np.array(ahead["moon"]))
     t = gaps.mean() / (gaps.std(ddof=1) / math.sqrt(3))
     p = 1 - t / math.sqrt(t * t + 2)
@@ -127,15 +158,21 @@ def test_ranks_are_over_all_settings_of_all_results(page: dict[str, Any], tmp_pa
     first = {"local": 0.9, "fedavg": 0.5, "moon": 0.6, "cafedcl": 0.7}
     write(tmp_path, "table1", [record(name, 0, value) for name, value in first.items()])
     second = {"fedavg": [0.5, 0.7], "cafedcl": [0.4, 0.5]}
-    runs = [record(name, seed, value) for name, its in second.items() for seed, value in enumerate(its)]
+    runs = [
+        record(name, seed, value) for name, its in second.items() for seed, value in enumerate(its)
+    ]
     write(tmp_path, "skin", [{**one, "setting": "other"} for one in runs])
     text = page["block"]("table1+skin:ranks", tmp_path)
     assert "mean rank over 2 settings" in text
     assert "moon" not in text, "it is not in all settings"
     assert "local" not in text
-    assert cells(text, "`fedavg`")[1:3] == ["**1.50** (1)", "**1.50** (1)"], "of a spread, the least is best"
+    assert cells(text, "`fedavg`")[1:3] == ["**1.50** (1)", "**1.50** (1)"], (
+        "of a spread, the least is best"
+    )
     assert cells(text, "`cafedcl`")[1:3] == ["**1.50** (1)", "**1.50** (1)"]
-    write(tmp_path, "skin", [{**one, "setting": "other"} for one in runs if one["method"] != "fedavg"])
+    write(
+        tmp_path, "skin", [{**one, "setting": "other"} for one in runs if one["method"] != "fedavg"]
+    )
     assert cells(page["block"]("table1+skin:ranks", tmp_path), "`cafedcl`")[1] == "**1.00** (2)"
     with pytest.raises(CafedclError, match="did you mean 'table1'"):
         page["block"]("table1+tabel1:ranks", tmp_path)
@@ -147,19 +184,34 @@ def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: 
         {"options": {"train.lr": 0.2, "method.mu": 1.0}, "value": 0.625, "values": [0.625]},
         {"options": {"train.lr": 9.0}, "value": None, "values": []},
     ]
-    its = {"score": "server.accuracy", "best": candidates[1]["options"], "value": 0.625, "candidates": candidates}
+    its = {
+        "score": "server.accuracy",
+        "best": candidates[1]["options"],
+        "value": 0.625,
+        "candidates": candidates,
+    }
     content = {
         "data": "cifar10", "split": "iid", "options": ["a=1"], "measured_on": "9 images", "budget": 3, "seeds": 1,
         "methods": {"fedprox": its}, "environment": {"command": ["python", "x"], "device_name": "a chip"},
     }  # fmt: skip
     (tmp_path / "tuning.json").write_text(json.dumps(content), encoding="utf-8")
     text = page["block"]("tuning:tuning", tmp_path)
-    assert cells(text, "`fedprox`")[1:] == ["server: accuracy", "`lr=0.2`, `mu=1.0`", "62.5", "`lr=0.1` 50.0"]
-    assert "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip; <code>python x</code>" in text
+    assert cells(text, "`fedprox`")[1:] == [
+        "server: accuracy",
+        "`lr=0.2`, `mu=1.0`",
+        "62.5",
+        "`lr=0.1` 50.0",
+    ]
+    assert (
+        "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip; <code>python x</code>"
+        in text
+    )
 
 
 def test_holms_correction_is_never_smaller_than_that_of_a_smaller_p(page: dict[str, Any]) -> None:
-    assert page["holm"]([0.04, None, 0.01, 0.03, 0.9]) == pytest.approx([0.09, None, 0.04, 0.09, 0.9])
+    assert page["holm"]([0.04, None, 0.01, 0.03, 0.9]) == pytest.approx(
+        [0.09, None, 0.04, 0.09, 0.9]
+    )
     assert page["holm"]([0.6, 0.7]) == [1.0, 1.0]
 
 
@@ -168,10 +220,14 @@ def test_differences_that_do_not_vary_have_no_p(page: dict[str, Any]) -> None:
     assert page["compared"]({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}) is None
 
 
-def test_a_variant_is_compared_with_the_whole_of_the_same_augmentation(page: dict[str, Any], tmp_path: Path) -> None:
+def test_a_variant_is_compared_with_the_whole_of_the_same_augmentation(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
     labels = ["cafedcl+gan", "cafedcl", "cafedcl:no-geo+gan", "cafedcl:no-geo", "fedproto+gan"]
     runs = [
-        record(name, seed, 0.5 + at / 100 + at * seed**2 / 1000) for at, name in enumerate(labels) for seed in range(3)
+        record(name, seed, 0.5 + at / 100 + at * seed**2 / 1000)
+        for at, name in enumerate(labels)
+        for seed in range(3)
     ]
     write(tmp_path, "ablation", runs)
     text = page["block"]("ablation:ablation", tmp_path)
@@ -183,17 +239,25 @@ def test_a_variant_is_compared_with_the_whole_of_the_same_augmentation(page: dic
         "`fedproto+gan` − `cafedcl+gan`",
     ]
     gaps = [1 + seed**2 / 10 for seed in range(3)]
-    assert cells(text, rows[0])[1].startswith(f"{np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1) / math.sqrt(3):.2f}")
+    assert cells(text, rows[0])[1].startswith(
+        f"{np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1) / math.sqrt(3):.2f}"
+    )
 
 
-def test_an_option_has_a_table_with_its_usual_value_among_the_others(page: dict[str, Any], tmp_path: Path) -> None:
+def test_an_option_has_a_table_with_its_usual_value_among_the_others(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
     points = [
         ({}, 0.5),
         ({"method.gamma": 1.0}, 0.7),
         ({"method.gamma": 0.2}, 0.6),
         ({"method.w": [1.0, 0.0, 0.0]}, 0.4),
     ]
-    write(tmp_path, "sensitivity", [record("cafedcl", 0, value, changed=changed) for changed, value in points])
+    write(
+        tmp_path,
+        "sensitivity",
+        [record("cafedcl", 0, value, changed=changed) for changed, value in points],
+    )
     text = page["block"]("sensitivity:sensitivity", tmp_path)
     gamma, w = text.split("`method.w`")
     first = [line.split("|")[1:3] for line in gamma.splitlines() if line[2:3].isdigit()]
@@ -212,20 +276,31 @@ def test_rare_classes_have_scores_of_their_own_and_a_method_without_a_server_non
     runs = [record("fedavg", 0, 0.5), record("fedproto", 0, 0.6, server={})]
     write(tmp_path, "skin-short", runs)
     text = page["block"]("skin:skin", tmp_path)
-    assert "server: balanced acc. | server: few-shot recall | server: accuracy | server: worst clients" in text
+    assert (
+        "server: balanced acc. | server: few-shot recall | server: accuracy | server: worst clients"
+        in text
+    )
     assert cells(text, "`fedproto`")[1:] == [*["–"] * 4, *["**60.00**"] * 4, "1"]
 
 
 def test_options_that_only_some_methods_have_are_said(page: dict[str, Any], tmp_path: Path) -> None:
     shared = {"train.crop": 4}
-    runs = [record("fedavg", 0, 0.5, options={**shared, "train.lr": 0.03}), record("moon", 0, 0.5, options=shared)]
+    runs = [
+        record("fedavg", 0, 0.5, options={**shared, "train.lr": 0.03}),
+        record("moon", 0, 0.5, options=shared),
+    ]
     write(tmp_path, "tuned", runs)
     assert "options of its own: fedavg train.lr=0.03;" in page["block"]("tuned:methods", tmp_path)
 
 
 def test_a_page_is_written_and_a_stale_one_is_found(page: dict[str, Any], tmp_path: Path) -> None:
-    file, words = tmp_path / "page.md", ["--page", str(tmp_path / "page.md"), "--results", str(tmp_path)]
-    file.write_text("# Title\n<!-- table:table1:methods -->\n<!-- /table -->\nend\n", encoding="utf-8")
+    file, words = (
+        tmp_path / "page.md",
+        ["--page", str(tmp_path / "page.md"), "--results", str(tmp_path)],
+    )
+    file.write_text(
+        "# Title\n<!-- table:table1:methods -->\n<!-- /table -->\nend\n", encoding="utf-8"
+    )
     page["main"](words)
     assert "No result file yet" in file.read_text(encoding="utf-8")
     page["main"]([*words, "--check"])
@@ -248,7 +323,9 @@ def test_a_page_is_written_and_a_stale_one_is_found(page: dict[str, Any], tmp_pa
         ("<!-- table:table2:methods -->\n<!-- /table -->", "table2.json: not a result"),
     ],
 )
-def test_a_mistake_is_one_clear_line(page: dict[str, Any], tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_is_one_clear_line(
+    page: dict[str, Any], tmp_path: Path, text: str, said: str
+) -> None:
     file = tmp_path / "page.md"
     file.write_text(text, encoding="utf-8")
     (tmp_path / "table2.json").write_text("{}", encoding="utf-8")

@@ -67,14 +67,22 @@ def test_the_recursion_is_what_sample_means_do():
         assert abs(errors.mean() - exact[t]) < 5 * errors.std() / math.sqrt(times)
 
 
-@given(st.integers(0, 10**6), st.floats(0, 0.99), st.integers(1, 6), st.integers(1, 5), st.integers(0, 30))
+@given(
+    st.integers(0, 10**6),
+    st.floats(0, 0.99),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.integers(0, 30),
+)
 def test_the_recursion_has_a_closed_form(seed, rho, clients, dim, rounds):
     """e^t has mean (1 − ρ^t) b + ρ^t e⁰ and variance V (1 − ρ^2t)/(1 − ρ²)."""
     model, b, v = random_model(seed, rho, clients, dim)
     mean = (1 - rho**rounds) * b + rho**rounds * (model.start - model.truth)
     found = of.course(model, rounds)
     assert found.mean[-1] == pytest.approx(mean, rel=1e-9, abs=1e-9)
-    assert found.error[-1] == pytest.approx(square(mean) + v * (1 - rho ** (2 * rounds)) / (1 - rho**2), rel=1e-9)
+    assert found.error[-1] == pytest.approx(
+        square(mean) + v * (1 - rho ** (2 * rounds)) / (1 - rho**2), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -82,7 +90,9 @@ def test_every_start_converges_to_the_stationary_error(seed):
     model, b, v = random_model(seed, 0.9, 4, 3)
     end = b @ b + v / (1 - 0.81)
     assert of.course(model, 400).error[-1] == pytest.approx(end, rel=1e-12)
-    assert of.stationary_error(model.gap, model.rho, model.injected) == pytest.approx(end, rel=1e-12)
+    assert of.stationary_error(model.gap, model.rho, model.injected) == pytest.approx(
+        end, rel=1e-12
+    )
 
 
 def test_the_printed_bound_fails_on_the_counterexample():
@@ -95,7 +105,9 @@ def test_the_printed_bound_fails_on_the_counterexample():
     assert not of.holds(1.0, 0.75)
     rest = 1 + 0.01 / 0.75
     assert float(of.stationary_error(1.0, 0.5, 0.01)) == pytest.approx(rest)
-    assert float(of.printed_bound(rest, 1.0, 0.5, 0.01)) == pytest.approx(0.25 * rest + 2 * 0.25 + 2 * 0.01)
+    assert float(of.printed_bound(rest, 1.0, 0.5, 0.01)) == pytest.approx(
+        0.25 * rest + 2 * 0.25 + 2 * 0.01
+    )
     assert (round(rest, 6), round(0.25 * rest + 0.52, 6)) == (1.013333, 0.773333)
 
 
@@ -107,7 +119,9 @@ def test_the_printed_bound_fails_in_27_and_67_percent_of_random_instances():
         assert fails.mean() == pytest.approx(share, abs=0.015)
         ours = of.next_error(square(error), error, b, rho, 0.0)
         assert ours == pytest.approx(true, rel=1e-9)
-        assert np.array_equal(~of.holds(ours, of.printed_bound(square(error), square(b), rho, 0.0)), fails)
+        assert np.array_equal(
+            ~of.holds(ours, of.printed_bound(square(error), square(b), rho, 0.0)), fails
+        )
     along = np.maximum((b * e).sum(1) / square(b), 0)  # Eq. 8 fails for ρ > 1/(1 + 2 along)
     assert (2 * along / (1 + 2 * along)).mean() == pytest.approx(0.27, abs=0.015)
 
@@ -117,7 +131,9 @@ def test_the_printed_bound_fails_exactly_if_the_cross_term_is_large():
     v, spread = rng.exponential(0.3, MANY), rng.exponential(1, MANY)
     true = of.next_error(square(mean) + spread, mean, b, rho, v)
     fails = ~of.holds(true, of.printed_bound(square(mean) + spread, square(b), rho, v))
-    assert np.array_equal(fails, 2 * rho * (1 - rho) * (b * mean).sum(1) > (1 - rho) ** 2 * square(b) + v)
+    assert np.array_equal(
+        fails, 2 * rho * (1 - rho) * (b * mean).sum(1) > (1 - rho) ** 2 * square(b) + v
+    )
     assert 0.05 < fails.mean() < 0.27
 
 
@@ -195,7 +211,10 @@ def test_the_corrected_bound_has_a_limit_above_the_stationary_error(rho, gap, v)
     assert of.holds(of.stationary_error(gap, rho, v), limit)
 
 
-@given(st.lists(st.tuples(st.floats(0.5, 1000), st.floats(0.05, 5)), min_size=1, max_size=8), st.integers(0, 10**6))
+@given(
+    st.lists(st.tuples(st.floats(0.5, 1000), st.floats(0.05, 5)), min_size=1, max_size=8),
+    st.integers(0, 10**6),
+)
 def test_no_weights_beat_the_optimal_ones_and_the_excess_is_a_sum_of_squares(pairs, seed):
     counts, sigma = np.array(pairs).T
     s = [sd**2 / n for n, sd in pairs]
@@ -220,7 +239,10 @@ def test_counts_are_optimal_if_all_sigmas_are_equal(counts, sigma):
 
 
 def mixture_by_hand(counts, u):
-    conf = [4 / 7 * n / max(counts) + 3 / 7 * math.exp(-0.5 * value) for n, value in zip(counts, u, strict=True)]
+    conf = [
+        4 / 7 * n / max(counts) + 3 / 7 * math.exp(-0.5 * value)
+        for n, value in zip(counts, u, strict=True)
+    ]
     return [value / sum(conf) for value in conf]
 
 
@@ -228,7 +250,11 @@ def test_on_100_10_1_the_mixture_injects_six_times_the_optimum():
     ways = of.weighings(EXAMPLE, np.ones(3), np.full(3, 0.2), 8, 2000, np.random.default_rng(0))
     by_hand = {"uniform": [1 / 3] * 3, "counts": [100 / 111, 10 / 111, 1 / 111]}
     by_hand["confidence"] = mixture_by_hand((100, 10, 1), (0.2, 0.2, 0.2))
-    golden = {"uniform": (0.123333, 0.333), "counts": (0.009009, 0.820), "confidence": (0.056890, 0.394)}
+    golden = {
+        "uniform": (0.123333, 0.333),
+        "counts": (0.009009, 0.820),
+        "confidence": (0.056890, 0.394),
+    }
     for name, alpha in by_hand.items():
         v = alpha[0] ** 2 / 100 + alpha[1] ** 2 / 10 + alpha[2] ** 2
         assert ways[name].alpha == pytest.approx(alpha)
@@ -243,7 +269,9 @@ def test_on_100_10_1_the_mixture_injects_six_times_the_optimum():
 @pytest.mark.parametrize(("u", "expected"), [(0.0, 0.060275), (0.5, 0.051857), (1.0, 0.043776)])
 def test_the_mixture_stays_far_from_the_optimum_whatever_the_common_u(u, expected):
     alpha = mixture_by_hand((100, 10, 1), (u, u, u))
-    assert alpha[0] ** 2 / 100 + alpha[1] ** 2 / 10 + alpha[2] ** 2 == pytest.approx(expected, abs=1e-6)
+    assert alpha[0] ** 2 / 100 + alpha[1] ** 2 / 10 + alpha[2] ** 2 == pytest.approx(
+        expected, abs=1e-6
+    )
     assert of.confidence_weights(EXAMPLE, np.full(3, u)) == pytest.approx(alpha)
 
 
@@ -268,13 +296,17 @@ def test_with_equal_counts_the_mixture_can_tell_clients_apart_by_a_fifth_at_most
     assert alpha[0] / alpha[1] == pytest.approx(1 / (4 / 7 + 3 / 7 * math.exp(-0.5)))
 
 
-@pytest.mark.parametrize(("u", "better", "expected"), [((0, 0, 1), True, 0.005944), ((1, 1, 0), False, 0.007591)])
+@pytest.mark.parametrize(
+    ("u", "better", "expected"), [((0, 0, 1), True, 0.005944), ((1, 1, 0), False, 0.007591)]
+)
 def test_confidence_beats_counts_only_if_u_tracks_sigma(u, better, expected):
     n, sigma = np.full(3, 100.0), np.array([1.0, 1.0, 2.0])
     a = mixture_by_hand((100, 100, 100), u)
     v = (a[0] ** 2 + a[1] ** 2 + 4 * a[2] ** 2) / 100
     assert v == pytest.approx(expected, abs=1e-6)
-    assert of.injected_variance(of.confidence_weights(n, np.array(u, float)), of.noise(n, sigma)) == pytest.approx(v)
+    assert of.injected_variance(
+        of.confidence_weights(n, np.array(u, float)), of.noise(n, sigma)
+    ) == pytest.approx(v)
     counts = of.injected_variance(of.count_weights(n), of.noise(n, sigma))
     assert counts == pytest.approx((1 + 1 + 4) / 9 / 100)
     assert (v < counts) == better
@@ -283,7 +315,9 @@ def test_confidence_beats_counts_only_if_u_tracks_sigma(u, better, expected):
 def test_confidence_beats_counts_if_u_tracks_the_bias():
     n, centres = np.full(2, 10.0), np.array([[0.0], [1.0]])
     both = of.count_weights(n), of.confidence_weights(n, np.array([0.0, 1.0]))
-    gaps = [of.Model(0.5, alpha, centres, n, np.ones(2), np.zeros(1), np.zeros(1)).gap for alpha in both]
+    gaps = [
+        of.Model(0.5, alpha, centres, n, np.ones(2), np.zeros(1), np.zeros(1)).gap for alpha in both
+    ]
     assert gaps == pytest.approx([0.25, mixture_by_hand((10, 10), (0, 1))[1] ** 2])
     assert gaps[1] < 0.21
 
@@ -295,7 +329,9 @@ def test_variances_are_estimated_without_bias_and_pooled_for_a_client_with_one_s
     rng = np.random.default_rng(1)
     samples = 2 / math.sqrt(3) * rng.normal(size=(40_000, 2, 3))
     assert drawn[:, 1].std() == pytest.approx(samples.var(1, ddof=1).sum(1).std(), rel=0.03)
-    assert of.estimated_variances(np.ones(2), np.array([1.0, 5.0]), 3, 4, rng).tolist() == [[1, 1]] * 4
+    assert (
+        of.estimated_variances(np.ones(2), np.array([1.0, 5.0]), 3, 4, rng).tolist() == [[1, 1]] * 4
+    )
 
 
 def mean_error(real, synthetic, weight):
@@ -305,10 +341,15 @@ def mean_error(real, synthetic, weight):
     return squares.mean(), squares.std() / math.sqrt(len(squares))
 
 
-@pytest.mark.parametrize(("weight", "bias", "spread"), [(0, 0, 1), (0.6, 0, 1.2), (0.6, 0.7, 0.5), (1, 0.3, 1.3)])
+@pytest.mark.parametrize(
+    ("weight", "bias", "spread"), [(0, 0, 1), (0.6, 0, 1.2), (0.6, 0.7, 0.5), (1, 0.3, 1.3)]
+)
 def test_lemma_1_the_error_with_synthetic_samples_is_exact(weight, bias, spread):
     rng = np.random.default_rng(7)
-    real, synthetic = rng.normal(size=(60_000, 4, 1)), bias + spread * rng.normal(size=(60_000, 6, 1))
+    real, synthetic = (
+        rng.normal(size=(60_000, 4, 1)),
+        bias + spread * rng.normal(size=(60_000, 6, 1)),
+    )
     seen, error = mean_error(real, synthetic, weight)
     assert abs(of.prototype_error(4, 6, weight, 1.0, spread**2, bias**2) - seen) < 5 * error
 
@@ -318,14 +359,21 @@ def test_lemma_1_is_false_for_prototypes_of_real_samples(n, m, gamma, variance):
     """Case (i): w = 0."""
     error = of.prototype_error(n, m, 0.0, variance, 1.0)
     assert error == pytest.approx(variance / n)
-    assert error > of.lemma_bound(n, m, gamma, variance) == pytest.approx(variance / (n + gamma * m))
+    assert (
+        error > of.lemma_bound(n, m, gamma, variance) == pytest.approx(variance / (n + gamma * m))
+    )
 
 
 @given(SIZE, SIZE, st.floats(0.01, 1), st.floats(0.01, 10), st.floats(0, 20), st.floats(0, 1))
-def test_lemma_1_holds_exactly_if_variance_and_bias_of_the_synthetic_samples_are_small(n, m, gamma, var, made, bias):
+def test_lemma_1_holds_exactly_if_variance_and_bias_of_the_synthetic_samples_are_small(
+    n, m, gamma, var, made, bias
+):
     """Cases (ii) and (iv): w = γ; if and only if σ_s² + m ‖b‖² ≤ σ²/γ."""
     slack = var / gamma - made - m * bias
-    error, bound = of.prototype_error(n, m, gamma, var, made, bias), of.lemma_bound(n, m, gamma, var)
+    error, bound = (
+        of.prototype_error(n, m, gamma, var, made, bias),
+        of.lemma_bound(n, m, gamma, var),
+    )
     if abs(slack) > 1e-6 * var / gamma:
         assert (error <= bound) == of.lemma_holds(gamma, m, var, made, bias) == (slack > 0)
     unbiased = of.prototype_error(n, m, gamma, var, made)
@@ -358,7 +406,9 @@ def test_correlated_noise_injects_more():
     rng = np.random.default_rng(9)
     common, own = rng.normal(size=(100_000, 1)), rng.normal(size=(100_000, 3))
     for r in (0.0, 0.4, 1.0):
-        squares = ((alpha * np.sqrt(s) * (math.sqrt(r) * common + math.sqrt(1 - r) * own)).sum(1)) ** 2
+        squares = (
+            (alpha * np.sqrt(s) * (math.sqrt(r) * common + math.sqrt(1 - r) * own)).sum(1)
+        ) ** 2
         expected = float(of.correlated_variance(alpha, s, r))
         assert abs(squares.mean() - expected) < 5 * squares.std() / math.sqrt(100_000)
         assert expected >= of.injected_variance(alpha, s) - 1e-12
@@ -369,7 +419,9 @@ def test_correlated_noise_injects_more():
 def test_normalised_prototypes_leave_the_model(x, gap, ends):
     """All centres at (½, 0) and μ = (x, 0): the model settles at Δ, below or above where a unit prototype does."""
     centre, anchor = np.array([0.5, 0.0]), np.array([0.0, 1.0])
-    model = of.Model(0.5, np.ones(1), centre[None], np.ones(1), np.zeros(1), np.array([x, 0.0]), anchor)
+    model = of.Model(
+        0.5, np.ones(1), centre[None], np.ones(1), np.zeros(1), np.array([x, 0.0]), anchor
+    )
     for _ in range(60):
         anchor = 0.5 * centre + 0.5 * anchor
         anchor = anchor / np.linalg.norm(anchor)

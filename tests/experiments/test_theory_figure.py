@@ -37,7 +37,9 @@ def found(*words):
 
 
 def test_json_has_every_round_and_every_weighting():
-    numbers = found("--counts", "9,4", "--sigma", "1,2", "--weights", "uniform", "--rho", "0.25", *QUICK)
+    numbers = found(
+        "--counts", "9,4", "--sigma", "1,2", "--weights", "uniform", "--rho", "0.25", *QUICK
+    )
     v = 0.25 * (1 / 9 + 4 / 4)
     assert numbers["injected"] == pytest.approx(v)
     assert numbers["gap"] == pytest.approx(1)
@@ -81,7 +83,9 @@ def test_the_number_of_clients_follows_from_what_is_given(words, counts):
 
 @pytest.mark.parametrize("gap", ["0", "2.5"])
 def test_the_gap_is_what_was_asked_for(gap):
-    assert found("--gap", gap, "--clients", "6", *QUICK)["gap"] == pytest.approx(float(gap), abs=1e-12)
+    assert found("--gap", gap, "--clients", "6", *QUICK)["gap"] == pytest.approx(
+        float(gap), abs=1e-12
+    )
 
 
 def test_the_tables_say_what_fails():
@@ -104,7 +108,10 @@ def test_the_tables_say_what_fails():
         (["--counts", "inf"], "--counts: inf; give finite numbers"),
         (["--sigma", "0"], "--sigma: 0; give finite numbers of more than 0"),
         (["--uncertainty=-1"], "--uncertainty: -1; give finite numbers of at least 0"),
-        (["--counts", "1,2", "--sigma", "1,2,3"], "--counts: has 2 numbers for 3 clients; give one, or one per client"),
+        (
+            ["--counts", "1,2", "--sigma", "1,2,3"],
+            "--counts: has 2 numbers for 3 clients; give one, or one per client",
+        ),
         (["--clients", "4", "--counts", "1,2"], "--counts: has 2 numbers for 4 clients"),
         (["--weights", "count"], "--weights: there is no 'count'; did you mean 'counts'?"),
         (["--gap", "-1"], "--gap: -1.0 is no squared distance"),
@@ -112,9 +119,18 @@ def test_the_tables_say_what_fails():
         (["--rounds", "0"], "--rounds: 0 is too small"),
         (["--repetitions", "1"], "--repetitions: 1 is too small; give at least 2"),
         (["--seed", "-1"], "--seed: -1 is too small"),
-        (["--rounds", "1000000", "--repetitions", "1000"], "1,000,000,000 exceed 100,000,000; give fewer"),
-        (["--figure", "theory.jpg"], "--figure: theory.jpg does not end in .svg, .png, .pdf; choose one of them"),
-        (["--figure", "no/such/folder/theory.png"], "the figure cannot be written: No such file or directory"),
+        (
+            ["--rounds", "1000000", "--repetitions", "1000"],
+            "1,000,000,000 exceed 100,000,000; give fewer",
+        ),
+        (
+            ["--figure", "theory.jpg"],
+            "--figure: theory.jpg does not end in .svg, .png, .pdf; choose one of them",
+        ),
+        (
+            ["--figure", "no/such/folder/theory.png"],
+            "the figure cannot be written: No such file or directory",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(words, says):
@@ -153,7 +169,9 @@ def test_a_simulation_needs_two_repetitions():
         of.simulate(model(), 3, 1, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(("ending", "starts"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("ending", "starts"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
+)
 def test_the_figure_is_written_in_each_format(tmp_path, ending, starts):
     path = tmp_path / f"theory.{ending}"
     assert f"written: {path}" in run("--figure", str(path), *QUICK).stdout.replace("\n", "")
@@ -161,7 +179,8 @@ def test_the_figure_is_written_in_each_format(tmp_path, ending, starts):
 
 
 @pytest.mark.parametrize(
-    "words", [["--gap", "0"], ["--clients", "1", "--rho", "0"], ["--rho", "0.99", "--clients", "30"]]
+    "words",
+    [["--gap", "0"], ["--clients", "1", "--rho", "0"], ["--rho", "0.99", "--clients", "30"]],
 )
 def test_extreme_instances_are_drawn_without_a_warning(tmp_path, words):
     found("--figure", str(tmp_path / "theory.svg"), *words, *QUICK)
@@ -195,7 +214,11 @@ def test_the_two_factors_on_the_page_are_those_of_the_defaults():
 
 
 def test_every_test_that_the_page_names_is_there():
-    there = set(re.findall(r"^def (test_\w+)", (HOME / "tests" / "test_theory.py").read_text(), re.MULTILINE))
+    there = set(
+        re.findall(
+            r"^def (test_\w+)", (HOME / "tests" / "test_theory.py").read_text(), re.MULTILINE
+        )
+    )
     assert there == set(re.findall(r"`(test_\w+)`", PAGE))
     ET.parse(HOME / "docs" / "images" / "theory.svg")
 
@@ -203,5 +226,7 @@ def test_every_test_that_the_page_names_is_there():
 def test_importing_the_command_loads_nothing_heavy():
     code = "import sys, cafedcl.theory.figure; print({'numpy', 'torch', 'matplotlib'} & set(sys.modules))"
     code += "\nimport cafedcl.theory.model; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HOME, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=HOME, check=True
+    )
     assert done.stdout.split("\n")[:2] == ["set()", "False"]

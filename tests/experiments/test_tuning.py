@@ -53,14 +53,21 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
     result = json.loads((out / "tuning.json").read_text())
     assert result["budget"] == 2
     assert "the test set was not looked at" in result["measured_on"]
-    for method, protocol, score in (("fedavg", "server", "accuracy"), ("fedproto", "own", "client_mean")):
+    for method, protocol, score in (
+        ("fedavg", "server", "accuracy"),
+        ("fedproto", "own", "client_mean"),
+    ):
         it = result["methods"][method]
         values = []
         for row in it["candidates"]:
             (folder,) = out.glob(f"{method}/*lr={row['options']['train.lr']}*/s0")
-            (line,) = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+            (line,) = [
+                json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()
+            ]
             values.append(line[protocol][score])
-            assert read_file(folder / "config.toml")["data"]["name"] == str((out / "held-out.npz").resolve())
+            assert read_file(folder / "config.toml")["data"]["name"] == str(
+                (out / "held-out.npz").resolve()
+            )
         assert [row["value"] for row in it["candidates"]] == values
         assert it["value"] == max(values)
         assert it["best"]["train.lr"] == 0.3
@@ -69,22 +76,45 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         "0.5 }]", "0.5 }, {}]"
     )
     plan.write_text(more, encoding="utf-8")
-    assert run(tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"), "--methods", "fedavg") == 0
+    assert (
+        run(
+            tuning,
+            plan,
+            "--out",
+            str(again),
+            "--from",
+            str(out / "tuning.json"),
+            "--methods",
+            "fedavg",
+        )
+        == 0
+    )
     (made,) = {folder.parent for folder in again.glob("*/*/s0")}
     assert "lr=0.1" in made.name, "only the candidate that was added is run"
     merged = json.loads((again / "tuning.json").read_text())
-    assert merged["methods"]["fedavg"]["candidates"][:2] == result["methods"]["fedavg"]["candidates"]
+    assert (
+        merged["methods"]["fedavg"]["candidates"][:2] == result["methods"]["fedavg"]["candidates"]
+    )
     assert merged["methods"]["fedavg"]["candidates"][2]["value"] is not None
-    assert merged["methods"]["fedproto"]["candidates"][:2] == result["methods"]["fedproto"]["candidates"]
+    assert (
+        merged["methods"]["fedproto"]["candidates"][:2]
+        == result["methods"]["fedproto"]["candidates"]
+    )
     assert merged["methods"]["fedproto"]["without_score"] == 1
     assert merged["earlier"] == [result["environment"]]
-    said = run(tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"), "--seeds", "2")
+    said = run(
+        tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"), "--seeds", "2"
+    )
     assert "its seeds was 1, not 2" in said
-    assert "no result of this tuning" in run(tuning, plan, "--out", str(again), "--from", str(again / "shared.json"))
+    assert "no result of this tuning" in run(
+        tuning, plan, "--out", str(again), "--from", str(again / "shared.json")
+    )
     plan.write_text(PLAN, encoding="utf-8")
     held = np.load(out / "held-out.npz")
     assert len(held["y_train"]) + len(held["y_test"]) == len(digits.train_y)
-    assert str(tmp_path) not in json.dumps(result["environment"]), "a result file names no folder of its machine"
+    assert str(tmp_path) not in json.dumps(result["environment"]), (
+        "a result file names no folder of its machine"
+    )
     said = run(tuning, plan, "--out", str(out), "--set", "train.crop=1")
     assert "its runs share other options" in said
 
@@ -133,14 +163,22 @@ def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
         assert it["best"] == best, name
     written = tmp_path / "tuned.toml"
     with pytest.raises(SystemExit) as ended:
-        tuning["main"](["--from", str(FILE.parent / "results" / "tuning.json"), "--study", str(written)])
+        tuning["main"](
+            ["--from", str(FILE.parent / "results" / "tuning.json"), "--study", str(written)]
+        )
     assert ended.value.code == 0
-    assert written.read_text(encoding="utf-8") == (FILE.parent / "tuned.toml").read_text(encoding="utf-8")
+    assert written.read_text(encoding="utf-8") == (FILE.parent / "tuned.toml").read_text(
+        encoding="utf-8"
+    )
     study = read_file(written)
-    assert study["each"] == {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
+    assert study["each"] == {
+        name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"
+    }
     assert study["settings"] == read_file(FILE.parent / "table1.toml")["settings"][:2]
     preset = find_method("cafedcl:best")[1]
-    assert {f"method.{name}": value for name, value in preset.items()} == result["methods"]["cafedcl"]["best"]
+    assert {f"method.{name}": value for name, value in preset.items()} == result["methods"][
+        "cafedcl"
+    ]["best"]
     with pytest.raises(SystemExit) as ended:
         tuning["main"](["--from", str(tmp_path / "nothing.json"), "--study", str(written)])
     assert "cannot be read" in str(ended.value.code)

@@ -38,12 +38,16 @@ def test_known_embeddings_are_taken_apart_as_they_were_made():
     xi = np.array([0, 0, 0.3, 0])
     centre = np.array([0.5, -0.2, 0.1, 0.9])
     old, new = centre + e, centre + rho * e + (1 - rho) * b + xi
-    found = decompose(*(torch.from_numpy(v)[None] for v in (old, new, centre)), torch.tensor([0.09]))
+    found = decompose(
+        *(torch.from_numpy(v)[None] for v in (old, new, centre)), torch.tensor([0.09])
+    )
     assert float(found["attraction"]) == pytest.approx(rho, abs=1e-12)
     assert float(found["feedback"]) == pytest.approx((rho * 2) ** 2, abs=1e-6)
     assert float(found["heterogeneity"]) == pytest.approx((1 - rho) ** 2, abs=1e-6)
     assert float(found["variance"]) == pytest.approx(0.09, abs=1e-6)
-    assert float(sum(found[part] for part in PARTS)) == pytest.approx(float(((new - centre) ** 2).sum()), abs=1e-6)
+    assert float(sum(found[part] for part in PARTS)) == pytest.approx(
+        float(((new - centre) ** 2).sum()), abs=1e-6
+    )
 
 
 def test_an_anchor_that_did_not_drift_feeds_nothing_back():
@@ -59,7 +63,9 @@ def test_the_injected_variance_is_by_hand():
     alpha = torch.tensor([[0.5, 0.25], [0.3, 0.0], [0.2, 0.75]]).double()
     pooled = (99 * 2 + 9 * 4) / 108
     s = np.array([2 / 100, 4 / 10, pooled / 1])
-    found = {name: value.numpy() for name, value in Injection(alpha, counts, scatter).tables().items()}
+    found = {
+        name: value.numpy() for name, value in Injection(alpha, counts, scatter).tables().items()
+    }
     assert found["injected"][0] == pytest.approx(np.array([0.5, 0.3, 0.2]) ** 2 @ s)
     assert found["injected"][1] == pytest.approx(0.25**2 * 1 / 4 + 0.75**2 * 3 / 6)
     assert found["injected_uniform"][0] == pytest.approx(s.sum() / 9)
@@ -80,38 +86,55 @@ def test_the_scatter_is_the_unbiased_variance():
 
 
 def test_reference_images_are_training_images_at_most_so_many_of_each_class(tiny):
-    bench = tiny("cafedcl").bench
-    rows = reference_rows(bench.data.train_y, bench.shards, 9, 3)
-    assert set(rows.tolist()) <= set(torch.cat(bench.shards.train).tolist())
-    total = torch.bincount(bench.data.train_y[torch.cat(bench.shards.train)], minlength=10)
-    assert torch.bincount(bench.data.train_y[rows], minlength=10).tolist() == total.clamp(max=9).tolist()
-    assert torch.equal(rows, reference_rows(bench.data.train_y, bench.shards, 9, 3))
+    task = tiny("cafedcl").task
+    rows = reference_rows(task.clients.data.train_y, task.clients.shards, 9, 3)
+    assert set(rows.tolist()) <= set(torch.cat(task.clients.shards.train).tolist())
+    total = torch.bincount(
+        task.clients.data.train_y[torch.cat(task.clients.shards.train)], minlength=10
+    )
+    assert (
+        torch.bincount(task.clients.data.train_y[rows], minlength=10).tolist()
+        == total.clamp(max=9).tolist()
+    )
+    assert torch.equal(rows, reference_rows(task.clients.data.train_y, task.clients.shards, 9, 3))
 
 
-def test_in_a_run_the_drift_is_that_of_the_anchors_from_the_mean_embedding_of_all_training_images(tiny):
+def test_in_a_run_the_drift_is_that_of_the_anchors_from_the_mean_embedding_of_all_training_images(
+    tiny,
+):
     tables = Tables()
     federation = tiny("cafedcl", evaluate__loop=10_000, federation__participation=1.0)
     federation.watchers = [tables]
     federation.run()
-    bench = federation.bench
-    rows = torch.cat(bench.shards.train)
-    network = bench.network.double().eval()
-    state = {n.removeprefix("model/"): v.double() for n, v in federation.state.items() if n.startswith("model/")}
+    task = federation.task
+    rows = torch.cat(task.clients.shards.train)
+    network = task.network.double().eval()
+    state = {
+        n.removeprefix("model/"): v.double()
+        for n, v in federation.state.items()
+        if n.startswith("model/")
+    }
     network.load_state_dict(state)
     with torch.no_grad():
-        z = network.encoder(bench.data.images(bench.data.train_x[rows]).double()).numpy()
+        z = network.encoder(
+            task.clients.data.images(task.clients.data.train_x[rows]).double()
+        ).numpy()
     z /= np.linalg.norm(z, axis=1, keepdims=True).clip(1e-12)
-    y = bench.data.train_y[rows].numpy()
+    y = task.clients.data.train_y[rows].numpy()
     means = np.stack([z[y == c].mean(0) for c in range(10)])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     anchors = federation.state["anchors/prototypes"].double().numpy()
     last = tables.rounds[-1]
     np.testing.assert_allclose(last["loop/drift"], ((anchors - means) ** 2).sum(1), atol=1e-5)
-    np.testing.assert_allclose(sum(last[f"loop/{part}"] for part in PARTS), last["loop/drift"], atol=1e-6)
+    np.testing.assert_allclose(
+        sum(last[f"loop/{part}"] for part in PARTS), last["loop/drift"], atol=1e-6
+    )
     assert (last["loop/injected"] >= last["loop/injected_best"] - 1e-7).all()
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedproc", "fednh", "fedtgp", "cafedcl:fixed-anchors"])
+@pytest.mark.parametrize(
+    "method", ["fedproto", "fedproc", "fednh", "fedtgp", "cafedcl:fixed-anchors"]
+)
 def test_every_method_with_prototypes_shows_its_drift(tiny, method):
     tables = Tables()
     federation = tiny(method)

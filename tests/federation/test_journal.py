@@ -16,7 +16,16 @@ def test_what_happens_in_a_run_is_written_down(tiny, tmp_path):
     federation.run()
     journal.end(None)
     seen = events(journal.path)
-    assert [event["event"] for event in seen] == ["round", "client", "client", "client", "done", "round", "done", "end"]
+    assert [event["event"] for event in seen] == [
+        "round",
+        "client",
+        "client",
+        "client",
+        "done",
+        "round",
+        "done",
+        "end",
+    ]
     assert seen[0] == {"event": "round", "round": 0, "clients": 3}
     assert [event["client"] for event in seen[1:4]] == federation.history[0].participants
     assert seen[1]["failure"] is None

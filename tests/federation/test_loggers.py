@@ -40,11 +40,15 @@ def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 @pytest.mark.filterwarnings("default")
-def test_tensorboard_has_the_numbers_of_the_records_even_after_a_resume(tiny: Make, tmp_path: Path) -> None:
+def test_tensorboard_has_the_numbers_of_the_records_even_after_a_resume(
+    tiny: Make, tmp_path: Path
+) -> None:
     pytest.importorskip("tensorboard")
     first = tiny("fedavg", federation__rounds=4)
     with logging_to(["tensorboard"], tmp_path / "run") as first.watchers:
@@ -91,7 +95,9 @@ class Store:
         return "1"
 
     def create_run(self, experiment: str, run_name: str) -> Any:
-        self.runs["7"] = SimpleNamespace(name=run_name, params={}, steps=[], data=SimpleNamespace(metrics={}))
+        self.runs["7"] = SimpleNamespace(
+            name=run_name, params={}, steps=[], data=SimpleNamespace(metrics={})
+        )
         return SimpleNamespace(info=SimpleNamespace(run_id="7"))
 
     def get_run(self, run_id: str) -> Any:
@@ -102,7 +108,9 @@ class Store:
             raise self.exceptions.MlflowException("no answer\nand more")
         self.runs[run_id].params |= {one.key: one.value for one in params}
         self.runs[run_id].data.metrics |= {one.key: one.value for one in metrics}
-        self.runs[run_id].steps += [(one.step, one.value) for one in metrics if one.key == "server.accuracy"]
+        self.runs[run_id].steps += [
+            (one.step, one.value) for one in metrics if one.key == "server.accuracy"
+        ]
 
     def update_run(self, run_id: str, status: str) -> None:
         self.calls.append((run_id, status))
@@ -118,7 +126,9 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def test_mlflow_has_the_numbers_of_the_records_even_after_a_resume(tiny: Make, tmp_path: Path, mlflow: Store) -> None:
+def test_mlflow_has_the_numbers_of_the_records_even_after_a_resume(
+    tiny: Make, tmp_path: Path, mlflow: Store
+) -> None:
     first = tiny("fedavg", federation__rounds=3)
     with suppress(KeyboardInterrupt), logging_to(["mlflow"], tmp_path) as first.watchers:
         first.step()
@@ -147,18 +157,27 @@ def test_a_run_goes_on_when_mlflow_does_not(
         mlflow.broken = True
         federation.run()
     assert len(federation.history) == 3
-    assert capsys.readouterr().err == "warning: mlflow: no answer; the run goes on without it from round 1\n"
+    assert (
+        capsys.readouterr().err
+        == "warning: mlflow: no answer; the run goes on without it from round 1\n"
+    )
 
 
-def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow: Store) -> None:
+def test_mistakes_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow: Store
+) -> None:
     def ask(name: str) -> None:
         with logging_to([name], tmp_path):
             pass
 
-    with pytest.raises(CafedclError, match="--log tensorbord: there is no such log; did you mean 'tensorboard'"):
+    with pytest.raises(
+        CafedclError, match="--log tensorbord: there is no such log; did you mean 'tensorboard'"
+    ):
         ask("tensorbord")
     mlflow.broken = True
-    with pytest.raises(CafedclError, match="--log mlflow: no answer; mend it, or set MLFLOW_TRACKING_URI"):
+    with pytest.raises(
+        CafedclError, match="--log mlflow: no answer; mend it, or set MLFLOW_TRACKING_URI"
+    ):
         ask("mlflow")
     for name in ("tensorboard", "mlflow"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -57,7 +57,15 @@ def test_a_run_folder_holds_what_it_takes_to_resume_report_and_repeat(tmp_path: 
     assert folder.config() == run.config
     assert run.config.engine.device == "cpu", "every auto is settled"
     assert [line["round"] for line in folder.metrics()] == list(range(6))
-    assert {"participants", "failed", "traffic", "server", "own", "seconds", "loss"} <= folder.metrics()[0].keys()
+    assert {
+        "participants",
+        "failed",
+        "traffic",
+        "server",
+        "own",
+        "seconds",
+        "loss",
+    } <= folder.metrics()[0].keys()
     about = folder.environment()
     assert about["command"] == ["cafedcl", "run"]
     assert about["packages"]["torch"] == torch.__version__
@@ -67,7 +75,10 @@ def test_a_run_folder_holds_what_it_takes_to_resume_report_and_repeat(tmp_path: 
     tables, _ = unpack((tmp_path / "run" / "evaluations" / "000005.safetensors").read_bytes())
     assert tables["server/confusion"].sum() == 359
     assert tables["own/all/recall"].shape == tables["notes/confidence"].shape == (4, 10)
-    assert [file.name for file in folder.checkpoints()] == ["000006.safetensors", "000004.safetensors"]
+    assert [file.name for file in folder.checkpoints()] == [
+        "000006.safetensors",
+        "000004.safetensors",
+    ]
 
 
 def test_the_config_in_the_folder_repeats_the_run(tmp_path: Path) -> None:
@@ -78,7 +89,9 @@ def test_the_config_in_the_folder_repeats_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["cafedcl", "fedproto", "local"])
 @pytest.mark.parametrize("when", [0, 1, 3, 5])
-def test_an_interrupted_run_is_saved_and_resumes_bit_for_bit(tmp_path: Path, method: str, when: int) -> None:
+def test_an_interrupted_run_is_saved_and_resumes_bit_for_bit(
+    tmp_path: Path, method: str, when: int
+) -> None:
     api.start(config(method=method), tmp_path / "whole", ())
     with pytest.raises(KeyboardInterrupt):
         api.start(config(method=method), tmp_path / "cut", [Interrupt(when)])
@@ -112,7 +125,9 @@ def test_an_interrupt_between_a_round_and_its_line_loses_neither(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_one_never_killed(tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_one_never_killed(
+    tmp_path: Path,
+) -> None:
     api.start(resolve(kill_and_resume.CONFIG), tmp_path / "whole", ())
     script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "24", "7"]
     done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
@@ -136,7 +151,9 @@ def empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, empty])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
+    tmp_path: Path, damage: Any
+) -> None:
     api.start(config(), tmp_path / "whole", ())
     with pytest.raises(KeyboardInterrupt):
         api.start(config(), tmp_path / "cut", [Interrupt(5)])
@@ -168,7 +185,9 @@ def test_a_line_cut_off_by_a_crash_ends_the_metrics(tmp_path: Path) -> None:
     assert len(RunFolder.open(tmp_path / "run").metrics()) == 2
 
 
-def test_metrics_damaged_before_the_checkpoint_are_an_error_not_a_wrong_result(tmp_path: Path) -> None:
+def test_metrics_damaged_before_the_checkpoint_are_an_error_not_a_wrong_result(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         api.start(config(), tmp_path / "run", [Interrupt(4)])
     (tmp_path / "run" / "metrics.jsonl").write_text('{"round": 0}\n')
@@ -207,7 +226,11 @@ def test_a_folder_in_use_by_another_run_is_refused(tmp_path: Path) -> None:
     holder.lock()
     code = "import sys; from cafedcl import api; api.resume(sys.argv[1])"
     other = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     holder.unlock()
     assert other.returncode
@@ -228,7 +251,10 @@ def test_a_full_or_read_only_disk_is_one_clear_line_and_the_run_can_be_resumed(
         original(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(CafedclError, match=f"cannot be written: {os.strerror(trouble)}; nothing already saved is lost"):
+    with pytest.raises(
+        CafedclError,
+        match=f"cannot be written: {os.strerror(trouble)}; nothing already saved is lost",
+    ):
         api.start(config(), tmp_path / "cut", ())
     monkeypatch.undo()
     api.resume(tmp_path / "cut")

@@ -11,7 +11,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Batch, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import MODEL, Tensors, floats, nbytes
 from cafedcl.engine.base import Pending, Results
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation, Record, Watcher
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
@@ -40,7 +40,9 @@ def lines(federation: Federation) -> list[str]:
 
 def same_bits(a: Tensors, b: Tensors) -> bool:
     """Equal to the bit, NaN included."""
-    return a.keys() == b.keys() and all(a[name].numpy().tobytes() == b[name].numpy().tobytes() for name in a)
+    return a.keys() == b.keys() and all(
+        a[name].numpy().tobytes() == b[name].numpy().tobytes() for name in a
+    )
 
 
 def finish(config: Config) -> Federation:
@@ -70,7 +72,7 @@ def test_worker_processes_give_the_same_bits_as_serial(method: str) -> None:
     assert same_bits(serial.snapshot()[0], parallel.snapshot()[0])
 
 
-class Shuffled(Eager):
+class Shuffled(ReferenceEngine):
     """Works off the jobs in reverse order."""
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -79,16 +81,18 @@ class Shuffled(Eager):
 
 def test_the_order_of_clients_changes_nothing() -> None:
     setup = prepare(small())
-    reversed_ = Federation(setup, engine=Shuffled(setup.bench))
+    reversed_ = Federation(setup, engine=Shuffled(setup.task))
     reversed_.run()
     assert lines(reversed_) == lines(finish(small()))
 
 
-class Listening(Eager):
+class Listening(ReferenceEngine):
     """Keeps the replies it gives."""
 
     def train(self, jobs: Iterable[Job]) -> Results:
-        self.replies = {result.up.client: result for result in super().train(jobs) if isinstance(result, Reply)}
+        self.replies = {
+            result.up.client: result for result in super().train(jobs) if isinstance(result, Reply)
+        }
         yield from self.replies.values()
 
 
@@ -96,7 +100,7 @@ def test_a_client_that_drops_out_changes_no_draw_of_another() -> None:
     replies = []
     for drop in ([], ["0:2"]):
         setup = prepare(small(federation={"drop": drop}))
-        engine = Listening(setup.bench)
+        engine = Listening(setup.task)
         Federation(setup, engine=engine).step()
         replies.append(engine.replies)
     everyone, without = replies
@@ -141,7 +145,7 @@ def test_everyone_may_drop_out_in_every_round() -> None:
     assert same_bits(federation.state, initial.state)
 
 
-class Tampered(Eager):
+class Tampered(ReferenceEngine):
     """Spoils one client's replies."""
 
     spoil: Any
@@ -164,8 +168,12 @@ def first_weight(reply: Reply) -> str:
 
 
 SPOILS = {
-    "NaN or Inf in 'model/": lambda r: change(r, **{first_weight(r): sent(r.up)[first_weight(r)] * torch.nan}),
-    "NaN or Inf in 'prototypes'": lambda r: change(r, prototypes=r.up.tensors["prototypes"] + torch.inf),
+    "NaN or Inf in 'model/": lambda r: change(
+        r, **{first_weight(r): sent(r.up)[first_weight(r)] * torch.nan}
+    ),
+    "NaN or Inf in 'prototypes'": lambda r: change(
+        r, prototypes=r.up.tensors["prototypes"] + torch.inf
+    ),
     "has shape": lambda r: change(r, prototypes=r.up.tensors["prototypes"][:, :-1]),
     "'confidence' is missing": lambda r: change(r, confidence=None),
     "outside [0, 1]": lambda r: change(r, confidence=r.up.tensors["confidence"] - 2),
@@ -178,7 +186,7 @@ SPOILS = {
 @pytest.mark.parametrize("reason", SPOILS)
 def test_a_bad_reply_is_rejected_with_its_reason_and_the_round_goes_on(reason: str) -> None:
     setup = prepare(small())
-    engine = Tampered(setup.bench)
+    engine = Tampered(setup.task)
     engine.spoil = SPOILS[reason]
     federation = Federation(setup, engine=engine)
     record = federation.step()
@@ -192,7 +200,7 @@ def test_a_bad_reply_is_rejected_with_its_reason_and_the_round_goes_on(reason: s
 
 def test_if_all_replies_are_bad_the_global_state_is_unchanged() -> None:
     setup = prepare(small())
-    engine = Tampered(setup.bench)
+    engine = Tampered(setup.task)
     engine.spoil, engine.victims = SPOILS["NaN or Inf in 'prototypes'"], tuple(range(6))
     federation = Federation(setup, engine=engine)
     before, _ = federation.snapshot()
@@ -213,10 +221,14 @@ class Fragile(FedAvg):
 
 def test_an_exception_in_a_client_is_recorded_and_the_round_goes_on() -> None:
     setup = prepare(small("fedavg"))
-    setup = replace(setup, bench=replace(setup.bench, method=Fragile(None, 10, setup.bench.method.dim)))
-    record = Federation(setup, engine=Eager(setup.bench)).step()
+    setup = replace(
+        setup, task=replace(setup.task, method=Fragile(None, 10, setup.task.method.dim))
+    )
+    record = Federation(setup, engine=ReferenceEngine(setup.task)).step()
     assert record.status == "ok"
-    assert record.failed == [{"client": 4, "reason": "ZeroDivisionError: the disk of client 4 is on fire"}]
+    assert record.failed == [
+        {"client": 4, "reason": "ZeroDivisionError: the disk of client 4 is on fire"}
+    ]
 
 
 def test_what_is_counted_is_what_is_sent() -> None:
@@ -233,7 +245,9 @@ def test_what_is_counted_is_what_is_sent() -> None:
 def test_nothing_travels_without_a_federation() -> None:
     for method in ("local", "central"):
         record = Federation(small(method)).step()
-        assert {record.traffic[name] for name in ("up_bytes", "down_bytes", "up_floats", "down_floats")} == {0}
+        assert {
+            record.traffic[name] for name in ("up_bytes", "down_bytes", "up_floats", "down_floats")
+        } == {0}
 
 
 def test_methods_without_a_server_model_have_no_server_score() -> None:
@@ -246,36 +260,53 @@ def test_methods_without_a_server_model_have_no_server_score() -> None:
 
 def test_central_training_is_fedavg_with_one_client_that_holds_everything() -> None:
     one = {"clients": 1, "rounds": 2}
-    central, fedavg = finish(small("central", federation=one)), finish(small("fedavg", federation=one))
+    central, fedavg = (
+        finish(small("central", federation=one)),
+        finish(small("fedavg", federation=one)),
+    )
     assert same_bits(central.state, fedavg.state)
 
 
 def test_central_training_sees_every_clients_images_in_batches_of_an_average_client() -> None:
     federation = Federation(small("central"))
-    bench = federation.bench
-    assert len(bench.shards) == 1
-    assert int(bench.shards.counts.sum()) == int(federation.counts.sum())
-    assert bench.batch_size(10**6) == -(-round(float(federation.counts.sum()) / 6) // 2)
+    task = federation.task
+    assert len(task.clients.shards) == 1
+    assert int(task.clients.shards.counts.sum()) == int(federation.counts.sum())
+    assert task.schedule.batch_size(10**6) == -(-round(float(federation.counts.sum()) / 6) // 2)
 
 
 def test_evaluations_come_as_often_as_asked_and_always_at_the_end() -> None:
     federation = finish(small(federation={"rounds": 5}, evaluate={"every": 2, "own_every": 3}))
-    assert [record.server is not None for record in federation.history] == [False, True, False, True, True]
-    assert [record.own is not None for record in federation.history] == [False, False, True, False, True]
+    assert [record.server is not None for record in federation.history] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert [record.own is not None for record in federation.history] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_the_model_is_scored_while_notes_are_gathered_and_before_the_loop_looks_at_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    events, predict, notes = list[str](), Eager.predict, Federation.notes
+    events, predict, notes = list[str](), ReferenceEngine.predict, Federation.notes
 
-    def begin(engine: Eager, tensors: Tensors) -> Pending:
+    def begin(engine: ReferenceEngine, tensors: Tensors) -> Pending:
         events.append("begun")
         wait = predict(engine, tensors)
         return lambda: (events.append("waited for"), wait())[1]
 
-    monkeypatch.setattr(Eager, "predict", begin)
-    monkeypatch.setattr(Federation, "notes", lambda self, replies: (events.append("noted"), notes(self, replies))[1])
+    monkeypatch.setattr(ReferenceEngine, "predict", begin)
+    monkeypatch.setattr(
+        Federation, "notes", lambda self, replies: (events.append("noted"), notes(self, replies))[1]
+    )
     with Federation(small()) as federation:
         loop = federation.loop
         federation.loop = lambda *details: (events.append("looped"), loop(*details))[1]
@@ -298,7 +329,7 @@ def test_under_partial_participation_own_scores_are_those_of_each_clients_last_v
 
 def test_the_pfllib_protocol_tests_every_client_on_a_quarter_of_its_own_images() -> None:
     federation = Federation(small(evaluate={"protocol": "pfllib"}))
-    shards = federation.bench.shards
+    shards = federation.task.clients.shards
     for k in range(6):
         whole = len(shards.train[k]) + len(shards.validation[k]) + len(shards.test[k])
         assert abs(len(shards.test[k]) / whole - 0.25) < 0.1
@@ -312,10 +343,12 @@ def test_the_pfllib_protocol_tests_every_client_on_a_quarter_of_its_own_images()
 
 
 def test_a_fixed_batch_size_and_the_double_decay_are_honoured() -> None:
-    bench = Federation(small(train={"batch_size": 7, "lr_decay_in_round": True, "lr": 0.2, "lr_decay": 0.5})).bench
-    assert bench.batch_size(1000) == 7
-    assert bench.learning_rate(2, 1) == pytest.approx(0.2 * 0.5**3)
-    paper = Federation(small(train={"iterations": 10})).bench
+    task = Federation(
+        small(train={"batch_size": 7, "lr_decay_in_round": True, "lr": 0.2, "lr_decay": 0.5})
+    ).task
+    assert task.schedule.batch_size(1000) == 7
+    assert task.schedule.learning_rate(2, 1) == pytest.approx(0.2 * 0.5**3)
+    paper = Federation(small(train={"iterations": 10})).task
     assert [paper.batch_size(n) for n in (1, 10, 11, 250)] == [1, 1, 2, 25]
     assert paper.learning_rate(3, 4) == pytest.approx(0.1 * 0.998**3)
 

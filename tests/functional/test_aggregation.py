@@ -5,9 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cafedcl.core.contract import Up
-from cafedcl.core.flat import Laid, Place
+from cafedcl.core.flat import FlatModel, WeightSlice
 from cafedcl.functional import confidence as conf
-from cafedcl.functional.aggregation import Average, Entries, mean_prototypes, merge_prototypes, no_prototypes, normalise
+from cafedcl.functional.aggregation import (
+    Average,
+    Entries,
+    mean_prototypes,
+    merge_prototypes,
+    no_prototypes,
+    normalise,
+)
 
 CLASSES, DIM = 4, 3
 
@@ -17,7 +24,13 @@ def up(client, classes, dim=DIM, seed=0):
     prototypes = torch.from_numpy(rng.normal(size=(len(classes), dim)).astype(np.float32))
     trust = torch.from_numpy(rng.uniform(0.1, 1, len(classes)).astype(np.float32))
     return Up(
-        client, 10, {"classes": torch.tensor(classes, dtype=torch.int64), "prototypes": prototypes, "confidence": trust}
+        client,
+        10,
+        {
+            "classes": torch.tensor(classes, dtype=torch.int64),
+            "prototypes": prototypes,
+            "confidence": trust,
+        },
     )
 
 
@@ -48,12 +61,18 @@ def test_models_are_averaged_entry_by_entry():
     models = [{name: torch.from_numpy(value) for name, value in model.items()} for model in arrays]
     ours = weighted_mean(models, conf_k)
     for name in ("a", "b"):
-        expected = sum(c * model[name] for c, model in zip(conf_k, arrays, strict=True)) / conf_k.sum()
+        expected = (
+            sum(c * model[name] for c, model in zip(conf_k, arrays, strict=True)) / conf_k.sum()
+        )
         np.testing.assert_allclose(ours[name], expected, atol=1e-14)
 
 
 def test_the_mean_keeps_the_type_and_is_summed_in_double_precision():
-    models = [{"w": torch.tensor([1e8 + 8])}, {"w": torch.tensor([1.0])}, {"w": torch.tensor([-1e8 - 8])}]
+    models = [
+        {"w": torch.tensor([1e8 + 8])},
+        {"w": torch.tensor([1.0])},
+        {"w": torch.tensor([-1e8 - 8])},
+    ]
     mean = weighted_mean(models, [1, 1, 1])
     assert mean["w"].dtype == torch.float32
     assert float(mean["w"]) == pytest.approx(1 / 3, abs=1e-6)
@@ -102,13 +121,13 @@ def in_form(arrays, form):
     """A model of a (2, 3, 2, 2) and a (4,) weight: each by itself, or laid in one vector in one of three ways."""
     if form == "plain":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
-    places, parts, begin = {}, [], 0
+    slices, parts, begin = {}, [], 0
     for name in ("b", "a") if form == "turned" else ("a", "b"):
         last = form == "last" and name == "a"
-        places[name] = Place.at(begin, torch.Size(arrays[name].shape), last=last)
+        slices[name] = WeightSlice.at(begin, torch.Size(arrays[name].shape), last=last)
         parts.append((arrays[name].transpose(0, 2, 3, 1) if last else arrays[name]).ravel())
         begin += arrays[name].size
-    return Laid(torch.from_numpy(np.concatenate(parts)), places)
+    return FlatModel(torch.from_numpy(np.concatenate(parts)), slices)
 
 
 FORMS = st.lists(st.sampled_from(["plain", "laid", "last", "turned"]), min_size=1, max_size=5)
@@ -120,15 +139,22 @@ def test_models_that_are_laid_in_one_vector_are_averaged_like_plain_ones(forms, 
     """Exactly: products of float32 and a small whole number have room in float64."""
     rng = np.random.default_rng(seed)
     shapes = {"a": (2, 3, 2, 2), "b": (4,)}
-    arrays = [{n: rng.uniform(1, 2, shape).astype(np.float32) for n, shape in shapes.items()} for _ in forms]
+    arrays = [
+        {n: rng.uniform(1, 2, shape).astype(np.float32) for n, shape in shapes.items()}
+        for _ in forms
+    ]
     weights = rng.integers(1, 9, len(forms))
-    ours = weighted_mean([in_form(model, form) for model, form in zip(arrays, forms, strict=True)], weights)
+    ours = weighted_mean(
+        [in_form(model, form) for model, form in zip(arrays, forms, strict=True)], weights
+    )
     plain = weighted_mean([in_form(model, "plain") for model in arrays], weights)
     assert ours.keys() == plain.keys() == shapes.keys()
     for name, shape in shapes.items():
         assert (ours[name].dtype, tuple(ours[name].shape)) == (torch.float32, shape)
         assert torch.equal(ours[name], plain[name])
-        expected = np.average([model[name].astype(np.float64) for model in arrays], axis=0, weights=weights)
+        expected = np.average(
+            [model[name].astype(np.float64) for model in arrays], axis=0, weights=weights
+        )
         np.testing.assert_array_equal(ours[name], expected.astype(np.float32))
 
 
@@ -136,7 +162,10 @@ def test_models_that_are_laid_in_one_vector_are_averaged_like_plain_ones(forms, 
 def test_laid_models_can_be_let_go_as_soon_as_they_are_added(dtype):
     average = Average()
     for value in (1.0, 2.0, 6.0):
-        model = Laid(torch.full((2,), value, dtype=dtype), {"w": Place.at(0, torch.Size((2,)), last=False)})
+        model = FlatModel(
+            torch.full((2,), value, dtype=dtype),
+            {"w": WeightSlice.at(0, torch.Size((2,)), last=False)},
+        )
         average.add(model, 1.0)
         assert model["w"].tolist() == [value] * 2
         model.vector.fill_(torch.nan)
@@ -178,7 +207,9 @@ def test_weights_of_a_held_class_sum_to_one_and_absent_clients_have_none(world):
 @settings(max_examples=60)
 def test_classes_nobody_reported_keep_their_prototype_bit_for_bit(world):
     held, trust, prototypes = world
-    previous = torch.from_numpy(np.random.default_rng(5).normal(size=prototypes.shape[1:]).astype(np.float32))
+    previous = torch.from_numpy(
+        np.random.default_rng(5).normal(size=prototypes.shape[1:]).astype(np.float32)
+    )
     seen = torch.from_numpy(held.any(0))
     alpha = normalise(torch.from_numpy(trust))
     ours = mean_prototypes(torch.from_numpy(prototypes), alpha, seen, previous)
@@ -193,7 +224,12 @@ def test_the_order_of_the_clients_does_not_matter(world, seed):
     order = np.random.default_rng(seed).permutation(len(held))
     seen, previous = torch.from_numpy(held.any(0)), torch.zeros(prototypes.shape[1:]).double()
     one, other = (
-        mean_prototypes(torch.from_numpy(prototypes[rows]), normalise(torch.from_numpy(trust[rows])), seen, previous)
+        mean_prototypes(
+            torch.from_numpy(prototypes[rows]),
+            normalise(torch.from_numpy(trust[rows])),
+            seen,
+            previous,
+        )
         for rows in (np.arange(len(held)), order)
     )
     torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
@@ -212,17 +248,26 @@ def test_the_order_of_the_clients_does_not_matter(world, seed):
 def test_confidence_from_counts_alone_is_the_count_weighted_mean(world, most):
     """Eq. 10 with w = (1, 0, 0), no clipping and no synthetic data equals Eq. 2."""
     held, _, prototypes = world
-    counts = np.where(held, np.random.default_rng(most).integers(1, most + 1, held.shape), 0).astype(float)
+    counts = np.where(
+        held, np.random.default_rng(most).integers(1, most + 1, held.shape), 0
+    ).astype(float)
     n, uncertain = torch.from_numpy(counts), torch.full(held.shape, 0.5).double()
     data = conf.data_confidence(n, n.amax(0), n.sum(0), "max", 10.0)
     val = conf.validation_confidence(uncertain, 0.5)
-    alpha = normalise(conf.confidence(data, val, (1.0, 0.0, 0.0), None, None, "renormalise").clamp(0, 1))
+    alpha = normalise(
+        conf.confidence(data, val, (1.0, 0.0, 0.0), None, None, "renormalise").clamp(0, 1)
+    )
     seen = held.any(0)
     expected = np.zeros(prototypes.shape[1:])
     for c in np.flatnonzero(seen):
-        expected[c] = sum(counts[k, c] * prototypes[k, c] for k in range(len(held))) / counts[:, c].sum()
+        expected[c] = (
+            sum(counts[k, c] * prototypes[k, c] for k in range(len(held))) / counts[:, c].sum()
+        )
     ours = mean_prototypes(
-        torch.from_numpy(prototypes), alpha, torch.from_numpy(seen), torch.zeros(prototypes.shape[1:]).double()
+        torch.from_numpy(prototypes),
+        alpha,
+        torch.from_numpy(seen),
+        torch.zeros(prototypes.shape[1:]).double(),
     )
     np.testing.assert_allclose(ours, expected, atol=1e-12)
 
@@ -244,7 +289,9 @@ def test_equal_confidences_give_the_plain_mean_over_the_holders_only():
     ("weights", "injected", "squares"),
     [("counts", 0.009009, 0.820), ("confidence", 0.056890, 0.394), ("uniform", 0.123333, 0.333)],
 )
-def test_the_variance_each_rule_injects_for_a_hundred_ten_and_one_samples(weights, injected, squares):
+def test_the_variance_each_rule_injects_for_a_hundred_ten_and_one_samples(
+    weights, injected, squares
+):
     n = torch.tensor([100.0, 10.0, 1.0]).double()
     data = conf.data_confidence(n, n.max(), n.sum(), "max", 10.0)
     val = conf.validation_confidence(torch.full((3,), 0.2).double(), 0.5)
@@ -268,7 +315,11 @@ def test_no_weights_inject_less_variance_than_the_counts(weights):
 def test_entries_lay_out_the_clients_reports():
     ups = [up(0, [0, 2]), up(1, [3]), up(2, [])]
     sent = Entries(ups, CLASSES)
-    assert sent.held.tolist() == [[True, False, True, False], [False, False, False, True], [False] * 4]
+    assert sent.held.tolist() == [
+        [True, False, True, False],
+        [False, False, False, True],
+        [False] * 4,
+    ]
     dense = sent["prototypes"]
     assert dense.shape == (3, CLASSES, DIM)
     assert torch.equal(dense[0, 2], ups[0].tensors["prototypes"][1])
@@ -277,13 +328,19 @@ def test_entries_lay_out_the_clients_reports():
     assert sent["confidence"].shape == (3, CLASSES)
 
 
-@pytest.mark.parametrize("listed", [[[0, 1, 2, 3]] * 3, [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]], [[3, 2, 1, 0]] * 2])
+@pytest.mark.parametrize(
+    "listed", [[[0, 1, 2, 3]] * 3, [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]], [[3, 2, 1, 0]] * 2]
+)
 def test_entries_lie_at_their_classes_whether_or_not_every_client_has_all(listed):
     ups = [up(client, classes) for client, classes in enumerate(listed)]
     dense = Entries(ups, CLASSES)["prototypes"]
     for client, classes in enumerate(listed):
         for c in range(CLASSES):
-            row = ups[client].tensors["prototypes"][classes.index(c)] if c in classes else torch.zeros(DIM)
+            row = (
+                ups[client].tensors["prototypes"][classes.index(c)]
+                if c in classes
+                else torch.zeros(DIM)
+            )
             assert torch.equal(dense[client, c], row)
 
 

@@ -33,7 +33,9 @@ def test_data_confidence_of_a_class_nobody_has_is_zero(rule):
 
 
 def test_synthetic_samples_count_for_gamma():
-    assert conf.effective_counts(COUNTS, torch.tensor([5.0, 10.0, 0.0]), 0.6).tolist() == pytest.approx([11, 6, 2])
+    assert conf.effective_counts(
+        COUNTS, torch.tensor([5.0, 10.0, 0.0]), 0.6
+    ).tolist() == pytest.approx([11, 6, 2])
     assert conf.effective_counts(COUNTS, None, 0.6).tolist() == COUNTS.tolist()
 
 
@@ -53,9 +55,13 @@ def uncertainty_by_hand(kind, row, y):
 
 @pytest.mark.parametrize("kind", ["entropy", "nll", "doubt", "error"])
 def test_uncertainty_is_a_mean_per_class_and_unseen_without_samples(kind):
-    values = [uncertainty_by_hand(kind, row.tolist(), y) for row, y in zip(LOGITS, LABELS, strict=True)]
+    values = [
+        uncertainty_by_hand(kind, row.tolist(), y) for row, y in zip(LOGITS, LABELS, strict=True)
+    ]
     ours = conf.uncertainty(torch.from_numpy(LOGITS), torch.tensor(LABELS), 3, kind, 0.75)
-    assert ours.tolist() == pytest.approx([(values[0] + values[1] + values[3]) / 3, 0.75, values[2]], abs=1e-12)
+    assert ours.tolist() == pytest.approx(
+        [(values[0] + values[1] + values[3]) / 3, 0.75, values[2]], abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", ["entropy", "nll", "doubt", "error"])
@@ -66,7 +72,9 @@ def test_without_any_validation_sample_all_classes_are_unseen(kind):
 
 def test_entropy_is_one_for_a_uniform_guess_and_zero_for_a_sure_one():
     logits = torch.tensor([[0.0, 0.0, 0.0], [-1e9, -1e9, 0.0]])
-    assert conf.uncertainty(logits, torch.tensor([0, 1]), 3, "entropy", 9.0).tolist() == pytest.approx([1, 0, 9])
+    assert conf.uncertainty(
+        logits, torch.tensor([0, 1]), 3, "entropy", 9.0
+    ).tolist() == pytest.approx([1, 0, 9])
 
 
 def test_entropy_does_not_see_a_confident_mistake_but_nll_does():
@@ -91,12 +99,16 @@ def test_without_a_generator_the_other_weights_are_renormalised():
 
 def test_with_a_generator_a_class_without_synthetic_samples_is_renormalised():
     ours = conf.confidence(DATA, VAL, W, QUALITY, MADE, "renormalise")
-    assert ours.tolist() == pytest.approx([4 / 7 * 0.8 + 3 / 7 * 0.9, 0.4 * 0.1 + 0.3 * 0.2 + 0.3 * 0.7])
+    assert ours.tolist() == pytest.approx(
+        [4 / 7 * 0.8 + 3 / 7 * 0.9, 0.4 * 0.1 + 0.3 * 0.2 + 0.3 * 0.7]
+    )
 
 
 def test_the_letter_takes_the_generator_signal_as_it_is():
     ours = conf.confidence(DATA, VAL, W, torch.tensor([0.0, 0.2]), MADE, "literal")
-    assert ours.tolist() == pytest.approx([0.4 * 0.8 + 0.3 * 0.9, 0.4 * 0.1 + 0.3 * 0.2 + 0.3 * 0.7])
+    assert ours.tolist() == pytest.approx(
+        [0.4 * 0.8 + 0.3 * 0.9, 0.4 * 0.1 + 0.3 * 0.2 + 0.3 * 0.7]
+    )
 
 
 def test_only_a_generator_weight_leaves_no_confidence_without_a_generator():
@@ -138,19 +150,29 @@ def test_inverse_variance_is_the_count_over_the_unbiased_variance():
 
 def test_inverse_variance_takes_one_sample_for_the_largest_variance_and_bounds_the_smallest():
     p = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.1, 0.0], [0.0, 0.0]])
-    assert conf.inverse_variance(torch.tensor([1.0, 5.0, 5.0, 0.0]), p).tolist() == pytest.approx([1, 5000, 5, 0])
+    assert conf.inverse_variance(torch.tensor([1.0, 5.0, 5.0, 0.0]), p).tolist() == pytest.approx(
+        [1, 5000, 5, 0]
+    )
 
 
 def test_client_confidence_is_over_all_classes_or_over_those_present():
     held = torch.tensor([[True, False, True, False], [True, True, True, True], [False] * 4])
     values = torch.tensor([[0.2, 9.0, 0.4, 9.0], [0.1, 0.2, 0.3, 0.4], [9.0] * 4])
-    assert conf.client_confidence(values, held, "literal").tolist() == pytest.approx([0.15, 0.25, 0])
+    assert conf.client_confidence(values, held, "literal").tolist() == pytest.approx(
+        [0.15, 0.25, 0]
+    )
     assert conf.client_confidence(values, held, "present").tolist() == pytest.approx([0.3, 0.25, 0])
 
 
 def test_trust_follows_its_rule():
-    c, n, p = torch.tensor([0.3, 0.6]), torch.tensor([1.0, 4.0]), torch.tensor([[1.0, 0.0], [0.0, 0.8]])
+    c, n, p = (
+        torch.tensor([0.3, 0.6]),
+        torch.tensor([1.0, 4.0]),
+        torch.tensor([[1.0, 0.0], [0.0, 0.8]]),
+    )
     assert conf.trust("confidence", c, n, p).tolist() == c.tolist()
     assert conf.trust("uniform", c, n, p).tolist() == [1, 1]
     assert conf.trust("counts", c, n, p).tolist() == [1, 4]
-    assert conf.trust("inverse-variance", c, n, p).tolist() == pytest.approx([1, 4 / (4 / 3 * 0.36)])
+    assert conf.trust("inverse-variance", c, n, p).tolist() == pytest.approx(
+        [1, 4 / (4 / 3 * 0.36)]
+    )

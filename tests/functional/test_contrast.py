@@ -57,7 +57,9 @@ def test_i2p_is_the_mean_negative_log_share_of_the_own_anchor(scene):
         shares = [math.exp(float(z[i] @ p[c]) / TAU) for c in range(CLASSES)]
         expected -= math.log(shares[y[i]] / sum(shares)) / len(y)
     zt, yt, pt = tensors(z, y, p)
-    assert float(contrast.i2p_loss(zt, yt, torch.ones(7).double(), pt, None, TAU)) == pytest.approx(expected, abs=1e-12)
+    assert float(contrast.i2p_loss(zt, yt, torch.ones(7).double(), pt, None, TAU)) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_i2p_is_cross_entropy_of_cosines_over_tau(scene):
@@ -83,10 +85,16 @@ def test_i2p_gradient_is_the_softmax_error_projected_off_the_feature(scene):
 @settings(max_examples=25)
 def test_i2p_does_not_see_the_length_of_a_feature(scales):
     rng = np.random.default_rng(0)
-    raw, y, p = tensors(rng.normal(size=(7, DIM)), rng.integers(0, CLASSES, 7), unit(rng.normal(size=(CLASSES, DIM))))
+    raw, y, p = tensors(
+        rng.normal(size=(7, DIM)),
+        rng.integers(0, CLASSES, 7),
+        unit(rng.normal(size=(CLASSES, DIM))),
+    )
     weight = torch.ones(7).double()
     plain = contrast.i2p_loss(contrast.unit(raw), y, weight, p, None, TAU)
-    scaled = contrast.i2p_loss(contrast.unit(raw * torch.tensor(scales)[:, None]), y, weight, p, None, TAU)
+    scaled = contrast.i2p_loss(
+        contrast.unit(raw * torch.tensor(scales)[:, None]), y, weight, p, None, TAU
+    )
     torch.testing.assert_close(scaled, plain, atol=1e-12, rtol=0)
 
 
@@ -96,9 +104,13 @@ def test_classes_without_an_anchor_are_neither_rivals_nor_samples(scene):
     z, rows = unit(raw), np.flatnonzero(known[y])
     logits = z[rows] @ p[known].T / TAU
     place = {c: i for i, c in enumerate(np.flatnonzero(known))}
-    expected = -np.mean([math.log(s[place[c]]) for s, c in zip(softmax(logits), y[rows], strict=True)])
+    expected = -np.mean(
+        [math.log(s[place[c]]) for s, c in zip(softmax(logits), y[rows], strict=True)]
+    )
     zt, yt, pt, kt = tensors(z, y, p, known)
-    assert float(contrast.i2p_loss(zt, yt, torch.ones(7).double(), pt, kt, TAU)) == pytest.approx(expected, abs=1e-12)
+    assert float(contrast.i2p_loss(zt, yt, torch.ones(7).double(), pt, kt, TAU)) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_without_any_anchor_i2p_and_its_gradient_are_zero(scene):
@@ -118,11 +130,15 @@ def test_without_any_anchor_i2p_and_its_gradient_are_zero(scene):
 @settings(max_examples=40)
 def test_class_means_are_means_per_class(labels):
     z = np.random.default_rng(1).normal(size=(len(labels), DIM))
-    means, counts = contrast.class_means(torch.from_numpy(z), torch.tensor(labels, dtype=torch.int64), CLASSES)
+    means, counts = contrast.class_means(
+        torch.from_numpy(z), torch.tensor(labels, dtype=torch.int64), CLASSES
+    )
     for c in range(CLASSES):
         members = [z[i] for i, label in enumerate(labels) if label == c]
         assert int(counts[c]) == len(members)
-        np.testing.assert_allclose(means[c], np.mean(members, axis=0) if members else np.zeros(DIM), atol=1e-12)
+        np.testing.assert_allclose(
+            means[c], np.mean(members, axis=0) if members else np.zeros(DIM), atol=1e-12
+        )
 
 
 # Eq. 14
@@ -131,7 +147,9 @@ def test_class_means_are_means_per_class(labels):
 def align(reading, norm, raw, batch, p, known, kept):
     """L_align as CAFedCL calls it: with the batch's unit prototypes at hand."""
     sums, counts = contrast.class_sums(contrast.unit(raw), batch.y, batch.weight, len(p))
-    return contrast.align(reading, norm, raw, contrast.unit(sums), counts > 0, batch, p, known, kept)
+    return contrast.align(
+        reading, norm, raw, contrast.unit(sums), counts > 0, batch, p, known, kept
+    )
 
 
 def align_by_hand(reading, norm, raw, y, p):
@@ -163,7 +181,9 @@ def test_align_leaves_out_classes_without_an_anchor(scene, reading, norm):
     rows = known[y]
     rt, yt, pt, kt = tensors(raw, y, p, known)
     ours = align(reading, norm, rt, batch_of(yt), pt, kt, scratch())
-    assert float(ours) == pytest.approx(align_by_hand(reading, norm, raw[rows], y[rows], p), abs=1e-12)
+    assert float(ours) == pytest.approx(
+        align_by_hand(reading, norm, raw[rows], y[rows], p), abs=1e-12
+    )
 
 
 def test_align_of_unit_prototypes_is_two_minus_two_cosines(scene):
@@ -187,9 +207,13 @@ def test_align_per_sample_is_the_batch_mean_plus_the_variance():
 
 def test_align_per_sample_exceeds_the_batch_form_by_the_variance_within_classes(scene):
     raw, y, p = scene
-    variance = sum(np.sum((raw[y == c] - raw[y == c].mean(0)) ** 2) / np.sum(y == c) for c in set(y.tolist()))
+    variance = sum(
+        np.sum((raw[y == c] - raw[y == c].mean(0)) ** 2) / np.sum(y == c) for c in set(y.tolist())
+    )
     rt, yt, pt = tensors(raw, y, p)
-    forms = [float(align(reading, "literal", rt, batch_of(yt), pt, None, {})) for reading in READINGS[:2]]
+    forms = [
+        float(align(reading, "literal", rt, batch_of(yt), pt, None, {})) for reading in READINGS[:2]
+    ]
     assert forms[1] - forms[0] == pytest.approx(variance, abs=1e-12)
 
 
@@ -231,7 +255,11 @@ def geometry_by_hand(reading, raw, y, p, margin, reduction, known):
                 use, a, b = c in means and known[other], means.get(c, p[c]), p[other]
             else:
                 there = (c in means or known[c]) and (other in means or known[other])
-                use, a, b = there and (c in means or other in means), means.get(c, p[c]), means.get(other, p[other])
+                use, a, b = (
+                    there and (c in means or other in means),
+                    means.get(c, p[c]),
+                    means.get(other, p[other]),
+                )
             if use:
                 penalties.append(max(0.0, margin - np.linalg.norm(a - b)))
     total = sum(penalties)
@@ -302,14 +330,19 @@ def test_padding_changes_neither_a_term_nor_its_gradient(scene, term):
         (raw, y, [1.0] * 7),
         (torch.cat([raw, junk]), torch.cat([y, torch.tensor([1, 2, 4])]), [1.0] * 7 + [0.0] * 3),
     ):
-        x, batch = rows.clone().requires_grad_(), batch_of(labels, torch.tensor(weight, dtype=torch.float64))
+        x, batch = (
+            rows.clone().requires_grad_(),
+            batch_of(labels, torch.tensor(weight, dtype=torch.float64)),
+        )
         if term in READINGS:
             loss = align(term, "unit", x, batch, p, None, scratch())
         elif term == "i2p":
             loss = contrast.i2p_loss(contrast.unit(x), batch.y, batch.weight, p, None, TAU)
         else:
             sums, counts = contrast.class_sums(contrast.unit(x), batch.y, batch.weight, CLASSES)
-            loss = contrast.geometry(term.split()[-1], contrast.unit(sums), counts > 0, p, None, 1.9, "mean")
+            loss = contrast.geometry(
+                term.split()[-1], contrast.unit(sums), counts > 0, p, None, 1.9, "mean"
+            )
         loss.backward()
         results.append((loss, x.grad))
     (plain, gradient), (padded, padded_gradient) = results
@@ -329,7 +362,9 @@ def test_a_batch_of_padding_costs_nothing():
 def test_one_step_of_separation_follows_the_gradient_of_the_paper_sum():
     a, b = unit([1.0, 0.2, 0.0]), unit([1.0, -0.1, 0.3])
     push = 0.1 * 2 * (a - b) / np.linalg.norm(a - b)
-    moved = contrast.separate(torch.from_numpy(np.stack([a, b])), torch.tensor([True, True]), 1.0, steps=1, rate=0.1)
+    moved = contrast.separate(
+        torch.from_numpy(np.stack([a, b])), torch.tensor([True, True]), 1.0, steps=1, rate=0.1
+    )
     np.testing.assert_allclose(moved, np.stack([unit(a + push), unit(b - push)]), atol=1e-12)
 
 
@@ -344,10 +379,15 @@ def test_separation_parts_near_prototypes_and_touches_no_unknown_one(scene):
 
 
 @pytest.mark.parametrize("classes", [5, 10, 43, 100])
-@pytest.mark.parametrize(("prior", "most"), [("margin", 0.5), ("orthogonal", 0.1), ("simplex", 0.1)])
+@pytest.mark.parametrize(
+    ("prior", "most"), [("margin", 0.5), ("orthogonal", 0.1), ("simplex", 0.1)]
+)
 def test_separation_is_stable_however_many_classes_crowd(classes, prior, most):
     made = torch.Generator().manual_seed(0)
-    crowded = torch.randn(classes, 64, generator=made).double() + 1.2 * torch.randn(1, 64, generator=made).double()
+    crowded = (
+        torch.randn(classes, 64, generator=made).double()
+        + 1.2 * torch.randn(1, 64, generator=made).double()
+    )
     start = crowded / crowded.norm(dim=1, keepdim=True)
     moved = contrast.separate(start, torch.ones(classes, dtype=torch.bool), 1.0, prior)
     others = ~torch.eye(classes, dtype=torch.bool)
@@ -380,7 +420,9 @@ def test_more_classes_than_dimensions_get_distinct_unit_anchors():
 @pytest.mark.parametrize(("classes", "distance"), [(10, 1.4907), (47, 1.4295), (100, 1.4213)])
 def test_simplex_anchors_are_equally_far_apart(classes, distance):
     p = contrast.simplex(classes, 128).double()
-    gaps = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist")[~torch.eye(classes, dtype=torch.bool)]
+    gaps = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist")[
+        ~torch.eye(classes, dtype=torch.bool)
+    ]
     assert gaps.min().item() == pytest.approx(distance, abs=1e-4)
     assert gaps.max().item() == pytest.approx(distance, abs=1e-4)
     torch.testing.assert_close(p.norm(dim=1), torch.ones(classes).double(), atol=1e-5, rtol=0)
@@ -400,7 +442,10 @@ def test_compiled_distances_and_their_slopes_are_the_plain_ones(same):
     a, b = (torch.randn(n, DIM, dtype=torch.float64, generator=made) for n in (6, 6 if same else 4))
     weight = torch.randn(6, len(b), dtype=torch.float64, generator=made)
     found = []
-    for function in (contrast.distances, torch.compile(contrast.distances, backend="eager", fullgraph=True)):
+    for function in (
+        contrast.distances,
+        torch.compile(contrast.distances, backend="eager", fullgraph=True),
+    ):
         x = a.clone().requires_grad_()
         apart = function(x, x if same else b)
         (weight * apart).sum().backward()

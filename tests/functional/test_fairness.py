@@ -14,7 +14,12 @@ ROUNDS = 30
 
 def scores(method: str) -> list[dict[str, float]]:
     """One local epoch instead of five, which is harder for FedAvg and five times cheaper; all else as by default."""
-    settings = {"train.epochs": 1, "engine.workers": 1, "evaluate.every": ROUNDS, "evaluate.own_every": ROUNDS}
+    settings = {
+        "train.epochs": 1,
+        "engine.workers": 1,
+        "evaluate.every": ROUNDS,
+        "evaluate.own_every": ROUNDS,
+    }
     runs = [cafedcl.run(method, rounds=ROUNDS, seed=seed, settings=settings) for seed in SEEDS]
     lines = [run.records[-1] for run in runs]
     return [line["server"] or line["own"] for line in lines]
@@ -34,7 +39,9 @@ def test_the_committed_measurement_over_twenty_seeds_says_the_same() -> None:
     """A rank test over five pairs needs all five to agree; with twenty it can speak."""
     result = Path(__file__).parents[2] / "experiments" / "results" / "digits.json"
     runs = json.loads(result.read_text(encoding="utf-8"))["runs"]
-    fair, unfair = ([r["server"]["client_std"] for r in runs if r["method"] == m] for m in ("cafedcl", "fedavg"))
+    fair, unfair = (
+        [r["server"]["client_std"] for r in runs if r["method"] == m] for m in ("cafedcl", "fedavg")
+    )
     assert len(fair) == len(unfair) == 20
     assert wilcoxon(fair, unfair, alternative="less").pvalue < 0.001
     assert wilcoxon(fair[:5], unfair[:5], alternative="less").pvalue < 0.05

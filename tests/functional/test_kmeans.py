@@ -59,7 +59,9 @@ def test_no_way_to_part_a_few_points_is_better(seed: int, k: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("number", "dim", "k"), [(45, 512, 3), (45, 16, 3), (200, 8, 5)])
-def test_clouds_far_apart_cost_what_they_cost_scikit_learn(number: int, dim: int, k: int, seed: int) -> None:
+def test_clouds_far_apart_cost_what_they_cost_scikit_learn(
+    number: int, dim: int, k: int, seed: int
+) -> None:
     draws = torch.Generator().manual_seed(seed)
     centres = 8 * torch.randn(k, dim, generator=draws)
     points = centres[torch.arange(number) % k] + torch.randn(number, dim, generator=draws)
@@ -67,7 +69,9 @@ def test_clouds_far_apart_cost_what_they_cost_scikit_learn(number: int, dim: int
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("number", "dim", "k"), [(45, 512, 3), (45, 512, 8), (45, 16, 3), (300, 64, 3)])
+@pytest.mark.parametrize(
+    ("number", "dim", "k"), [(45, 512, 3), (45, 512, 8), (45, 16, 3), (300, 64, 3)]
+)
 def test_points_without_any_clouds_cost_little_more_than_with_scikit_learn(
     number: int, dim: int, k: int, seed: int
 ) -> None:
@@ -75,7 +79,10 @@ def test_points_without_any_clouds_cost_little_more_than_with_scikit_learn(
 
 
 def test_in_few_dimensions_it_is_as_good_as_scikit_learn_in_the_mean() -> None:
-    ratios = [ratio(torch.randn(60, 4, generator=torch.Generator().manual_seed(seed)), 4) for seed in range(20)]
+    ratios = [
+        ratio(torch.randn(60, 4, generator=torch.Generator().manual_seed(seed)), 4)
+        for seed in range(20)
+    ]
     assert np.mean(ratios) <= 1.005
 
 
@@ -125,7 +132,9 @@ def test_one_sample_is_its_own_centroid() -> None:
 
 def test_fewer_samples_than_k_are_all_centroids() -> None:
     points = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
-    np.testing.assert_allclose(sorted(alone(points, 5).tolist()), sorted(points.tolist()), atol=1e-6)
+    np.testing.assert_allclose(
+        sorted(alone(points, 5).tolist()), sorted(points.tolist()), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 0.7])
@@ -137,8 +146,12 @@ def test_identical_samples_have_one_centroid(value: float) -> None:
 
 
 def test_two_distinct_values_among_many_samples_have_two_centroids() -> None:
-    points = torch.tensor([[0.0, 1.0]] * 5 + [[2.0, 2.0]] * 3)[torch.tensor([0, 5, 1, 6, 2, 3, 7, 4])]
-    np.testing.assert_allclose(sorted(alone(points, 3).tolist()), [[0.0, 1.0], [2.0, 2.0]], atol=1e-6)
+    points = torch.tensor([[0.0, 1.0]] * 5 + [[2.0, 2.0]] * 3)[
+        torch.tensor([0, 5, 1, 6, 2, 3, 7, 4])
+    ]
+    np.testing.assert_allclose(
+        sorted(alone(points, 3).tolist()), [[0.0, 1.0], [2.0, 2.0]], atol=1e-6
+    )
 
 
 def test_samples_that_differ_in_the_last_bit_do_not_fail() -> None:
@@ -150,8 +163,14 @@ def test_samples_that_differ_in_the_last_bit_do_not_fail() -> None:
     np.testing.assert_allclose(found, points[: len(found)], atol=1e-5)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=40))
-def test_a_class_has_as_many_centroids_as_distinct_points_at_most_k(drawn: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=40
+    )
+)
+def test_a_class_has_as_many_centroids_as_distinct_points_at_most_k(
+    drawn: list[tuple[int, int, int]],
+) -> None:
     z, y = torch.tensor([row[:2] for row in drawn]).float(), torch.tensor([row[2] for row in drawn])
     held = y.unique()
     classes, centroids = k_means(z, y, held, 4)
@@ -174,7 +193,10 @@ def crowd() -> Iterator[tuple[int, Tensor]]:
 
 
 def mixed() -> tuple[Tensor, Tensor, Tensor]:
-    z, y = torch.cat([z for _, z in crowd()]), torch.cat([torch.full((len(z),), c) for c, z in crowd()])
+    z, y = (
+        torch.cat([z for _, z in crowd()]),
+        torch.cat([torch.full((len(z),), c) for c, z in crowd()]),
+    )
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
     return z[order], y[order], torch.tensor([c for c, _ in crowd()])
 
@@ -231,7 +253,9 @@ def test_seeds_of_a_start_are_different_points_and_never_padding() -> None:
 
 def test_a_cluster_that_nothing_is_nearest_to_stays_where_it_was() -> None:
     scene = Scene(torch.tensor([[[-1.0], [1.0]]]), torch.ones(1, 2))
-    costs, centres = scene.settle(torch.tensor([[[[-1.0], [50.0]]]]), torch.ones(1, 2, dtype=torch.bool))
+    costs, centres = scene.settle(
+        torch.tensor([[[[-1.0], [50.0]]]]), torch.ones(1, 2, dtype=torch.bool)
+    )
     assert centres.flatten().tolist() == [0.0, 50.0]
     assert costs.tolist() == [[2.0]]
     assert ROUNDS > 1

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.functional.metrics import Judge, client_accuracy, confusion, hits, recalls, shot_groups, spread_of
+from cafedcl.functional.metrics import (
+    Evaluator,
+    client_accuracy,
+    confusion,
+    correct,
+    recalls,
+    shot_groups,
+    spread_of,
+)
 
 COUNTS = torch.tensor([[5, 0, 1, 2], [0, 30, 3, 0], [100, 0, 0, 7]])
 
@@ -28,8 +36,8 @@ def worlds(draw):
 def recall_by_hand(y, predicted, classes):
     found = []
     for c in range(classes):
-        hits = [p == c for t, p in zip(y, predicted, strict=True) if t == c]
-        found.append(sum(hits) / len(hits) if hits else math.nan)
+        correct = [p == c for t, p in zip(y, predicted, strict=True) if t == c]
+        found.append(sum(correct) / len(correct) if correct else math.nan)
     return found
 
 
@@ -80,15 +88,17 @@ def test_confusion_and_recalls_are_counted(world):
     table = confusion(torch.tensor(predicted, dtype=torch.int16), torch.tensor(y), classes)
     pairs = list(zip(y, predicted, strict=True))
     assert table.tolist() == [[pairs.count((r, c)) for c in range(classes)] for r in range(classes)]
-    assert recalls(table).tolist() == pytest.approx(recall_by_hand(y, predicted, classes), nan_ok=True)
+    assert recalls(table).tolist() == pytest.approx(
+        recall_by_hand(y, predicted, classes), nan_ok=True
+    )
 
 
 @given(worlds())
 @settings(max_examples=60)
 def test_the_server_is_scored_by_loops_over_images_clients_and_classes(world):
     classes, y, predicted, counts = world
-    judge = Judge(torch.tensor(counts), torch.tensor(y), (), (50, 20))
-    scores, tables = judge.server(torch.tensor(predicted, dtype=torch.int16))
+    evaluator = Evaluator(torch.tensor(counts), torch.tensor(y), (), (50, 20))
+    scores, tables = evaluator.server(torch.tensor(predicted, dtype=torch.int16))
     recall = recall_by_hand(y, predicted, classes)
     clients = by_client_by_hand(recall, counts)
     same(
@@ -109,9 +119,12 @@ def test_the_server_is_scored_by_loops_over_images_clients_and_classes(world):
 def test_a_client_model_is_scored_by_its_own_label_distribution(world, client):
     classes, y, predicted, counts = world
     client %= len(counts)
-    judge = Judge(torch.tensor(counts), torch.tensor(y), (), (50, 20))
-    called = {"all": torch.tensor(predicted, dtype=torch.int16), "held": torch.tensor(y, dtype=torch.int16)}
-    results = judge.own(client, hits(called, torch.tensor(y), classes))
+    evaluator = Evaluator(torch.tensor(counts), torch.tensor(y), (), (50, 20))
+    called = {
+        "all": torch.tensor(predicted, dtype=torch.int16),
+        "held": torch.tensor(y, dtype=torch.int16),
+    }
+    results = evaluator.own(client, correct(called, torch.tensor(y), classes))
     recall = recall_by_hand(y, predicted, classes)
     assert float(results["all/score"]) == pytest.approx(
         by_client_by_hand(recall, counts)[client], abs=1e-6, nan_ok=True
@@ -126,23 +139,37 @@ def test_a_client_model_is_scored_by_its_own_label_distribution(world, client):
 @settings(max_examples=60)
 def test_when_the_test_set_is_dealt_to_clients_each_is_scored_on_its_part(world, data):
     classes, y, predicted, counts = world
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(y)), min_size=len(counts) - 1, max_size=len(counts) - 1)))
+    cuts = sorted(
+        data.draw(
+            st.lists(st.integers(0, len(y)), min_size=len(counts) - 1, max_size=len(counts) - 1)
+        )
+    )
     edges = [0, *cuts, len(y)]
     parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
-    judge = Judge(torch.tensor(counts), torch.tensor(y), tuple(p.stop - p.start for p in parts), (50, 20))
-    scores, tables = judge.server(torch.tensor(predicted))
+    evaluator = Evaluator(
+        torch.tensor(counts), torch.tensor(y), tuple(p.stop - p.start for p in parts), (50, 20)
+    )
+    scores, tables = evaluator.server(torch.tensor(predicted))
     right = [t == p for t, p in zip(y, predicted, strict=True)]
     clients = [statistics.fmean(right[part]) if right[part] else math.nan for part in parts]
-    same({k: scores[k] for k in ("client_mean", "client_std", "client_worst")}, spread_by_hand(clients))
+    same(
+        {k: scores[k] for k in ("client_mean", "client_std", "client_worst")},
+        spread_by_hand(clients),
+    )
     assert tables["server/clients"].tolist() == pytest.approx(clients, abs=1e-6, nan_ok=True)
     for client, part in enumerate(parts):
         if right[part]:
-            own = judge.own(client, hits({"all": torch.tensor(predicted[part])}, torch.tensor(y[part]), classes))
+            own = evaluator.own(
+                client,
+                correct({"all": torch.tensor(predicted[part])}, torch.tensor(y[part]), classes),
+            )
             assert float(own["all/score"]) == pytest.approx(clients[client])
             assert own["all/recall"].tolist() == pytest.approx(
                 recall_by_hand(y[part], predicted[part], classes), abs=1e-6, nan_ok=True
             )
-    weighted = sum((p.stop - p.start) * score for p, score in zip(parts, clients, strict=True) if right[p])
+    weighted = sum(
+        (p.stop - p.start) * score for p, score in zip(parts, clients, strict=True) if right[p]
+    )
     assert scores["accuracy"] == pytest.approx(weighted / len(y))
 
 
@@ -151,23 +178,33 @@ def test_when_the_test_set_is_dealt_to_clients_each_is_scored_on_its_part(world,
 def test_a_survey_gives_the_scores_of_the_parts_laid_together(world, data):
     """What sites count on their own parts gives the same scores as their images in one place would."""
     classes, y, predicted, counts = world
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(y)), min_size=len(counts) - 1, max_size=len(counts) - 1)))
+    cuts = sorted(
+        data.draw(
+            st.lists(st.integers(0, len(y)), min_size=len(counts) - 1, max_size=len(counts) - 1)
+        )
+    )
     sizes = tuple(b - a for a, b in itertools.pairwise([0, *cuts, len(y)]))
-    together = Judge(torch.tensor(counts), torch.tensor(y), sizes, (50, 20))
+    together = Evaluator(torch.tensor(counts), torch.tensor(y), sizes, (50, 20))
     parts = zip(torch.tensor(predicted).split(sizes), torch.tensor(y).split(sizes), strict=True)
-    told = [hits({"all": called}, labels, classes) for called, labels in parts]
+    told = [correct({"all": called}, labels, classes) for called, labels in parts]
     survey = {name: torch.stack([answer[name] for answer in told]) for name in ("tested", "all")}
-    apart = Judge(torch.tensor(counts), torch.zeros(0, dtype=torch.int64), (), (50, 20), apart=True)
+    apart = Evaluator(
+        torch.tensor(counts), torch.zeros(0, dtype=torch.int64), (), (50, 20), apart=True
+    )
     scores, tables = apart.surveyed(survey)
     expected, behind = together.server(torch.tensor(predicted))
     same(scores, expected)
-    assert tables["server/clients"].tolist() == pytest.approx(behind["server/clients"].tolist(), nan_ok=True)
+    assert tables["server/clients"].tolist() == pytest.approx(
+        behind["server/clients"].tolist(), nan_ok=True
+    )
     assert "server/confusion" not in tables
 
 
 def test_a_survey_that_nobody_answers_has_no_scores():
-    judge = Judge(COUNTS, torch.zeros(0, dtype=torch.int64), (), (100, 5), apart=True)
-    scores, _ = judge.surveyed({name: torch.zeros(3, 4, dtype=torch.int64) for name in ("tested", "all")})
+    evaluator = Evaluator(COUNTS, torch.zeros(0, dtype=torch.int64), (), (100, 5), apart=True)
+    scores, _ = evaluator.surveyed(
+        {name: torch.zeros(3, 4, dtype=torch.int64) for name in ("tested", "all")}
+    )
     assert set(scores.values()) == {None}
 
 
@@ -190,8 +227,14 @@ def test_the_worst_tenth_of_thirty_clients_are_three():
 
 def test_shot_groups_follow_the_global_training_counts():
     recall = torch.tensor([0.9, 0.5, 0.1, 0.3])
-    assert shot_groups(recall, COUNTS, (100, 5)) == pytest.approx({"many": 0.9, "medium": 0.4, "few": 0.1})
-    assert shot_groups(recall, COUNTS, (105, 4)) == {"many": None, "medium": pytest.approx(0.45), "few": None}
+    assert shot_groups(recall, COUNTS, (100, 5)) == pytest.approx(
+        {"many": 0.9, "medium": 0.4, "few": 0.1}
+    )
+    assert shot_groups(recall, COUNTS, (105, 4)) == {
+        "many": None,
+        "medium": pytest.approx(0.45),
+        "few": None,
+    }
 
 
 def test_shots_in_the_wrong_order_are_refused_so_that_no_class_is_in_two_groups(tiny):
@@ -201,20 +244,22 @@ def test_shots_in_the_wrong_order_are_refused_so_that_no_class_is_in_two_groups(
 
 def test_scores_over_own_models_leave_out_clients_that_were_not_evaluated():
     y = torch.tensor([0, 1, 2, 3, 3, 1])
-    judge = Judge(COUNTS, y, (), (100, 5))
-    table = judge.no_own()
-    none = judge.own_scores(table)
+    evaluator = Evaluator(COUNTS, y, (), (100, 5))
+    table = evaluator.no_own()
+    none = evaluator.own_scores(table)
     assert all(none[name] is None for name in none)
     predictions = {0: [0, 1, 1, 3, 0, 0], 2: [0, 0, 2, 0, 0, 1]}
     for client, predicted in predictions.items():
         called = {"all": torch.tensor(predicted), "held": y}
-        for name, value in judge.own(client, hits(called, y, 4)).items():
+        for name, value in evaluator.own(client, correct(called, y, 4)).items():
             table[name][client] = value
     recall = [recall_by_hand(y.tolist(), predicted, 4) for predicted in predictions.values()]
-    scores = [by_client_by_hand(r, COUNTS.tolist())[k] for k, r in zip(predictions, recall, strict=True)]
+    scores = [
+        by_client_by_hand(r, COUNTS.tolist())[k] for k, r in zip(predictions, recall, strict=True)
+    ]
     per_class = [mean([r[c] for r in recall]) for c in range(4)]
     same(
-        judge.own_scores(table),
+        evaluator.own_scores(table),
         {
             "accuracy": (3 / 6 + 3 / 6) / 2,
             "balanced": mean([mean(r) for r in recall]),

@@ -6,8 +6,8 @@ import torch
 from capturing import sent, with_sent
 
 from cafedcl.core.contract import Field, Reply, Up
-from cafedcl.core.flat import Laid, Place
-from cafedcl.functional.reply_check import Inspector, largest
+from cafedcl.core.flat import FlatModel, WeightSlice
+from cafedcl.functional.reply_check import ReplyValidator, largest
 
 COUNTS = torch.tensor([[3, 0, 2], [0, 4, 0]])
 WEIGHTS = {"head.weight": torch.zeros(3, 2), "steps": torch.tensor(0)}
@@ -26,17 +26,26 @@ def good():
         "confidence": torch.tensor([0.2, 1.0]),
         "spare": torch.full((4,), 1e6),
     }
-    return Reply(Up(0, 5, tensors, model=MODEL), {"model/personal": torch.ones(2), "seen": torch.tensor([True])}, {})
+    return Reply(
+        Up(0, 5, tensors, model=MODEL),
+        {"model/personal": torch.ones(2), "seen": torch.tensor([True])},
+        {},
+    )
 
 
 def problem(reply):
-    return Inspector(WEIGHTS, FIELDS, COUNTS).problem(reply)
+    return ReplyValidator(WEIGHTS, FIELDS, COUNTS).problem(reply)
 
 
 def changed(**tensors):
     reply = good()
-    entries = {**sent(reply.up), **{name.replace("__", "/"): value for name, value in tensors.items()}}
-    return replace(reply, up=with_sent(reply.up, {n: v for n, v in entries.items() if v is not None}))
+    entries = {
+        **sent(reply.up),
+        **{name.replace("__", "/"): value for name, value in tensors.items()},
+    }
+    return replace(
+        reply, up=with_sent(reply.up, {n: v for n, v in entries.items() if v is not None})
+    )
 
 
 def test_a_good_reply_passes():
@@ -45,15 +54,17 @@ def test_a_good_reply_passes():
 
 def test_a_client_that_lists_no_class_passes():
     reply = changed(
-        classes=torch.tensor([], dtype=torch.int64), prototypes=torch.zeros(0, 2), confidence=torch.zeros(0)
+        classes=torch.tensor([], dtype=torch.int64),
+        prototypes=torch.zeros(0, 2),
+        confidence=torch.zeros(0),
     )
     assert problem(reply) is None
 
 
 def test_a_method_that_sends_nothing_but_weights_needs_no_classes():
     reply = Reply(Up(1, 4, {}, model=MODEL), {}, {})
-    assert Inspector(WEIGHTS, {}, COUNTS).problem(reply) is None
-    assert "classes" in Inspector(WEIGHTS, FIELDS, COUNTS).problem(reply)
+    assert ReplyValidator(WEIGHTS, {}, COUNTS).problem(reply) is None
+    assert "classes" in ReplyValidator(WEIGHTS, FIELDS, COUNTS).problem(reply)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -79,7 +90,10 @@ def test_nan_in_what_the_client_keeps_is_named():
         ({"prototypes": torch.zeros(2, 5)}, ["prototypes", "shape (2, 5)"]),
         ({"confidence": torch.tensor([0.5])}, ["confidence", "shape (1,)"]),
         ({"spare": torch.zeros(2, 4)}, ["spare", "shape (2, 4)", "(4,)"]),
-        ({"model__head.weight": torch.ones(3, 2).double()}, ["model/head.weight", "float64", "float32"]),
+        (
+            {"model__head.weight": torch.ones(3, 2).double()},
+            ["model/head.weight", "float64", "float32"],
+        ),
         ({"model__steps": torch.tensor(7.0)}, ["model/steps", "float32", "int64"]),
         ({"confidence": torch.tensor([0.5, 0.5]).half()}, ["confidence", "float16"]),
         ({"model__head.weight": None}, ["model/head.weight", "missing"]),
@@ -116,7 +130,9 @@ def test_a_wrong_number_of_samples_is_rejected(samples):
 @pytest.mark.parametrize("client", [-1, 2, 99])
 def test_a_client_that_never_enrolled_is_rejected(client):
     reply = good()
-    assert problem(replace(reply, up=replace(reply.up, client=client))) == f"unknown client {client}"
+    assert (
+        problem(replace(reply, up=replace(reply.up, client=client))) == f"unknown client {client}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,22 +141,38 @@ def test_a_client_that_never_enrolled_is_rejected(client):
         ({"all": [1, 0, 0], "held": [1, 0, 0]}, "lacks 'tested'"),
         ({"tested": [2, 0, 1], "all": [1, 0, 0]}, "lacks 'held'"),
         ({"tested": [2, 0], "all": [1, 0], "held": [1, 0]}, "'tested' is not a count per class"),
-        ({"tested": [2, 0, 1], "all": [1.0, 0.0, 0.0], "held": [1, 0, 0]}, "'all' is not a count per class"),
-        ({"tested": [2, 0, 1], "all": [1, 0, 0], "held": [1, 1, 0]}, "'held' counts more images than were tested"),
-        ({"tested": [2, 0, 1], "all": [-1, 0, 0], "held": [1, 0, 0]}, "'all' counts more images than were tested"),
+        (
+            {"tested": [2, 0, 1], "all": [1.0, 0.0, 0.0], "held": [1, 0, 0]},
+            "'all' is not a count per class",
+        ),
+        (
+            {"tested": [2, 0, 1], "all": [1, 0, 0], "held": [1, 1, 0]},
+            "'held' counts more images than were tested",
+        ),
+        (
+            {"tested": [2, 0, 1], "all": [-1, 0, 0], "held": [1, 0, 0]},
+            "'all' counts more images than were tested",
+        ),
     ],
 )
-def test_a_test_result_that_cannot_be_is_named(hits, words):
+def test_a_test_result_that_cannot_be_is_named(correct, words):
     good_hits = {name: torch.tensor([2, 0, 1]) for name in ("tested", "all", "held")}
-    assert problem(replace(good(), hits=good_hits)) is None
-    assert words in problem(replace(good(), hits={name: torch.tensor(value) for name, value in hits.items()}))
+    assert problem(replace(good(), correct=good_hits)) is None
+    assert words in problem(
+        replace(good(), correct={name: torch.tensor(value) for name, value in correct.items()})
+    )
 
 
 def test_a_note_of_another_shape_is_named():
     reply = good()
     assert problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(3)}))) is None
-    assert "'scatter'" in problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(2, 3)})))
-    assert problem(replace(reply, up=replace(reply.up, notes={"generated_round": torch.tensor(1.0)}))) is None
+    assert "'scatter'" in problem(
+        replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(2, 3)}))
+    )
+    assert (
+        problem(replace(reply, up=replace(reply.up, notes={"generated_round": torch.tensor(1.0)})))
+        is None
+    )
     assert "'generated_round'" in problem(
         replace(reply, up=replace(reply.up, notes={"generated_round": torch.zeros(3)}))
     )
@@ -156,7 +188,7 @@ def test_numbers_the_engine_has_seen_to_be_finite_are_not_looked_through_again(s
 def test_a_range_may_have_one_end_only(value, fits):
     fields = {"trust": Field((), 0.0, float("inf"), per_class=False)}
     reply = Reply(Up(1, 4, {"trust": torch.tensor(value)}, model=MODEL), {}, {})
-    assert (Inspector(WEIGHTS, fields, COUNTS).problem(reply) is None) == fits
+    assert (ReplyValidator(WEIGHTS, fields, COUNTS).problem(reply) is None) == fits
 
 
 @pytest.mark.parametrize("values", [[torch.ones(2)], [torch.ones(2), torch.zeros(3)]])
@@ -171,58 +203,70 @@ LAID = {"head.weight": (3, 2), "head.bias": (3,)}
 
 def laid(shapes=LAID, dtype=torch.float32):
     """A client's weights in one vector of ones."""
-    places, begin = {}, 0
+    slices, begin = {}, 0
     for name, shape in shapes.items():
-        places[name] = Place.at(begin, torch.Size(shape), last=False)
+        slices[name] = WeightSlice.at(begin, torch.Size(shape), last=False)
         begin += math.prod(shape)
-    return Laid(torch.ones(begin, dtype=dtype), places)
+    return FlatModel(torch.ones(begin, dtype=dtype), slices)
 
 
 @pytest.fixture
-def judge():
+def evaluator():
     """What an inspector that has passed as many laid models as it is told says of one more."""
-    inspector = Inspector({name: torch.zeros(shape) for name, shape in LAID.items()}, {}, COUNTS)
+    validator = ReplyValidator(
+        {name: torch.zeros(shape) for name, shape in LAID.items()}, {}, COUNTS
+    )
 
     def say(model, after=0):
         for _ in range(after):
             assert say(laid()) is None
-        return inspector.problem(Reply(Up(1, 4, {}, model=model), {}, {}))
+        return validator.problem(Reply(Up(1, 4, {}, model=model), {}, {}))
 
     return say
 
 
-def test_good_laid_models_pass_however_they_lie(judge):
+def test_good_laid_models_pass_however_they_lie(evaluator):
     turned = {name: LAID[name] for name in reversed(LAID)}
     for _ in range(2):
-        assert judge(laid()) is None
-        assert judge(laid(turned)) is None
-        assert judge(dict(laid())) is None
+        assert evaluator(laid()) is None
+        assert evaluator(laid(turned)) is None
+        assert evaluator(dict(laid())) is None
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (laid({**LAID, "head.weight": (2, 3)}), "'model/head.weight' has shape (2, 3), expected (3, 2)"),
+        (
+            laid({**LAID, "head.weight": (2, 3)}),
+            "'model/head.weight' has shape (2, 3), expected (3, 2)",
+        ),
         (laid({**LAID, "head.bias": (3, 1)}), "'model/head.bias' has shape (3, 1), expected (3,)"),
         (laid(dtype=torch.float64), "'model/head.weight' is torch.float64, expected torch.float32"),
-        (laid(dtype=torch.bfloat16), "'model/head.weight' is torch.bfloat16, expected torch.float32"),
+        (
+            laid(dtype=torch.bfloat16),
+            "'model/head.weight' is torch.bfloat16, expected torch.float32",
+        ),
         (laid({"head.weight": (3, 2)}), "'model/head.bias' is missing"),
         (laid({"head.weight": (3, 2), "head.scale": (3,)}), "'model/head.bias' is missing"),
         (laid({**LAID, "extra": (1,)}), "'model/extra' was not asked for"),
         (laid({}), "'model/head.weight' is missing"),
     ],
 )
-def test_a_bad_laid_model_is_rejected_also_after_good_ones(judge, model, reason, after):
-    assert judge(model, after) == reason
-    assert judge(model, after) == reason, "a bad model is not remembered as a good one"
-    assert judge(laid()) is None
+def test_a_bad_laid_model_is_rejected_also_after_good_ones(evaluator, model, reason, after):
+    assert evaluator(model, after) == reason
+    assert evaluator(model, after) == reason, "a bad model is not remembered as a good one"
+    assert evaluator(laid()) is None
 
 
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize(("at", "name"), [(0, "head.weight"), (5, "head.weight"), (6, "head.bias"), (8, "head.bias")])
-def test_a_number_in_a_laid_model_that_is_not_finite_is_named_by_its_weight(judge, at, name, bad, after):
+@pytest.mark.parametrize(
+    ("at", "name"), [(0, "head.weight"), (5, "head.weight"), (6, "head.bias"), (8, "head.bias")]
+)
+def test_a_number_in_a_laid_model_that_is_not_finite_is_named_by_its_weight(
+    evaluator, at, name, bad, after
+):
     model = laid()
     model.vector[at] = bad
-    assert judge(model, after) == f"reply has NaN or Inf in 'model/{name}'"
+    assert evaluator(model, after) == f"reply has NaN or Inf in 'model/{name}'"

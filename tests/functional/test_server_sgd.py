@@ -13,7 +13,9 @@ def test_batches_are_the_parts_of_a_permutation_per_epoch_padded_to_one_width(
     number: int, batch: int, epochs: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    expected = [rows.tolist() for _ in range(epochs) for rows in torch.randperm(number).split(batch)]
+    expected = [
+        rows.tolist() for _ in range(epochs) for rows in torch.randperm(number).split(batch)
+    ]
     torch.manual_seed(seed)
     rows, weight = draw_batches(number, batch, epochs)
     assert rows.shape == weight.shape == (len(expected), min(batch, number))

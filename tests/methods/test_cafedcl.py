@@ -34,7 +34,9 @@ class Scene:
         self.p = unit(rng.normal(size=(CLASSES, DIM)))
         self.weight = rng.normal(size=(DIM, 6))
         self.visit_with, self.t, self.known = visit_with, t, known
-        self.batch = Batch(torch.from_numpy(self.x), torch.from_numpy(self.y), torch.ones(7).double())
+        self.batch = Batch(
+            torch.from_numpy(self.x), torch.from_numpy(self.y), torch.ones(7).double()
+        )
 
     def network(self, method):
         torch.manual_seed(0)
@@ -73,7 +75,9 @@ def test_the_objective_is_i2p_align_and_geometry(scene):
     i2p = -np.mean(np.log(logits[range(7), y] / logits.sum(1)))
     q = {c: unit(z[y == c].mean(0)) for c in (0, 2, 3)}
     align = sum(np.sum((q[c] - p[c]) ** 2) for c in q)
-    pairs = [(a, b) for a in range(CLASSES) for b in range(CLASSES) if a != b and (a in q or b in q)]
+    pairs = [
+        (a, b) for a in range(CLASSES) for b in range(CLASSES) if a != b and (a in q or b in q)
+    ]
     geo = np.mean([max(0, 1.5 - np.linalg.norm(q.get(a, p[a]) - q.get(b, p[b]))) for a, b in pairs])
     terms, _ = scene.run(tau=0.2, lam_align=0.3, align_warmup=0, lam_geo=0.7, margin=1.5)
     assert geo > 0
@@ -115,7 +119,9 @@ def test_a_classifier_adds_plain_cross_entropy(scene):
     network = scene.network(method)
     logits = network.part("classify")(network.encoder(scene.batch.x))
     terms, _ = scene.run(classifier="ce")
-    assert terms["ce"] == pytest.approx(nn.functional.cross_entropy(logits, scene.batch.y).item(), abs=1e-12)
+    assert terms["ce"] == pytest.approx(
+        nn.functional.cross_entropy(logits, scene.batch.y).item(), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("geo", ["batch", "cross", "server", "literal"])
@@ -135,7 +141,10 @@ def embedding(scene):
     parts = {}
     for part, y in (("train", scene.y), ("validation", np.array([0, 2, 2]))):
         for weights in ("trained", "received"):
-            parts[part, weights] = (torch.from_numpy(3 * rng.normal(size=(len(y), DIM))), torch.from_numpy(y))
+            parts[part, weights] = (
+                torch.from_numpy(3 * rng.normal(size=(len(y), DIM))),
+                torch.from_numpy(y),
+            )
     return parts
 
 
@@ -173,10 +182,14 @@ def test_a_prototype_of_synthetic_images_too_counts_each_of_them_gamma(scene):
     }
     for gamma in (0.0, 0.6, 1.0):
         method = method_with(prototype_of="augmented", gamma=gamma)
-        ours = method.prototypes(scene.visit(method, embed=lambda part, weights: parts[part, weights]))
+        ours = method.prototypes(
+            scene.visit(method, embed=lambda part, weights: parts[part, weights])
+        )
         for c in (0, 2, 3):
             sums = unit(real)[y == c].sum(0) + gamma * unit(made)[claimed == c].sum(0)
-            np.testing.assert_allclose(ours[c], sums / ((y == c).sum() + gamma * (claimed == c).sum()), atol=1e-12)
+            np.testing.assert_allclose(
+                ours[c], sums / ((y == c).sum() + gamma * (claimed == c).sum()), atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("reading", ["mean-of-units", "unit", "literal"])
@@ -202,13 +215,17 @@ def test_synthetic_samples_raise_the_count_and_their_quality_the_confidence(scen
     for missing in ("renormalise", "literal"):
         method = method_with(missing=missing, clip=(0.0, 1.0), gamma=0.6)
         most = torch.full((CLASSES,), 12.0).double()
-        visit = scene.visit(method, embed=lambda part, weights: parts[part, weights], signals=signals, most=most)
+        visit = scene.visit(
+            method, embed=lambda part, weights: parts[part, weights], signals=signals, most=most
+        )
         summary, notes = method.summarize(scene.network(method), visit)
         assert notes["confidence_data"].tolist() == pytest.approx([9 / 12, 0, 3 / 12, 4 / 12])
         assert notes["confidence_gen"].tolist() == pytest.approx([0.9, 0, 0, 0.4])
         results[missing], val = summary["confidence"].tolist(), notes["confidence_val"].tolist()
     both = {0: 0.4 * 9 / 12 + 0.3 * 0.9 + 0.3 * val[0], 3: 0.4 * 4 / 12 + 0.3 * 0.4 + 0.3 * val[3]}
-    assert results["renormalise"] == pytest.approx([both[0], 4 / 7 * 3 / 12 + 3 / 7 * val[2], both[3]])
+    assert results["renormalise"] == pytest.approx(
+        [both[0], 4 / 7 * 3 / 12 + 3 / 7 * val[2], both[3]]
+    )
     assert results["literal"] == pytest.approx([both[0], 0.4 * 3 / 12 + 0.3 * val[2], both[3]])
 
 
@@ -231,7 +248,9 @@ def ups_with(trust, counts=None, seed=0):
         prototypes = (0.5 * unit(rng.normal(size=(len(classes), DIM)))).astype(np.float32)
         tensors = {"classes": classes, "prototypes": prototypes, "confidence": row[classes]}
         weights = {"w": torch.from_numpy(rng.normal(size=3).astype(np.float32))}
-        ups.append(Up(k, 10 + k, {name: torch.from_numpy(v) for name, v in tensors.items()}, model=weights))
+        ups.append(
+            Up(k, 10 + k, {name: torch.from_numpy(v) for name, v in tensors.items()}, model=weights)
+        )
     return ups
 
 
@@ -246,7 +265,9 @@ def state_of(method):
 def means_by_hand(trust, ups):
     total = np.zeros((CLASSES, DIM))
     for row, up in zip(trust, ups, strict=True):
-        for c, p in zip(up.tensors["classes"].tolist(), up.tensors["prototypes"].double().numpy(), strict=True):
+        for c, p in zip(
+            up.tensors["classes"].tolist(), up.tensors["prototypes"].double().numpy(), strict=True
+        ):
             total[c] += row[c] / trust[:, c].sum() * p
     return total
 
@@ -258,7 +279,9 @@ def test_anchors_are_confidence_weighted_means_made_unit_and_unseen_ones_are_kep
     expected = unit(means_by_hand(TRUST, ups)[[0, 1, 3]])
     np.testing.assert_allclose(after["anchors/prototypes"][[0, 1, 3]], expected, atol=1e-6)
     assert torch.equal(after["anchors/prototypes"][2], state["anchors/prototypes"][2])
-    average = [np.sum(TRUST[:, c] ** 2) / TRUST[:, c].sum() if c != 2 else 0 for c in range(CLASSES)]
+    average = [
+        np.sum(TRUST[:, c] ** 2) / TRUST[:, c].sum() if c != 2 else 0 for c in range(CLASSES)
+    ]
     np.testing.assert_allclose(after["server/confidence"], average, atol=1e-6)
 
 
@@ -276,7 +299,9 @@ def test_encoders_are_averaged_by_client_confidence(options, conf_k):
     ups = ups_with((TRUST > 0).astype(float) if uniform else TRUST)
     expected = np.average([up.model["w"].numpy() for up in ups], axis=0, weights=conf_k)
     method = method_with(**options)
-    np.testing.assert_allclose(method.aggregate(state_of(method), ups)["model/w"], expected, atol=1e-6)
+    np.testing.assert_allclose(
+        method.aggregate(state_of(method), ups)["model/w"], expected, atol=1e-6
+    )
 
 
 def test_counts_as_weights_are_the_count_weighted_means_of_fedavg():
@@ -286,7 +311,9 @@ def test_counts_as_weights_are_the_count_weighted_means_of_fedavg():
     expected = np.average([up.model["w"].numpy() for up in ups], axis=0, weights=counts.sum(1))
     np.testing.assert_allclose(after["model/w"], expected, atol=1e-6)
     np.testing.assert_allclose(
-        after["anchors/prototypes"][[0, 1, 3]], unit(means_by_hand(counts, ups)[[0, 1, 3]]), atol=1e-6
+        after["anchors/prototypes"][[0, 1, 3]],
+        unit(means_by_hand(counts, ups)[[0, 1, 3]]),
+        atol=1e-6,
     )
 
 
@@ -335,7 +362,9 @@ def test_geometry_on_the_server_parts_the_anchors_of_the_round():
     crowd = ups_with(TRUST)
     ups = [
         dataclasses.replace(
-            up, tensors=up.tensors | {"prototypes": up.tensors["prototypes"] * 0.2 + torch.eye(DIM)[0] * 0.5}
+            up,
+            tensors=up.tensors
+            | {"prototypes": up.tensors["prototypes"] * 0.2 + torch.eye(DIM)[0] * 0.5},
         )
         for up in crowd
     ]
@@ -364,10 +393,15 @@ def test_initial_anchors_are_orthonormal_simplex_or_unknown():
 
 def test_the_nearest_known_anchor_by_cosine_is_predicted(scene):
     method = method_with(tau=0.2)
-    anchors = {"prototypes": torch.from_numpy(scene.p), "known": torch.tensor([True, False, True, True])}
+    anchors = {
+        "prototypes": torch.from_numpy(scene.p),
+        "known": torch.tensor([True, False, True, True]),
+    }
     scores = method.scores(scene.network(method), scene.batch.x, anchors, {}).detach()
     cosines = unit(scene.x @ scene.weight.T) @ scene.p.T
-    np.testing.assert_allclose(method.similarity(scores)[:, [0, 2, 3]], cosines[:, [0, 2, 3]], atol=1e-12)
+    np.testing.assert_allclose(
+        method.similarity(scores)[:, [0, 2, 3]], cosines[:, [0, 2, 3]], atol=1e-12
+    )
     cosines[:, 1] = -np.inf
     assert scores.argmax(1).tolist() == cosines.argmax(1).tolist()
 
@@ -409,13 +443,22 @@ def test_options_that_contradict_each_other_are_refused(options, words):
 
 
 def test_from_counts_alone_the_anchors_are_the_count_weighted_means(tiny):
-    federation = tiny(method__w=[1.0, 0.0, 0.0], method__clip=[0.0, 1.0], federation__clients=4, split__classes=4)
-    ups = [reply.up for reply in federation.train(Down(0, federation.method.broadcast(federation.state)), [0, 2, 3])]
+    federation = tiny(
+        method__w=[1.0, 0.0, 0.0], method__clip=[0.0, 1.0], federation__clients=4, split__classes=4
+    )
+    ups = [
+        reply.up
+        for reply in federation.train(
+            Down(0, federation.method.broadcast(federation.state)), [0, 2, 3]
+        )
+    ]
     after = federation.method.aggregate(federation.state, ups)
-    counts = federation.bench.shards.counts.double().numpy()
+    counts = federation.task.clients.shards.counts.double().numpy()
     sums, totals = np.zeros((10, federation.method.dim)), np.zeros(10)
     for up in ups:
-        for c, p in zip(up.tensors["classes"].tolist(), up.tensors["prototypes"].double().numpy(), strict=True):
+        for c, p in zip(
+            up.tensors["classes"].tolist(), up.tensors["prototypes"].double().numpy(), strict=True
+        ):
             sums[c] += counts[up.client, c] * p
             totals[c] += counts[up.client, c]
     seen = totals > 0
@@ -434,33 +477,40 @@ def test_with_fixed_anchors_one_client_trains_a_cosine_softmax(tiny):
         train__epochs=3,
         train__momentum=0.5,
     )
-    bench = federation.bench
+    task = federation.task
     p = federation.state["anchors/prototypes"].double()
     x, y = (
-        bench.data.images(bench.data.train_x[bench.shards.train[0]]).double(),
-        bench.data.train_y[bench.shards.train[0]],
+        task.clients.data.images(task.clients.data.train_x[task.clients.shards.train[0]]).double(),
+        task.clients.data.train_y[task.clients.shards.train[0]],
     )
-    weights = {name: value.double().requires_grad_() for name, value in bench.initial.items()}
+    weights = {name: value.double().requires_grad_() for name, value in task.initial.items()}
     for t in range(2):
         velocity = {}
         for _ in range(3):
-            h = torch.relu(x.flatten(1) @ weights["encoder.first.weight"].T + weights["encoder.first.bias"])
+            h = torch.relu(
+                x.flatten(1) @ weights["encoder.first.weight"].T + weights["encoder.first.bias"]
+            )
             h = torch.relu(h @ weights["encoder.second.weight"].T + weights["encoder.second.bias"])
             logits = (h / h.square().sum(1, keepdim=True).sqrt()) @ p.T / 0.1
             loss = -(logits - logits.logsumexp(1, keepdim=True))[range(len(y)), y].mean()
             gradients = torch.autograd.grad(loss, list(weights.values()))
-            scale = min(1.0, 10 / (math.sqrt(sum(float(g.square().sum()) for g in gradients)) + 1e-6))
+            scale = min(
+                1.0, 10 / (math.sqrt(sum(float(g.square().sum()) for g in gradients)) + 1e-6)
+            )
             for (name, w), g in zip(weights.items(), gradients, strict=True):
                 step = scale * g + 1e-3 * w.detach()
                 velocity[name] = step + (0.5 * velocity[name] if name in velocity else 0)
             weights = {
-                name: (w.detach() - 0.1 * 0.998**t * velocity[name]).requires_grad_() for name, w in weights.items()
+                name: (w.detach() - 0.1 * 0.998**t * velocity[name]).requires_grad_()
+                for name, w in weights.items()
             }
     federation.run()
     moved = 0.0
     for name, w in weights.items():
-        torch.testing.assert_close(federation.state[f"model/{name}"].double(), w.detach(), atol=1e-5, rtol=0)
-        moved = max(moved, float((w.detach() - bench.initial[name]).abs().max()))
+        torch.testing.assert_close(
+            federation.state[f"model/{name}"].double(), w.detach(), atol=1e-5, rtol=0
+        )
+        moved = max(moved, float((w.detach() - task.initial[name]).abs().max()))
     assert moved > 0.01
     assert torch.equal(federation.state["anchors/prototypes"].double(), p)
 
@@ -469,7 +519,7 @@ def test_a_class_nobody_reported_keeps_its_anchor_through_a_round(tiny):
     federation = tiny()
     before = federation.state["anchors/prototypes"].clone()
     record = federation.step()
-    seen = federation.bench.shards.counts[record.participants].sum(0) > 0
+    seen = federation.task.clients.shards.counts[record.participants].sum(0) > 0
     assert 0 < int(seen.sum()) < 10
     after = federation.state["anchors/prototypes"]
     assert torch.equal(after[~seen], before[~seen])
@@ -495,6 +545,8 @@ def test_only_a_client_s_own_model_knows_its_labels(scene):
     own = method.scores(network, scene.batch.x, visit.anchors, kept).detach().numpy()
     assert server == pytest.approx(unit(scene.x @ scene.weight.T) @ scene.p.T / 0.1, rel=1e-6)
     held = [0, 2, 3]
-    assert own[:, held] - server[:, held] == pytest.approx(np.tile(np.log(np.array([3, 3, 1]) / 7), (7, 1)), rel=1e-6)
+    assert own[:, held] - server[:, held] == pytest.approx(
+        np.tile(np.log(np.array([3, 3, 1]) / 7), (7, 1)), rel=1e-6
+    )
     assert set(own.argmax(1)) <= set(held)
     assert method_with().remember(network, visit) == {}

@@ -8,8 +8,8 @@ from cafedcl.core.contract import Batch, Down, Job, Visit
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, MODEL, floats, prefixed, under
 from cafedcl.data import Dataset
-from cafedcl.engine.eager import Eager
-from cafedcl.functional.reply_check import Inspector
+from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.functional.reply_check import ReplyValidator
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.methods.fedavg import FedAvg
@@ -34,18 +34,24 @@ def after_one_round(tiny, name, options=None):
 
 
 def doubled(tensors):
-    return {name: value.double() if value.is_floating_point() else value for name, value in tensors.items()}
+    return {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in tensors.items()
+    }
 
 
 def loss_and_gradient(federation, batch):
     """Return the terms of client 0's loss, the gradient and the scratch, all in float64."""
-    bench, method = federation.bench, federation.method
-    sent, kept = doubled(method.broadcast(federation.state)), doubled(federation.memories.get(0, {}))
-    client = bench.client(0)
+    task, method = federation.task, federation.method
+    sent, kept = (
+        doubled(method.broadcast(federation.state)),
+        doubled(federation.memories.get(0, {})),
+    )
+    client = task.clients.client(0)
     counts = {name: getattr(client, name).double() for name in ("counts", "most", "total")}
     client = dataclasses.replace(client, **counts)
-    network = bench.network.double().train()
-    received = {**doubled(bench.initial), **under(MODEL, sent), **under(MODEL, kept)}
+    network = task.network.double().train()
+    received = {**doubled(task.initial), **under(MODEL, sent), **under(MODEL, kept)}
     network.load_state_dict(received)
     network.zero_grad()
     visit = Visit(
@@ -66,17 +72,19 @@ def loss_and_gradient(federation, batch):
 
 
 def batch_of(federation, size):
-    bench = federation.bench
-    rows = bench.shards.train[0][:size]
-    x = bench.data.images(bench.data.train_x[rows]).double()
-    return Batch(x, bench.data.train_y[rows], torch.ones(size, dtype=torch.float64))
+    task = federation.task
+    rows = task.clients.shards.train[0][:size]
+    x = task.clients.data.images(task.clients.data.train_x[rows]).double()
+    return Batch(x, task.clients.data.train_y[rows], torch.ones(size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_padding_changes_neither_the_loss_nor_its_gradient(tiny, name, options):
     federation = after_one_round(tiny, name, options)
     batch = batch_of(federation, 12)
-    junk = 3 * torch.randn(5, *batch.x.shape[1:], generator=torch.Generator().manual_seed(0)).double()
+    junk = (
+        3 * torch.randn(5, *batch.x.shape[1:], generator=torch.Generator().manual_seed(0)).double()
+    )
     padded = Batch(
         torch.cat([batch.x, junk]),
         torch.cat([batch.y, torch.tensor([0, 3, 5, 7, 9])]),
@@ -94,7 +102,9 @@ def test_padding_changes_neither_the_loss_nor_its_gradient(tiny, name, options):
 def test_a_batch_of_padding_gives_finite_losses_and_gradients(tiny, name, options):
     federation = after_one_round(tiny, name, options)
     batch = batch_of(federation, 6)
-    terms, gradients, _ = loss_and_gradient(federation, batch._replace(weight=torch.zeros(6).double()))
+    terms, gradients, _ = loss_and_gradient(
+        federation, batch._replace(weight=torch.zeros(6).double())
+    )
     assert all(value.isfinite().all() for value in (*terms.values(), *gradients.values()))
 
 
@@ -105,8 +115,19 @@ def test_a_loss_reads_no_tensor_value_so_that_it_can_be_replayed(tiny, name, opt
 
     def guarded(*arguments):
         with pytest.MonkeyPatch.context() as patch:
-            for reader in ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"):
-                patch.setattr(torch.Tensor, reader, lambda *_: pytest.fail("a tensor value was read"))
+            for reader in (
+                "item",
+                "tolist",
+                "numpy",
+                "cpu",
+                "__bool__",
+                "__float__",
+                "__int__",
+                "__index__",
+            ):
+                patch.setattr(
+                    torch.Tensor, reader, lambda *_: pytest.fail("a tensor value was read")
+                )
             return loss(*arguments)
 
     federation.method.loss = guarded
@@ -146,7 +167,7 @@ def test_a_round_runs_and_leaves_a_state_of_the_same_form(tiny, name):
     for record in federation.run():
         assert (record.status, record.failed) == ("ok", [])
         assert record.loss
-        scores = record.server if federation.bench.serves else record.own
+        scores = record.server if federation.task.has_server_model else record.own
         assert 0 <= scores["accuracy"] <= 1
     assert form(federation.state) == before
     assert all(value.isfinite().all() for value in federation.state.values())
@@ -159,22 +180,31 @@ def test_the_seed_alone_makes_a_run(tiny, name):
         federation.run()
 
     def result(federation):
-        memories = {f"{k}/{n}": v for k, memory in federation.memories.items() for n, v in memory.items()}
+        memories = {
+            f"{k}/{n}": v for k, memory in federation.memories.items() for n, v in memory.items()
+        }
         return {**federation.state, **memories, **federation.own}
 
     assert result(one).keys() == result(same).keys()
-    assert all(torch.equal(v.nan_to_num(-1), result(same)[n].nan_to_num(-1)) for n, v in result(one).items())
+    assert all(
+        torch.equal(v.nan_to_num(-1), result(same)[n].nan_to_num(-1))
+        for n, v in result(one).items()
+    )
     shared = result(one).keys() & result(other).keys()
-    assert not all(torch.equal(result(one)[n].nan_to_num(-1), result(other)[n].nan_to_num(-1)) for n in shared)
+    assert not all(
+        torch.equal(result(one)[n].nan_to_num(-1), result(other)[n].nan_to_num(-1)) for n in shared
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_order_of_replies_does_not_matter(tiny, name):
     federation = tiny(name)
-    clients = range(len(federation.bench.shards))
+    clients = range(len(federation.task.clients.shards))
     down = Down(0, federation.method.broadcast(federation.state))
     ups = [reply.up for reply in federation.train(down, list(clients))]
-    one, other = (federation.method.aggregate(federation.state, order) for order in (ups, ups[::-1]))
+    one, other = (
+        federation.method.aggregate(federation.state, order) for order in (ups, ups[::-1])
+    )
     assert one.keys() == other.keys()
     for entry in one:
         torch.testing.assert_close(one[entry], other[entry], atol=1e-6, rtol=1e-6)
@@ -184,21 +214,26 @@ def test_the_order_of_replies_does_not_matter(tiny, name):
 def test_a_reply_is_what_the_method_said_it_would_be(tiny, name):
     federation = tiny(name)
     down = Down(0, federation.method.broadcast(federation.state))
-    reply = Eager(federation.bench).attempt(Job(0, down, {}, True))
-    inspector = Inspector(
-        federation.bench.shared(), federation.method.fields(federation.bench.network), federation.bench.shards.counts
+    reply = ReferenceEngine(federation.task).attempt(Job(0, down, {}, True))
+    validator = ReplyValidator(
+        federation.task.shared(),
+        federation.method.fields(federation.task.network),
+        federation.task.clients.shards.counts,
     )
-    assert inspector.problem(reply) is None
+    assert validator.problem(reply) is None
     for part in ("model", "tensors"):
-        spoilt = {n: v * torch.nan if v.is_floating_point() else v for n, v in getattr(reply.up, part).items()}
+        spoilt = {
+            n: v * torch.nan if v.is_floating_point() else v
+            for n, v in getattr(reply.up, part).items()
+        }
         if floats(spoilt):
             up = dataclasses.replace(reply.up, **{part: spoilt})
-            assert "NaN" in inspector.problem(dataclasses.replace(reply, up=up))
-    y = federation.bench.test_set(0)[1]
-    assert reply.hits["tested"].tolist() == torch.bincount(y, minlength=10).tolist()
-    lacks = federation.bench.shards.counts[0] == 0
-    assert not reply.hits["held"][lacks].any()
-    assert (reply.hits["held"] >= reply.hits["all"])[~lacks].all()
+            assert "NaN" in validator.problem(dataclasses.replace(reply, up=up))
+    y = federation.task.clients.test_set(0)[1]
+    assert reply.correct["tested"].tolist() == torch.bincount(y, minlength=10).tolist()
+    lacks = federation.task.clients.shards.counts[0] == 0
+    assert not reply.correct["held"][lacks].any()
+    assert (reply.correct["held"] >= reply.correct["all"])[~lacks].all()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -206,9 +241,9 @@ def test_only_weights_and_anchors_are_broadcast_and_personal_weights_stay(tiny, 
     federation = after_one_round(tiny, name)
     sent = federation.method.broadcast(federation.state)
     assert all(entry.startswith((MODEL, ANCHORS)) for entry in sent)
-    assert under(MODEL, sent).keys() == federation.bench.shared().keys()
+    assert under(MODEL, sent).keys() == federation.task.shared().keys()
     for memory in federation.memories.values():
-        personal = federation.bench.initial.keys() - federation.bench.shared().keys()
+        personal = federation.task.initial.keys() - federation.task.shared().keys()
         assert under(MODEL, memory).keys() == personal
 
 
@@ -250,23 +285,25 @@ def test_numbers_sent_for_resnet18_and_ten_classes(visit_with, name, up, down):
     tables = {"method": {"name": name}, "model": {"name": "resnet18"}, "engine": {"device": "cpu"}}
     tables |= {"federation": {"clients": 1}, "split": {"kind": "iid", "validation": 0.0}}
     setup = prepare(resolve(tables), rgb())
-    bench, method = setup.bench, setup.bench.method
-    state = {**prefixed(MODEL, bench.shared()), **setup.state}
+    task, method = setup.task, setup.task.method
+    state = {**prefixed(MODEL, task.shared()), **setup.state}
     sent = method.broadcast(state)
-    client = bench.client(0)
+    client = task.clients.client(0)
     assert len(client.holds) == 10
-    features = torch.randn(20, method.dim), bench.data.train_y
-    visit = visit_with(client.counts, anchors=under(ANCHORS, sent), embed=lambda part, weights: features)
+    features = torch.randn(20, method.dim), task.clients.data.train_y
+    visit = visit_with(
+        client.counts, anchors=under(ANCHORS, sent), embed=lambda part, weights: features
+    )
     visit.scratch.update(method.scratch(visit.client))
-    summary, _ = method.summarize(bench.network, visit)
+    summary, _ = method.summarize(task.network, visit)
     assert floats(sent) == down
-    assert floats({**prefixed(MODEL, bench.shared()), **summary}) == up
+    assert floats({**prefixed(MODEL, task.shared()), **summary}) == up
 
 
 def test_the_recorded_traffic_is_what_was_sent(tiny):
     federation = tiny("cafedcl")
     record = federation.step()
-    weights, dim = floats(federation.bench.shared()), federation.method.dim
+    weights, dim = floats(federation.task.shared()), federation.method.dim
     assert weights == 64 * 50 + 50 + 50 * 16 + 16
     assert record.traffic["down_floats"] == 3 * (weights + 10 * dim)
     assert record.traffic["up_floats"] == 3 * (weights + 2 * dim + 2)
@@ -280,7 +317,9 @@ def test_sample_weighted_client_accuracy_is_plain_accuracy_when_the_test_set_is_
     sizes = torch.tensor(federation.judge.sizes).double()
     by_client = record.tables["server/clients"].double()
     assert len(sizes) == 5
-    assert float((by_client * sizes).sum() / sizes.sum()) == pytest.approx(record.server["accuracy"], abs=1e-6)
-    y = federation.bench.test_set(None)[1]
-    hits = (federation.engine.predict(federation.state)() == y).double()
-    assert record.server["accuracy"] == pytest.approx(float(hits.mean()))
+    assert float((by_client * sizes).sum() / sizes.sum()) == pytest.approx(
+        record.server["accuracy"], abs=1e-6
+    )
+    y = federation.task.clients.test_set(None)[1]
+    correct = (federation.engine.predict(federation.state)() == y).double()
+    assert record.server["accuracy"] == pytest.approx(float(correct.mean()))

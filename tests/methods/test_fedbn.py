@@ -4,7 +4,7 @@ import torch
 
 from cafedcl.core.contract import Reply
 from cafedcl.core.tensors import under
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 
 RESNET = {
     "model__name": "resnet18",
@@ -16,11 +16,11 @@ RESNET = {
 }
 
 
-class Listening(Eager):
+class Listening(ReferenceEngine):
     """Keeps every round's replies."""
 
-    def __init__(self, bench):
-        super().__init__(bench)
+    def __init__(self, task):
+        super().__init__(task)
         self.replies = []
 
     def train(self, jobs):
@@ -34,7 +34,7 @@ class Listening(Eager):
 def after(tiny):
     """Two rounds on a narrow ResNet."""
     federation = tiny("fedbn", **RESNET)
-    federation.engine = Listening(federation.bench)
+    federation.engine = Listening(federation.task)
     federation.run()
     return federation
 
@@ -42,14 +42,18 @@ def after(tiny):
 @pytest.fixture(scope="module")
 def norms(after):
     """The names of all weights of normalisation layers, found by their type."""
-    layers = [name for name, module in after.bench.network.named_modules() if isinstance(module, torch.nn.GroupNorm)]
+    layers = [
+        name
+        for name, module in after.task.network.named_modules()
+        if isinstance(module, torch.nn.GroupNorm)
+    ]
     assert len(layers) == 1 + 8 * 2 + 3
     assert sum("shortcut" in name for name in layers) == 3
     return {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
 
 
 def test_the_weights_of_every_normalisation_layer_stay_with_their_client(after, norms):
-    weights = set(after.bench.initial)
+    weights = set(after.task.initial)
     assert norms < weights
     for memory in after.memories.values():
         assert under("model/", memory).keys() == norms
@@ -70,7 +74,7 @@ def test_clients_go_on_from_their_own_normalisation(after, norms):
     assert told in norms
     for k in clients:
         start, then, now = (
-            after.bench.initial[told],
+            after.task.initial[told],
             first[k].memory[f"model/{told}"],
             second[k].memory[f"model/{told}"],
         )
@@ -95,22 +99,27 @@ def test_a_visit_trains_the_received_weights_with_the_clients_own_normalisation(
     federation.step()
     for client, weights in seen.items():
         for name, value in weights.items():
-            assert torch.equal(value, memories[client][f"model/{name}"] if name in norms else state[f"model/{name}"])
+            assert torch.equal(
+                value,
+                memories[client][f"model/{name}"] if name in norms else state[f"model/{name}"],
+            )
 
 
 def test_all_other_weights_are_averaged_by_samples(after, norms):
     replies = after.engine.replies[-1]
-    sizes = [after.bench.shards.counts[k].sum().item() for k in replies]
-    for name in after.bench.initial.keys() - norms:
+    sizes = [after.task.clients.shards.counts[k].sum().item() for k in replies]
+    for name in after.task.initial.keys() - norms:
         models = [reply.up.model[name].double().numpy() for reply in replies.values()]
-        np.testing.assert_allclose(after.state[f"model/{name}"], np.average(models, 0, sizes), atol=1e-6)
+        np.testing.assert_allclose(
+            after.state[f"model/{name}"], np.average(models, 0, sizes), atol=1e-6
+        )
 
 
 def test_there_is_no_server_model_and_normalisation_costs_no_traffic(after, norms):
     record = after.history[-1]
     assert record.server is None
     assert record.own["accuracy"] is not None
-    weights = sum(value.numel() for name, value in after.bench.initial.items() if name not in norms)
+    weights = sum(value.numel() for name, value in after.task.initial.items() if name not in norms)
     assert record.traffic["up_floats"] == record.traffic["down_floats"] == 3 * weights
 
 

@@ -104,20 +104,22 @@ def test_the_literal_loss_has_no_lower_bound_and_pushes_on_a_sure_target(scene):
         scene.logits = np.eye(CLASSES)[scene.y] * height
         loss, gradient = scene.run((5.0,) * CLASSES, softmax="literal")
         losses.append(loss)
-        np.testing.assert_allclose(gradient[range(6), scene.y], -scene.weight / scene.weight.sum(), atol=1e-12)
+        np.testing.assert_allclose(
+            gradient[range(6), scene.y], -scene.weight / scene.weight.sum(), atol=1e-12
+        )
     assert losses[1] == pytest.approx(losses[0] - 90, abs=1e-9)
     assert losses[1] < -90
 
 
 def test_every_client_is_calibrated_by_the_images_it_trains_on(tiny):
     federation = tiny("fedlc", federation__participation=1.0, federation__rounds=1)
-    seen, loss, bench = {}, federation.method.loss, federation.bench
+    seen, loss, task = {}, federation.method.loss, federation.task
 
     def listen(model, batch, visit):
         terms = loss(model, batch, visit)
         with torch.no_grad():
             logits = model(batch.x).double().numpy()
-        y = bench.data.train_y[bench.shards.train[visit.client.index]].numpy()
+        y = task.clients.data.train_y[task.clients.shards.train[visit.client.index]].numpy()
         n = np.maximum(np.bincount(y, minlength=10), 1e-8)
         shifted = logits - n**-0.25
         expected = np.log(np.exp(shifted).sum(1)) - shifted[range(len(shifted)), batch.y]

@@ -17,7 +17,14 @@ def unit(x):
 
 
 def nll(logits, y):
-    return float(np.mean([math.log(sum(math.exp(v - row[c]) for v in row)) for row, c in zip(logits, y, strict=True)]))
+    return float(
+        np.mean(
+            [
+                math.log(sum(math.exp(v - row[c]) for v in row))
+                for row, c in zip(logits, y, strict=True)
+            ]
+        )
+    )
 
 
 class Scene:
@@ -41,9 +48,15 @@ class Scene:
     def terms(self, t, progress, **options):
         """Return the loss, what its two parts are by hand, and the network."""
         method, network = self.method(**options)
-        anchors = {"prototypes": torch.from_numpy(self.centres), "known": torch.ones(CLASSES).bool()}
+        anchors = {
+            "prototypes": torch.from_numpy(self.centres),
+            "known": torch.ones(CLASSES).bool(),
+        }
         visit = self.visit_with(
-            torch.ones(CLASSES).double(), anchors=anchors, round=t, progress=torch.tensor(progress, dtype=torch.float64)
+            torch.ones(CLASSES).double(),
+            anchors=anchors,
+            round=t,
+            progress=torch.tensor(progress, dtype=torch.float64),
         )
         terms = method.loss(network, self.batch(), visit)
         w = {name: p.detach().numpy() for name, p in network.head.named_parameters()}
@@ -68,7 +81,9 @@ def test_cross_entropy_takes_over_from_the_contrast_as_the_rounds_go_by(scene, t
 
 def test_round_0_is_cross_entropy_alone(scene):
     terms, ce, _, network, _ = scene.terms(0, 0.0)
-    assert {name: term.item() for name, term in terms.items()} == pytest.approx({"ce": ce, "gpc": 0}, abs=1e-12)
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
+        {"ce": ce, "gpc": 0}, abs=1e-12
+    )
     whole = torch.autograd.grad(sum(terms.values()), list(network.parameters()))
     terms, *_, network, _ = scene.terms(0, 0.0)
     alone = torch.autograd.grad(terms["ce"], list(network.parameters()))
@@ -124,7 +139,9 @@ def test_z_is_a_unit_vector_before_the_classifier(scene):
 
 
 @pytest.mark.parametrize(("classes", "least"), [(10, 1.461), (100, 3.622)])
-def test_at_its_own_one_of_orthogonal_centres_the_contrast_stays_at_its_published_floor(visit_with, classes, least):
+def test_at_its_own_one_of_orthogonal_centres_the_contrast_stays_at_its_published_floor(
+    visit_with, classes, least
+):
     method = FedProc(FedProcOptions(dim=classes), classes, classes)
     network = Network(nn.Identity(), method.head()).double()
     method.embed = lambda model, x: x
@@ -153,7 +170,9 @@ def test_centres_are_means_by_counts_and_a_class_nobody_reported_keeps_its_own()
     assert state["anchors/prototypes"].shape == (CLASSES, WIDTH)
     assert not state["anchors/prototypes"].any()
     first = method.update(state, ups_of(rng))
-    assert not first["anchors/prototypes"][3].any(), "a class nobody has ever reported stays at zero"
+    assert not first["anchors/prototypes"][3].any(), (
+        "a class nobody has ever reported stays at zero"
+    )
     state = {**first, "anchors/prototypes": first["anchors/prototypes"].clone()}
     state["anchors/prototypes"][3] = torch.tensor([0.1, 0.2, 0.3])
     ups = ups_of(rng)
@@ -169,12 +188,12 @@ def test_clients_send_the_mean_unit_z_of_their_trained_model_and_their_counts(ti
     federation = tiny("fedproc")
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
     w = {name: value.double().numpy() for name, value in reply.up.model.items()}
-    bench, shard = federation.bench, federation.bench.shards.train[2]
-    h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
+    task, shard = federation.task, federation.task.clients.shards.train[2]
+    h = task.clients.data.images(task.clients.data.train_x[shard]).double().flatten(1).numpy()
     for layer in ("encoder.first", "encoder.second", "head.project.0", "head.project.2"):
         h = h @ w[f"{layer}.weight"].T + w[f"{layer}.bias"]
         h = h if layer == "head.project.2" else np.maximum(h, 0)
-    z, y, up = unit(h), bench.data.train_y[shard].numpy(), reply.up.tensors
+    z, y, up = unit(h), task.clients.data.train_y[shard].numpy(), reply.up.tensors
     assert up["classes"].tolist() == sorted(set(y.tolist()))
     assert up["counts"].tolist() == [int((y == c).sum()) for c in up["classes"].tolist()]
     for p, c in zip(up["prototypes"], up["classes"].tolist(), strict=True):
@@ -182,18 +201,20 @@ def test_clients_send_the_mean_unit_z_of_their_trained_model_and_their_counts(ti
 
 
 def test_centres_over_a_round_are_the_means_over_all_participants_images(tiny):
-    federation = tiny("fedproc", federation__clients=4, split__classes=4, federation__participation=1.0)
+    federation = tiny(
+        "fedproc", federation__clients=4, split__classes=4, federation__participation=1.0
+    )
     down = Down(0, federation.method.broadcast(federation.state))
     sums, totals = np.zeros((10, 256)), np.zeros(10)
     ups = []
     for client in range(4):
         (reply,) = federation.train(down, [client])
-        bench, shard = federation.bench, federation.bench.shards.train[client]
+        task, shard = federation.task, federation.task.clients.shards.train[client]
         with torch.no_grad():
-            h = bench.network.encoder(bench.data.images(bench.data.train_x[shard]))
-            z = unit(bench.network.part("project")(h).double().numpy())
-        np.add.at(sums, bench.data.train_y[shard].numpy(), z)
-        np.add.at(totals, bench.data.train_y[shard].numpy(), 1)
+            h = task.network.encoder(task.clients.data.images(task.clients.data.train_x[shard]))
+            z = unit(task.network.part("project")(h).double().numpy())
+        np.add.at(sums, task.clients.data.train_y[shard].numpy(), z)
+        np.add.at(totals, task.clients.data.train_y[shard].numpy(), 1)
         ups.append(reply.up)
     after = federation.method.aggregate(federation.state, ups)["anchors/prototypes"]
     np.testing.assert_allclose(after, sums / totals[:, None], atol=1e-5)
@@ -202,7 +223,7 @@ def test_centres_over_a_round_are_the_means_over_all_participants_images(tiny):
 def test_what_travels_is_the_model_256_numbers_per_class_and_the_counts(tiny):
     federation = tiny("fedproc")
     record = federation.step()
-    weights = sum(value.numel() for value in federation.bench.initial.values())
+    weights = sum(value.numel() for value in federation.task.initial.values())
     assert record.traffic["up_floats"] == 3 * (weights + 256 * 2 + 2)
     assert record.traffic["down_floats"] == 3 * (weights + 256 * 10)
 

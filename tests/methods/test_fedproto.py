@@ -48,10 +48,14 @@ def test_samples_without_a_prototype_add_nothing_but_stay_in_the_mean(scene, vis
 def test_before_any_prototype_is_known_only_cross_entropy_counts(scene, visit_with):
     h, y, anchors = scene
     method = method_with()
-    visit = visit_with(torch.ones(CLASSES).double(), anchors={**anchors, "known": torch.zeros(CLASSES).bool()})
+    visit = visit_with(
+        torch.ones(CLASSES).double(), anchors={**anchors, "known": torch.zeros(CLASSES).bool()}
+    )
     visit.scratch.update(method.scratch(visit.client))
     network = Network(nn.Identity(), method.head()).double()
-    terms = method.loss(network, Batch(torch.from_numpy(h), torch.from_numpy(y), torch.ones(6).double()), visit)
+    terms = method.loss(
+        network, Batch(torch.from_numpy(h), torch.from_numpy(y), torch.ones(6).double()), visit
+    )
     assert terms["proto"].item() == 0
 
 
@@ -63,10 +67,14 @@ def test_moving_prototypes_are_the_means_of_what_the_epoch_saw(scene, visit_with
     network = Network(nn.Identity(), method.head()).double()
     for rows in (slice(0, 4), slice(4, 6)):
         weight = torch.ones(len(y[rows])).double()
-        method.loss(network, Batch(torch.from_numpy(h[rows]), torch.from_numpy(y[rows]), weight), visit)
+        method.loss(
+            network, Batch(torch.from_numpy(h[rows]), torch.from_numpy(y[rows]), weight), visit
+        )
     summary, notes = method.summarize(network, visit)
     assert summary["classes"].tolist() == [0, 1, 2]
-    np.testing.assert_allclose(summary["prototypes"], [h[y == c].mean(0) for c in range(3)], atol=1e-12)
+    np.testing.assert_allclose(
+        summary["prototypes"], [h[y == c].mean(0) for c in range(3)], atol=1e-12
+    )
     assert notes == {}
 
 
@@ -101,17 +109,24 @@ def test_in_a_round_moving_prototypes_are_of_the_last_epoch_as_weights_move(tiny
 def test_exact_prototypes_are_of_the_trained_model(tiny):
     federation = tiny("fedproto", method__prototypes="literal")
     replies = list(federation.train(down_of(federation), [2]))
-    bench = federation.bench
-    shard = bench.shards.train[2]
-    h = bench.network.encoder(bench.data.images(bench.data.train_x[shard])).detach().double()
-    up, y = replies[0].up.tensors, bench.data.train_y[shard]
+    task = federation.task
+    shard = task.clients.shards.train[2]
+    h = (
+        task.network.encoder(task.clients.data.images(task.clients.data.train_x[shard]))
+        .detach()
+        .double()
+    )
+    up, y = replies[0].up.tensors, task.clients.data.train_y[shard]
     for row, c in zip(up["prototypes"], up["classes"].tolist(), strict=True):
         torch.testing.assert_close(row.double(), h[y == c].mean(0), atol=1e-5, rtol=0)
 
 
 def test_the_server_takes_the_plain_mean_over_the_holders():
     rng = np.random.default_rng(3)
-    a, b = rng.normal(size=(2, DIM)).astype(np.float32), rng.normal(size=(1, DIM)).astype(np.float32)
+    a, b = (
+        rng.normal(size=(2, DIM)).astype(np.float32),
+        rng.normal(size=(1, DIM)).astype(np.float32),
+    )
     ups = [
         Up(0, 1000, {"classes": torch.tensor([0, 2]), "prototypes": torch.from_numpy(a)}),
         Up(1, 1, {"classes": torch.tensor([2]), "prototypes": torch.from_numpy(b)}),
@@ -141,19 +156,27 @@ def test_the_nearest_known_prototype_wins(scene):
 def test_until_a_prototype_is_known_the_classifier_predicts():
     method, x = method_with(), torch.randn(5, DIM)
     network = Network(nn.Identity(), method.head())
-    scores = method.scores(network, x, {"prototypes": torch.zeros(CLASSES, DIM), "known": torch.zeros(4).bool()}, {})
+    scores = method.scores(
+        network, x, {"prototypes": torch.zeros(CLASSES, DIM), "known": torch.zeros(4).bool()}, {}
+    )
     assert torch.equal(scores.argmax(1), network.head(x).argmax(1))
 
 
 def test_among_its_own_classes_a_client_never_predicts_a_class_it_lacks(tiny, monkeypatch):
     """Here clients first take part when only other clients' classes have prototypes."""
     called = {}
-    monkeypatch.setattr("cafedcl.engine.eager.hits", lambda predictions, *_: called.update(predictions) or {})
+    monkeypatch.setattr(
+        "cafedcl.engine.reference.hits", lambda predictions, *_: called.update(predictions) or {}
+    )
     federation = tiny("fedproto")
-    classes = [set(row.nonzero().flatten().tolist()) for row in federation.bench.shards.counts]
+    classes = [
+        set(row.nonzero().flatten().tolist()) for row in federation.task.clients.shards.counts
+    ]
     assert len(set.union(*classes)) == 10
     replies = list(federation.train(down_of(federation), [0]))
-    federation.state = federation.method.aggregate(federation.state, [reply.up for reply in replies])
+    federation.state = federation.method.aggregate(
+        federation.state, [reply.up for reply in replies]
+    )
     for client in range(1, 5):
         called.clear()
         list(federation.train(down_of(federation), [client]))

@@ -41,16 +41,24 @@ def batch_features(seed=0):
     rng = np.random.default_rng(seed)
     centre = rng.normal(size=5)
     tight = centre + 0.1 * rng.normal(size=(4, 5))
-    features = np.concatenate([tight, rng.normal(size=(3, 5)), centre + 0.5 * rng.normal(size=(3, 5))])
+    features = np.concatenate(
+        [tight, rng.normal(size=(3, 5)), centre + 0.5 * rng.normal(size=(3, 5))]
+    )
     return features, np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 3])
 
 
 @pytest.mark.parametrize("penalty", ["hardest", "literal"])
-@pytest.mark.parametrize(("tau", "lam", "negatives"), [(0.05, 0.7, 2), (0.5, 0.9, 1), (0.2, -1.0, 4)])
-def test_one_level_is_the_hardest_positive_against_the_hardest_negatives(penalty, tau, lam, negatives):
+@pytest.mark.parametrize(
+    ("tau", "lam", "negatives"), [(0.05, 0.7, 2), (0.5, 0.9, 1), (0.2, -1.0, 4)]
+)
+def test_one_level_is_the_hardest_positive_against_the_hardest_negatives(
+    penalty, tau, lam, negatives
+):
     features, y = batch_features()
     scl, pen, _ = by_hand(features, y, tau, lam, negatives, penalty)
-    assert ours(features, y, tau=tau, lam=lam, negatives=negatives, penalty=penalty) == pytest.approx((scl, pen))
+    assert ours(
+        features, y, tau=tau, lam=lam, negatives=negatives, penalty=penalty
+    ) == pytest.approx((scl, pen))
     assert scl > 0.1
     assert pen > 1e-6
 
@@ -61,20 +69,28 @@ def test_the_penalty_fires_only_where_even_the_hardest_other_positive_is_above_l
     assert min(pen[:4]) > 1e-3
     assert max(pen[4:7]) < 1e-15
     angle = math.acos(0.8)
-    near = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)], [math.cos(2 * angle), math.sin(2 * angle)]])
+    near = np.array(
+        [[1.0, 0.0], [math.cos(angle), math.sin(angle)], [math.cos(2 * angle), math.sin(2 * angle)]]
+    )
     same = np.zeros(3, dtype=int)
     fires = math.log(1 + math.exp(-0.2 / 0.05))
     quiet = math.log(1 + math.exp(-2 / 0.05))
     assert ours(near[:2], same[:2])[1] == pytest.approx(fires, rel=1e-9)
     assert ours(near[:2], same[:2], lam=0.81)[1] == pytest.approx(quiet, rel=1e-6)
-    assert ours(near, same)[1] == pytest.approx((fires + 2 * quiet) / 3, rel=1e-9), "only the middle one is near both"
-    assert ours(near, same, penalty="literal")[1] == pytest.approx(fires, rel=1e-9), "every one is near another"
+    assert ours(near, same)[1] == pytest.approx((fires + 2 * quiet) / 3, rel=1e-9), (
+        "only the middle one is near both"
+    )
+    assert ours(near, same, penalty="literal")[1] == pytest.approx(fires, rel=1e-9), (
+        "every one is near another"
+    )
 
 
 @pytest.mark.parametrize("penalty", ["hardest", "literal"])
 def test_the_penalty_is_at_most_log_2(penalty):
     features = np.outer([1.0, 2.0, 0.3, 5.0], [0.3, -0.4, 0.5])
-    assert ours(features, np.zeros(4, dtype=int), penalty=penalty)[1] == pytest.approx(math.log(2), abs=1e-9)
+    assert ours(features, np.zeros(4, dtype=int), penalty=penalty)[1] == pytest.approx(
+        math.log(2), abs=1e-9
+    )
     for seed in range(5):
         assert ours(*batch_features(seed), penalty=penalty)[1] < math.log(2)
 
@@ -100,7 +116,12 @@ def test_a_singleton_has_itself_as_its_positive():
 def test_the_gradient_is_that_of_finite_differences(penalty):
     features, y = batch_features(3)
     tensor = torch.from_numpy(features).requires_grad_()
-    scl, pen = relaxed(tensor, torch.from_numpy(y), torch.ones(10).double(), FedRCLOptions(tau=0.2, penalty=penalty))
+    scl, pen = relaxed(
+        tensor,
+        torch.from_numpy(y),
+        torch.ones(10).double(),
+        FedRCLOptions(tau=0.2, penalty=penalty),
+    )
     (scl + 2 * pen).backward()
     expected = np.zeros_like(features)
     for index in np.ndindex(features.shape):
@@ -126,7 +147,9 @@ def test_padding_is_neither_positive_nor_negative(penalty):
 def test_positive_rescaling_of_features_changes_nothing(penalty):
     features, y = batch_features()
     scaled = features * np.random.default_rng(2).uniform(0.01, 50, size=(10, 1))
-    assert ours(scaled, y, penalty=penalty) == pytest.approx(ours(features, y, penalty=penalty), rel=1e-9)
+    assert ours(scaled, y, penalty=penalty) == pytest.approx(
+        ours(features, y, penalty=penalty), rel=1e-9
+    )
 
 
 class Stretched(Encoder):
@@ -148,7 +171,10 @@ def terms_of(encoder, dim, x, y, visit_with, **options):
     torch.manual_seed(1)
     network = Network(encoder, method.head()).double()
     batch = Batch(torch.from_numpy(x), torch.from_numpy(y), torch.ones(len(y)).double())
-    return network, {name: term.item() for name, term in method.loss(network, batch, visit_with([1.0] * 4)).items()}
+    return network, {
+        name: term.item()
+        for name, term in method.loss(network, batch, visit_with([1.0] * 4)).items()
+    }
 
 
 def test_every_level_may_be_rescaled_by_itself(visit_with):
@@ -160,21 +186,27 @@ def test_every_level_may_be_rescaled_by_itself(visit_with):
     assert plain["ce"] != pytest.approx(other["ce"], rel=1e-3)
 
 
-def test_the_loss_is_the_mean_over_the_stem_and_four_stages_of_resnet18_before_their_relu(visit_with):
+def test_the_loss_is_the_mean_over_the_stem_and_four_stages_of_resnet18_before_their_relu(
+    visit_with,
+):
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(6, 3, 8, 8)), np.array([0, 0, 1, 1, 2, 3])
     torch.manual_seed(0)
     encoder = build_encoder("resnet18", (3, 8, 8), 0.125)
     levels = []
     for module in (encoder.norm, *(encoder.blocks[i] for i in (1, 3, 5, 7))):
-        module.register_forward_hook(lambda module, inputs, output: levels.append(output.detach().mean((2, 3)).numpy()))
+        module.register_forward_hook(
+            lambda module, inputs, output: levels.append(output.detach().mean((2, 3)).numpy())
+        )
     network, terms = terms_of(encoder, 64, x, y, visit_with, beta=0.25, tau=0.3, lam=0.2)
     assert [level.shape[1] for level in levels] == [8, 8, 16, 32, 64]
     assert all((level < 0).any() for level in levels)
     scl, pen = np.mean([by_hand(level, y, tau=0.3, lam=0.2)[:2] for level in levels], axis=0)
     assert pen > 1e-3
     logits = network(torch.from_numpy(x)).detach().numpy()
-    ce = np.mean([math.log(sum(math.exp(v - row[c]) for v in row)) for row, c in zip(logits, y, strict=True)])
+    ce = np.mean(
+        [math.log(sum(math.exp(v - row[c]) for v in row)) for row, c in zip(logits, y, strict=True)]
+    )
     assert terms == pytest.approx({"ce": ce, "scl": scl, "pen": 0.25 * pen}, rel=1e-9)
 
 
@@ -197,5 +229,7 @@ def test_the_server_averages_models_uniformly():
 
 
 def test_the_defaults_are_those_of_the_authors_code(tiny):
-    assert FedRCLOptions() == FedRCLOptions(tau=0.05, lam=0.7, beta=1.0, negatives=2, penalty="hardest")
+    assert FedRCLOptions() == FedRCLOptions(
+        tau=0.05, lam=0.7, beta=1.0, negatives=2, penalty="hardest"
+    )
     assert tiny("fedrcl").step().traffic == tiny("fedavg").step().traffic

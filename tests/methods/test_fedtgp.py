@@ -31,12 +31,18 @@ def margin_by_hand(means, known, tau=100.0, literal=False):
 
 
 def margin(means, known, **options):
-    return adaptive_margin(torch.from_numpy(means), torch.tensor(known), FedTGPOptions(**options)).item()
+    return adaptive_margin(
+        torch.from_numpy(means), torch.tensor(known), FedTGPOptions(**options)
+    ).item()
 
 
 @pytest.mark.parametrize("form", ["code", "literal"])
-@pytest.mark.parametrize("known", [[True] * 5, [True, False, True, True, False], [False, True, False, True, False]])
-def test_the_margin_is_the_largest_nearest_neighbour_gap_or_by_the_letter_the_largest_gap(form, known):
+@pytest.mark.parametrize(
+    "known", [[True] * 5, [True, False, True, True, False], [False, True, False, True, False]]
+)
+def test_the_margin_is_the_largest_nearest_neighbour_gap_or_by_the_letter_the_largest_gap(
+    form, known
+):
     means = np.random.default_rng(0).normal(size=(CLASSES, DIM))
     expected = margin_by_hand(means, known, literal=form == "literal")
     assert margin(means, known, margin=form) == pytest.approx(expected, abs=1e-9)
@@ -53,7 +59,9 @@ def test_a_translation_leaves_the_margin_as_it_is(form):
     rng = np.random.default_rng(1)
     means, known = rng.normal(size=(CLASSES, DIM)), [True, True, False, True, True]
     moved = means + 30 * rng.normal(size=DIM)
-    assert margin(moved, known, margin=form) == pytest.approx(margin(means, known, margin=form), abs=1e-9)
+    assert margin(moved, known, margin=form) == pytest.approx(
+        margin(means, known, margin=form), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("form", ["code", "literal"])
@@ -62,7 +70,9 @@ def test_absent_classes_neither_raise_nor_lower_the_margin(form):
     alone = margin(means, [True] * 3, margin=form)
     for filler in (0.0, 1e6):
         crowd = np.concatenate([means, np.full((2, DIM), filler)])
-        assert margin(crowd, [True] * 3 + [False] * 2, margin=form) == pytest.approx(alone, abs=1e-12)
+        assert margin(crowd, [True] * 3 + [False] * 2, margin=form) == pytest.approx(
+            alone, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("form", ["code", "literal"])
@@ -122,7 +132,12 @@ def ups_of(seed):
 def pairs_of(ups):
     points = np.concatenate([up.tensors["prototypes"].double().numpy() for up in ups])
     labels = np.concatenate([up.tensors["classes"].numpy() for up in ups])
-    means = np.stack([points[labels == c].mean(0) if (labels == c).any() else np.zeros(DIM) for c in range(CLASSES)])
+    means = np.stack(
+        [
+            points[labels == c].mean(0) if (labels == c).any() else np.zeros(DIM)
+            for c in range(CLASSES)
+        ]
+    )
     return points, labels, margin_by_hand(means, [c in labels for c in range(CLASSES)])
 
 
@@ -130,7 +145,10 @@ def start_of(method):
     """The server's state, with anchors of an earlier round that must not matter."""
     torch.manual_seed(0)
     state = method.start(Network(nn.Identity(), nn.Identity()))
-    old = {"anchors/prototypes": 50 * torch.randn(CLASSES, DIM), "anchors/known": torch.ones(CLASSES).bool()}
+    old = {
+        "anchors/prototypes": 50 * torch.randn(CLASSES, DIM),
+        "anchors/known": torch.ones(CLASSES).bool(),
+    }
     return {**state, **old}
 
 
@@ -140,13 +158,20 @@ def arrays(state):
 
 def test_the_servers_logits_are_negative_distances_with_a_margin_on_the_target():
     rng = np.random.default_rng(4)
-    points, made, labels = rng.normal(size=(3, DIM)), rng.normal(size=(CLASSES, DIM)), np.array([1, 4, 1])
+    points, made, labels = (
+        rng.normal(size=(3, DIM)),
+        rng.normal(size=(CLASSES, DIM)),
+        np.array([1, 4, 1]),
+    )
     ours = margin_logits(
-        *(torch.from_numpy(part) for part in (points, labels, made)), torch.tensor(0.3, dtype=torch.float64)
+        *(torch.from_numpy(part) for part in (points, labels, made)),
+        torch.tensor(0.3, dtype=torch.float64),
     )
     for i in range(3):
         for c in range(CLASSES):
-            assert ours[i, c].item() == pytest.approx(-math.dist(points[i], made[c]) - 0.3 * (c == labels[i]), abs=1e-9)
+            assert ours[i, c].item() == pytest.approx(
+                -math.dist(points[i], made[c]) - 0.3 * (c == labels[i]), abs=1e-9
+            )
 
 
 def test_logits_at_distance_zero_have_finite_gradients():
@@ -159,12 +184,19 @@ def test_logits_at_distance_zero_have_finite_gradients():
 def test_the_server_follows_the_gradient_of_its_loss_in_every_entry_of_the_table():
     method, ups = method_with(epochs=1, lr=1.0, batch=100), ups_of(0)
     state = start_of(method)
-    before, after, (points, labels, delta) = arrays(state), arrays(method.update(state, ups)), pairs_of(ups)
+    before, after, (points, labels, delta) = (
+        arrays(state),
+        arrays(method.update(state, ups)),
+        pairs_of(ups),
+    )
     assert 0.1 < delta < 100
     for index in np.ndindex(CLASSES, DIM):
         step = np.zeros((CLASSES, DIM))
         step[index] = 1e-6
-        up, down = (server_loss({**before, "table": before["table"] + s}, points, labels, delta) for s in (step, -step))
+        up, down = (
+            server_loss({**before, "table": before["table"] + s}, points, labels, delta)
+            for s in (step, -step)
+        )
         moved = before["table"][index] - after["table"][index]
         assert moved == pytest.approx((up - down) / 2e-6, abs=2e-6)
     unseen = np.abs(before["table"] - after["table"])[[1, 4]]
@@ -204,7 +236,10 @@ def test_every_batch_is_a_step():
     w = arrays(state)
     points, labels, _ = pairs_of(ups)
     for _ in range(4):
-        w = {name: w[name] - 0.2 * slope for name, slope in gradient(w, points[:1], labels[:1], 3.0).items()}
+        w = {
+            name: w[name] - 0.2 * slope
+            for name, slope in gradient(w, points[:1], labels[:1], 3.0).items()
+        }
     after = method.update(state, ups)
     for name in NAMES:
         np.testing.assert_allclose(after[f"server/{name}"], w[name], atol=2e-5)
@@ -257,7 +292,9 @@ def test_prototypes_for_all_classes_are_the_networks_output():
 def test_a_hundred_epochs_lower_the_servers_loss():
     method, ups = method_with(epochs=100, lr=0.1, batch=2), ups_of(0)
     state = start_of(method)
-    before, after = (server_loss(arrays(when), *pairs_of(ups)) for when in (state, method.update(state, ups)))
+    before, after = (
+        server_loss(arrays(when), *pairs_of(ups)) for when in (state, method.update(state, ups))
+    )
     assert after < 0.8 * before
 
 
@@ -266,7 +303,11 @@ def test_a_hundred_epochs_lower_the_servers_loss():
 
 def test_the_client_minimises_cross_entropy_and_ten_times_the_mse(visit_with):
     rng = np.random.default_rng(6)
-    h, y, p = rng.normal(size=(6, DIM)), np.array([0, 0, 1, 2, 2, 4]), rng.normal(size=(CLASSES, DIM))
+    h, y, p = (
+        rng.normal(size=(6, DIM)),
+        np.array([0, 0, 1, 2, 2, 4]),
+        rng.normal(size=(CLASSES, DIM)),
+    )
     method = method_with()
     network = Network(nn.Identity(), method.head()).double()
     anchors = {"prototypes": torch.from_numpy(p), "known": torch.ones(CLASSES).bool()}
@@ -288,12 +329,12 @@ def test_the_first_round_is_cross_entropy_alone_and_the_second_is_not(tiny):
 def test_uploads_are_exact_means_of_a_separate_pass_over_the_trained_model(tiny):
     federation = tiny("fedtgp", train__epochs=2)
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
-    bench, shard = federation.bench, federation.bench.shards.train[2]
+    task, shard = federation.task, federation.task.clients.shards.train[2]
     w = {name: value.double().numpy() for name, value in reply.memory.items()}
-    h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
+    h = task.clients.data.images(task.clients.data.train_x[shard]).double().flatten(1).numpy()
     for layer in ("encoder.first", "encoder.second"):
         h = np.maximum(h @ w[f"model/{layer}.weight"].T + w[f"model/{layer}.bias"], 0)
-    y, up = bench.data.train_y[shard].numpy(), reply.up.tensors
+    y, up = task.clients.data.train_y[shard].numpy(), reply.up.tensors
     assert up.keys() == {"classes", "prototypes"}
     assert not reply.up.model
     assert up["classes"].tolist() == sorted(set(y.tolist()))
@@ -307,7 +348,10 @@ def test_the_servers_network_never_travels_but_persists(tiny):
     assert before.keys() == {f"server/{name}" for name in NAMES}
     assert before["server/table"].shape == (10, 16)
     record = federation.step()
-    assert federation.method.broadcast(federation.state).keys() == {"anchors/prototypes", "anchors/known"}
+    assert federation.method.broadcast(federation.state).keys() == {
+        "anchors/prototypes",
+        "anchors/known",
+    }
     assert record.traffic["up_floats"] == 3 * 2 * 16
     assert record.traffic["down_floats"] == 3 * 10 * 16
     middle = dict(federation.state)
@@ -320,8 +364,12 @@ def test_the_nearest_trained_prototype_is_predicted_among_all_classes():
     rng = np.random.default_rng(7)
     method, x, p = method_with(), rng.normal(size=(30, DIM)), rng.normal(size=(CLASSES, DIM))
     anchors = {"prototypes": torch.from_numpy(p), "known": torch.ones(CLASSES).bool()}
-    scores = method.scores(Network(nn.Identity(), method.head().double()), torch.from_numpy(x), anchors, {})
-    assert scores.argmax(1).tolist() == [int(np.argmin([math.dist(row, q) for q in p])) for row in x]
+    scores = method.scores(
+        Network(nn.Identity(), method.head().double()), torch.from_numpy(x), anchors, {}
+    )
+    assert scores.argmax(1).tolist() == [
+        int(np.argmin([math.dist(row, q) for q in p])) for row in x
+    ]
 
 
 def test_the_defaults_are_those_of_the_authors_code():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cafedcl.core.tensors import pack, unpack
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
 from cafedcl.task.build import prepare
@@ -37,11 +37,20 @@ def federation_of(name, digits, parts=None, **sections):
         train, validation = ([torch.tensor(p[i], dtype=torch.int64) for p in parts] for i in (0, 1))
         counts = torch.stack([torch.bincount(digits.train_y[rows], minlength=10) for rows in train])
         known = counts
-        if setup.bench.method.pooled:
-            train, validation, counts = [torch.cat(train)], [torch.cat(validation)], counts.sum(0, keepdim=True)
-        shards = replace(setup.bench.shards, train=tuple(train), validation=tuple(validation), counts=counts)
-        setup = replace(setup, bench=replace(setup.bench, shards=shards), counts=known)
-    return Federation(setup, engine=Eager(setup.bench))
+        if setup.task.method.pooled:
+            train, validation, counts = (
+                [torch.cat(train)],
+                [torch.cat(validation)],
+                counts.sum(0, keepdim=True),
+            )
+        shards = replace(
+            setup.task.clients.shards,
+            train=tuple(train),
+            validation=tuple(validation),
+            counts=counts,
+        )
+        setup = replace(setup, task=replace(setup.task, shards=shards), counts=known)
+    return Federation(setup, engine=ReferenceEngine(setup.task))
 
 
 def images(digits, **wanted):
@@ -56,7 +65,7 @@ def check(federation):
         assert record.status == "ok"
         assert record.failed == []
         assert record.loss
-        scores = record.server if federation.bench.serves else record.own
+        scores = record.server if federation.task.has_server_model else record.own
         assert 0 <= scores["accuracy"] <= 1
     kept = [("server", federation.state), *federation.memories.items()]
     for owner, tensors in kept:
@@ -69,14 +78,16 @@ def broad(digits, skip):
     """What the other clients hold: some images of six classes, and a few more to validate on."""
     classes = {f"c{(skip + j) % 10}": 8 for j in range(6)}
     rows = images(digits, **classes)
-    return [r for i, r in enumerate(rows) if i % 8 < 6], [r for i, r in enumerate(rows) if i % 8 >= 6]
+    return [r for i, r in enumerate(rows) if i % 8 < 6], [
+        r for i, r in enumerate(rows) if i % 8 >= 6
+    ]
 
 
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_client_may_have_a_single_image(digits, name):
     parts = [(images(digits, c4=1), []), *(broad(digits, skip) for skip in (0, 3, 7))]
     federation = check(federation_of(name, digits, parts))
-    assert federation.bench.shards.counts[0].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert federation.task.clients.shards.counts[0].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
     assert 0 in federation.memories
 
 
@@ -85,25 +96,32 @@ def test_a_client_may_have_a_single_class(digits, name):
     alone = images(digits, c9=12)
     parts = [(alone[:10], alone[10:]), *(broad(digits, skip) for skip in (0, 3, 7))]
     federation = check(federation_of(name, digits, parts, train={"epochs": 2}))
-    assert federation.bench.client(0).holds.tolist() == [9]
+    assert federation.task.clients.client(0).holds.tolist() == [9]
 
 
 @pytest.mark.parametrize("name", FEDERATED)
 def test_every_client_may_have_one_and_the_same_class(digits, name):
     rows = images(digits, c6=24)
-    check(federation_of(name, digits, [(rows[k : k + 5], rows[k + 5 : k + 6]) for k in range(0, 24, 6)]))
+    check(
+        federation_of(
+            name, digits, [(rows[k : k + 5], rows[k + 5 : k + 6]) for k in range(0, 24, 6)]
+        )
+    )
 
 
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_class_may_have_no_holder_in_a_round(digits, name):
     """Client 0 alone has class 5: it is missing at first, then there, then gone again; class 8 is never there."""
-    five, others = images(digits, c5=8), [images(digits, c0=8, c1=8), images(digits, c2=8, c1=8), images(digits, c0=8)]
+    five, others = (
+        images(digits, c5=8),
+        [images(digits, c0=8, c1=8), images(digits, c2=8, c1=8), images(digits, c0=8)],
+    )
     parts = [(five[:6], five[6:]), *((rows[1:], rows[:1]) for rows in others)]
     drop = {"rounds": 3, "drop": ["0:0", "2:0"]}
     federation = check(federation_of(name, digits, parts, federation=drop))
     assert [record.dropped for record in federation.history] == [[0], [], [0]]
-    assert federation.bench.shards.counts[1:, 5].sum() == 0
-    assert federation.bench.shards.counts[:, 8].sum() == 0
+    assert federation.task.clients.shards.counts[1:, 5].sum() == 0
+    assert federation.task.clients.shards.counts[:, 8].sum() == 0
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -111,7 +129,7 @@ def test_batches_may_be_of_one_image(digits, name):
     rows = images(digits, c0=4, c1=4, c2=4, c3=4)
     parts = [(rows[k::4][:3], rows[k::4][3:]) for k in range(4)]
     federation = check(federation_of(name, digits, parts, train={"batch_size": 1}))
-    assert federation.bench.batch_size(3) == 1
+    assert federation.task.schedule.batch_size(3) == 1
 
 
 @pytest.mark.parametrize("name", FEDERATED)
@@ -157,6 +175,9 @@ def test_six_rounds_teach_the_digits(digits, name):
         method={"epochs": 100} if name == "fedtgp" else {},
     )
     federation.run()
-    scores = [record.server if federation.bench.serves else record.own for record in federation.history]
+    scores = [
+        record.server if federation.task.has_server_model else record.own
+        for record in federation.history
+    ]
     accuracy = [score["accuracy"] for score in scores]
     assert min(accuracy[-2:]) > accuracy[0] + 0.1

@@ -8,7 +8,7 @@ from torch import nn
 
 from cafedcl.core.contract import Batch, Reply
 from cafedcl.core.tensors import under
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.methods.moon import Moon, MoonOptions
@@ -63,8 +63,16 @@ class Scene:
 
     def __init__(self, visit_with, received, previous):
         rng = np.random.default_rng(9)
-        self.now, self.received, self.previous = weights_of(1), weights_of(received), weights_of(previous)
-        self.x, self.y, self.weight = rng.normal(size=(4, INPUTS)), np.array([0, 2, 1, 2]), np.array([1, 1, 0.5, 0])
+        self.now, self.received, self.previous = (
+            weights_of(1),
+            weights_of(received),
+            weights_of(previous),
+        )
+        self.x, self.y, self.weight = (
+            rng.normal(size=(4, INPUTS)),
+            np.array([0, 2, 1, 2]),
+            np.array([1, 1, 0.5, 0]),
+        )
         self.method = Moon(OPTIONS, CLASSES, DIM)
         self.network = Network(nn.Linear(INPUTS, DIM), self.method.head()).double()
         self.network.load_state_dict(tensors(self.now))
@@ -100,7 +108,9 @@ def test_the_gradient_in_z_is_that_of_finite_differences(scene):
     scene.network.part("project").register_forward_hook(keep)
     scene.method.loss(scene.network, scene.batch, scene.visit)["moon"].backward()
     (z,) = seen
-    values, z_glob, z_prev = (project(w, scene.x) for w in (scene.now, scene.received, scene.previous))
+    values, z_glob, z_prev = (
+        project(w, scene.x) for w in (scene.now, scene.received, scene.previous)
+    )
     expected = np.zeros_like(values)
     for index in np.ndindex(values.shape):
         step = np.zeros_like(values)
@@ -125,7 +135,11 @@ def test_the_head_is_two_linear_layers_to_256_and_a_classifier_on_them():
     project, classify = Moon(MoonOptions(), 10, 64).head().children()
     first, middle, last = project
     assert isinstance(middle, nn.ReLU)
-    assert [tuple(layer.weight.shape) for layer in (first, last, classify)] == [(64, 64), (256, 64), (10, 256)]
+    assert [tuple(layer.weight.shape) for layer in (first, last, classify)] == [
+        (64, 64),
+        (256, 64),
+        (10, 256),
+    ]
     assert all(layer.bias is not None for layer in (first, last, classify))
 
 
@@ -133,8 +147,12 @@ def test_the_classifier_sees_z_as_it_is(scene):
     z = project(scene.now, scene.x)
     logits = z @ scene.now["head.classify.weight"].T + scene.now["head.classify.bias"]
     assert np.abs(np.linalg.norm(z, axis=1) - 1).min() > 0.1
-    np.testing.assert_allclose(scene.method.scores(scene.network, scene.batch.x, {}, {}).detach(), logits, atol=1e-12)
-    np.testing.assert_allclose(scene.method.embed(scene.network, scene.batch.x).detach(), z, atol=1e-12)
+    np.testing.assert_allclose(
+        scene.method.scores(scene.network, scene.batch.x, {}, {}).detach(), logits, atol=1e-12
+    )
+    np.testing.assert_allclose(
+        scene.method.embed(scene.network, scene.batch.x).detach(), z, atol=1e-12
+    )
 
 
 def test_a_first_visit_has_no_contrast(scene, visit_with):
@@ -145,8 +163,8 @@ def test_a_first_visit_has_no_contrast(scene, visit_with):
 def test_round_0_is_fedavg_on_the_same_network(tiny):
     moon, plain = tiny("moon", federation__rounds=2), tiny("moon", federation__rounds=2)
     plain.method = FedAvg(NoOptions(), 10, plain.method.dim)
-    plain.bench = replace(plain.bench, method=plain.method)
-    plain.engine = Eager(plain.bench)
+    plain.task = replace(plain.task, method=plain.method)
+    plain.engine = ReferenceEngine(plain.task)
     for federation in (moon, plain):
         federation.step()
     assert all(torch.equal(moon.state[name], value) for name, value in plain.state.items())
@@ -156,11 +174,11 @@ def test_round_0_is_fedavg_on_the_same_network(tiny):
     assert not all(torch.equal(moon.state[name], value) for name, value in plain.state.items())
 
 
-class Listening(Eager):
+class Listening(ReferenceEngine):
     """Keeps every round's jobs and replies."""
 
-    def __init__(self, bench):
-        super().__init__(bench)
+    def __init__(self, task):
+        super().__init__(task)
         self.jobs, self.replies = [], []
 
     def train(self, jobs):
@@ -174,7 +192,7 @@ class Listening(Eager):
 
 def listening(tiny, **settings):
     federation = tiny("moon", **settings)
-    federation.engine = Listening(federation.bench)
+    federation.engine = Listening(federation.task)
     return federation
 
 
@@ -182,7 +200,9 @@ def test_the_previous_model_is_what_the_client_trained_last_however_long_ago(tin
     federation = listening(tiny, federation__rounds=5, federation__participation=0.4)
     federation.run()
     last, gaps = {}, 0
-    for t, (jobs, replies) in enumerate(zip(federation.engine.jobs, federation.engine.replies, strict=True)):
+    for t, (jobs, replies) in enumerate(
+        zip(federation.engine.jobs, federation.engine.replies, strict=True)
+    ):
         for client, job in jobs.items():
             previous = under("previous/", job.memory)
             if client not in last:
@@ -203,8 +223,8 @@ def test_the_previous_model_never_travels(tiny):
     record = federation.run()[-1]
     for reply in federation.engine.replies[-1].values():
         assert not any("previous" in name for name in (*reply.up.model, *reply.up.tensors))
-        assert reply.memory.keys() == {f"previous/{name}" for name in federation.bench.initial}
-    weights = sum(value.numel() for value in federation.bench.initial.values())
+        assert reply.memory.keys() == {f"previous/{name}" for name in federation.task.initial}
+    weights = sum(value.numel() for value in federation.task.initial.values())
     assert weights == 64 * 50 + 50 + 50 * 16 + 16 + 16 * 16 + 16 + 256 * 16 + 256 + 256 * 10 + 10
     assert record.traffic["up_floats"] == record.traffic["down_floats"] == 3 * weights
 
@@ -213,16 +233,18 @@ def test_the_previous_model_never_travels(tiny):
 def test_models_are_averaged_by_their_samples(tiny, name):
     federation = tiny(name)
     record = federation.step()
-    sizes = federation.bench.shards.counts[record.participants].sum(1).double().numpy()
+    sizes = federation.task.clients.shards.counts[record.participants].sum(1).double().numpy()
     again = tiny(name)
-    again.engine = Listening(again.bench)
+    again.engine = Listening(again.task)
     again.step()
     replies = again.engine.replies[0].values()
     assert len(set(sizes)) > 1
     for entry, value in federation.state.items():
         if entry.startswith("model/"):
             weight = entry.removeprefix("model/")
-            expected = np.average([reply.up.model[weight].double().numpy() for reply in replies], 0, sizes)
+            expected = np.average(
+                [reply.up.model[weight].double().numpy() for reply in replies], 0, sizes
+            )
             np.testing.assert_allclose(value, expected, atol=1e-6)
 
 

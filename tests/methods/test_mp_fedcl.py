@@ -26,7 +26,11 @@ class Scene:
 
     def __init__(self, visit_with):
         rng = np.random.default_rng(0)
-        self.h, self.y, self.weight = rng.normal(size=(7, DIM)), np.array([0, 1, 3, 2, 2, 0, 1]), np.ones(7)
+        self.h, self.y, self.weight = (
+            rng.normal(size=(7, DIM)),
+            np.array([0, 1, 3, 2, 2, 0, 1]),
+            np.ones(7),
+        )
         self.weight[5:] = 0.5, 0
         self.pool, self.labels = rng.normal(size=(6, DIM)), np.array([2, 0, 2, 1, 0, 2])
         self.visit_with = visit_with
@@ -37,9 +41,13 @@ class Scene:
         network = Network(nn.Identity(), method.head()).double()
         anchors = {"pool": torch.from_numpy(self.pool), "labels": torch.from_numpy(self.labels)}
         batch = Batch(
-            torch.from_numpy(self.h) if x is None else x, torch.from_numpy(self.y), torch.from_numpy(self.weight)
+            torch.from_numpy(self.h) if x is None else x,
+            torch.from_numpy(self.y),
+            torch.from_numpy(self.weight),
         )
-        return method.loss(network, batch, self.visit_with([1.0] * CLASSES, anchors=anchors)), network
+        return method.loss(
+            network, batch, self.visit_with([1.0] * CLASSES, anchors=anchors)
+        ), network
 
     def by_hand(self, h, tau):
         """mean_i (−1/|Q_y|) Σ_{q∈Q_y} log e^{ẑ·q̂/τ} / Σ_{q'∈Q} e^{ẑ·q̂'/τ}, without samples whose Q_y is empty."""
@@ -77,7 +85,9 @@ def test_the_gradient_of_the_contrast_is_that_of_finite_differences(scene):
     for index in np.ndindex(scene.h.shape):
         step = np.zeros_like(scene.h)
         step[index] = 1e-6
-        expected[index] = (scene.by_hand(scene.h + step, 0.5) - scene.by_hand(scene.h - step, 0.5)) / 2e-6
+        expected[index] = (
+            scene.by_hand(scene.h + step, 0.5) - scene.by_hand(scene.h - step, 0.5)
+        ) / 2e-6
     np.testing.assert_allclose(x.grad, expected, atol=1e-8)
     assert not x.grad[2].any(), "class 3 has no entry in the pool"
 
@@ -133,7 +143,9 @@ def test_a_client_sends_as_many_centroids_per_class_as_it_has_samples_at_most_k(
     assert summary["classes"].tolist() == [0, 1, 1, 3, 3, 3]
     assert notes == {}
     np.testing.assert_allclose(summary["prototypes"][0], z[0], atol=1e-6)
-    np.testing.assert_allclose(sorted(summary["prototypes"][1:3].tolist()), sorted(z[1:3].tolist()), atol=1e-6)
+    np.testing.assert_allclose(
+        sorted(summary["prototypes"][1:3].tolist()), sorted(z[1:3].tolist()), atol=1e-6
+    )
     ours = cost(z[3:].double().numpy(), summary["prototypes"][3:].double().numpy())
     assert ours == pytest.approx(best_cost(z[3:].double().numpy(), 3), rel=1e-4)
 
@@ -141,12 +153,12 @@ def test_a_client_sends_as_many_centroids_per_class_as_it_has_samples_at_most_k(
 def test_centroids_are_of_the_trained_models_features(tiny):
     federation = tiny("mp-fedcl", method__k=1)
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [2])
-    bench, shard = federation.bench, federation.bench.shards.train[2]
+    task, shard = federation.task, federation.task.clients.shards.train[2]
     w = {name: value.double().numpy() for name, value in reply.up.model.items()}
-    h = bench.data.images(bench.data.train_x[shard]).double().flatten(1).numpy()
+    h = task.clients.data.images(task.clients.data.train_x[shard]).double().flatten(1).numpy()
     for layer in ("encoder.first", "encoder.second"):
         h = np.maximum(h @ w[f"{layer}.weight"].T + w[f"{layer}.bias"], 0)
-    y, up = bench.data.train_y[shard].numpy(), reply.up.tensors
+    y, up = task.clients.data.train_y[shard].numpy(), reply.up.tensors
     assert up["classes"].tolist() == sorted(set(y.tolist()))
     for p, c in zip(up["prototypes"].double().numpy(), up["classes"].tolist(), strict=True):
         np.testing.assert_allclose(p, h[y == c].mean(0), atol=1e-4)
@@ -167,7 +179,9 @@ def test_the_pool_is_everything_received_and_old_entries_of_classes_nobody_sent(
         return [
             (c, tuple(row))
             for up in ups
-            for c, row in zip(up.tensors["classes"].tolist(), up.tensors["prototypes"].tolist(), strict=True)
+            for c, row in zip(
+                up.tensors["classes"].tolist(), up.tensors["prototypes"].tolist(), strict=True
+            )
         ]
 
     state = method.start(Network(nn.Identity(), nn.Identity()))
@@ -184,9 +198,9 @@ def test_the_pool_is_everything_received_and_old_entries_of_classes_nobody_sent(
 
 def test_what_travels_is_the_model_and_the_centroids(tiny):
     federation = tiny("mp-fedcl", method__k=2)
-    weights = sum(value.numel() for value in federation.bench.initial.values())
+    weights = sum(value.numel() for value in federation.task.initial.values())
     one, two = federation.run()
-    counts = federation.bench.shards.counts
+    counts = federation.task.clients.shards.counts
     rows = [int(counts[record.participants].clamp(max=2).sum()) for record in (one, two)]
     assert one.traffic["up_floats"] == 3 * weights + 16 * rows[0]
     assert two.traffic["up_floats"] == 3 * weights + 16 * rows[1]
@@ -214,7 +228,9 @@ def test_by_the_pool_the_class_of_the_most_similar_entry_is_predicted(scene):
     for row, h in zip(scores, scene.h, strict=True):
         similar = [float(unit(h) @ unit(q)) for q in scene.pool]
         for c in range(3):
-            assert row[c] == pytest.approx(max(s for s, label in zip(similar, scene.labels, strict=True) if label == c))
+            assert row[c] == pytest.approx(
+                max(s for s, label in zip(similar, scene.labels, strict=True) if label == c)
+            )
         assert row.argmax() == scene.labels[int(np.argmax(similar))]
         assert row[3] < -1
 

@@ -38,13 +38,22 @@ def test_every_preset_resolves_to_its_options_and_runs(tiny, name, preset):
 
 
 def test_an_option_beside_a_preset_wins():
-    options = resolve({"method": {"name": "cafedcl:no-geo", "lam_geo": 0.5, "tau": 0.3}}).method.options
+    options = resolve(
+        {"method": {"name": "cafedcl:no-geo", "lam_geo": 0.5, "tau": 0.3}}
+    ).method.options
     assert (options.lam_geo, options.tau) == (0.5, 0.3)
 
 
 def test_there_are_the_presets_of_the_ablation():
     presets = {name for method, name in PRESETS if method == "cafedcl"}
-    ablation = {"no-geo", "no-confagg-uniform", "no-confagg-counts", "inverse-variance", "fixed-anchors", "literal"}
+    ablation = {
+        "no-geo",
+        "no-confagg-uniform",
+        "no-confagg-counts",
+        "inverse-variance",
+        "fixed-anchors",
+        "literal",
+    }
     assert presets >= ablation
     assert ("moon", "cifar10") in PRESETS
 
@@ -53,7 +62,11 @@ def test_there_are_the_presets_of_the_ablation():
 
 
 def test_no_geo_trains_the_weights_of_geometry_by_the_letter(tiny):
-    without, letter, usual = tiny("cafedcl:no-geo"), tiny(method__geo="literal"), tiny(method__margin=2.0)
+    without, letter, usual = (
+        tiny("cafedcl:no-geo"),
+        tiny(method__geo="literal"),
+        tiny(method__margin=2.0),
+    )
     for federation in (without, letter, usual):
         federation.run()
     assert without.state.keys() == letter.state.keys()
@@ -75,7 +88,9 @@ def means_by_hand(ups, weight_of):
     """Σ_k w_{k,c} p_{k,c} / Σ_k w_{k,c} over the holders; also which classes have one."""
     sums, totals = {}, {}
     for up in ups:
-        for c, p in zip(up.tensors["classes"].tolist(), up.tensors["prototypes"].double().numpy(), strict=True):
+        for c, p in zip(
+            up.tensors["classes"].tolist(), up.tensors["prototypes"].double().numpy(), strict=True
+        ):
             weight = weight_of(up, c)
             sums[c], totals[c] = sums.get(c, 0) + weight * p, totals.get(c, 0) + weight
     return {c: sums[c] / totals[c] for c in sums}
@@ -83,7 +98,9 @@ def means_by_hand(ups, weight_of):
 
 def check_round(federation, ups, after, weight_of, model_weights):
     means = means_by_hand(ups, weight_of)
-    assert any(sum(c in up.tensors["classes"].tolist() for up in ups) > 1 for c in means), "some class has two holders"
+    assert any(sum(c in up.tensors["classes"].tolist() for up in ups) > 1 for c in means), (
+        "some class has two holders"
+    )
     for c in range(10):
         row = after["anchors/prototypes"][c]
         if c in means:
@@ -104,7 +121,7 @@ def test_without_confidence_uniform_weights_are_plain_means_over_the_holders(tin
 
 def test_without_confidence_counts_as_weights_are_equation_2(tiny):
     federation, ups, after = round_of(tiny, "no-confagg-counts")
-    y, shards = federation.bench.data.train_y, federation.bench.shards.train
+    y, shards = federation.task.clients.data.train_y, federation.task.clients.shards.train
     check_round(
         federation,
         ups,
@@ -116,10 +133,12 @@ def test_without_confidence_counts_as_weights_are_equation_2(tiny):
 
 def test_inverse_variance_weights_follow_from_counts_and_the_norm_of_the_prototype(tiny):
     federation, ups, after = round_of(tiny, "inverse-variance")
-    y, shards, sent = federation.bench.data.train_y, federation.bench.shards.train, {}
+    y, shards, sent = federation.task.clients.data.train_y, federation.task.clients.shards.train, {}
     for up in ups:
         classes = up.tensors["classes"].tolist()
-        for c, p, weight in zip(classes, up.tensors["prototypes"].double(), up.tensors["confidence"], strict=True):
+        for c, p, weight in zip(
+            classes, up.tensors["prototypes"].double(), up.tensors["confidence"], strict=True
+        ):
             n = int((y[shards[up.client]] == c).sum())
             variance = n / (n - 1) * (1 - float(p @ p))
             assert 1e-3 < variance < 1
@@ -133,10 +152,14 @@ def test_the_norm_of_the_prototype_tells_the_variance_of_the_unit_features(tiny)
     """σ̂² from the upload equals the sample variance of the trained model's unit embeddings."""
     federation = tiny("cafedcl:inverse-variance", **SKEWED)
     (reply,) = federation.train(Down(0, federation.method.broadcast(federation.state)), [1])
-    bench, shard = federation.bench, federation.bench.shards.train[1]
+    task, shard = federation.task, federation.task.clients.shards.train[1]
     with torch.no_grad():
-        z = unit(bench.network.encoder(bench.data.images(bench.data.train_x[shard])).double().numpy())
-    y, up = bench.data.train_y[shard].numpy(), reply.up.tensors
+        z = unit(
+            task.network.encoder(task.clients.data.images(task.clients.data.train_x[shard]))
+            .double()
+            .numpy()
+        )
+    y, up = task.clients.data.train_y[shard].numpy(), reply.up.tensors
     for c, weight in zip(up["classes"].tolist(), up["confidence"].tolist(), strict=True):
         mine = z[y == c]
         assert weight == pytest.approx(len(mine) / mine.var(axis=0, ddof=1).sum(), rel=1e-3)
@@ -149,13 +172,20 @@ def test_fixed_anchors_never_move(tiny):
     assert torch.equal(federation.state["anchors/prototypes"], start)
     weights = {name for name in federation.state if name.startswith("model/")}
     assert not any(
-        torch.equal(federation.state[n], federation.bench.initial[n.removeprefix("model/")]) for n in weights
+        torch.equal(federation.state[n], federation.task.initial[n.removeprefix("model/")])
+        for n in weights
     )
 
 
 def test_literal_is_the_letter_of_every_open_point_it_names():
     options = resolve({"method": {"name": "cafedcl:literal"}}).method.options
-    assert {options.geo, options.geo_reduction, options.align, options.align_norm, options.prototype} == {"literal"}
+    assert {
+        options.geo,
+        options.geo_reduction,
+        options.align,
+        options.align_norm,
+        options.prototype,
+    } == {"literal"}
     assert (options.missing, options.unseen) == ("literal", "literal")
     assert 0 < options.epsilon < 1e-3
 
@@ -195,7 +225,11 @@ def test_priors_penalise_short_distances_cosines_or_departures_from_the_simplex(
 @pytest.mark.parametrize("reading", ["batch", "cross", "literal"])
 def test_every_reading_of_geometry_takes_every_prior(reading, prior):
     rng = np.random.default_rng(1)
-    q, p, present = unit(rng.normal(size=(4, 6))), unit(rng.normal(size=(4, 6))), [True, False, True, False]
+    q, p, present = (
+        unit(rng.normal(size=(4, 6))),
+        unit(rng.normal(size=(4, 6))),
+        [True, False, True, False],
+    )
     pairs = [(a, b) for a in range(4) for b in range(4) if a != b]
     if reading == "batch":
         mixed = np.where(np.array(present)[:, None], q, p)
@@ -207,7 +241,9 @@ def test_every_reading_of_geometry_takes_every_prior(reading, prior):
         pairs = [(a, b) for a, b in pairs if present[a]]
         one = {"margin": lambda d, s: max(0.0, 1.9 - d), "orthogonal": lambda d, s: s**2}
         one["simplex"] = lambda d, s: (s + 1 / 3) ** 2
-        expected = np.mean([one[prior](math.dist(q[a], p[b]), float(q[a] @ p[b])) for a, b in pairs])
+        expected = np.mean(
+            [one[prior](math.dist(q[a], p[b]), float(q[a] @ p[b])) for a, b in pairs]
+        )
     parts = (torch.from_numpy(q), torch.tensor(present), torch.from_numpy(p))
     ours = contrast.geometry(reading, *parts, None, 1.9, "mean", prior).item()
     assert ours == pytest.approx(expected, abs=1e-9)
@@ -218,7 +254,9 @@ def all_pairs(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_a_simplex_pays_nothing_under_the_simplex_prior_and_orthonormal_anchors_under_the_orthogonal_one(classes):
+def test_a_simplex_pays_nothing_under_the_simplex_prior_and_orthonormal_anchors_under_the_orthogonal_one(
+    classes,
+):
     torch.manual_seed(0)
     frame, axes = contrast.simplex(classes, 16).double(), contrast.orthonormal(classes, 16).double()
     pairs = all_pairs(classes)
@@ -259,7 +297,9 @@ def test_priors_run_and_change_the_result(tiny, prior, geo):
 FOLDER = Path(cafedcl.methods.__file__).parent
 
 
-@pytest.mark.parametrize(("name", "most"), [("fedprox", 30), ("fedproto", 60), ("fedtgp", 100), ("cafedcl", 150)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("fedprox", 30), ("fedproto", 60), ("fedtgp", 100), ("cafedcl", 150)]
+)
 def test_a_method_fits_in_so_many_lines(name, most):
     assert len((FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= most
 

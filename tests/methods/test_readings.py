@@ -16,7 +16,10 @@ def outcome(federation):
         assert record.failed == []
         assert record.server is not None
         assert all(math.isfinite(value) for value in record.loss.values())
-    result = {**federation.state, **{f"own/{k}": v for k, v in federation.own.items() if k.endswith("score")}}
+    result = {
+        **federation.state,
+        **{f"own/{k}": v for k, v in federation.own.items() if k.endswith("score")},
+    }
     for name, value in federation.state.items():
         assert value.isfinite().all(), name
     for name, value in federation.history[-1].tables.items():
@@ -77,7 +80,9 @@ def test_every_reading_runs_and_changes_something_unless_it_is_idle(tiny, usual,
 
 
 def test_the_saturating_scale_follows_its_half(tiny):
-    runs = [outcome(tiny(method__data_scale="saturating", method__half=half)) for half in (3.0, 30.0)]
+    runs = [
+        outcome(tiny(method__data_scale="saturating", method__half=half)) for half in (3.0, 30.0)
+    ]
     assert not equal(*runs)
 
 

@@ -7,18 +7,18 @@ from torch import nn
 
 from cafedcl.core.contract import Batch, Reply, Up
 from cafedcl.core.tensors import under
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.methods.scaffold import Scaffold
 from cafedcl.models import Network
 
 
-class Listening(Eager):
+class Listening(ReferenceEngine):
     """Keeps every round's jobs and replies."""
 
-    def __init__(self, bench):
-        super().__init__(bench)
+    def __init__(self, task):
+        super().__init__(task)
         self.rounds = []
 
     def train(self, jobs):
@@ -31,7 +31,7 @@ class Listening(Eager):
 
 def listening(tiny, name="scaffold", **settings):
     federation = tiny(name, **settings)
-    federation.engine = Listening(federation.bench)
+    federation.engine = Listening(federation.task)
     return federation
 
 
@@ -46,7 +46,9 @@ class Linear:
         rng = np.random.default_rng(0)
         self.network = Network(nn.Linear(4, 3), nn.Linear(3, 2)).double()
         names = dict(self.network.named_parameters())
-        self.c, self.own = ({n: rng.normal(size=p.shape) for n, p in names.items()} for _ in range(2))
+        self.c, self.own = (
+            {n: rng.normal(size=p.shape) for n, p in names.items()} for _ in range(2)
+        )
         anchors = {f"control/{n}": torch.from_numpy(v) for n, v in self.c.items()}
         memory = {f"control/{n}": torch.from_numpy(v) for n, v in self.own.items()} if own else {}
         self.visit = visit_with([1.0, 1.0], anchors=anchors, memory=memory)
@@ -66,7 +68,9 @@ def test_the_correction_adds_the_servers_variate_less_the_clients_to_the_gradien
     scene = Linear(visit_with, own)
     plain = FedAvg(NoOptions(), 2, 3).loss(scene.network, scene.batch, scene.visit)["ce"]
     names = [name for name, _ in scene.network.named_parameters()]
-    slopes = dict(zip(names, torch.autograd.grad(plain, list(scene.network.parameters())), strict=True))
+    slopes = dict(
+        zip(names, torch.autograd.grad(plain, list(scene.network.parameters())), strict=True)
+    )
     control, whole = scene.gradients("control"), scene.gradients("all")
     for name in names:
         drift = scene.c[name] - scene.own[name] if own else scene.c[name]
@@ -80,7 +84,7 @@ def test_in_the_first_round_clients_train_as_in_fedavg(tiny):
         federation.step()
     for (_, one), (_, other) in zip(ours.engine.rounds[0], plain.engine.rounds[0], strict=True):
         assert one.up.losses["control"] == 0
-        assert one.up.model.keys() == other.up.model.keys() == ours.bench.initial.keys()
+        assert one.up.model.keys() == other.up.model.keys() == ours.task.initial.keys()
         for name, value in other.up.model.items():
             assert torch.equal(one.up.model[name], value)
 
@@ -89,15 +93,17 @@ def test_in_the_first_round_clients_train_as_in_fedavg(tiny):
 def test_control_variates_follow_from_the_weights_that_went_down_and_came_up(tiny, twice):
     """Option II: c_k⁺ = c_k − c + (θ^t − θ_k)/Σ lr, and c ← c + (1/N) Σ (c_k⁺ − c_k)."""
     decay = {"train__lr_decay": 0.5, "train__lr_decay_in_round": twice}
-    federation = listening(tiny, federation__rounds=3, train__epochs=2, train__iterations=3, **decay)
-    names = [name for name, _ in federation.bench.network.named_parameters()]
+    federation = listening(
+        tiny, federation__rounds=3, train__epochs=2, train__iterations=3, **decay
+    )
+    names = [name for name, _ in federation.task.network.named_parameters()]
     c = dict.fromkeys(names, 0.0)
     own, again = {}, 0
     for t in range(3):
         federation.step()
         change = dict.fromkeys(names, 0.0)
         for job, reply in federation.engine.rounds[t]:
-            k, samples = job.client, len(federation.bench.shards.train[job.client])
+            k, samples = job.client, len(federation.task.clients.shards.train[job.client])
             steps = math.ceil(samples / math.ceil(samples / 3))
             rates = sum(steps * 0.1 * 0.5 ** (t + (epoch if twice else 0)) for epoch in range(2))
             again += k in own
@@ -108,21 +114,33 @@ def test_control_variates_follow_from_the_weights_that_went_down_and_came_up(tin
                 own[k][name] = old[name] - c[name] + (array(down) - array(up)) / rates
                 change[name] += own[k][name] - old[name]
                 np.testing.assert_allclose(reply.memory[f"control/{name}"], own[k][name], atol=2e-5)
-                np.testing.assert_allclose(reply.up.tensors[f"control/{name}"], own[k][name] - old[name], atol=2e-5)
+                np.testing.assert_allclose(
+                    reply.up.tensors[f"control/{name}"], own[k][name] - old[name], atol=2e-5
+                )
         for name in names:
             c[name] = c[name] + change[name] / 5
-            np.testing.assert_allclose(federation.state[f"anchors/control/{name}"], c[name], atol=2e-5)
+            np.testing.assert_allclose(
+                federation.state[f"anchors/control/{name}"], c[name], atol=2e-5
+            )
             assert np.abs(c[name]).max() > 1e-3
     assert again > 0, "some client came back"
 
 
 def test_a_later_visit_steps_along_the_corrected_gradient(tiny):
-    settings = {"train__iterations": 1, "federation__participation": 1.0, "federation__clients": 3, "split__classes": 4}
+    settings = {
+        "train__iterations": 1,
+        "federation__participation": 1.0,
+        "federation__clients": 3,
+        "split__classes": 4,
+    }
     federation = listening(tiny, train__epochs=3, **settings)
     federation.run()
     job, reply = federation.engine.rounds[1][1]
-    bench, shard = federation.bench, federation.bench.shards.train[1]
-    x, y = bench.data.images(bench.data.train_x[shard]).double().flatten(1), bench.data.train_y[shard]
+    task, shard = federation.task, federation.task.clients.shards.train[1]
+    x, y = (
+        task.clients.data.images(task.clients.data.train_x[shard]).double().flatten(1),
+        task.clients.data.train_y[shard],
+    )
     weights = {name: value.double() for name, value in under("model/", job.down.tensors).items()}
     c, own = under("anchors/control/", job.down.tensors), under("control/", job.memory)
     drift = {name: c[name].double() - own[name].double() for name in weights}
@@ -135,8 +153,12 @@ def test_a_later_visit_steps_along_the_corrected_gradient(tiny):
         ce = (logits.logsumexp(1) - logits[range(len(y)), y]).mean()
         raw = torch.autograd.grad(ce, list(weights.values()))
         bent = {name: g + drift[name] for name, g in zip(weights, raw, strict=True)}
-        assert math.sqrt(sum(float(g.square().sum()) for g in bent.values())) < 10, "no clipping here"
-        weights = {n: w.detach() - 0.1 * 0.998 * (bent[n] + 1e-3 * w.detach()) for n, w in weights.items()}
+        assert math.sqrt(sum(float(g.square().sum()) for g in bent.values())) < 10, (
+            "no clipping here"
+        )
+        weights = {
+            n: w.detach() - 0.1 * 0.998 * (bent[n] + 1e-3 * w.detach()) for n, w in weights.items()
+        }
     for name, w in weights.items():
         torch.testing.assert_close(reply.up.model[name].double(), w, atol=1e-6, rtol=0)
 
@@ -145,7 +167,12 @@ def test_models_are_averaged_uniformly_and_variates_over_all_clients():
     rng = np.random.default_rng(1)
     models, changes = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 3, 2))
     ups = [
-        Up(k, n, {"control/w": torch.from_numpy(changes[k])}, model={"w": torch.from_numpy(models[k])})
+        Up(
+            k,
+            n,
+            {"control/w": torch.from_numpy(changes[k])},
+            model={"w": torch.from_numpy(models[k])},
+        )
         for k, n in enumerate((1, 999))
     ]
     start = rng.normal(size=(3, 2))
@@ -159,11 +186,11 @@ def test_variates_start_at_zero_and_double_the_traffic(tiny):
     federation = tiny("scaffold")
     control = under("anchors/control/", federation.state)
     assert {name: value.shape for name, value in control.items()} == {
-        name: p.shape for name, p in federation.bench.network.named_parameters()
+        name: p.shape for name, p in federation.task.network.named_parameters()
     }
     assert not any(value.any() for value in control.values())
     record = federation.step()
-    weights = sum(value.numel() for value in federation.bench.initial.values())
+    weights = sum(value.numel() for value in federation.task.initial.values())
     assert record.traffic["up_floats"] == record.traffic["down_floats"] == 3 * 2 * weights
 
 

@@ -47,14 +47,18 @@ def test_a_resnet_block_adds_its_shortcut_and_leaves_the_relu_to_the_next():
     encoder = build_encoder("resnet18", (1, 8, 8), 0.05).double()
     x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     a = nn.functional
-    h = a.group_norm(a.conv2d(x, encoder.conv.weight, padding=1), 2, encoder.norm.weight, encoder.norm.bias)
+    h = a.group_norm(
+        a.conv2d(x, encoder.conv.weight, padding=1), 2, encoder.norm.weight, encoder.norm.bias
+    )
     assert len(encoder.blocks) == 8
     for i, block in enumerate(encoder.blocks):
         stride = 2 if i in (2, 4, 6) else 1
         h = torch.relu(h)
         inner = a.conv2d(h, block.conv1.weight, stride=stride, padding=1)
         inner = torch.relu(a.group_norm(inner, 2, block.norm1.weight, block.norm1.bias))
-        inner = a.group_norm(a.conv2d(inner, block.conv2.weight, padding=1), 2, block.norm2.weight, block.norm2.bias)
+        inner = a.group_norm(
+            a.conv2d(inner, block.conv2.weight, padding=1), 2, block.norm2.weight, block.norm2.bias
+        )
         if stride == 2:
             conv, norm = block.shortcut
             h = a.group_norm(a.conv2d(h, conv.weight, stride=2), 2, norm.weight, norm.bias)
@@ -86,7 +90,9 @@ def test_every_model_gives_its_features_for_any_image_and_batch(name, shape):
     assert encoder.training
 
 
-@pytest.mark.parametrize(("name", "dim"), [("cnn4", 512), ("cnn8", 64), ("mlp", 64), ("resnet18", 512)])
+@pytest.mark.parametrize(
+    ("name", "dim"), [("cnn4", 512), ("cnn8", 64), ("mlp", 64), ("resnet18", 512)]
+)
 @pytest.mark.parametrize("width", [0.5, 2.0])
 def test_width_multiplies_the_features(name, dim, width):
     with torch.device("meta"):
@@ -102,7 +108,9 @@ def test_models_for_small_images_take_them(name):
 def test_cnn4_has_the_parameters_of_its_four_layers():
     conv1, conv2 = 3 * 32 * 25 + 32, 32 * 64 * 25 + 64
     with torch.device("meta"):
-        assert parameters(build_encoder("cnn4", (3, 32, 32), 1.0)) == conv1 + conv2 + 1600 * 512 + 512
+        assert (
+            parameters(build_encoder("cnn4", (3, 32, 32), 1.0)) == conv1 + conv2 + 1600 * 512 + 512
+        )
 
 
 @pytest.mark.parametrize(
@@ -134,14 +142,18 @@ def test_an_unknown_model_far_from_all_lists_them():
         build_encoder("zzzzzzzzzz", (1, 8, 8), 1.0)
 
 
-@pytest.mark.parametrize("path", ["no_such_module_here:make", "torch.nn:NoSuchThing", ":make", "torch:", ".torch:nn"])
+@pytest.mark.parametrize(
+    "path", ["no_such_module_here:make", "torch.nn:NoSuchThing", ":make", "torch:", ".torch:nn"]
+)
 def test_an_import_path_that_leads_nowhere_is_named(path):
     with pytest.raises(CafedclError, match="cannot be imported"):
         build_encoder(path, (1, 8, 8), 1.0)
 
 
 def test_a_factory_must_return_a_module():
-    with pytest.raises(CafedclError, match=r"'builtins:zip': it must return a torch\.nn\.Module, not zip"):
+    with pytest.raises(
+        CafedclError, match=r"'builtins:zip': it must return a torch\.nn\.Module, not zip"
+    ):
         build_encoder("builtins:zip", ((), 8, 8), [1.0])
 
 
@@ -151,12 +163,17 @@ def test_a_model_must_give_one_row_of_features_per_image():
 
 
 def test_images_too_small_for_a_model_are_refused_with_their_size():
-    with pytest.raises(CafedclError, match="'cnn4': images of 3×28 are too small for it; the least is 16×16"):
+    with pytest.raises(
+        CafedclError, match="'cnn4': images of 3×28 are too small for it; the least is 16×16"
+    ):
         build_encoder("cnn4", (1, 3, 28), 1.0)
 
 
 def test_a_network_is_the_head_on_the_encoder():
-    encoder, head = build_encoder("mlp", (1, 4, 4), 0.1), nn.ModuleDict({"classify": nn.Linear(6, 3)})
+    encoder, head = (
+        build_encoder("mlp", (1, 4, 4), 0.1),
+        nn.ModuleDict({"classify": nn.Linear(6, 3)}),
+    )
     network = Network(encoder, head)
     assert network.part("classify") is head["classify"]
     x = torch.randn(2, 1, 4, 4)

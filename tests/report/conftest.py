@@ -27,7 +27,14 @@ def config_text(settings: Mapping[str, Any]) -> str:
 
 def scores(accuracy: float, std: float, worst: float) -> dict[str, Any]:
     clients = {"client_mean": accuracy, "client_std": std, "client_worst": worst}
-    return {"accuracy": accuracy, "balanced": accuracy, **clients, "many": accuracy, "medium": None, "few": worst}
+    return {
+        "accuracy": accuracy,
+        "balanced": accuracy,
+        **clients,
+        "many": accuracy,
+        "medium": None,
+        "few": worst,
+    }
 
 
 def line(t: int, server: dict[str, Any] | None, own: dict[str, Any] | None) -> dict[str, Any]:
@@ -37,7 +44,13 @@ def line(t: int, server: dict[str, Any] | None, own: dict[str, Any] | None) -> d
         "participants": [0, 1],
         "dropped": [],
         "failed": [],
-        "traffic": {"down_floats": 1, "down_bytes": 3000, "up_floats": 1, "up_bytes": 1000, "notes_bytes": 0},
+        "traffic": {
+            "down_floats": 1,
+            "down_bytes": 3000,
+            "up_floats": 1,
+            "up_bytes": 1000,
+            "notes_bytes": 0,
+        },
         "lr": 0.1,
         "loss": {"ce": 1.0},
         "server": server,
@@ -46,7 +59,9 @@ def line(t: int, server: dict[str, Any] | None, own: dict[str, Any] | None) -> d
     }
 
 
-def tables(rng: np.random.Generator, counts: np.ndarray, extras: Sequence[str]) -> dict[str, torch.Tensor]:
+def tables(
+    rng: np.random.Generator, counts: np.ndarray, extras: Sequence[str]
+) -> dict[str, torch.Tensor]:
     clients, classes = counts.shape
     found: dict[str, np.ndarray] = {
         "own/all/score": rng.uniform(0.5, 1, clients),
@@ -54,7 +69,9 @@ def tables(rng: np.random.Generator, counts: np.ndarray, extras: Sequence[str]) 
         "own/all/recall": rng.uniform(0, 1, (clients, classes)),
     }
     if "server" in extras:
-        found["server/confusion"] = rng.integers(0, 40, (classes, classes)) + 60 * np.eye(classes, dtype=int)
+        found["server/confusion"] = rng.integers(0, 40, (classes, classes)) + 60 * np.eye(
+            classes, dtype=int
+        )
         found["server/clients"] = rng.uniform(0.5, 1, clients)
     if "confidence" in extras:
         for name in ("confidence", "confidence_data", "confidence_val", "uncertainty"):
@@ -66,7 +83,9 @@ def tables(rng: np.random.Generator, counts: np.ndarray, extras: Sequence[str]) 
         for name in ("drift", "feedback", "heterogeneity", "variance"):
             found[f"loop/{name}"] = rng.uniform(0, 1, classes)
     kinds = {"f": torch.float32, "i": torch.int32, "b": torch.bool}
-    return {name: torch.as_tensor(value).to(kinds[value.dtype.kind]) for name, value in found.items()}
+    return {
+        name: torch.as_tensor(value).to(kinds[value.dtype.kind]) for name, value in found.items()
+    }
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +123,11 @@ def make_run() -> Maker:
             "train.lr": 0.1,
         } | {name.replace("__", "."): value for name, value in settings.items()}
         (path / "config.toml").write_text(config_text(flat), encoding="utf-8")
-        about = {"command": ["cafedcl", "run", "--method", method], "python": "3", "packages": {"torch": "2"}}
+        about = {
+            "command": ["cafedcl", "run", "--method", method],
+            "python": "3",
+            "packages": {"torch": "2"},
+        }
         (path / "environment.json").write_text(json.dumps(about), encoding="utf-8")
         counts = rng.integers(0, 30, (clients, classes)) + np.eye(clients, classes, dtype=int)
         header = {"names": list(names or map(str, range(classes))), "shape": [1, 8, 8]}
@@ -117,7 +140,9 @@ def make_run() -> Maker:
             lines.append(json.dumps(line(t, found if "server" in extras else None, found)))
             packed = pack(tables(rng, counts, extras), {"round": t})
             (path / "evaluations" / f"{t:06d}.safetensors").write_bytes(packed)
-        (path / "metrics.jsonl").write_text("".join(text + "\n" for text in lines), encoding="utf-8")
+        (path / "metrics.jsonl").write_text(
+            "".join(text + "\n" for text in lines), encoding="utf-8"
+        )
         for i in range(samples):
             (path / "samples").mkdir(exist_ok=True)
             sheet = io.BytesIO()

@@ -13,7 +13,9 @@ from cafedcl.report.runs import read_runs
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 Maker = Callable[..., Path]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 FLAGS = [
     "--no-sandbox",
@@ -24,7 +26,18 @@ FLAGS = [
     "--no-first-run",
 ]
 EVERYTHING = ("server", "confidence", "prototypes", "loop")
-PANELS = ["ranking", "curves", "data", "clients", "classes", "confidence", "prototypes", "loop", "ablation", "samples"]
+PANELS = [
+    "ranking",
+    "curves",
+    "data",
+    "clients",
+    "classes",
+    "confidence",
+    "prototypes",
+    "loop",
+    "ablation",
+    "samples",
+]
 PANELS += ["cost", "runs"]
 
 BLANK = """() => [...document.querySelectorAll('.card:not([hidden]) .chart:not([hidden])')].filter((node) => {
@@ -41,7 +54,10 @@ class Visit:
     def __init__(self, page: Any, report: Path) -> None:
         self.page, self.complaints, self.requests = page, [], []
         page.on(
-            "console", lambda said: self.complaints.append(said.text) if said.type in ("error", "warning") else None
+            "console",
+            lambda said: (
+                self.complaints.append(said.text) if said.type in ("error", "warning") else None
+            ),
         )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
@@ -61,9 +77,7 @@ class Visit:
         """What a chart looks like at the moment."""
         self.page.wait_for_timeout(280)
         chart = self.page.locator(f'.chart[aria-label="{label}"]')
-        layers = (
-            "node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toDataURL()).join() || node.innerHTML"
-        )
+        layers = "node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toDataURL()).join() || node.innerHTML"
         return str(chart.evaluate(layers))
 
 
@@ -123,7 +137,11 @@ def test_everything_is_drawn_and_nobody_asked(browser: Any, full: Path) -> None:
 def test_methods_can_be_switched_off_everywhere(browser: Any, full: Path) -> None:
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     visit = Visit(context.new_page(), full)
-    labels = ("Accuracy over time", "accuracies of all clients by method", "seconds per round by phase")
+    labels = (
+        "Accuracy over time",
+        "accuracies of all clients by method",
+        "seconds per round by phase",
+    )
     before = [visit.look(label) for label in labels]
     chip = visit.page.locator('.chip[data-method="fedavg"]')
     chip.click()
@@ -147,7 +165,10 @@ def test_the_theme_follows_the_system_and_can_be_switched(browser: Any, full: Pa
     visit.page.click("#theme")
     assert visit.page.evaluate(theme) == "light"
     assert visit.look("training images per client and class") != before
-    assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(245, 246, 248)"
+    assert (
+        visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        == "rgb(245, 246, 248)"
+    )
     assert visit.complaints == []
     context.close()
 
@@ -178,7 +199,9 @@ def test_the_sliders_move_the_rounds(browser: Any, full: Path) -> None:
 
 @pytest.mark.parametrize("width", [390, 820])
 def test_it_fits_a_phone(browser: Any, full: Path, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True)
+    context = browser.new_context(
+        viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True
+    )
     visit = Visit(context.new_page(), full)
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
     assert visit.page.evaluate(BLANK) == []

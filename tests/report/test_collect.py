@@ -9,14 +9,19 @@ from cafedcl.report import scenes
 from cafedcl.report.collect import collect
 from cafedcl.report.details import shown_clients
 from cafedcl.report.frames import Data, Film, Frame, read_film, spaced
-from cafedcl.report.runs import Run, read_run, read_runs
+from cafedcl.report.runs import RunSummary, read_run, read_runs
 
 Maker = Callable[..., Path]
 
 
 def film(*tables: dict[str, np.ndarray], counts: np.ndarray | None = None) -> Film:
     data = None if counts is None else Data(counts, [str(c) for c in range(counts.shape[1])])
-    return Film(Run(Path(), "finished"), [Frame(t, table) for t, table in enumerate(tables)], data, [])
+    return Film(
+        RunSummary(Path(), "finished"),
+        [Frame(t, table) for t, table in enumerate(tables)],
+        data,
+        [],
+    )
 
 
 def test_weights_are_shares_of_trust_among_those_who_hold_the_class() -> None:
@@ -24,13 +29,19 @@ def test_weights_are_shares_of_trust_among_those_who_hold_the_class() -> None:
     counts = np.array([[3, 0], [5, 2], [1, 1]])
     found = scenes.confidence(film({"notes/confidence": trust}, counts=counts), np.arange(3))
     assert found is not None
-    np.testing.assert_allclose(found["parts"]["alpha"][0], [[0.25, np.nan], [0.75, 1.0], [np.nan, np.nan]])
-    np.testing.assert_allclose(found["parts"]["trust"][0], [[0.2, np.nan], [0.6, 0.5], [np.nan, np.nan]])
+    np.testing.assert_allclose(
+        found["parts"]["alpha"][0], [[0.25, np.nan], [0.75, 1.0], [np.nan, np.nan]]
+    )
+    np.testing.assert_allclose(
+        found["parts"]["trust"][0], [[0.2, np.nan], [0.6, 0.5], [np.nan, np.nan]]
+    )
 
 
 def test_a_class_that_nobody_trusts_has_no_weights() -> None:
     counts = np.array([[1, 1], [1, 1]])
-    found = scenes.confidence(film({"notes/confidence": np.array([[0.0, 1], [0, 1]])}, counts=counts), np.arange(2))
+    found = scenes.confidence(
+        film({"notes/confidence": np.array([[0.0, 1], [0, 1]])}, counts=counts), np.arange(2)
+    )
     assert found is not None
     np.testing.assert_allclose(found["parts"]["alpha"][0], [[np.nan, 0.5], [np.nan, 0.5]])
 
@@ -45,7 +56,9 @@ def test_a_regular_simplex_is_at_the_ideal_distance() -> None:
     for side in ("low", "mean", "high"):
         assert found["distance"][side][0] == pytest.approx(math.sqrt(3))
     assert sum(found["explained"]) == pytest.approx(1)
-    gaps = [np.linalg.norm(found["xy"][0, a] - found["xy"][0, b]) for a, b in ((0, 1), (1, 2), (0, 2))]
+    gaps = [
+        np.linalg.norm(found["xy"][0, a] - found["xy"][0, b]) for a, b in ((0, 1), (1, 2), (0, 2))
+    ]
     assert gaps == pytest.approx([math.sqrt(3)] * 3), "a plane is shown as it is"
 
 
@@ -62,7 +75,10 @@ def test_one_plane_serves_all_rounds() -> None:
 def test_unknown_prototypes_are_left_out_and_several_per_class_averaged() -> None:
     table = np.array([[1.0, 0], [0, 1], [9, 9]])
     first = {"anchors/prototypes": table, "anchors/known": np.array([True, True, False])}
-    second = {"anchors/pool": np.array([[1.0, 0], [0, 1], [0, 3]]), "anchors/labels": np.array([0, 0, 2])}
+    second = {
+        "anchors/pool": np.array([[1.0, 0], [0, 1], [0, 3]]),
+        "anchors/labels": np.array([0, 0, 2]),
+    }
     known, pooled = (scenes.prototypes_of(Frame(0, table), 3) for table in (first, second))
     np.testing.assert_allclose(known, [[1, 0], [0, 1], [np.nan, np.nan]])
     half = math.sqrt(0.5)
@@ -84,7 +100,9 @@ def test_evenly_spaced() -> None:
     assert shown_clients(5000)[[0, -1]].tolist() == [0, 4999]
 
 
-def test_curves_are_means_over_seeds_with_sums_of_bytes_and_seconds(make_run: Maker, tmp_path: Path) -> None:
+def test_curves_are_means_over_seeds_with_sums_of_bytes_and_seconds(
+    make_run: Maker, tmp_path: Path
+) -> None:
     for seed, accuracy in enumerate((0.6, 0.9)):
         make_run(tmp_path / f"{seed}", "fedavg", seed, accuracy)
     (group,) = collect(read_runs([tmp_path]))["groups"]
@@ -94,7 +112,9 @@ def test_curves_are_means_over_seeds_with_sums_of_bytes_and_seconds(make_run: Ma
     assert curve["seconds"] == [1.75, 3.5, 5.25]
     assert curve["server"]["accuracy"]["mean"] == pytest.approx([25, 50, 75])
     assert curve["server"]["accuracy"]["std"][-1] == pytest.approx(30 / math.sqrt(2))
-    assert group["cost"][0]["phases"] == pytest.approx({"train": 1, "aggregate": 0.25, "evaluate": 0.5})
+    assert group["cost"][0]["phases"] == pytest.approx(
+        {"train": 1, "aggregate": 0.25, "evaluate": 0.5}
+    )
     assert (group["cost"][0]["bytes"], group["cost"][0]["seconds"]) == (12000, 5.25)
 
 
@@ -122,7 +142,11 @@ def test_presets_and_sweeps(make_run: Maker, tmp_path: Path) -> None:
     assert [entry["label"] for entry in group["entries"]] == ["fedavg", "cafedcl", "cafedcl:no-geo"]
     assert group["ablation"] == [{"base": "cafedcl", "entries": [1, 2]}]
     (sweep,) = group["sensitivity"]
-    assert (sweep["option"], sweep["values"], sweep["centre"]) == ("method.lam_geo", [0.0, 1.0], 1.0)
+    assert (sweep["option"], sweep["values"], sweep["centre"]) == (
+        "method.lam_geo",
+        [0.0, 1.0],
+        1.0,
+    )
     assert sweep["server"]["accuracy"] == [pytest.approx([80]), pytest.approx([90])]
 
 

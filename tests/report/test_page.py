@@ -20,7 +20,9 @@ Maker = Callable[..., Path]
 
 def data_of(page: Path) -> dict[str, object]:
     text = page.read_text(encoding="utf-8")
-    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', text, re.DOTALL)
+    (found,) = re.findall(
+        r'<script type="application/json" id="report-data">(.*?)</script>', text, re.DOTALL
+    )
     return json.loads(found)  # type: ignore[no-any-return]
 
 
@@ -43,8 +45,12 @@ def test_nothing_can_break_out_of_the_block() -> None:
 def test_the_page_asks_nobody_for_anything(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     write_report(read_runs([tmp_path]), tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text(encoding="utf-8").replace(static("echarts.min.js"), "")
-    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:)[\w/.:]+""", text.split("<script>")[0])
+    text = (
+        (tmp_path / "report.html").read_text(encoding="utf-8").replace(static("echarts.min.js"), "")
+    )
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["']?(?!#|data:)[\w/.:]+""", text.split("<script>")[0]
+    )
     assert "default-src 'none'" in text
     assert not re.findall(r"\b(?:fetch|XMLHttpRequest|import)\s*\(", text)
     assert "@" not in re.sub(r"@(?:media|page)\b|\[\\w@", "", text.split('id="report-data"')[0])
@@ -76,7 +82,9 @@ def test_the_colours_stay_what_they_are() -> None:
     assert look("cafedcl").colour == "#D55E00"
     assert look("fedavg").colour == "#0A7ABF"
     assert look("my.module:Method") == look("my.module:Method")
-    assert look("my.module:Method").colour == "#A36F9B", "a look depends on the name alone, today and tomorrow"
+    assert look("my.module:Method").colour == "#A36F9B", (
+        "a look depends on the name alone, today and tomorrow"
+    )
     assert len({(one.colour, one.symbol) for one in LOOKS.values()}) == len(LOOKS)
     assert len({one.colour for one in LOOKS.values()}) == len(LOOKS)
     assert {one.symbol for one in LOOKS.values()} <= MARKERS.keys()
@@ -84,7 +92,9 @@ def test_the_colours_stay_what_they_are() -> None:
 
 def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    r, g, b = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 
@@ -143,8 +153,19 @@ def test_every_figure_is_written(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "d", "cafedcl", method__lam_geo=3.0)
     make_run(tmp_path / "runs" / "e", "fedproto", extras=("prototypes",))
     commands.figures([tmp_path / "runs"], tmp_path / "out", "svg")
-    curves = {f"curves-{protocol}-{axis}" for protocol in ("server", "own") for axis in ("rounds", "bytes", "seconds")}
-    both = {"ranking", "clients", "shots", "recall", "ablation-cafedcl", "sensitivity-cafedcl-method.lam_geo"}
+    curves = {
+        f"curves-{protocol}-{axis}"
+        for protocol in ("server", "own")
+        for axis in ("rounds", "bytes", "seconds")
+    }
+    both = {
+        "ranking",
+        "clients",
+        "shots",
+        "recall",
+        "ablation-cafedcl",
+        "sensitivity-cafedcl-method.lam_geo",
+    }
     wanted = {f"{name}-{protocol}" for name in both for protocol in ("server", "own")} | curves
     wanted |= {"data", "distances", "cost", "confusion-cafedcl-no-geo", "prototypes-fedproto"}
     wanted |= {f"{name}-cafedcl" for name in ("confusion", "confidence", "prototypes", "loop")}
@@ -156,15 +177,29 @@ def test_every_figure_is_written(make_run: Maker, tmp_path: Path) -> None:
 def test_figures_in_other_formats(make_run: Maker, tmp_path: Path, form: str, start: bytes) -> None:
     run = make_run(tmp_path / "a", extras=())
     written = write_figures(read_runs([run]), tmp_path / "out", form)
-    assert {path.name for path in written} >= {f"data.{form}", f"clients-own.{form}", f"cost.{form}"}
+    assert {path.name for path in written} >= {
+        f"data.{form}",
+        f"clients-own.{form}",
+        f"cost.{form}",
+    }
     assert not [path for path in written if "server" in path.name]
     assert all(path.read_bytes().startswith(start) for path in written)
 
 
-def build(make_run: Maker, folder: Path, methods: int, seeds: int, rounds: int, clients: int) -> tuple[float, int]:
+def build(
+    make_run: Maker, folder: Path, methods: int, seeds: int, rounds: int, clients: int
+) -> tuple[float, int]:
     for m in range(methods):
         extras = ("server", "confidence", "prototypes") if m < 3 else ("server",)
-        first = make_run(folder / f"{m}-0", f"method{m}", 0, rounds=rounds, clients=clients, classes=10, extras=extras)
+        first = make_run(
+            folder / f"{m}-0",
+            f"method{m}",
+            0,
+            rounds=rounds,
+            clients=clients,
+            classes=10,
+            extras=extras,
+        )
         for seed in range(1, seeds):
             other = folder / f"{m}-{seed}"
             other.mkdir()

@@ -50,11 +50,15 @@ def test_the_centre_of_a_sweep_keeps_the_plain_name(make_run: Maker, tmp_path: P
     for value in (0.0, 10.0, 1.0, 3.0):
         make_run(tmp_path / f"geo{value}", "cafedcl", method__lam_geo=value, method__tau=0.1)
     make_run(tmp_path / "tau", "cafedcl", method__lam_geo=1.0, method__tau=0.5)
-    make_run(tmp_path / "word", "cafedcl", method__lam_geo=1.0, method__tau=0.1, method__geo="cross")
+    make_run(
+        tmp_path / "word", "cafedcl", method__lam_geo=1.0, method__tau=0.1, method__geo="cross"
+    )
     (group,) = read_runs([tmp_path]).groups
     labels = {entry.label: entry.swept for entry in group.entries}
     assert list(labels)[:1] == ["cafedcl"]
-    assert [label for label in labels if "lam" in label] == [f"cafedcl (lam_geo={v})" for v in (0.0, 3.0, 10.0)]
+    assert [label for label in labels if "lam" in label] == [
+        f"cafedcl (lam_geo={v})" for v in (0.0, 3.0, 10.0)
+    ]
     assert labels == {
         "cafedcl": None,
         "cafedcl (lam_geo=0.0)": ("method.lam_geo", 0.0),
@@ -67,8 +71,8 @@ def test_the_centre_of_a_sweep_keeps_the_plain_name(make_run: Maker, tmp_path: P
 
 
 def test_another_engine_is_the_same_experiment(make_run: Maker, tmp_path: Path) -> None:
-    make_run(tmp_path / "a", seed=0, engine__name="eager")
-    make_run(tmp_path / "b", seed=1, engine__name="graphs")
+    make_run(tmp_path / "a", seed=0, engine__name="cpu")
+    make_run(tmp_path / "b", seed=1, engine__name="cuda")
     (entry,) = read_runs([tmp_path]).groups[0].entries
     assert len(entry.runs) == 2
 
@@ -90,7 +94,9 @@ def test_the_same_experiment_twice_counts_once(make_run: Maker, tmp_path: Path) 
     assert [(run.path.name, run.state) for run in summary.set_aside] == [("a", "repeated")]
 
 
-def test_an_unfinished_run_stands_in_only_where_no_other_does(make_run: Maker, tmp_path: Path) -> None:
+def test_an_unfinished_run_stands_in_only_where_no_other_does(
+    make_run: Maker, tmp_path: Path
+) -> None:
     make_run(tmp_path / "a", "fedavg", 0)
     make_run(tmp_path / "b", "fedavg", 1, done=2)
     make_run(tmp_path / "c", "moon", 0, done=1)
@@ -112,7 +118,10 @@ def test_a_run_whose_rounds_were_all_skipped_has_failed(make_run: Maker, tmp_pat
         found |= {"status": "skipped", "failed": [{"client": 3, "reason": "NaN in\nits model"}]}
     (run / "metrics.jsonl").write_text("".join(json.dumps(found) + "\n" for found in lines))
     read = read_run(run)
-    assert (read.state, read.problem) == ("failed", "all 3 rounds were skipped; client 3: NaN in its model")
+    assert (read.state, read.problem) == (
+        "failed",
+        "all 3 rounds were skipped; client 3: NaN in its model",
+    )
 
 
 def test_scores_that_are_not_numbers_are_a_failed_run(make_run: Maker, tmp_path: Path) -> None:
@@ -124,16 +133,24 @@ DAMAGE = {
     "config is no TOML": ("config.toml", b"[[["),
     "config is no text": ("config.toml", b"\xff\xfe"),
     "config is of something else": ("config.toml", b"[tool]\nname = 1\n"),
-    "config has words for numbers": ("config.toml", b'[method]\nname="x"\n[federation]\nclients="a"\nrounds=3\n'),
+    "config has words for numbers": (
+        "config.toml",
+        b'[method]\nname="x"\n[federation]\nclients="a"\nrounds=3\n',
+    ),
     "metrics are noise": ("metrics.jsonl", bytes(range(256)) + b"\n" * 9),
     "metrics are numbers": ("metrics.jsonl", b"1\n2\n"),
-    "metrics have parts of another kind": ("metrics.jsonl", b'{"round": 0, "traffic": [1], "seconds": 3}\n'),
+    "metrics have parts of another kind": (
+        "metrics.jsonl",
+        b'{"round": 0, "traffic": [1], "seconds": 3}\n',
+    ),
     "metrics start late": ("metrics.jsonl", b'{"round": 7}\n'),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_run_is_listed_and_breaks_nothing(make_run: Maker, tmp_path: Path, what: str) -> None:
+def test_a_damaged_run_is_listed_and_breaks_nothing(
+    make_run: Maker, tmp_path: Path, what: str
+) -> None:
     make_run(tmp_path / "good")
     name, content = DAMAGE[what]
     (make_run(tmp_path / "bad", "moon") / name).write_bytes(content)

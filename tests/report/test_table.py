@@ -21,7 +21,11 @@ Maker = Callable[..., Path]
 def folder(make_run: Maker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three methods × three seeds in the paper's first setting, and one run in another."""
     home = tmp_path_factory.mktemp("runs")
-    levels = {"fedavg": (0.80, 0.85, 0.90), "moon": (0.88, 0.88, 0.89), "cafedcl": (0.81, 0.87, 0.93)}
+    levels = {
+        "fedavg": (0.80, 0.85, 0.90),
+        "moon": (0.88, 0.88, 0.89),
+        "cafedcl": (0.81, 0.87, 0.93),
+    }
     for method, values in levels.items():
         for seed, value in enumerate(values):
             made = {"data__name": "cifar10", "federation__clients": 20}
@@ -46,8 +50,16 @@ def test_mean_and_sample_std_over_seeds(made: Board) -> None:
 
 def test_best_and_second(made: Board) -> None:
     cells = made.columns[0].cells
-    assert {name: row["accuracy"].rank for name, row in cells.items()} == {"fedavg": 0, "moon": 1, "cafedcl": 2}
-    assert {name: row["std"].rank for name, row in cells.items()} == {"fedavg": 0, "moon": 1, "cafedcl": 2}
+    assert {name: row["accuracy"].rank for name, row in cells.items()} == {
+        "fedavg": 0,
+        "moon": 1,
+        "cafedcl": 2,
+    }
+    assert {name: row["std"].rank for name, row in cells.items()} == {
+        "fedavg": 0,
+        "moon": 1,
+        "cafedcl": 2,
+    }
     assert made.columns[1].cells["fed_odd&co"]["accuracy"].rank == 0, "nobody to compare with"
 
 
@@ -66,9 +78,14 @@ def test_significance_of_the_best_against_its_rival(make_run: Maker, tmp_path: P
     assert test is not None
     assert (test.best, test.rival, test.seeds) == ("cafedcl", "fedavg", 3)
     assert test.difference == pytest.approx(2.0)
-    assert test.t == pytest.approx(1 - 12**0.5 / 14**0.5), "Student's t with two degrees of freedom, in closed form"
+    assert test.t == pytest.approx(1 - 12**0.5 / 14**0.5), (
+        "Student's t with two degrees of freedom, in closed form"
+    )
     assert test.wilcoxon == pytest.approx(0.25), "one of the 2³ signs, on both sides"
-    assert "paired t-test p = 0.074, Wilcoxon signed-rank test p = 0.25 (two-sided, 3 shared seeds)" in test.text
+    assert (
+        "paired t-test p = 0.074, Wilcoxon signed-rank test p = 0.25 (two-sided, 3 shared seeds)"
+        in test.text
+    )
 
 
 def test_significance_needs_two_shared_seeds(make_run: Maker, tmp_path: Path) -> None:
@@ -95,7 +112,9 @@ def test_without_scipy_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_best_round(make_run: Maker, tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", accuracy=0.9)
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "metrics.jsonl").write_text("\n".join([lines[0], lines[1].replace("0.6", "0.95", 1), lines[2]]) + "\n")
+    (run / "metrics.jsonl").write_text(
+        "\n".join([lines[0], lines[1].replace("0.6", "0.95", 1), lines[2]]) + "\n"
+    )
     summary = read_runs([tmp_path])
     assert board(summary, "server", "last").columns[0].cells["fedavg"]["accuracy"].text == "90.00"
     assert board(summary, "server", "best").columns[0].cells["fedavg"]["accuracy"].text == "95.00"
@@ -147,7 +166,12 @@ def test_latex_escapes() -> None:
 def test_csv_has_all_digits(made: Board) -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(made, paper=True))))
     (row,) = [row for row in rows if row["method"] == "fedavg"]
-    assert (row["data"], row["split"], row["clients"], row["seeds"]) == ("cifar10", "dirichlet:0.1", "20", "3")
+    assert (row["data"], row["split"], row["clients"], row["seeds"]) == (
+        "cifar10",
+        "dirichlet:0.1",
+        "20",
+        "3",
+    )
     assert float(row["accuracy_mean"]) == pytest.approx(85)
     assert float(row["accuracy_std"]) == pytest.approx(5)
     assert (row["paper_accuracy"], row["paper_std"]) == ("60.32", "12.03")
@@ -168,7 +192,11 @@ def test_what_is_not_finished_cannot_be_best(make_run: Maker, tmp_path: Path) ->
     make_run(tmp_path / "b", "fedprox", accuracy=0.7)
     make_run(tmp_path / "c", "moon", accuracy=0.9, done=1)
     (column,) = board(read_runs([tmp_path])).columns
-    assert {name: row["accuracy"].rank for name, row in column.cells.items()} == {"fedavg": 1, "fedprox": 2, "moon": 0}
+    assert {name: row["accuracy"].rank for name, row in column.cells.items()} == {
+        "fedavg": 1,
+        "fedprox": 2,
+        "moon": 0,
+    }
     assert column.comparison is not None
     assert (column.comparison.best, column.comparison.rival) == ("fedavg", "fedprox")
 
@@ -195,7 +223,9 @@ PAPER = {
 
 
 @pytest.mark.parametrize("setting", PAPER)
-def test_every_setting_of_the_paper_finds_its_place(setting: tuple[str, str, str, float, int]) -> None:
+def test_every_setting_of_the_paper_finds_its_place(
+    setting: tuple[str, str, str, float, int],
+) -> None:
     table, title, accuracy, std = PAPER[setting]
     found = place(Setting(*setting))
     assert (found.table, found.title) == (table, title)

@@ -35,7 +35,9 @@ def serving() -> Iterator[Callable[[Reports], Server]]:
         server = context.__enter__()
         thread = threading.Thread(target=server.run)
         thread.start()
-        stops.extend([server.http.shutdown, thread.join, lambda: context.__exit__(None, None, None)])
+        stops.extend(
+            [server.http.shutdown, thread.join, lambda: context.__exit__(None, None, None)]
+        )
         return server
 
     yield start
@@ -49,7 +51,9 @@ def get(address: str) -> str:
         return str(answer.read().decode())
 
 
-def test_the_page_is_served_and_a_new_version_after_a_new_line(run: Path, serving: Callable[[Reports], Server]) -> None:
+def test_the_page_is_served_and_a_new_version_after_a_new_line(
+    run: Path, serving: Callable[[Reports], Server]
+) -> None:
     server = serving(Reports([run.parent], 0.1))
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", server.address)
     page, version = get(server.address), get(f"{server.address}version")
@@ -73,7 +77,9 @@ def test_it_is_built_again_only_when_something_changed_and_not_too_often(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[int] = []
-    monkeypatch.setattr(Reports, "build", lambda self: built.append(1) or "<html><body></body></html>")
+    monkeypatch.setattr(
+        Reports, "build", lambda self: built.append(1) or "<html><body></body></html>"
+    )
     reports = Reports([run], 100)
     reports.current()
     (run / "metrics.jsonl").touch()
@@ -107,13 +113,17 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         Reports([tmp_path / "nowhere"], 1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CafedclError, match=f"--port {port}: in use; choose another one, or --port 0"):
+        with pytest.raises(
+            CafedclError, match=f"--port {port}: in use; choose another one, or --port 0"
+        ):
             watch([tmp_path], port=port)
     with pytest.raises(CafedclError, match=r"--host 203\.0\.113\.9 --port 0: cannot be used"):
         watch([tmp_path], host="203.0.113.9", port=0)
 
 
-def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -13,17 +13,17 @@ from torch import nn
 from cafedcl.core.contract import Failure, Job
 from cafedcl.core.errors import CafedclError
 from cafedcl.engine.base import Engine
-from cafedcl.engine.cpu.workers import Workers
+from cafedcl.engine.cpu.workers import CpuEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.models import Network
 from cafedcl.speed import measure as bench_module
 from cafedcl.speed.measure import (
-    TASKS,
+    WORKLOADS,
     Measurement,
-    Task,
     TrainingOnly,
+    Workload,
     drain,
-    find_task,
+    find_workload,
     make_config,
     matrix_ceiling,
     measure,
@@ -33,7 +33,7 @@ from cafedcl.speed.measure import (
     step_flops,
 )
 from cafedcl.task.build import prepare
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 CPU = {"engine": {"device": "cpu", "workers": 1}}
 
@@ -41,17 +41,21 @@ CPU = {"engine": {"device": "cpu", "workers": 1}}
 # tasks and their images
 
 
-@pytest.mark.parametrize(("asked", "near"), [("digit", "digits"), ("cnn-5", "cnn-50"), ("resnet-251", "resnet-250")])
+@pytest.mark.parametrize(
+    ("asked", "near"), [("digit", "digits"), ("cnn-5", "cnn-50"), ("resnet-251", "resnet-250")]
+)
 def test_an_unknown_task_suggests_the_nearest(asked: str, near: str) -> None:
-    with pytest.raises(CafedclError, match=rf"--tasks {asked}: there is no such task; did you mean '{near}'\?"):
-        find_task(asked)
+    with pytest.raises(
+        CafedclError, match=rf"--tasks {asked}: there is no such task; did you mean '{near}'\?"
+    ):
+        find_workload(asked)
 
 
 def test_a_task_like_no_other_is_answered_with_all_there_are() -> None:
     with pytest.raises(CafedclError) as told:
-        find_task("zzz")
-    assert all(name in str(told.value) for name in TASKS)
-    assert find_task("digits") is TASKS["digits"]
+        find_workload("zzz")
+    assert all(name in str(told.value) for name in WORKLOADS)
+    assert find_workload("digits") is WORKLOADS["digits"]
 
 
 def test_random_images_are_always_the_same_and_draw_from_no_shared_generator() -> None:
@@ -66,28 +70,44 @@ def test_random_images_are_always_the_same_and_draw_from_no_shared_generator() -
     assert set(one.train_y.tolist()) == set(range(10))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_a_tasks_config_is_what_it_says(name: str) -> None:
-    task = TASKS[name]
-    config = make_config(task, "fedprox", 3, {"train": {"lr": 0.5}, "method": {"mu": 0.2}})
-    assert (config.method.name, config.method.options.mu, config.model.name) == ("fedprox", 0.2, task.model)
-    assert (config.train.batch_size, config.train.epochs, config.train.lr) == (task.batch, task.epochs, 0.5)
-    assert config.federation.clients == task.clients
-    bench = replace(settled(CPU).bench, train=config.train)
-    assert bench.steps(task.images) == task.epochs * math.ceil(task.images / task.batch)
+    workload = WORKLOADS[name]
+    config = make_config(workload, "fedprox", 3, {"train": {"lr": 0.5}, "method": {"mu": 0.2}})
+    assert (config.method.name, config.method.options.mu, config.model.name) == (
+        "fedprox",
+        0.2,
+        workload.model,
+    )
+    assert (config.train.batch_size, config.train.epochs, config.train.lr) == (
+        workload.batch,
+        workload.epochs,
+        0.5,
+    )
+    assert config.federation.clients == workload.clients
+    task = replace(settled(CPU).task, train=config.train)
+    assert task.schedule.steps(workload.images) == workload.epochs * math.ceil(
+        workload.images / workload.batch
+    )
 
 
 @pytest.mark.parametrize(
-    ("images", "batch", "epochs", "steps"), [(16, 8, 2, 4), (17, 8, 2, 6), (1, 8, 5, 5), (250, 50, 5, 25)]
+    ("images", "batch", "epochs", "steps"),
+    [(16, 8, 2, 4), (17, 8, 2, 6), (1, 8, 5, 5), (250, 50, 5, 25)],
 )
 def test_the_steps_of_a_task_by_hand(images: int, batch: int, epochs: int, steps: int) -> None:
-    task = Task("mlp", (1, 8, 8), 3, 20, batch, epochs, "")
-    assert prepare(make_config(task, "fedavg", 1, CPU), random_images(task, 10)).bench.steps(images) == steps
+    workload = Workload("mlp", (1, 8, 8), 3, 20, batch, epochs, "")
+    assert (
+        prepare(
+            make_config(workload, "fedavg", 1, CPU), random_images(workload, 10)
+        ).task.schedule.steps(images)
+        == steps
+    )
 
 
 def test_settled_tells_device_and_precision() -> None:
     setup = settled(CPU)
-    assert (setup.bench.device.type, setup.config.engine.precision) == ("cpu", "fp32")
+    assert (setup.task.device.type, setup.config.engine.precision) == ("cpu", "fp32")
 
 
 # measuring
@@ -100,30 +120,40 @@ def test_numbers_are_positive_and_fit_together(method: str) -> None:
     assert (found.task, found.method) == ("digits", method)
     assert found.engine.endswith(" fp32")
     numbers = {
-        field.name: getattr(found, field.name) for field in fields(Measurement) if field.type in (float, "float")
+        field.name: getattr(found, field.name)
+        for field in fields(Measurement)
+        if field.type in (float, "float")
     }
     assert len(numbers) == 8
     assert all(math.isfinite(value) and value >= 0 for value in numbers.values()), numbers
     assert all(value > 0 for name, value in numbers.items() if name != "own_s"), numbers
 
     setup = prepare(make_config(SMALL, method, 2, CPU), random_images(SMALL, 20))
-    sizes = [len(part) for part in setup.bench.shards.train]
+    sizes = [len(part) for part in setup.task.clients.shards.train]
     assert sum(sizes) <= 75
     steps = sum(2 * math.ceil(size / 8) for size in sizes)
-    assert [setup.bench.steps(size) for size in sizes] == [2 * math.ceil(n / 8) for n in sizes]
+    assert [setup.task.schedule.steps(size) for size in sizes] == [
+        2 * math.ceil(n / 8) for n in sizes
+    ]
     training = 2 * sum(sizes) / found.samples_per_s
     assert found.step_ms == pytest.approx(1000 * training / steps)
     assert found.overhead == pytest.approx(found.round_s / training)
-    assert found.ceiling == pytest.approx(found.samples_per_s * step_flops(setup.bench) / 1e9)
+    assert found.ceiling == pytest.approx(found.samples_per_s * step_flops(setup.task) / 1e9)
     assert found.start_s > found.round_s / 10
 
 
-def test_training_alone_says_and_keeps_nothing_and_is_otherwise_the_method(tiny: Callable[..., Federation]) -> None:
+def test_training_alone_says_and_keeps_nothing_and_is_otherwise_the_method(
+    tiny: Callable[..., Federation],
+) -> None:
     federation = tiny("moon")
     only = TrainingOnly(federation.method)
-    assert only.summarize(federation.bench.network, None) == ({}, {})
-    assert only.remember(federation.bench.network, None) == {}
-    assert (only.name, only.dim, only.personal) == ("moon", federation.method.dim, federation.method.personal)
+    assert only.summarize(federation.task.network, None) == ({}, {})
+    assert only.remember(federation.task.network, None) == {}
+    assert (only.name, only.dim, only.personal) == (
+        "moon",
+        federation.method.dim,
+        federation.method.personal,
+    )
     assert only.loss == federation.method.loss
 
 
@@ -164,7 +194,7 @@ def test_the_median_is_over_as_many_times_as_asked(monkeypatch: pytest.MonkeyPat
 def test_rounds_are_timed_before_and_after_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now, seen, hours = [0.0], list[str](), iter([0, 0, 7, 1, 2, 9, 8])
     monkeypatch.setattr(bench_module.time, "perf_counter", lambda: now[0])
-    step, close = Federation.step, Workers.close
+    step, close = Federation.step, CpuEngine.close
 
     def timed(federation: Federation) -> Any:
         seen.append("round")
@@ -181,7 +211,7 @@ def test_rounds_are_timed_before_and_after_training_alone(monkeypatch: pytest.Mo
         now[0] += 1
 
     monkeypatch.setattr(bench_module, "drain", visits)
-    monkeypatch.setattr(Workers, "close", lambda self: (seen.append("closed"), close(self))[1])
+    monkeypatch.setattr(CpuEngine, "close", lambda self: (seen.append("closed"), close(self))[1])
     found = measure("digits", "fedavg", CPU, 5, 1e9)
     shown = "".join(event[0] for event in seen)
     assert shown.startswith("rr" + "rrr" + "v" * 6 + "c" + "rr" + "v"), shown
@@ -218,32 +248,38 @@ class Convolutions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.full = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3, 2, 1), nn.Linear(45, 7)
+        self.one, self.two, self.full = (
+            nn.Conv2d(3, 4, 3),
+            nn.Conv2d(4, 5, 3, 2, 1),
+            nn.Linear(45, 7),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.full(torch.relu(self.two(torch.relu(self.one(x)))).flatten(1))
 
 
-def flops(bench: Bench, shape: tuple[int, int, int], encoder: nn.Module) -> float:
-    data = random_images(Task("", shape, 1, 2, 1, 1, ""), 2)
-    return step_flops(replace(bench, network=Network(encoder, nn.Identity()), data=data))
+def flops(task: Task, shape: tuple[int, int, int], encoder: nn.Module) -> float:
+    data = random_images(Workload("", shape, 1, 2, 1, 1, ""), 2)
+    return step_flops(replace(task, network=Network(encoder, nn.Identity()), data=data))
 
 
 def test_operations_of_linear_layers_by_hand(tiny: Callable[..., Federation]) -> None:
     """Two per product: forward and for the weights' gradient in each layer, for the input's in all but the first."""
-    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 3))
+    encoder = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 3)
+    )
     first, others = 64 * 20, 20 * 6 + 6 * 3
-    assert flops(tiny("fedavg").bench, (1, 8, 8), encoder) == 2 * (2 * first + 3 * others)
+    assert flops(tiny("fedavg").task, (1, 8, 8), encoder) == 2 * (2 * first + 3 * others)
 
 
 def test_operations_of_convolutions_by_hand(tiny: Callable[..., Federation]) -> None:
     first, others = (4 * 6 * 6) * (3 * 3 * 3), (5 * 3 * 3) * (4 * 3 * 3) + 45 * 7
-    assert flops(tiny("fedavg").bench, (3, 8, 8), Convolutions()) == 2 * (2 * first + 3 * others)
+    assert flops(tiny("fedavg").task, (3, 8, 8), Convolutions()) == 2 * (2 * first + 3 * others)
 
 
 def test_counting_operations_changes_no_training(tiny: Callable[..., Federation]) -> None:
     one, other = tiny("fedavg"), tiny("fedavg")
-    step_flops(other.bench)
+    step_flops(other.task)
     for federation in (one, other):
         federation.step()
     assert all(torch.equal(value, other.state[name]) for name, value in one.state.items())

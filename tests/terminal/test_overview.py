@@ -18,10 +18,19 @@ from cafedcl.terminal.overview import (
 
 
 def line(number: int, accuracy: float | None, **more: object) -> dict[str, object]:
-    server = None if accuracy is None else {"accuracy": accuracy, "balanced": accuracy, "client_std": 0.1}
+    server = (
+        None
+        if accuracy is None
+        else {"accuracy": accuracy, "balanced": accuracy, "client_std": 0.1}
+    )
     own = {"client_mean": 0.5 + number / 100, "client_std": 0.2}
     base = {"round": number, "status": "ok", "failed": [], "server": server, "own": own}
-    return {**base, "traffic": {"up_bytes": 1000, "down_bytes": 3000}, "seconds": {"train": 1.5}, **more}
+    return {
+        **base,
+        "traffic": {"up_bytes": 1000, "down_bytes": 3000},
+        "seconds": {"train": 1.5},
+        **more,
+    }
 
 
 def drawn(renderable: object, width: int = 120) -> str:
@@ -32,7 +41,13 @@ def drawn(renderable: object, width: int = 120) -> str:
 
 def test_numbers_read_well() -> None:
     assert (percent(0.12345), percent(None), percent(1.0, 0)) == ("12.3", "–", "100")
-    assert [amount(n) for n in (0, 999, 1000, 2_200_000, 5e12)] == ["0 B", "999 B", "1.0 kB", "2.2 MB", "5000.0 GB"]
+    assert [amount(n) for n in (0, 999, 1000, 2_200_000, 5e12)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.2 MB",
+        "5000.0 GB",
+    ]
     assert [duration(s) for s in (0.4, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
 
 
@@ -54,7 +69,9 @@ def test_the_best_round_is_the_first_of_the_highest() -> None:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_a_comparison_fits_the_terminal(width: int) -> None:
-    text = drawn(comparison([("fedavg", [line(0, 0.5)]), ("fedproto", [line(0, None)])], width), width)
+    text = drawn(
+        comparison([("fedavg", [line(0, 0.5)]), ("fedproto", [line(0, None)])], width), width
+    )
     assert all(len(row) <= width for row in text.splitlines())
     assert "fedavg" in text
     assert "50.0" in text
@@ -64,7 +81,9 @@ def test_a_comparison_fits_the_terminal(width: int) -> None:
 
 def test_an_overview_tells_of_failures_and_skipped_rounds() -> None:
     failed = [{"client": 3, "reason": "NaN or Inf in 'w'"}]
-    text = drawn(overview("fedavg", [line(0, 0.5), line(1, None, status="skipped", failed=failed)], 9, {}))
+    text = drawn(
+        overview("fedavg", [line(0, 0.5), line(1, None, status="skipped", failed=failed)], 9, {})
+    )
     assert "last round 0" in text
     assert "skipped rounds: 1" in text
     assert "client 3 failed: NaN or Inf in 'w'" in text

@@ -9,11 +9,15 @@ from cafedcl.federation.rounds import Federation
 from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress
 
 
-def test_the_live_view_shows_rounds_time_left_scores_and_failures(tiny: Callable[..., Federation]) -> None:
+def test_the_live_view_shows_rounds_time_left_scores_and_failures(
+    tiny: Callable[..., Federation],
+) -> None:
     federation = tiny("fedavg", federation__rounds=3, federation__participation=1.0)
-    broken = federation.inspector.problem
+    broken = federation.validator.problem
     object.__setattr__(
-        federation.inspector, "problem", lambda reply: "on fire" if reply.up.client == 1 else broken(reply)
+        federation.validator,
+        "problem",
+        lambda reply: "on fire" if reply.up.client == 1 else broken(reply),
     )
     out = io.StringIO()
     with LiveProgress(Console(file=out, force_terminal=True, width=100)) as live:
@@ -37,10 +41,14 @@ def test_a_resumed_live_view_begins_with_what_was_there(tiny: Callable[..., Fede
 
 
 def test_plain_lines_name_who_failed_and_who_dropped_out(tiny: Callable[..., Federation]) -> None:
-    federation = tiny("fedavg", federation__rounds=2, federation__participation=1.0, federation__drop=["0:4"])
-    good = federation.inspector.problem
+    federation = tiny(
+        "fedavg", federation__rounds=2, federation__participation=1.0, federation__drop=["0:4"]
+    )
+    good = federation.validator.problem
     object.__setattr__(
-        federation.inspector, "problem", lambda reply: "on fire" if reply.up.client == 1 else good(reply)
+        federation.validator,
+        "problem",
+        lambda reply: "on fire" if reply.up.client == 1 else good(reply),
     )
     out = io.StringIO()
     federation.watchers = [PlainProgress(out)]
@@ -58,4 +66,6 @@ def test_json_lines_are_the_metrics(tiny: Callable[..., Federation], method: str
     out = io.StringIO()
     federation.watchers = [JsonProgress(out)]
     federation.run()
-    assert [json.loads(line) for line in out.getvalue().splitlines()] == [r.line() for r in federation.history]
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
+        r.line() for r in federation.history
+    ]

@@ -33,7 +33,13 @@ def test_the_divergence_is_the_mean_total_variation_over_pairs():
 def test_several_splits_are_drawn_side_by_side(tmp_path, suffix):
     counts = torch.randint(0, 50, (20, 10))
     path = tmp_path / f"figure.{suffix}"
-    draw([("one", counts, [str(c) for c in range(10)]), ("two", counts, [str(c) for c in range(10)])], path)
+    draw(
+        [
+            ("one", counts, [str(c) for c in range(10)]),
+            ("two", counts, [str(c) for c in range(10)]),
+        ],
+        path,
+    )
     assert path.stat().st_size > 5000
 
 

@@ -62,7 +62,9 @@ def fetch(remote: Remote, folder: Path) -> Path:
             )
         part.replace(target)
     except OSError as error:
-        raise CafedclError(f"{folder}: cannot be written: {error.strerror or error}; set data.dir") from None
+        raise CafedclError(
+            f"{folder}: cannot be written: {error.strerror or error}; set data.dir"
+        ) from None
     return target
 
 
@@ -82,7 +84,9 @@ def _transfer(remote: Remote, part: Path) -> None:
                 grown = part.exists() and part.stat().st_size > before
                 if left and grown:
                     continue
-                raise CafedclError(f"{remote.url}: the download broke off ({error}); run again to resume it") from None
+                raise CafedclError(
+                    f"{remote.url}: the download broke off ({error}); run again to resume it"
+                ) from None
             else:
                 return
 
@@ -99,7 +103,9 @@ def _one_transfer(remote: Remote, part: Path, bar: _Bar) -> None:
         if error.code == 416 and have:
             # The part is as long as the file or longer: the checksum decides, and a wrong one starts afresh.
             return
-        raise CafedclError(f"{remote.url}: cannot be fetched: HTTP {error.code} {error.reason}") from None
+        raise CafedclError(
+            f"{remote.url}: cannot be fetched: HTTP {error.code} {error.reason}"
+        ) from None
     except urllib.error.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise CafedclError(f"{remote.url}: cannot be fetched: {reason}") from None
@@ -139,7 +145,14 @@ def _progress(name: str) -> Iterator[_Bar]:
         yield lambda done, total: None  # noqa: ARG005
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:

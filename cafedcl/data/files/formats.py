@@ -20,7 +20,15 @@ from cafedcl.core.errors import CafedclError
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 
-BROKEN = (EOFError, OSError, ValueError, zlib.error, tarfile.TarError, zipfile.BadZipFile, struct.error)
+BROKEN = (
+    EOFError,
+    OSError,
+    ValueError,
+    zlib.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    struct.error,
+)
 AGAIN = "delete it and get it again"
 
 
@@ -51,7 +59,9 @@ def parse_idx(data: bytes, where: str) -> Bytes:
     shape = struct.unpack(f">{data[3]}I", data[4:start])
     size = int(np.prod(shape, dtype=object)) if shape else 0
     if len(data) - start != size:
-        raise CafedclError(f"{where}: {len(data) - start} bytes where the header says {size}; {AGAIN}")
+        raise CafedclError(
+            f"{where}: {len(data) - start} bytes where the header says {size}; {AGAIN}"
+        )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -98,14 +108,18 @@ def zip_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
 def _complete(path: Path, wanted: set[str], found: dict[str, bytes]) -> dict[str, bytes]:
     missing = sorted(wanted - found.keys())
     if missing:
-        raise CafedclError(f"{path}: '{missing[0]}' is not in it, so it is not the official archive; {AGAIN}")
+        raise CafedclError(
+            f"{path}: '{missing[0]}' is not in it, so it is not the official archive; {AGAIN}"
+        )
     return found
 
 
 def _refuse_escape(path: Path, name: str) -> None:
     windows = PureWindowsPath(name)
     if windows.drive or windows.root or PurePosixPath(name).is_absolute() or ".." in windows.parts:
-        raise CafedclError(f"{path}: refused: its member '{name}' leaves the archive; get the official file")
+        raise CafedclError(
+            f"{path}: refused: its member '{name}' leaves the archive; get the official file"
+        )
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -117,7 +131,9 @@ def read_npz(path: Path) -> dict[str, Array]:
             if not isinstance(archive, np.ndarray):
                 return {name: archive[name] for name in archive.files}
     except BROKEN as error:
-        raise CafedclError(f"{path}: not a whole .npz file of plain arrays ({_first_line(error)})") from None
+        raise CafedclError(
+            f"{path}: not a whole .npz file of plain arrays ({_first_line(error)})"
+        ) from None
     raise CafedclError(f"{path}: it holds one array, not the named arrays of an .npz file")
 
 
@@ -127,7 +143,9 @@ def read_npy(path: Path) -> Array:
         with path.open("rb") as file:
             array = np.load(file, allow_pickle=False)
     except BROKEN as error:
-        raise CafedclError(f"{path}: not a whole .npy file of plain numbers ({_first_line(error)})") from None
+        raise CafedclError(
+            f"{path}: not a whole .npy file of plain numbers ({_first_line(error)})"
+        ) from None
     if not isinstance(array, np.ndarray):
         raise CafedclError(f"{path}: it holds several arrays; name it .npz")
     return array

@@ -84,7 +84,9 @@ def unpickle(data: bytes, where: str) -> dict[str, Any]:
             f"{where}: refused: the pickle asks for {error}, and only arrays of bytes are read; get the official file"
         ) from None
     except Exception as error:  # a broken pickle can raise anything
-        raise CafedclError(f"{where}: not a whole pickle ({type(error).__name__}: {error}); {AGAIN}") from None
+        raise CafedclError(
+            f"{where}: not a whole pickle ({type(error).__name__}: {error}); {AGAIN}"
+        ) from None
     if not isinstance(value, dict):
         raise CafedclError(f"{where}: the pickle holds no dict; {AGAIN}")
     return {_text(key): _plain(item) for key, item in value.items()}

@@ -28,7 +28,9 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
     if test is None:
         test = validation
     elif validation is not None:
-        remarks.append(f"{path}: {len(validation[0])} validation images are left out; each client holds out its own")
+        remarks.append(
+            f"{path}: {len(validation[0])} validation images are left out; each client holds out its own"
+        )
     for x, y in WHOLE:
         if train is None and x in arrays and y in arrays:
             train = arrays[x], arrays[y]
@@ -43,8 +45,12 @@ def read_npy_set(path: Path, options: DataOptions) -> Dataset:
         images, labels = path / "images.npy", path / "labels.npy"
     else:
         images = path
-        choices = [path.with_name(name) for name in (f"{path.stem}_labels.npy", "labels.npy", "y.npy")]
-        labels = next((choice for choice in choices if choice.exists() and choice != path), choices[0])
+        choices = [
+            path.with_name(name) for name in (f"{path.stem}_labels.npy", "labels.npy", "y.npy")
+        ]
+        labels = next(
+            (choice for choice in choices if choice.exists() and choice != path), choices[0]
+        )
     if not labels.exists():
         raise CafedclError(f"{images}: its labels are not there; put them into {labels}")
     return _make(images, (read_npy(images), read_npy(labels)), None, None, options)
@@ -57,7 +63,9 @@ def _pair(arrays: dict[str, Array], side: str) -> Pair | None:
     return None
 
 
-def _make(path: Path, train: Pair, test: Pair | None, classes: Array | None, options: DataOptions) -> Dataset:
+def _make(
+    path: Path, train: Pair, test: Pair | None, classes: Array | None, options: DataOptions
+) -> Dataset:
     train_y, test_y, names = _classes(path, train[1], None if test is None else test[1], classes)
     train_x = nchw(train[0], path)
     if len(train_x) != len(train_y):
@@ -75,14 +83,18 @@ def _make(path: Path, train: Pair, test: Pair | None, classes: Array | None, opt
     return checked(path, (train_x, train_y), (test_x, test_y), names)
 
 
-def _classes(path: Path, train: Array, test: Array | None, classes: Array | None) -> tuple[Ints, Ints, list[str]]:
+def _classes(
+    path: Path, train: Array, test: Array | None, classes: Array | None
+) -> tuple[Ints, Ints, list[str]]:
     """Return labels as whole numbers from 0, and the classes' names."""
     both = [train, train[:0] if test is None else test]
     if train.dtype.kind in "US":
         texts = [[str(name) for name in y.astype(str).ravel()] for y in both]
         names = sort_names(set(texts[0]) | set(texts[1]))
         number = {name: i for i, name in enumerate(names)}
-        first, second = (np.array([number[name] for name in part], dtype=np.int64) for part in texts)
+        first, second = (
+            np.array([number[name] for name in part], dtype=np.int64) for part in texts
+        )
         return first, second, names
     first, second = (whole_labels(y, path) for y in both)
     everything = np.concatenate([first, second])
@@ -92,5 +104,7 @@ def _classes(path: Path, train: Array, test: Array | None, classes: Array | None
     if low < 0 or high >= len(first):
         # Every class needs a training image, so there cannot be more classes than these.
         wrong = low if low < 0 else high
-        raise CafedclError(f"{path}: label {wrong} is out of range; labels count the classes from 0")
+        raise CafedclError(
+            f"{path}: label {wrong} is out of range; labels count the classes from 0"
+        )
     return first, second, [str(c) for c in (range(high + 1) if classes is None else classes)]

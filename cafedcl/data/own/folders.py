@@ -20,7 +20,9 @@ def read_folder(root: Path) -> tuple[Collection, list[Path]]:
         return _gather(root, {root: "train"})
     strangers = [name for name in tops if name not in sides]
     if strangers:
-        raise CafedclError(f"{root}: the folder '{strangers[0]}' stands beside a folder for training; {LAYOUT}")
+        raise CafedclError(
+            f"{root}: the folder '{strangers[0]}' stands beside a folder for training; {LAYOUT}"
+        )
     return _gather(root, {root / name: side for name, side in sides.items()})
 
 
@@ -40,14 +42,20 @@ def _gather(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]]
         for path, inside in found:
             client = inside[0] if depth == 2 else ""
             items.append(Item(str(path.relative_to(root)), path, inside[-1], client, side))
-    return Collection(str(root), items, classes, clients), [path for item in items if (path := root / item.name)]
+    return Collection(str(root), items, classes, clients), [
+        path for item in items if (path := root / item.name)
+    ]
 
 
 def _depth(folder: Path, found: list[tuple[Path, tuple[str, ...]]]) -> int:
     """Return how many folders deep all images are: 1 below classes, 2 below clients and classes."""
     examples = {len(inside): path for path, inside in found}
     if not examples:
-        tables = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in (".csv", ".parquet", ".npz"))
+        tables = sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.suffix.lower() in (".csv", ".parquet", ".npz")
+        )
         hint = f"; did you mean {folder / tables[0]}?" if tables else f"; {LAYOUT}"
         raise CafedclError(f"{folder}: there are no images in it{hint}")
     if len(examples) > 1:
@@ -55,7 +63,9 @@ def _depth(folder: Path, found: list[tuple[Path, tuple[str, ...]]]) -> int:
         raise CafedclError(f"{folder}: {one} and {other} are not equally deep; {LAYOUT}")
     depth = next(iter(examples))
     if depth not in (1, 2):
-        raise CafedclError(f"{folder}: {examples[depth].relative_to(folder)} is not where it should be; {LAYOUT}")
+        raise CafedclError(
+            f"{folder}: {examples[depth].relative_to(folder)} is not where it should be; {LAYOUT}"
+        )
     return depth
 
 
@@ -69,11 +79,17 @@ def _walk(folder: Path, inside: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in _entries(folder) if entry.is_dir() and entry.name not in _NOT_OURS)
+    return sorted(
+        entry.name for entry in _entries(folder) if entry.is_dir() and entry.name not in _NOT_OURS
+    )
 
 
 def _images(folder: Path) -> list[Path]:
-    names = [entry.name for entry in _entries(folder) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
+    names = [
+        entry.name
+        for entry in _entries(folder)
+        if entry.name.lower().endswith(ENDINGS) and entry.is_file()
+    ]
     return [folder / name for name in sorted(names)]
 
 

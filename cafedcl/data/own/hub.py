@@ -28,7 +28,9 @@ def read_hub(name: str, options: DataOptions) -> tuple[Dataset, Remarks]:
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError:
-        raise CafedclError(f"{name}: reading it needs Hugging Face datasets; pip install cafedcl[hf]") from None
+        raise CafedclError(
+            f"{name}: reading it needs Hugging Face datasets; pip install cafedcl[hf]"
+        ) from None
     if name.startswith(PREFIX) and not options.download:
         raise CafedclError(f"{name}: it is fetched from the hub; set data.download = true")
     try:
@@ -47,7 +49,9 @@ def read_hub(name: str, options: DataOptions) -> tuple[Dataset, Remarks]:
             names = _gather(name, side, part, datasets.Image(decode=False), items)
             classes = classes or names
     if not items:
-        raise CafedclError(f"{name}: it has no part called train or test, but {', '.join(map(str, parts))}")
+        raise CafedclError(
+            f"{name}: it has no part called train or test, but {', '.join(map(str, parts))}"
+        )
     return assemble(Collection(name, items, classes), options)
 
 
@@ -57,7 +61,9 @@ def _gather(where: str, side: str, part: Any, undecoded: Any, items: list[Item])
     image = next((word for word in IMAGE if word in columns), None)
     label = next((word for word in LABEL if word in columns), None)
     if image is None or label is None:
-        raise CafedclError(f"{where}: it has the columns {', '.join(columns)}; needed are image and label")
+        raise CafedclError(
+            f"{where}: it has the columns {', '.join(columns)}; needed are image and label"
+        )
     names = list(getattr(part.features[label], "names", None) or [])
     for number, row in enumerate(part.cast_column(image, undecoded)):
         value = row[label]

@@ -50,7 +50,9 @@ class Collection:
     clients: Iterable[str] = ()
 
 
-def load_items(collection: Collection, options: DataOptions, files: Sequence[Path]) -> tuple[Dataset, Remarks]:
+def load_items(
+    collection: Collection, options: DataOptions, files: Sequence[Path]
+) -> tuple[Dataset, Remarks]:
     """Return the data set of a collection that depends on ``files``, decoded once and then kept in the cache."""
     where = Path(collection.where).resolve()
     choice = hashlib.sha256(f"{where}|{options.size}|{options.strict}".encode()).hexdigest()[:8]
@@ -66,9 +68,13 @@ def assemble(collection: Collection, options: DataOptions) -> tuple[Dataset, Rem
     validation = sum(item.side == "validation" for item in items)
     if "test" in sides and validation:
         items = [item for item in items if item.side != "validation"]
-        remarks.append(f"{where}: {validation} validation images are left out; each client holds out its own")
+        remarks.append(
+            f"{where}: {validation} validation images are left out; each client holds out its own"
+        )
     classes = sort_names({item.label for item in items} | set(collection.classes))
-    clients = sort_names({item.client for item in items if item.side == "train"} | set(collection.clients) - {""})
+    clients = sort_names(
+        {item.client for item in items if item.side == "train"} | set(collection.clients) - {""}
+    )
     _refuse_twins(where, "class", classes, [" ".join(name.split()) for name in classes])
     _refuse_twins(where, "client", clients, [" ".join(name.casefold().split()) for name in clients])
     natural = clients != [""]
@@ -77,19 +83,29 @@ def assemble(collection: Collection, options: DataOptions) -> tuple[Dataset, Rem
     try:
         batch = decode([item.image for item in items], options.size)
     except MemoryError:
-        raise CafedclError(f"{where}: {len(items)} images do not fit into memory; set a smaller data.size") from None
+        raise CafedclError(
+            f"{where}: {len(items)} images do not fit into memory; set a smaller data.size"
+        ) from None
     if batch.bad:
-        remarks.append(_broken(where, [(items[i].name, reason) for i, reason in batch.bad.items()], len(items)))
+        remarks.append(
+            _broken(where, [(items[i].name, reason) for i, reason in batch.bad.items()], len(items))
+        )
         if options.strict:
             raise CafedclError(f"{remarks[-1]}; mend or remove them, or set data.strict = false")
         remarks[-1] += "; skipped"
         if not len(batch.kept):
             raise CafedclError(remarks[-1])
     items = [items[i] for i in batch.kept]
-    class_of, client_of = ({name: i for i, name in enumerate(names)} for names in (classes, clients))
+    class_of, client_of = (
+        {name: i for i, name in enumerate(names)} for names in (classes, clients)
+    )
     labels = np.array([class_of[item.label] for item in items], dtype=np.int64)
     test = np.array([item.side != "train" for item in items], dtype=np.bool_)
-    owners = np.array([client_of.get(item.client, -1) for item in items], dtype=np.int64) if natural else None
+    owners = (
+        np.array([client_of.get(item.client, -1) for item in items], dtype=np.int64)
+        if natural
+        else None
+    )
     if sides <= {"train"}:
         test = choose_test(labels, owners)
     data = checked(

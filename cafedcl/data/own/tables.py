@@ -26,11 +26,17 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
     for what, column in columns.items():
         gaps = [row for row, value in enumerate(values[what]) if not value.strip()]
         if what == "client" and "split" in values:
-            gaps = [row for row in gaps if SIDES.get(values["split"][row].strip().lower()) == "train"]
+            gaps = [
+                row for row in gaps if SIDES.get(values["split"][row].strip().lower()) == "train"
+            ]
         if gaps:
-            raise CafedclError(f"{path}: row {gaps[0] + 1} has no {column}; fill it in or remove the row")
+            raise CafedclError(
+                f"{path}: row {gaps[0] + 1} has no {column}; fill it in or remove the row"
+            )
     n = len(frame)
-    sides = [_side(path, row, value) for row, value in enumerate(values.get("split", ["train"] * n))]
+    sides = [
+        _side(path, row, value) for row, value in enumerate(values.get("split", ["train"] * n))
+    ]
     clients = values.get("client", [""] * n)
     files = [path.parent / name.strip() for name in values["path"]]
     missing = [row for row, file in enumerate(files) if not file.is_file()]
@@ -41,9 +47,14 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
         )
     items = [
         Item(name, file, label, client, side)
-        for name, file, label, client, side in zip(values["path"], files, values["label"], clients, sides, strict=True)
+        for name, file, label, client, side in zip(
+            values["path"], files, values["label"], clients, sides, strict=True
+        )
     ]
-    return Collection(str(path), items, clients={name for name in clients if name.strip()}), [path, *files]
+    return Collection(str(path), items, clients={name for name in clients if name.strip()}), [
+        path,
+        *files,
+    ]
 
 
 def _frame(path: Path) -> pd.DataFrame:
@@ -53,7 +64,9 @@ def _frame(path: Path) -> pd.DataFrame:
             return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
         return pd.read_parquet(path).fillna("")
     except ImportError:
-        raise CafedclError(f"{path}: reading Parquet needs pyarrow; pip install cafedcl[parquet]") from None
+        raise CafedclError(
+            f"{path}: reading Parquet needs pyarrow; pip install cafedcl[parquet]"
+        ) from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # pyarrow has a family of errors of its own
@@ -63,11 +76,18 @@ def _frame(path: Path) -> pd.DataFrame:
 def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Return which column holds what, whatever the case of its name."""
     by_lower = {str(name).strip().lower(): name for name in names}
-    found = {what: by_lower[word] for what, words in COLUMNS.items() for word in reversed(words) if word in by_lower}
+    found = {
+        what: by_lower[word]
+        for what, words in COLUMNS.items()
+        for word in reversed(words)
+        if word in by_lower
+    }
     for what in ("path", "label"):
         if what not in found:
             words = " or ".join(COLUMNS[what])
-            raise CafedclError(f"{path}: there is no column {words}; it has {', '.join(map(str, names)) or 'none'}")
+            raise CafedclError(
+                f"{path}: there is no column {words}; it has {', '.join(map(str, names)) or 'none'}"
+            )
     return found
 
 

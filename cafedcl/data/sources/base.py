@@ -52,7 +52,9 @@ class Source:
     def locate(self, root: Path) -> tuple[Form, list[Path]] | None:
         """Return the first form whose files are all there, in the set's own folder or in the data folder."""
         for form in self.forms:
-            for place in dict.fromkeys([self.home(root), *(root / name for name in (self.name, *self.aliases)), root]):
+            for place in dict.fromkeys(
+                [self.home(root), *(root / name for name in (self.name, *self.aliases)), root]
+            ):
                 files = [place / path for path in form.paths]
                 if all(file.exists() for file in files) and form.fits(files):
                     return form, files
@@ -72,7 +74,9 @@ class Source:
             self._download(root, options)
             found = self.locate(root)
         if found is None:
-            raise CafedclError(self._absent(root, "the files that were fetched do not make up the set"))
+            raise CafedclError(
+                self._absent(root, "the files that were fetched do not make up the set")
+            )
         form, files = found
         label = f"{self.name}_{options.size}" if self.resized and options.size else self.name
         return cached(root, label, files, lambda: (form.read(files, options), []))[0]
@@ -91,7 +95,9 @@ class Source:
             try:
                 fetch(remote, self.home(root))
             except CafedclError as error:
-                raise CafedclError(f"{error}; or put {remote.name} into {self.home(root)} yourself") from None
+                raise CafedclError(
+                    f"{error}; or put {remote.name} into {self.home(root)} yourself"
+                ) from None
 
     def _absent(self, root: Path, then: str) -> str:
         names = ", ".join(self.forms[0].paths)
@@ -105,12 +111,17 @@ def data_folder(given: str) -> Path:
         if chosen:
             return Path(chosen).expanduser()
         if sys.platform == "win32":
-            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "cafedcl"
+            return (
+                Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+                / "cafedcl"
+            )
         if sys.platform == "darwin":
             return Path.home() / "Library" / "Caches" / "cafedcl"
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cafedcl"
     except RuntimeError:
-        raise CafedclError("data.dir: there is no home folder here; set data.dir or CAFEDCL_DATA") from None
+        raise CafedclError(
+            "data.dir: there is no home folder here; set data.dir or CAFEDCL_DATA"
+        ) from None
 
 
 def is_path(name: str) -> bool:

@@ -19,15 +19,25 @@ ADDRESS = "https://www.cs.toronto.edu/~kriz"
 
 
 def _source(
-    name: str, classes: int, md5: str, folder: str, files: dict[str, list[str]], keys: tuple[str, str]
+    name: str,
+    classes: int,
+    md5: str,
+    folder: str,
+    files: dict[str, list[str]],
+    keys: tuple[str, str],
 ) -> Source:
     archive = f"{name.replace('cifar', 'cifar-')}-python.tar.gz"
     members = [*files["train"], *files["test"], *files["meta"]]
 
     def parse(where: object, contents: list[bytes]) -> Dataset:
-        batches = [unpickle(data, f"{where}, {member}") for data, member in zip(contents, members, strict=True)]
+        batches = [
+            unpickle(data, f"{where}, {member}")
+            for data, member in zip(contents, members, strict=True)
+        ]
         split = len(files["train"])
-        train, test = (_join(f"{where}", part, keys[0]) for part in (batches[:split], batches[split:-1]))
+        train, test = (
+            _join(f"{where}", part, keys[0]) for part in (batches[:split], batches[split:-1])
+        )
         names = batches[-1].get(keys[1])
         if not isinstance(names, list) or len(names) != classes:
             raise CafedclError(f"{where}: {members[-1]} does not name {classes} classes; {AGAIN}")
@@ -45,7 +55,10 @@ def _source(
     return Source(
         name,
         f"32×32 colour photographs, {classes} classes, 50,000 + 10,000",
-        (Form((archive,), read_archive), *_folders((folder, f"{folder}-target/{folder}"), members, read_folder)),
+        (
+            Form((archive,), read_archive),
+            *_folders((folder, f"{folder}-target/{folder}"), members, read_folder),
+        ),
         (Remote(f"{ADDRESS}/{archive}", md5),),
     )
 
@@ -73,7 +86,11 @@ SOURCES = (
         10,
         "c58f30108f718f92721af3b95e74349a",
         "cifar-10-batches-py",
-        {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"], "meta": ["batches.meta"]},
+        {
+            "train": [f"data_batch_{i}" for i in range(1, 6)],
+            "test": ["test_batch"],
+            "meta": ["batches.meta"],
+        },
         ("labels", "label_names"),
     ),
     _source(

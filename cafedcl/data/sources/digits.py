@@ -18,10 +18,14 @@ TEST_SHARE = 0.2
 def load() -> Dataset:
     """Return the digits with a fixed fifth of every class held out for testing."""
     table = read()
-    images = torch.from_numpy(np.round(table[:, :-1] * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
+    images = torch.from_numpy(np.round(table[:, :-1] * (255 / 16)).astype(np.uint8)).view(
+        -1, 1, 8, 8
+    )
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
     order = torch.from_numpy(stream(0, "digits test set").permutation(len(labels)))
-    test = torch.cat([members[: round(TEST_SHARE * len(members))] for members in _by_class(labels, order)])
+    test = torch.cat(
+        [members[: round(TEST_SHARE * len(members))] for members in _by_class(labels, order)]
+    )
     held = torch.zeros(len(labels), dtype=torch.bool)
     held[test] = True
     return Dataset.of(images[~held], labels[~held], images[held], labels[held], tuple("0123456789"))

@@ -30,12 +30,16 @@ TEST = ("GTSRB_Final_Test_Images.zip", "GTSRB_Final_Test_GT.zip")
 _SIGN = re.compile(r"GTSRB/(?:Training|Final_Training/Images)/(\d{5})/[^/]+\.ppm")
 
 
-def decode_whole(where: object, names: Sequence[str], openers: Sequence[Opener], size: int, *, crop: bool) -> Array:
+def decode_whole(
+    where: object, names: Sequence[str], openers: Sequence[Opener], size: int, *, crop: bool
+) -> Array:
     """Return all images of an official set (N, height, width, channels), or say which one is broken."""
     batch = decode(openers, size, crop=crop)
     if batch.bad:
         index, reason = next(iter(batch.bad.items()))
-        raise CafedclError(f"{where}: {names[index]} cannot be read ({reason}; {len(batch.bad)} in all); {AGAIN}")
+        raise CafedclError(
+            f"{where}: {names[index]} cannot be read ({reason}; {len(batch.bad)} in all); {AGAIN}"
+        )
     return batch.pixels
 
 
@@ -46,22 +50,34 @@ def member(archive: zipfile.ZipFile, name: str) -> Callable[[], BinaryIO]:
 
 def _labels(text: bytes, where: object) -> dict[str, int]:
     try:
-        rows = csv.DictReader(io.StringIO(text.decode("utf-8-sig")), delimiter=";", skipinitialspace=True)
+        rows = csv.DictReader(
+            io.StringIO(text.decode("utf-8-sig")), delimiter=";", skipinitialspace=True
+        )
         return {row["Filename"]: int(row["ClassId"]) for row in rows}
     except (ValueError, KeyError, TypeError):
-        raise CafedclError(f"{where}: not GTSRB's table with Filename and ClassId; {AGAIN}") from None
+        raise CafedclError(
+            f"{where}: not GTSRB's table with Filename and ClassId; {AGAIN}"
+        ) from None
 
 
 def _finish(
-    where: object, signs: dict[str, tuple[int, Opener]], labels: dict[str, int], tests: dict[str, Opener], size: int
+    where: object,
+    signs: dict[str, tuple[int, Opener]],
+    labels: dict[str, int],
+    tests: dict[str, Opener],
+    size: int,
 ) -> Dataset:
     if not signs:
         raise CafedclError(f"{where}: there are no training images of GTSRB in it; {AGAIN}")
     missing = [name for name in labels if name not in tests]
     if missing:
-        raise CafedclError(f"{where}: {missing[0]} and {len(missing) - 1} more test images are not there; {AGAIN}")
+        raise CafedclError(
+            f"{where}: {missing[0]} and {len(missing) - 1} more test images are not there; {AGAIN}"
+        )
     train_names, test_names = sorted(signs), sorted(labels)
-    train = decode_whole(where, train_names, [signs[name][1] for name in train_names], size, crop=False)
+    train = decode_whole(
+        where, train_names, [signs[name][1] for name in train_names], size, crop=False
+    )
     test = decode_whole(where, test_names, [tests[name] for name in test_names], size, crop=False)
     train_y = np.array([signs[name][0] for name in train_names], dtype=np.int64)
     test_y = np.array([labels[name] for name in test_names], dtype=np.int64)
@@ -72,10 +88,16 @@ def _read_zips(files: Sequence[Path], options: DataOptions) -> Dataset:
     training, images, table = files
     labels = _labels(zip_members(table, [TEST_CSV])[TEST_CSV], table)
     matches = [match for name in zip_names(training) if (match := _SIGN.fullmatch(name))]
-    test_names = [name for name in zip_names(images) if name.startswith(TEST_FOLDER) and name.endswith(".ppm")]
+    test_names = [
+        name for name in zip_names(images) if name.startswith(TEST_FOLDER) and name.endswith(".ppm")
+    ]
     with zipfile.ZipFile(training) as signs_zip, zipfile.ZipFile(images) as tests_zip:
-        signs: dict[str, tuple[int, Opener]] = {m[0]: (int(m[1]), member(signs_zip, m[0])) for m in matches}
-        tests: dict[str, Opener] = {name.removeprefix(TEST_FOLDER): member(tests_zip, name) for name in test_names}
+        signs: dict[str, tuple[int, Opener]] = {
+            m[0]: (int(m[1]), member(signs_zip, m[0])) for m in matches
+        }
+        tests: dict[str, Opener] = {
+            name.removeprefix(TEST_FOLDER): member(tests_zip, name) for name in test_names
+        }
         return _finish(training, signs, labels, tests, options.size or SIZE)
 
 
@@ -93,7 +115,9 @@ def _read_folders(files: Sequence[Path], options: DataOptions) -> Dataset:
 
 def _folders(training: str, images: str, table: str) -> Form:
     # The class folders are part of the form, so that a file added to one of them is noticed.
-    return Form((training, images, table, *(f"{training}/{c:05d}" for c in range(CLASSES))), _read_folders)
+    return Form(
+        (training, images, table, *(f"{training}/{c:05d}" for c in range(CLASSES))), _read_folders
+    )
 
 
 SOURCES = (
@@ -103,7 +127,11 @@ SOURCES = (
         (
             *(Form((training, *TEST), _read_zips) for training in TRAINING),
             *(
-                _folders(f"{folder}GTSRB/{training}", f"{folder}GTSRB/Final_Test/Images", f"{folder}{where}{TEST_CSV}")
+                _folders(
+                    f"{folder}GTSRB/{training}",
+                    f"{folder}GTSRB/Final_Test/Images",
+                    f"{folder}{where}{TEST_CSV}",
+                )
                 for folder in ("gtsrb/", "")
                 for training in ("Training", "Final_Training/Images")
                 for where in ("", "GTSRB/", "GTSRB/Final_Test/Images/")

@@ -38,7 +38,9 @@ def _read(files: Sequence[Path], options: DataOptions) -> Dataset:
             raise CafedclError(
                 f"{table}: {missing[0]}.jpg and {len(missing) - 1} more are not in {parts[0].name} or {parts[1].name}"
             )
-        pixels = decode_whole(table.parent, ids, [images[name] for name in ids], options.size or SIZE, crop=True)
+        pixels = decode_whole(
+            table.parent, ids, [images[name] for name in ids], options.size or SIZE, crop=True
+        )
     return checked(table, (pixels[~held], labels[~held]), (pixels[held], labels[held]), names)
 
 
@@ -48,7 +50,9 @@ def _rows(table: Path) -> list[dict[str, str]]:
     except (UnicodeDecodeError, csv.Error):
         rows = []
     if not rows or any(not row.get(key) for row in rows for key in ("image_id", "lesion_id", "dx")):
-        raise CafedclError(f"{table}: not HAM10000's table with image_id, lesion_id and dx; {AGAIN}")
+        raise CafedclError(
+            f"{table}: not HAM10000's table with image_id, lesion_id and dx; {AGAIN}"
+        )
     return rows
 
 
@@ -73,7 +77,11 @@ def _images(parts: Sequence[Path], stack: ExitStack) -> dict[str, Opener]:
         else:
             names = zip_names(part)
             archive = stack.enter_context(zipfile.ZipFile(part))
-            images |= {PurePosixPath(name).stem: member(archive, name) for name in names if name.endswith(".jpg")}
+            images |= {
+                PurePosixPath(name).stem: member(archive, name)
+                for name in names
+                if name.endswith(".jpg")
+            }
     return images
 
 

@@ -9,10 +9,22 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.data.checked import checked
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.files.download import Remote
-from cafedcl.data.files.formats import AGAIN, Bytes, gunzip, parse_idx, read_bytes, read_npz, zip_members
+from cafedcl.data.files.formats import (
+    AGAIN,
+    Bytes,
+    gunzip,
+    parse_idx,
+    read_bytes,
+    read_npz,
+    zip_members,
+)
 from cafedcl.data.sources.base import Form, Source
 
-FILES = tuple(f"{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+FILES = tuple(
+    f"{part}-{what}"
+    for part in ("train", "t10k")
+    for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+)
 # MNIST's and Fashion-MNIST's files have the same names; the first test labels tell them apart.
 MNIST_HEAD, FASHION_HEAD = bytes([7, 2, 1, 0, 4, 1, 4, 9]), bytes([9, 2, 1, 1, 6, 1, 4, 6])
 MNIST_MD5 = (
@@ -27,14 +39,28 @@ FASHION_MD5 = (
     "bef4ecab320f06d8554ea6380940ec79",
     "bb300cfdad3c16e7a12a480ee83cd310",
 )
-FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 
 MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
 EMNIST = {
     "balanced": (MERGED, "112,800 + 18,800"),
     "letters": (string.ascii_lowercase, "124,800 + 20,800"),
     "digits": (string.digits, "240,000 + 40,000"),
-    "byclass": (string.digits + string.ascii_uppercase + string.ascii_lowercase, "697,932 + 116,323"),
+    "byclass": (
+        string.digits + string.ascii_uppercase + string.ascii_lowercase,
+        "697,932 + 116,323",
+    ),
     "bymerge": (MERGED, "697,932 + 116,323"),
     "mnist": (string.digits, "60,000 + 10,000"),
 }
@@ -54,7 +80,9 @@ def _parse(where: object, contents: Sequence[bytes], files: Sequence[object]) ->
 def _reader(names: Sequence[str]) -> Callable[[Sequence[Path], DataOptions], Dataset]:
     def read(files: Sequence[Path], options: DataOptions) -> Dataset:  # noqa: ARG001
         where = files[0].parent
-        train_x, train_y, test_x, test_y = _parse(where, [read_bytes(file) for file in files], files)
+        train_x, train_y, test_x, test_y = _parse(
+            where, [read_bytes(file) for file in files], files
+        )
         return checked(where, (train_x, train_y), (test_x, test_y), names)
 
     return read
@@ -71,7 +99,13 @@ def _starts_otherwise(head: bytes) -> Callable[[Sequence[Path]], bool]:
 
 
 def _mnist_like(
-    name: str, about: str, names: Sequence[str], folders: Sequence[str], other: bytes, address: str, md5s: Sequence[str]
+    name: str,
+    about: str,
+    names: Sequence[str],
+    folders: Sequence[str],
+    other: bytes,
+    address: str,
+    md5s: Sequence[str],
 ) -> Source:
     spellings = [tuple(f"{file}{ending}" for file in FILES) for ending in (".gz", "")]
     spellings.append(tuple(file.replace("-idx", ".idx") for file in FILES))
@@ -82,7 +116,9 @@ def _mnist_like(
     ]
     if name == "mnist":
         forms.append(Form(("mnist.npz",), _read_keras))
-    remote = tuple(Remote(address + file, md5) for file, md5 in zip(spellings[0], md5s, strict=True))
+    remote = tuple(
+        Remote(address + file, md5) for file, md5 in zip(spellings[0], md5s, strict=True)
+    )
     return Source(name, about, tuple(forms), remote, aliases=(name.replace("-", "_"),))
 
 
@@ -104,7 +140,8 @@ def _emnist(kind: str) -> Source:
         # The files hold every image with rows and columns exchanged, and the letters counted from 1.
         shift = 1 if kind == "letters" else 0
         train, test = (
-            (x.transpose(0, 2, 1), y.astype("int64") - shift) for x, y in ((train_x, train_y), (test_x, test_y))
+            (x.transpose(0, 2, 1), y.astype("int64") - shift)
+            for x, y in ((train_x, train_y), (test_x, test_y))
         )
         return checked(where, train, test, names)
 
@@ -112,7 +149,11 @@ def _emnist(kind: str) -> Source:
         members = [f"gzip/{file}.gz" for file in files]
         found = zip_members(paths[0], members)
         places = [f"{paths[0]}, {member}" for member in members]
-        return finish(paths[0], [gunzip(found.pop(m), place) for m, place in zip(members, places, strict=True)], places)
+        return finish(
+            paths[0],
+            [gunzip(found.pop(m), place) for m, place in zip(members, places, strict=True)],
+            places,
+        )
 
     def read_files(paths: Sequence[Path], options: DataOptions) -> Dataset:  # noqa: ARG001
         return finish(paths[0].parent, [read_bytes(path) for path in paths], paths)
@@ -122,9 +163,14 @@ def _emnist(kind: str) -> Source:
         for folder in ("", "EMNIST/raw/", "raw/", "gzip/")
         for ending in ("", ".gz")
     ]
-    zips = [Form((file,), read_zip) for file in ("gzip.zip", "emnist.zip", "EMNIST/raw/gzip.zip", "raw/gzip.zip")]
+    zips = [
+        Form((file,), read_zip)
+        for file in ("gzip.zip", "emnist.zip", "EMNIST/raw/gzip.zip", "raw/gzip.zip")
+    ]
     about = f"handwritten characters, 28×28 grey, {len(names)} classes, {count}"
-    return Source(f"emnist-{kind}", about, (*zips[:1], *loose, *zips[1:]), (EMNIST_REMOTE,), folder="emnist")
+    return Source(
+        f"emnist-{kind}", about, (*zips[:1], *loose, *zips[1:]), (EMNIST_REMOTE,), folder="emnist"
+    )
 
 
 SOURCES = (

@@ -111,20 +111,41 @@ SETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
             "Thick Ascending Limb",
         ),
     ),
-    "organamnist": ("68e3f8846a6bd62f0c9bf841c0d9eacc", "abdominal CT, axial, grey", "34,561 + 17,778", ORGANS),
-    "organcmnist": ("b9ceb9546e10131b32923c5bbeaea2b1", "abdominal CT, coronal, grey", "12,975 + 8,216", ORGANS),
-    "organsmnist": ("9ab87b696fb54e2a387ebe992d6ed5f1", "abdominal CT, sagittal, grey", "13,932 + 8,827", ORGANS),
+    "organamnist": (
+        "68e3f8846a6bd62f0c9bf841c0d9eacc",
+        "abdominal CT, axial, grey",
+        "34,561 + 17,778",
+        ORGANS,
+    ),
+    "organcmnist": (
+        "b9ceb9546e10131b32923c5bbeaea2b1",
+        "abdominal CT, coronal, grey",
+        "12,975 + 8,216",
+        ORGANS,
+    ),
+    "organsmnist": (
+        "9ab87b696fb54e2a387ebe992d6ed5f1",
+        "abdominal CT, sagittal, grey",
+        "13,932 + 8,827",
+        ORGANS,
+    ),
 }
 
 
 def _reader(names: Sequence[str]) -> Callable[[Sequence[Path], DataOptions], Dataset]:
     def read(files: Sequence[Path], options: DataOptions) -> Dataset:  # noqa: ARG001
         arrays = read_npz(files[0])
-        missing = [key for key in ("train_images", "train_labels", "test_images", "test_labels") if key not in arrays]
+        missing = [
+            key
+            for key in ("train_images", "train_labels", "test_images", "test_labels")
+            if key not in arrays
+        ]
         if missing:
             raise CafedclError(f"{files[0]}: there is no array '{missing[0]}' in it; {AGAIN}")
         # The validation images stay out, as in the published results; clients hold out their own.
-        train, test = ((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test"))
+        train, test = (
+            (arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test")
+        )
         return checked(files[0], train, test, names)
 
     return read

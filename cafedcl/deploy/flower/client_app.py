@@ -27,7 +27,9 @@ _here: "list[Site]" = []
 def relay(message: Message, context: Context) -> Message:
     """Pass a message on and return the answer."""
     parts, socket = unwrap(message.content), context.node_config.get("socket")
-    answer = ask(str(socket), parts, message.metadata.ttl) if socket else _answer_here(parts, context)
+    answer = (
+        ask(str(socket), parts, message.metadata.ttl) if socket else _answer_here(parts, context)
+    )
     return Message(wrap(answer), reply_to=message)
 
 

@@ -10,11 +10,19 @@ from torch import Tensor
 from cafedcl.core.contract import Down, Failure, Job
 from cafedcl.core.tensors import Tensors, nbytes
 from cafedcl.deploy.flower.mail import Mail, NoAnswer
-from cafedcl.deploy.flower.messages import SURVEY, TRAIN, Terms, ask_all, ask_one, read_plain, read_train
+from cafedcl.deploy.flower.messages import (
+    SURVEY,
+    TRAIN,
+    Terms,
+    ask_all,
+    ask_one,
+    read_plain,
+    read_train,
+)
 from cafedcl.deploy.flower.records import OWN, SHARED
 from cafedcl.engine.base import Pending, Results
-from cafedcl.engine.eager import Eager
-from cafedcl.task.task import Bench
+from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.task.task import Task
 
 ROOM = 1 << 20
 """Bytes that a reply may have beyond what is expected: names, notes, losses."""
@@ -26,12 +34,12 @@ Where = Callable[[], Mapping[int, int]]
 """Returns the node of every client that is there now."""
 
 
-class Flower:
+class FlowerEngine:
     """Runs jobs at sites. What a client keeps stays at its site; here it is only a ticket."""
 
-    def __init__(self, bench: Bench, terms: Terms, mail: Mail, where: Where) -> None:
-        self.bench, self.terms, self.mail, self.where = bench, terms, mail, where
-        self.local = Eager(bench)
+    def __init__(self, task: Task, terms: Terms, mail: Mail, where: Where) -> None:
+        self.task, self.terms, self.mail, self.where = task, terms, mail, where
+        self.local = ReferenceEngine(task)
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Send the jobs of one round to their sites and yield what they answer."""
@@ -46,7 +54,8 @@ class Flower:
         down = jobs[0].down
         shared = ask_all(TRAIN, down, self.terms)
         requests = {
-            node: {SHARED: shared, OWN: ask_one(job.client, job.memory, job.evaluate)} for node, job in asked.items()
+            node: {SHARED: shared, OWN: ask_one(job.client, job.memory, job.evaluate)}
+            for node, job in asked.items()
         }
         for node, answer in self.mail.ask(MessageType.TRAIN, requests, self.limit(down)):
             client = asked[node].client
@@ -57,20 +66,27 @@ class Flower:
 
     def limit(self, down: Down) -> int:
         """Return how many bytes a reply may have: twice what a whole one of this method takes, and some room."""
-        classes, fields = self.bench.method.classes, self.bench.fields.values()
-        numbers = sum(math.prod(field.shape) * (classes if field.per_class else 1) for field in fields)
+        classes, fields = self.task.method.classes, self.task.fields.values()
+        numbers = sum(
+            math.prod(field.shape) * (classes if field.per_class else 1) for field in fields
+        )
         copies = REPEATED if any(field.repeated for field in fields) else 1
-        return ROOM + 2 * (nbytes(self.bench.shared()) + nbytes(down.tensors) + 4 * numbers * copies)
+        return ROOM + 2 * (nbytes(self.task.shared()) + nbytes(down.tensors) + 4 * numbers * copies)
 
     def survey(self, tensors: Tensors) -> Tensors:
         """Return how the server's model does at every site, on the site's own test images; 0 where there is none."""
         nodes = self.where()
         clients = {node: client for client, node in nodes.items()}
-        shared = ask_all(SURVEY, Down(0, self.bench.method.broadcast(tensors)), self.terms)
-        requests = {node: {SHARED: shared, OWN: ask_one(client, {}, False)} for node, client in clients.items()}
-        shape = (len(self.bench.shards), self.bench.method.classes)
+        shared = ask_all(SURVEY, Down(0, self.task.method.broadcast(tensors)), self.terms)
+        requests = {
+            node: {SHARED: shared, OWN: ask_one(client, {}, False)}
+            for node, client in clients.items()
+        }
+        shape = (len(self.task.clients.shards), self.task.method.classes)
         found = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tested", "all")}
-        for node, answer in self.mail.ask(MessageType.EVALUATE, requests, ROOM + 64 * shape[1]) if nodes else ():
+        for node, answer in (
+            self.mail.ask(MessageType.EVALUATE, requests, ROOM + 64 * shape[1]) if nodes else ()
+        ):
             if isinstance(answer, NoAnswer):
                 continue
             try:

@@ -35,7 +35,9 @@ class Mail:
         """Return the nodes that are connected."""
         return set(self.grid.get_node_ids())
 
-    def ask(self, kind: str, requests: dict[int, dict[str, bytes]], limit: int | None) -> Iterator[tuple[int, Answer]]:
+    def ask(
+        self, kind: str, requests: dict[int, dict[str, bytes]], limit: int | None
+    ) -> Iterator[tuple[int, Answer]]:
         """Ask nodes and yield one answer of each; answers larger than the limit are not decoded."""
         nodes = list(requests)
         messages = [

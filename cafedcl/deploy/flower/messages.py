@@ -7,7 +7,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.tensors import Header, Tensors, pack, unpack
 from cafedcl.deploy.flower.records import OWN, SHARED
-from cafedcl.deploy.population import Place
+from cafedcl.deploy.population import SiteAssignment
 from cafedcl.engine.cpu import messages as wire
 
 Parts = dict[str, bytes]
@@ -19,7 +19,7 @@ class Terms:
     """What a run asks of every site: its config, and with sites' own data the places (all but the client's number)."""
 
     config: Config
-    place: Place | None
+    place: SiteAssignment | None
     run: str
     """By which a site knows what it kept for this run."""
 
@@ -33,8 +33,10 @@ class Terms:
         """Return the terms that a site was sent, with the config as the site takes it."""
         place = plain["place"]
         if place is not None:
-            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in place.items()}
-            place = Place(**{**values, "client": client})
+            values: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in place.items()
+            }
+            place = SiteAssignment(**{**values, "client": client})
         return cls(config, place, plain["run"])
 
 
@@ -68,7 +70,9 @@ def read_request(parts: Parts) -> Request:
     tensors, header = unpack(parts[SHARED])
     down = Down(header["round"], tensors)
     ticket, own = unpack(parts[OWN]) if OWN in parts else ({}, {"client": -1, "evaluate": False})
-    return Request(header["kind"], header["terms"], down, Job(own["client"], down, ticket, own["evaluate"]))
+    return Request(
+        header["kind"], header["terms"], down, Job(own["client"], down, ticket, own["evaluate"])
+    )
 
 
 def answer_train(result: Reply | Failure, round: int) -> Parts:
@@ -104,7 +108,7 @@ def read_train(parts: Parts, client: int, round: int) -> Reply | Failure:
         _, about = read_plain(parts)
         if about.get("round") != round:
             return Failure(client, f"answers for round {about.get('round')}, not for {round}")
-        result = checked(wire.to_result(wire.Parts(*unpack(parts[SHARED]))))
+        result = checked(wire.to_result(wire.Message(*unpack(parts[SHARED]))))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Failure(client, f"its answer cannot be used: {error}")
     if result.up.client != client:

@@ -15,7 +15,9 @@ def wrap(parts: dict[str, bytes]) -> RecordDict:
 def unwrap(content: RecordDict, limit: int | None = None) -> dict[str, bytes]:
     """Return the parts of a message; raises ValueError for anything else, or if they are larger than the limit."""
     records = content.array_records
-    if len(records) != len(content) or any(list(record) != ["packed"] for record in records.values()):
+    if len(records) != len(content) or any(
+        list(record) != ["packed"] for record in records.values()
+    ):
         raise ValueError("it is not made of packed records")
     arrays = {name: record["packed"] for name, record in records.items()}
     size = sum(len(array.data) for array in arrays.values())

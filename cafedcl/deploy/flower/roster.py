@@ -24,7 +24,9 @@ Read = Callable[[int, Tensors, Header], T]
 class Roster(Generic[T]):
     """Nodes by what they enrolled as; a node that comes later, or comes back under a new number, is asked then."""
 
-    def __init__(self, mail: Mail, config: Config, read: "Read[T]", notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, mail: Mail, config: Config, read: "Read[T]", notice: Callable[[str], None]
+    ) -> None:
         self.mail, self.request, self.notice = mail, ask_enrol(config), notice
         self.read: Read[T] = read
         self.known: dict[int, T | None] = {}

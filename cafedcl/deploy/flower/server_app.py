@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors
-from cafedcl.deploy.flower.engine import Flower, Where
+from cafedcl.deploy.flower.engine import FlowerEngine, Where
 from cafedcl.deploy.flower.mail import Mail
 from cafedcl.deploy.flower.messages import Terms
 from cafedcl.deploy.flower.roster import Roster, T, simulated
@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     options = context.run_config
     journal = Journal(Path(str(options["out"])))
     try:
-        host = Host(grid, journal, str(options["deployment"]))
+        host = GridHost(grid, journal, str(options["deployment"]))
         if options["resume"]:
             runs.resume(journal.path, [journal], journal.say, host)
         else:
@@ -52,19 +52,23 @@ def main(grid: Grid, context: Context) -> None:
 
 def read_config(options: Mapping[str, Any]) -> Config:
     """Return the config that Flower's run config stands for; its keys are the flags of `cafedcl run`."""
-    flags = {name: options[name] or None for name in ("method", "data", "split", "clients", "rounds")}
+    flags = {
+        name: options[name] or None for name in ("method", "data", "split", "clients", "rounds")
+    }
     seed = options["seed"] if options["seed"] >= 0 else None
     settings = [*str(options["settings"]).split(), "engine.name=flower"]
     return gather(options["config-file"] or None, seed=seed, settings=settings, **flags)
 
 
-class Host:
+class GridHost:
     """Makes federations whose clients are the nodes of a Flower grid."""
 
     def __init__(self, grid: Grid, journal: Journal, deployment: str) -> None:
         self.grid, self.journal, self.deployment = grid, journal, deployment
 
-    def __call__(self, config: Config, watchers: Sequence[Watcher], folder: RunFolder | None) -> Federation:
+    def __call__(
+        self, config: Config, watchers: Sequence[Watcher], folder: RunFolder | None
+    ) -> Federation:
         """Return the federation of a config; a run that goes on finds its sites by what its folder says of them."""
         mail = Mail(self.grid, config.engine.deadline)
         about = folder.environment().get("flower", {}) if folder else {}
@@ -77,16 +81,28 @@ class Host:
         return federation
 
     def _simulated(
-        self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str, folder: RunFolder | None
+        self,
+        config: Config,
+        watchers: Sequence[Watcher],
+        mail: Mail,
+        run: str,
+        folder: RunFolder | None,
     ) -> Federation:
         setup = prepare(config)
         roster = Roster(mail, setup.config, simulated, self.journal.say)
         self._gathered(roster, setup.config, folder)
         terms = Terms(setup.config, None, run)
-        return self._made(setup, watchers, mail, terms, lambda: {client: node for node, client in roster.online()})
+        return self._made(
+            setup, watchers, mail, terms, lambda: {client: node for node, client in roster.online()}
+        )
 
     def _remote(
-        self, config: Config, watchers: Sequence[Watcher], mail: Mail, run: str, folder: RunFolder | None
+        self,
+        config: Config,
+        watchers: Sequence[Watcher],
+        mail: Mail,
+        run: str,
+        folder: RunFolder | None,
     ) -> tuple[Federation, list[str]]:
         roster = Roster(mail, config, self._enrolled, self.journal.say)
         found = self._gathered(roster, config, folder)
@@ -105,7 +121,9 @@ class Host:
 
     def _gathered(self, roster: Roster[T], config: Config, folder: RunFolder | None) -> list[T]:
         """Wait for the sites; a run that goes on does so after a while without those that are still missing."""
-        patience = config.engine.deadline if folder is None else min(config.engine.deadline, PATIENCE)
+        patience = (
+            config.engine.deadline if folder is None else min(config.engine.deadline, PATIENCE)
+        )
         found = roster.wait(config.federation.clients, patience)
         if folder is None and len(found) < config.federation.clients:
             raise CafedclError(
@@ -122,8 +140,10 @@ class Host:
             raise ValueError(f"it calls itself {site.site}, but has another site's key")
         return site
 
-    def _made(self, setup: Setup, watchers: Sequence[Watcher], mail: Mail, terms: Terms, where: Where) -> Federation:
-        return Federation(setup, watchers, Flower(setup.bench, terms, mail, where))
+    def _made(
+        self, setup: Setup, watchers: Sequence[Watcher], mail: Mail, terms: Terms, where: Where
+    ) -> Federation:
+        return Federation(setup, watchers, FlowerEngine(setup.task, terms, mail, where))
 
 
 def remembered(folder: RunFolder) -> Population:

@@ -29,8 +29,8 @@ from cafedcl.deploy.flower.messages import (
     read_request,
 )
 from cafedcl.deploy.population import enrol, is_remote, prepare_site
-from cafedcl.engine.eager import Eager
-from cafedcl.functional.metrics import hits
+from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.functional.metrics import correct
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
 
@@ -49,7 +49,11 @@ class Shelf:
         try:
             return unpack(file.read_bytes())[0]
         except (OSError, ValueError) as error:
-            print(f"warning: {file}: cannot be read ({error}); this client starts anew", file=sys.stderr, flush=True)
+            print(
+                f"warning: {file}: cannot be read ({error}); this client starts anew",
+                file=sys.stderr,
+                flush=True,
+            )
             return {}
 
     def keep(self, round: int, memory: Tensors, reach: int) -> Tensors:
@@ -58,7 +62,9 @@ class Shelf:
             return {}
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(self._file(round), pack(memory, {"round": round}))
-        old = sorted(file for file in self.folder.glob("*.safetensors") if int(file.stem) < round - reach)
+        old = sorted(
+            file for file in self.folder.glob("*.safetensors") if int(file.stem) < round - reach
+        )
         for file in old[:-1]:
             file.unlink()
         return {TICKET: torch.tensor(round)}
@@ -74,9 +80,22 @@ class Site:
     name code of the site's own packages as its method or model only if ``plugins`` allows it.
     """
 
-    def __init__(self, home: Path, name: str = "", data: str = "", device: str = "auto", plugins: bool = False) -> None:
-        self.home, self.name, self.data, self.device, self.plugins = home, name, data, device, plugins
-        self._engine: tuple[str, Eager] | None = None
+    def __init__(
+        self,
+        home: Path,
+        name: str = "",
+        data: str = "",
+        device: str = "auto",
+        plugins: bool = False,
+    ) -> None:
+        self.home, self.name, self.data, self.device, self.plugins = (
+            home,
+            name,
+            data,
+            device,
+            plugins,
+        )
+        self._engine: tuple[str, ReferenceEngine] | None = None
         self._images: tuple[Header, Dataset] | None = None
 
     def answer(self, parts: Parts, client: int | None) -> Parts:
@@ -96,7 +115,9 @@ class Site:
         if is_remote(config):
             return answer_plain(*enrol(config, self._own(config), self.name).packed())
         if client is None:
-            raise CafedclError(f"the run's data are '{config.data.name}', but this site has data of its own")
+            raise CafedclError(
+                f"the run's data are '{config.data.name}', but this site has data of its own"
+            )
         return answer_plain({}, {"client": client})
 
     def _train(self, request: Request, client: int | None) -> Parts:
@@ -111,10 +132,12 @@ class Site:
     def _survey(self, request: Request, client: int | None) -> Parts:
         _, terms = self._accepted(request, client)
         engine = self._bench(request, terms)
-        _, y = engine.bench.test_set(None)
+        _, y = engine.task.clients.test_set(None)
         if not len(y):
             raise CafedclError("this site has no test images")
-        right = hits({"all": engine.predict(request.down.tensors)()}, y.cpu(), engine.bench.method.classes)
+        right = correct(
+            {"all": engine.predict(request.down.tensors)()}, y.cpu(), engine.task.method.classes
+        )
         return answer_plain(right, {"round": request.down.round})
 
     def _accepted(self, request: Request, client: int | None) -> tuple[Job, Terms]:
@@ -125,31 +148,46 @@ class Site:
 
     def _allowed(self, plain: Header) -> Config:
         """Return a config as it stands for here, unless it names code that the site has not allowed to be imported."""
-        names = {section: str(plain.get(section, {}).get("name", "")) for section in ("method", "model", "data")}
+        names = {
+            section: str(plain.get(section, {}).get("name", ""))
+            for section in ("method", "model", "data")
+        }
         preset = {"method": r"[^.:]+:.*", "data": r"hf:.*", "model": r"[^:]+"}
-        code = [name for section, name in names.items() if ":" in name and not re.fullmatch(preset[section], name)]
+        code = [
+            name
+            for section, name in names.items()
+            if ":" in name and not re.fullmatch(preset[section], name)
+        ]
         if code and not self.plugins:
-            raise CafedclError(f"the server names code at this site, '{code[0]}'; allow it with plugins = true")
+            raise CafedclError(
+                f"the server names code at this site, '{code[0]}'; allow it with plugins = true"
+            )
         config = resolve(plain)
         return replace(config, engine=replace(config.engine, device=self.device))
 
     def _own(self, config: Config) -> Dataset:
         """Return the site's own data set, read once for as long as the options that shape it stay."""
         if not self.data:
-            raise CafedclError("the run wants sites' own data, and this site names none; set data in its config")
+            raise CafedclError(
+                "the run wants sites' own data, and this site names none; set data in its config"
+            )
         options = replace(config.data, name=self.data, dir="", test="")
         key = {"size": options.size, "strict": options.strict}
         if self._images is None or self._images[0] != key:
             self._images = key, load_dataset(options)
         return self._images[1]
 
-    def _bench(self, request: Request, terms: Terms) -> Eager:
+    def _bench(self, request: Request, terms: Terms) -> ReferenceEngine:
         """Return the engine for a run's terms, built once."""
-        asked = blake2b(json.dumps(request.terms, sort_keys=True).encode(), digest_size=16).hexdigest()
+        asked = blake2b(
+            json.dumps(request.terms, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
         if self._engine is None or self._engine[0] != asked:
             config, place = terms.config, terms.place
-            own = None if place is None else prepare_site(config, self._own(config), place, self.name)
-            self._engine = asked, Eager(own or prepare(config).bench)
+            own = (
+                None if place is None else prepare_site(config, self._own(config), place, self.name)
+            )
+            self._engine = asked, ReferenceEngine(own or prepare(config).task)
         return self._engine[1]
 
     def _shelf(self, terms: Terms, job: Job) -> Shelf:

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Pair = tuple[int, int]
+IntPair = tuple[int, int]
 
 
-def adapt(network: nn.Module) -> None:
+def use_grouped_convolutions(network: nn.Module) -> None:
     """Let a network's convolutions and linear layers run by these kernels when vmap gives every client its weights."""
     for module in network.modules():
         if type(module) is nn.Linear:
@@ -59,7 +59,9 @@ class PerClient(torch.autograd.Function):
     """A layer under vmap: ``together`` where clients have weights of their own, else ``alone`` on all their images."""
 
     @staticmethod
-    def forward(_together: Any, alone: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        _together: Any, alone: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         """Run the layer outside of vmap."""
         return alone(x, weight, bias)  # type: ignore[no-any-return]
 
@@ -69,7 +71,13 @@ class PerClient(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, together: Any, alone: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+        info: Any,
+        dims: Any,
+        together: Any,
+        alone: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
     ) -> tuple[Tensor, int]:
         """Run the layer with everything stacked along the first axis."""
         _, _, *at = dims
@@ -77,9 +85,17 @@ class PerClient(torch.autograd.Function):
         if at[1] is None and (bias is None or at[2] is None):
             merged = alone(x.flatten(0, 1), weight, bias)
             return merged.view(*x.shape[:2], *merged.shape[1:]), 0
-        weight = weight.expand(info.batch_size, *weight.shape) if at[1] is None else weight.movedim(at[1], 0)
+        weight = (
+            weight.expand(info.batch_size, *weight.shape)
+            if at[1] is None
+            else weight.movedim(at[1], 0)
+        )
         if bias is not None:
-            bias = bias.expand(info.batch_size, *bias.shape) if at[2] is None else bias.movedim(at[2], 0)
+            bias = (
+                bias.expand(info.batch_size, *bias.shape)
+                if at[2] is None
+                else bias.movedim(at[2], 0)
+            )
         return together(x, weight, bias), 0
 
 
@@ -108,11 +124,15 @@ class Convolution(torch.autograd.Function):
     """(G, B, C, H, W) by filters (G, O, C, h, w); what comes out lies in memory with channels last."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: IntPair, padding: IntPair
+    ) -> Tensor:
         """Return the layer's output."""
         clients, images, channels, *size = x.shape
         high, wide = weight.shape[-2:]
-        form = Form(clients * images, channels, (size[0], size[1]), (high, wide), stride, padding)
+        form = ConvForm(
+            clients * images, channels, (size[0], size[1]), (high, wide), stride, padding
+        )
         patches = form.patches(x.permute(0, 1, 3, 4, 2)).view(clients, -1, form.reach)
         filters = weight.permute(0, 1, 3, 4, 2).reshape(clients, -1, form.reach)
         ctx.form = form
@@ -127,8 +147,14 @@ class Convolution(torch.autograd.Function):
         form, wanted = ctx.form, ctx.needs_input_grad
         clients, images, outputs = gradient.shape[:3]
         gradient = gradient.permute(0, 1, 3, 4, 2).reshape(clients, -1, outputs)
-        changed = torch.bmm(gradient.transpose(1, 2), patches).view(clients, outputs, *form.kernel, form.channels)
-        x = form.summed(torch.bmm(gradient, filters)).unflatten(0, (clients, images)) if wanted[0] else None
+        changed = torch.bmm(gradient.transpose(1, 2), patches).view(
+            clients, outputs, *form.kernel, form.channels
+        )
+        x = (
+            form.summed(torch.bmm(gradient, filters)).unflatten(0, (clients, images))
+            if wanted[0]
+            else None
+        )
         return (
             None if x is None else x.permute(0, 1, 4, 2, 3),
             changed.permute(0, 1, 4, 2, 3),
@@ -138,14 +164,25 @@ class Convolution(torch.autograd.Function):
         )
 
 
-class Form:
+class ConvForm:
     """Where the patches under a filter lie in images with channels last."""
 
-    def __init__(self, images: int, channels: int, size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> None:
+    def __init__(
+        self,
+        images: int,
+        channels: int,
+        size: IntPair,
+        kernel: IntPair,
+        stride: IntPair,
+        padding: IntPair,
+    ) -> None:
         self.images, self.channels, self.size, self.kernel = images, channels, size, kernel
         self.stride, self.padding = stride, padding
         self.whole = size[0] + 2 * padding[0], size[1] + 2 * padding[1]
-        self.out = (self.whole[0] - kernel[0]) // stride[0] + 1, (self.whole[1] - kernel[1]) // stride[1] + 1
+        self.out = (
+            (self.whole[0] - kernel[0]) // stride[0] + 1,
+            (self.whole[1] - kernel[1]) // stride[1] + 1,
+        )
         self.reach = kernel[0] * kernel[1] * channels
 
     def patches(self, x: Tensor) -> Tensor:
@@ -154,8 +191,14 @@ class Form:
             framed = x.new_zeros(*x.shape[:-3], *self.whole, self.channels)
             self._inside(framed).copy_(x)
             x = framed
-        line = self.whole[1] * self.channels
-        steps = (self.whole[0] * line, self.stride[0] * line, self.stride[1] * self.channels, line, 1)
+        channel = self.whole[1] * self.channels
+        steps = (
+            self.whole[0] * channel,
+            self.stride[0] * channel,
+            self.stride[1] * self.channels,
+            channel,
+            1,
+        )
         shape = (self.images, *self.out, self.kernel[0], self.kernel[1] * self.channels)
         return x.contiguous().as_strided(shape, steps).contiguous()
 
@@ -165,26 +208,30 @@ class Form:
         First along the lines, then across them: h + w additions instead of h·w.
         """
         (high, wide), (rows, columns), channels = self.kernel, self.out, self.channels
-        line = self.whole[1] * channels
-        lines = patches.new_zeros(self.images, rows, high, line)
+        channel = self.whole[1] * channels
+        lines = patches.new_zeros(self.images, rows, high, channel)
         shape = (self.images, rows, high, columns, channels)
-        into = (rows * high * line, high * line, line, self.stride[1] * channels, 1)
+        into = (rows * high * channel, high * channel, channel, self.stride[1] * channels, 1)
         patch = self.reach
         out_of = (rows * columns * patch, columns * patch, wide * channels, patch, 1)
         for column in range(wide):
             part = patches.as_strided(shape, out_of, column * channels)
             lines.as_strided(shape, into, column * channels).add_(part)
-        whole = patches.new_zeros(self.images, self.whole[0], line)
+        whole = patches.new_zeros(self.images, self.whole[0], channel)
         for row in range(high):
             covered = whole.as_strided(
-                (self.images, rows, line), (self.whole[0] * line, self.stride[0] * line, 1), row * line
+                (self.images, rows, channel),
+                (self.whole[0] * channel, self.stride[0] * channel, 1),
+                row * channel,
             )
             covered.add_(lines[:, :, row])
         return self._inside(whole.view(self.images, *self.whole, channels))
 
     def _inside(self, whole: Tensor) -> Tensor:
         """Return images without the frame that padding puts around them."""
-        return whole.narrow(-3, self.padding[0], self.size[0]).narrow(-2, self.padding[1], self.size[1])
+        return whole.narrow(-3, self.padding[0], self.size[0]).narrow(
+            -2, self.padding[1], self.size[1]
+        )
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,9 +9,9 @@ from torch import nn
 from cafedcl.core.contract import Job
 from cafedcl.core.tensors import MODEL, Tensors, without
 from cafedcl.task.cost import operations
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
-Group = tuple[Job, ...]
+JobGroup = tuple[Job, ...]
 WINDOW = 4
 """Groups are made of so many groups' jobs at a time: results come nearly in order, and few have to be kept waiting."""
 ENOUGH, LARGE = 0.3e9, 1.5e9
@@ -23,7 +23,7 @@ MOST = 10
 """Clients in a stack of small steps: more gain little, and leave other processes without work."""
 
 
-def make_groups(bench: Bench, jobs: Iterable[Job], size: int) -> Iterator[Group]:
+def make_groups(task: Task, jobs: Iterable[Job], size: int) -> Iterator[JobGroup]:
     """Part a round's jobs into groups of at most ``size`` that can train side by side, of like length and width."""
     if size == 1:
         yield from ((job,) for job in jobs)
@@ -34,7 +34,7 @@ def make_groups(bench: Bench, jobs: Iterable[Job], size: int) -> Iterator[Group]
         for job in window:
             alike.setdefault(form(without(MODEL, job.memory)), []).append(job)
         for part in alike.values():
-            part.sort(key=lambda job: _length(bench, job), reverse=True)
+            part.sort(key=lambda job: _length(task, job), reverse=True)
             number = -(-len(part) // size)
             cuts = [len(part) * index // number for index in range(number + 1)]
             yield from (tuple(part[a:b]) for a, b in pairwise(cuts))
@@ -45,14 +45,14 @@ def form(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
     return tuple((name, tensors[name].shape, tensors[name].dtype) for name in sorted(tensors))
 
 
-def _length(bench: Bench, job: Job) -> tuple[int, int]:
-    images = len(bench.shards.train[job.client])
-    return bench.steps(images), bench.batch_size(images)
+def _length(task: Task, job: Job) -> tuple[int, int]:
+    images = len(task.clients.shards.train[job.client])
+    return task.schedule.steps(images), task.schedule.batch_size(images)
 
 
-def widths(bench: Bench) -> Callable[[int], int]:
+def widths(task: Task) -> Callable[[int], int]:
     """Return what gives the width that a batch is padded to: its own where there are few different ones."""
-    sizes = {bench.batch_size(len(rows)) for rows in bench.shards.train}
+    sizes = {task.schedule.batch_size(len(rows)) for rows in task.clients.shards.train}
     return grid if len(sizes) > WIDTHS else lambda width: width
 
 
@@ -62,23 +62,25 @@ def grid(width: int) -> int:
     return -(-width // step) * step
 
 
-def choose_size(bench: Bench) -> int:
+def choose_size(task: Task) -> int:
     """Return how many clients had best train side by side; 1 is one after another."""
-    convolutions = any(isinstance(module, nn.Conv2d) for module in bench.network.modules())
-    if obstacle(bench) is not None or (convolutions and bench.onednn):
+    convolutions = any(isinstance(module, nn.Conv2d) for module in task.network.modules())
+    if stacking_obstacle(task) is not None or (convolutions and task.onednn):
         return 1  # stacked convolutions have been measured against PyTorch's own only
-    work = operations(bench.network, bench.data.shape) * bench.batch_size(bench.typical)
+    work = operations(task.network, task.clients.data.shape) * task.schedule.batch_size(
+        task.schedule.typical
+    )
     return 1 if work > LARGE else max(2, min(MOST, int(ENOUGH / work)))
 
 
-def obstacle(bench: Bench) -> str | None:
+def stacking_obstacle(task: Task) -> str | None:
     """Return why clients cannot train side by side, or None."""
-    if bench.device.type != "cpu":
-        return f"they do so on a CPU only, not on '{bench.device}'"
-    if bench.method.pooled:
+    if task.device.type != "cpu":
+        return f"they do so on a CPU only, not on '{task.device}'"
+    if task.method.pooled:
         return "all data lie in one place"
-    if bench.wanted.any():
+    if task.tail.wanted.any():
         return "tail augmentation gives clients images of their own"
-    trained = {name for name, value in bench.network.named_parameters() if value.requires_grad}
-    name = next((name for name in bench.network.state_dict() if name not in trained), None)
+    trained = {name for name, value in task.network.named_parameters() if value.requires_grad}
+    name = next((name for name in task.network.state_dict() if name not in trained), None)
     return name and f"'{name}' is kept besides the weights that are trained"

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from cafedcl.core.contract import Down, Failure, Job, Reply, Up
 from cafedcl.core.tensors import Header, Tensors, pack, prefixed, under, unpack
-from cafedcl.engine.cpu.groups import Group
-from cafedcl.engine.cpu.shared_memory import Slab
+from cafedcl.engine.cpu.groups import JobGroup
+from cafedcl.engine.cpu.shared_memory import SharedMemory
 
 READY, DOWN, JOBS, RESULTS = b"r", b"d", b"j", b"a"
 """What a message is: a process is ready, what the server sends, a group of jobs, what came of it."""
@@ -15,46 +15,61 @@ HERE, THERE = b"h", b"t"
 """Where a message's content is: behind these letters, or in the shared memory."""
 
 
-class Parts(NamedTuple):
+class Message(NamedTuple):
     """What a message carries."""
 
     tensors: Tensors
     header: Header
 
 
-def down_parts(down: Down) -> Parts:
+def down_parts(down: Down) -> Message:
     """Return what the server sends; it is the same for every client of a round."""
-    return Parts(down.tensors, {"round": down.round})
+    return Message(down.tensors, {"round": down.round})
 
 
-def to_down(parts: Parts) -> Down:
+def to_down(parts: Message) -> Down:
     """Return what :func:`down_parts` was given."""
     return Down(parts.header["round"], parts.tensors)
 
 
-def group_parts(group: Group) -> Parts:
+def group_parts(group: JobGroup) -> Message:
     """Return jobs without their Down, which travels once per round."""
     header = {"jobs": [{"client": job.client, "evaluate": job.evaluate} for job in group]}
-    return Parts(_numbered([job.memory for job in group]), header)
+    return Message(_numbered([job.memory for job in group]), header)
 
 
-def to_group(parts: Parts, down: Down) -> Group:
+def to_group(parts: Message, down: Down) -> JobGroup:
     """Return what :func:`group_parts` was given, with the round's Down."""
     jobs = enumerate(parts.header["jobs"])
-    return tuple(Job(job["client"], down, under(f"{n}/", parts.tensors), job["evaluate"]) for n, job in jobs)
+    return tuple(
+        Job(job["client"], down, under(f"{n}/", parts.tensors), job["evaluate"]) for n, job in jobs
+    )
 
 
-def result_parts(result: Reply | Failure) -> Parts:
+def result_parts(result: Reply | Failure) -> Message:
     """Return a finished job."""
     if isinstance(result, Failure):
-        return Parts({}, {"client": result.client, "reason": result.reason})
+        return Message({}, {"client": result.client, "reason": result.reason})
     up = result.up
-    parts = {"model/": up.model, "up/": up.tensors, "notes/": up.notes, "memory/": result.memory, "hits/": result.hits}
-    tensors = {name: value for prefix, part in parts.items() for name, value in prefixed(prefix, part).items()}
-    return Parts(tensors, {"client": up.client, "samples": up.samples, "losses": up.losses, "seconds": up.seconds})
+    parts = {
+        "model/": up.model,
+        "up/": up.tensors,
+        "notes/": up.notes,
+        "memory/": result.memory,
+        "hits/": result.correct,
+    }
+    tensors = {
+        name: value
+        for prefix, part in parts.items()
+        for name, value in prefixed(prefix, part).items()
+    }
+    return Message(
+        tensors,
+        {"client": up.client, "samples": up.samples, "losses": up.losses, "seconds": up.seconds},
+    )
 
 
-def to_result(parts: Parts) -> Reply | Failure:
+def to_result(parts: Message) -> Reply | Failure:
     """Return what :func:`result_parts` was given."""
     tensors, header = parts
     if "reason" in header:
@@ -64,40 +79,48 @@ def to_result(parts: Parts) -> Reply | Failure:
     return Reply(up, under("memory/", tensors), under("hits/", tensors))
 
 
-def group_result_parts(results: Sequence[Reply | Failure]) -> Parts:
+def group_result_parts(results: Sequence[Reply | Failure]) -> Message:
     """Return the finished jobs of a group."""
     each = [result_parts(result) for result in results]
-    return Parts(_numbered([parts.tensors for parts in each]), {"results": [parts.header for parts in each]})
+    return Message(
+        _numbered([parts.tensors for parts in each]), {"results": [parts.header for parts in each]}
+    )
 
 
-def to_group_results(parts: Parts) -> list[Reply | Failure]:
+def to_group_results(parts: Message) -> list[Reply | Failure]:
     """Return what :func:`group_result_parts` was given."""
     headers = enumerate(parts.header["results"])
-    return [to_result(Parts(under(f"{number}/", parts.tensors), header)) for number, header in headers]
+    return [
+        to_result(Message(under(f"{number}/", parts.tensors), header)) for number, header in headers
+    ]
 
 
 def _numbered(parts: Sequence[Tensors]) -> Tensors:
-    return {name: value for number, part in enumerate(parts) for name, value in prefixed(f"{number}/", part).items()}
+    return {
+        name: value
+        for number, part in enumerate(parts)
+        for name, value in prefixed(f"{number}/", part).items()
+    }
 
 
-class Line:
+class Channel:
     """One end of a pipe, and the shared memory beside it, through which goes whatever fits."""
 
-    def __init__(self, pipe: Connection, slabs: dict[bytes, Slab]) -> None:
-        self.pipe, self.slabs = pipe, slabs
+    def __init__(self, pipe: Connection, memories: dict[bytes, SharedMemory]) -> None:
+        self.pipe, self.memories = pipe, memories
 
-    def send(self, kind: bytes, parts: Parts) -> None:
+    def send(self, kind: bytes, parts: Message) -> None:
         """Send a message. Each kind has memory of its own, and is sent again only when the last has been dealt with."""
-        slab = self.slabs.get(kind)
-        if slab is not None and slab.write(*parts):
+        memory = self.memories.get(kind)
+        if memory is not None and memory.write(*parts):
             self.pipe.send_bytes(kind + THERE)
         else:
             self.pipe.send_bytes(kind + HERE + pack(*parts))
 
-    def receive(self, *, copied: bool) -> tuple[bytes, Parts]:
+    def receive(self, *, copied: bool) -> tuple[bytes, Message]:
         """Return the next message; what is not copied is good until the next message of its kind."""
         frame = self.pipe.recv_bytes()
         kind, where = frame[:1], frame[1:2]
         if where == THERE:
-            return kind, Parts(*self.slabs[kind].read(copied=copied))
-        return kind, Parts(*unpack(frame[2:])) if where == HERE else Parts({}, {})
+            return kind, Message(*self.memories[kind].read(copied=copied))
+        return kind, Message(*unpack(frame[2:])) if where == HERE else Message({}, {})

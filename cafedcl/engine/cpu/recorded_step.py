@@ -11,23 +11,25 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Play = Callable[..., tuple[Tensor, ...]]
+StepFunction = Callable[..., tuple[Tensor, ...]]
 
 
 HOMES: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)
 """Where kernels can be called as plain functions and methods."""
 
 
-def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> tuple[Play, tuple[Tensor, ...]]:
+def record(
+    step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+) -> tuple[StepFunction, tuple[Tensor, ...]]:
     """Run a step and return the call that plays it on other inputs of the same form, and what it has returned now.
 
     What the step writes into its inputs, playing it writes into those it is given. Raises ValueError for a step that
     cannot be repeated.
     """
-    places = [_place(value) for value in inputs if value.numel()]
-    if len(set(places)) < len(places) or not all(value.is_contiguous() for value in inputs):
+    slices = [_place(value) for value in inputs if value.numel()]
+    if len(set(slices)) < len(slices) or not all(value.is_contiguous() for value in inputs):
         raise ValueError("two inputs are the same tensor, or one is not contiguous")
-    before, recorder = torch.get_rng_state(), Recorder(inputs)
+    before, recorder = torch.get_rng_state(), KernelRecorder(inputs)
     with recorder:
         outputs = tuple(step(*inputs))
     if not torch.equal(before, torch.get_rng_state()):
@@ -47,7 +49,7 @@ class Call(NamedTuple):
     writes: bool
 
 
-class Recorder(TorchDispatchMode):
+class KernelRecorder(TorchDispatchMode):
     """Sees every call of a kernel, below autograd and vmap.
 
     A tensor is known by its place in memory. All that were seen are kept until the end, so that two in the same place
@@ -106,7 +108,7 @@ class Recorder(TorchDispatchMode):
             return f"[{', '.join(self._text(each, reads) for each in value)}]"
         return repr(value) if value is None or isinstance(value, (bool, int)) else self._keep(value)
 
-    def player(self, outputs: Sequence[Tensor]) -> Play:
+    def player(self, outputs: Sequence[Tensor]) -> StepFunction:
         """Return the recorded calls as a function of the inputs; those that nobody reads are left out."""
         returned = [self._text(value, set()) for value in outputs]
         needed, calls = set(returned), list[Call]()
@@ -115,7 +117,13 @@ class Recorder(TorchDispatchMode):
             if not (call.writes or needed.intersection(call.gives)):
                 continue
             calls.append(call)
-            done = sorted((call.reads | set(call.gives)) - needed - set(self.inputs) - self.known.keys() - {"_"})
+            done = sorted(
+                (call.reads | set(call.gives))
+                - needed
+                - set(self.inputs)
+                - self.known.keys()
+                - {"_"}
+            )
             lines += [f"    {' = '.join(done)} = None"] if done else []
             given = ", ".join(call.gives) + ("," if call.several else "")
             lines.append(f"    {given} = {call.kernel}({', '.join(call.arguments)})")
@@ -123,14 +131,16 @@ class Recorder(TorchDispatchMode):
         source = "\n".join([f"def play({', '.join(self.inputs)}):", *reversed(lines)])
         space = {name: self.known[name] for name in self.known if name in source}
         exec(compile(source, "<tape>", "exec"), space)
-        play: Play = space["play"]
+        play: StepFunction = space["play"]
         return play
 
 
 def looks_inside(func: Any, args: Any) -> bool:
     """Return whether a kernel's result, or its shape, follows from a tensor's values in a way that is not recorded."""
     if func is torch.ops.aten.index.Tensor:
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        return any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
 

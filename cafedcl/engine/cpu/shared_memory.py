@@ -14,7 +14,7 @@ ALIGNED = 64
 """Tensors begin at multiples of so many bytes."""
 
 
-class Slab:
+class SharedMemory:
     """A stretch of unnamed memory that processes forked from here see too. What is written replaces what was there."""
 
     def __init__(self, size: int) -> None:
@@ -41,8 +41,13 @@ class Slab:
         length = int.from_bytes(self.memory[:8], "little")
         start = -(-(8 + length) // ALIGNED) * ALIGNED
         index = json.loads(self.memory[8 : 8 + length])
-        tensors = {name: self._at(start + begin, dtype, shape) for name, dtype, shape, begin in index["entries"]}
-        return {name: value.clone() if copied else value for name, value in tensors.items()}, index["header"]
+        tensors = {
+            name: self._at(start + begin, dtype, shape)
+            for name, dtype, shape, begin in index["entries"]
+        }
+        return {name: value.clone() if copied else value for name, value in tensors.items()}, index[
+            "header"
+        ]
 
     def _at(self, begin: int, dtype: str, shape: list[int]) -> Tensor:
         kind: torch.dtype = getattr(torch, dtype)

@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from cafedcl.augment.base import Extra
+from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Batch, Client, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed, under, without
 from cafedcl.engine.base import Results
-from cafedcl.engine.cpu.grouped_conv import adapt
-from cafedcl.engine.cpu.groups import Group, form, make_groups, widths
-from cafedcl.engine.cpu.recorded_step import Play, record
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.cpu.grouped_conv import use_grouped_convolutions
+from cafedcl.engine.cpu.groups import JobGroup, form, make_groups, widths
+from cafedcl.engine.cpu.recorded_step import StepFunction, record
 from cafedcl.engine.flip_and_crop import augment
 from cafedcl.engine.layout import Layout
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.sgd import descend
-from cafedcl.engine.views import Known, embeds_nothing
-from cafedcl.task.task import Bench, arithmetic
+from cafedcl.engine.views import LossView, embeds_nothing
+from cafedcl.task.task import Task, arithmetic
 
 STRETCH = 16
 """Batches are gathered for so many steps at a time."""
@@ -47,28 +47,28 @@ class Trained:
     seconds: float
 
 
-class Tape(NamedTuple):
+class RecordedStep(NamedTuple):
     """A recorded step, and the names of the terms it returns."""
 
-    play: Play
+    play: StepFunction
     names: tuple[str, ...]
 
 
-class Stack(Eager):
+class StackedClients(ReferenceEngine):
     """Trains groups of clients as one, and whatever cannot be stacked one after another.
 
     Weights are one tensor (clients, weights). The method's loss is recorded once under vmap with its gradient and the
     update, and played at every step. Clients are in falling order of their steps; those that are done fall off the end.
     """
 
-    def __init__(self, bench: Bench, size: int) -> None:
-        super().__init__(bench)
+    def __init__(self, task: Task, size: int) -> None:
+        super().__init__(task)
         self.size = size
-        self.play = copy.deepcopy(bench.network).train()
-        adapt(self.play)
+        self.play = copy.deepcopy(task.network).train()
+        use_grouped_convolutions(self.play)
         self.layout = Layout(self.play, channels_last=True)
-        self.width = widths(bench)
-        self.tapes: dict[object, Tape | None] = {}
+        self.width = widths(task)
+        self.tapes: dict[object, RecordedStep | None] = {}
         self.trained: dict[int, Trained] = {}
         self.done = False
 
@@ -77,16 +77,18 @@ class Stack(Eager):
         for group in self.groups(jobs):
             yield from self.together(group)
 
-    def groups(self, jobs: Iterable[Job]) -> Iterator[Group]:
+    def groups(self, jobs: Iterable[Job]) -> Iterator[JobGroup]:
         """Part jobs into groups; singles where nothing is stacked."""
-        return make_groups(self.bench, jobs, self.size)
+        return make_groups(self.task, jobs, self.size)
 
-    def together(self, group: Group) -> Iterator[Reply | Failure]:
+    def together(self, group: JobGroup) -> Iterator[Reply | Failure]:
         """Train a group side by side, then let every client summarize alone; its failure is its own."""
         try:
             if len(group) > 1:
-                with suppress(Exception), arithmetic(self.bench):
-                    self.trained = self.stacked(group)  # if not, each trains alone, where an error is its own
+                with suppress(Exception), arithmetic(self.task):
+                    self.trained = self.stacked(
+                        group
+                    )  # if not, each trains alone, where an error is its own
             for job in group:
                 yield self.attempt(job)
         finally:
@@ -109,7 +111,7 @@ class Stack(Eager):
         else:
             super().load(weights)
 
-    def _epochs(self, job: Job, visit: Visit, extra: Extra) -> dict[str, float]:
+    def _epochs(self, job: Job, visit: Visit, extra: SyntheticImages) -> dict[str, float]:
         trained = self.trained.pop(job.client, None)
         if trained is None:
             return super()._epochs(job, visit, extra)
@@ -118,21 +120,26 @@ class Stack(Eager):
             visit.scratch[name].copy_(value)
         return trained.losses
 
-    def stacked(self, group: Group) -> dict[int, Trained]:
+    def stacked(self, group: JobGroup) -> dict[int, Trained]:
         """Train all clients of a group."""
-        began, bench = time.perf_counter(), self.bench
-        shards = [bench.shards.train[job.client] for job in group]
-        width = self.width(max(bench.batch_size(len(shard)) for shard in shards))
+        began, task = time.perf_counter(), self.task
+        shards = [task.clients.shards.train[job.client] for job in group]
+        width = self.width(max(task.schedule.batch_size(len(shard)) for shard in shards))
         schedules, start = list[Schedule](), 0
         for job, shard in zip(group, shards, strict=True):
             local = np.arange(start, start + len(shard))
-            schedules.append(make_schedule(bench, local, job.client, job.down.round, width))
+            schedules.append(make_schedule(task, local, job.client, job.down.round, width))
             start += len(shard)
         rows = torch.cat(shards)
-        images, labels = bench.data.images(bench.data.train_x[rows]), bench.data.train_y[rows]
+        images, labels = (
+            task.clients.data.images(task.clients.data.train_x[rows]),
+            task.clients.data.train_y[rows],
+        )
         tables = stack_tables(schedules)
         tensors = self.receive(group)
-        log, names = self.steps([schedule.steps for schedule in schedules], tables, images, labels, tensors)
+        log, names = self.steps(
+            [schedule.steps for schedule in schedules], tables, images, labels, tensors
+        )
         seconds = (time.perf_counter() - began) / len(group)
         scratch = under(MINE + "scratch/", tensors)
         return {
@@ -145,13 +152,13 @@ class Stack(Eager):
             for index, (job, schedule) in enumerate(zip(group, schedules, strict=True))
         }
 
-    def receive(self, group: Group) -> Tensors:
+    def receive(self, group: JobGroup) -> Tensors:
         """Return all that a step reads and writes besides its batch, as it is before the first."""
-        bench, down = self.bench, group[0].down
-        sent = {**bench.initial, **under(MODEL, down.tensors)}
+        task, down = self.task, group[0].down
+        sent = {**task.initial, **under(MODEL, down.tensors)}
         own = [under(MODEL, job.memory) for job in group]
         personal = {name for weights in own for name in weights}
-        clients = [bench.client(job.client) for job in group]
+        clients = [task.clients.client(job.client) for job in group]
         flat = self.layout.lay(sent).repeat(len(group), 1)
         for row, weights in zip(flat, own, strict=True):
             for name, view in self.layout.views(row).items() if weights else ():
@@ -159,8 +166,10 @@ class Stack(Eager):
         mine: dict[str, list[Tensor]] = {"counts": [client.counts for client in clients]}
         parts = {
             "memory/": [without(MODEL, job.memory) for job in group],
-            "scratch/": [bench.method.scratch(client) for client in clients],
-            "received/": [{name: {**sent, **weights}[name] for name in personal} for weights in own],
+            "scratch/": [task.method.scratch(client) for client in clients],
+            "received/": [
+                {name: {**sent, **weights}[name] for name in personal} for weights in own
+            ],
         }
         for prefix, each in parts.items():
             mine |= {prefix + name: [tensors[name] for tensors in each] for name in each[0]}
@@ -168,12 +177,17 @@ class Stack(Eager):
             "most": clients[0].most,
             "total": clients[0].total,
             "round": torch.tensor(float(down.round)),
-            "progress": torch.tensor(down.round / bench.rounds),
+            "progress": torch.tensor(down.round / task.rounds),
             **prefixed("anchors/", under(ANCHORS, down.tensors)),
-            **prefixed("received/", {name: value for name, value in sent.items() if name not in personal}),
+            **prefixed(
+                "received/", {name: value for name, value in sent.items() if name not in personal}
+            ),
         }
-        tensors = {"flat": flat, **prefixed(MINE, {name: torch.stack(values) for name, values in mine.items()})}
-        if bench.train.momentum:
+        tensors = {
+            "flat": flat,
+            **prefixed(MINE, {name: torch.stack(values) for name, values in mine.items()}),
+        }
+        if task.schedule.options.momentum:
             tensors["velocity"] = torch.zeros_like(flat)
         tensors |= prefixed(COMMON, {name: plain(value) for name, value in common.items()})
         return {name: tensors[name] for name in sorted(tensors)}
@@ -183,7 +197,7 @@ class Stack(Eager):
         self, steps: list[int], tables: Tensors, images: Tensor, labels: Tensor, tensors: Tensors
     ) -> tuple[Tensor, tuple[str, ...]]:
         """Do all steps; returns every term of the loss (steps, clients, terms), and the terms' names."""
-        options, log = self.bench.train, list[Tensor]()
+        options, log = self.task.schedule.options, list[Tensor]()
         names: tuple[str, ...] = ()
         for start, stop, active in stretches(steps):
             now = {name: table[start:stop, :active] for name, table in tables.items()}
@@ -192,16 +206,24 @@ class Stack(Eager):
             if options.flip or options.crop:
                 drawn = {name: value.flatten(0, 2) for name, value in under("draw/", now).items()}
                 x, now = augment(x, drawn, options), without("draw/", now)
-            now |= {"x": x.view(*rows.shape, *x.shape[1:]), "y": labels.index_select(0, rows.flatten()).view_as(rows)}
-            given = {name: value if name.startswith(COMMON) else value[:active] for name, value in tensors.items()}
+            now |= {
+                "x": x.view(*rows.shape, *x.shape[1:]),
+                "y": labels.index_select(0, rows.flatten()).view_as(rows),
+            }
+            given = {
+                name: value if name.startswith(COMMON) else value[:active]
+                for name, value in tensors.items()
+            }
             batches = zip(*(value.unbind(0) for value in now.values()), strict=True)
-            tape = self.tape([*now, *given], [*next(batches), *given.values()], terms := list[Tensor]())
+            tape = self.tape(
+                [*now, *given], [*next(batches), *given.values()], terms := list[Tensor]()
+            )
             names, rest = tape.names, tuple(given.values())
             terms += [tape.play(*batch, *rest)[0] for batch in batches]
             log.append(F.pad(torch.stack(terms), (0, 0, 0, len(steps) - active)))
         return torch.cat(log), names
 
-    def tape(self, names: list[str], tensors: list[Tensor], terms: list[Tensor]) -> Tape:
+    def tape(self, names: list[str], tensors: list[Tensor], terms: list[Tensor]) -> RecordedStep:
         """Do one step of every client and add its terms; returns what plays the steps after it.
 
         The first step of its shape is recorded.
@@ -224,7 +246,7 @@ class Stack(Eager):
             warnings.simplefilter("ignore")  # that vmap does something client by client
             play, outputs = record(once, tensors)
         terms += outputs
-        self.tapes[key] = tape = Tape(play, tuple(called))
+        self.tapes[key] = tape = RecordedStep(play, tuple(called))
         while len(self.tapes) > TAPES:
             del self.tapes[next(iter(self.tapes))]
         return tape
@@ -240,16 +262,26 @@ class Stack(Eager):
         with torch.enable_grad():
             named: Tensors = vmap(self.loss, in_dims=(0, 0, 0, None))(leaves, batch, mine, common)
             terms = torch.stack(list(named.values()), 1)
-            found = torch.autograd.grad(terms.sum(), leaves, allow_unused=True, materialize_grads=True)
+            found = torch.autograd.grad(
+                terms.sum(), leaves, allow_unused=True, materialize_grads=True
+            )
         gradient = self.layout.flatten(found)
-        descend(flat, gradient, tensors.get("velocity"), tensors["rate"][:, None], self.bench.train)
+        descend(
+            flat,
+            gradient,
+            tensors.get("velocity"),
+            tensors["rate"][:, None],
+            self.task.schedule.options,
+        )
         return terms.detach(), tuple(named)
 
-    def loss(self, weights: list[Tensor], batch: tuple[Tensor, ...], mine: Tensors, common: Tensors) -> Tensors:
+    def loss(
+        self, weights: list[Tensor], batch: tuple[Tensor, ...], mine: Tensors, common: Tensors
+    ) -> Tensors:
         """Return the terms of one client's objective, as vmap sees it."""
         for entry, value in zip(self.layout.entries.values(), weights, strict=True):
             entry.module._parameters[entry.key] = cast(Any, value)
-        known = Known(mine["counts"], common["most"], common["total"])
+        known = LossView(mine["counts"], common["most"], common["total"])
         visit = Visit(
             client=cast(Client, known),
             round=common["round"],
@@ -261,7 +293,7 @@ class Stack(Eager):
             embed=embeds_nothing,
             rates=float("nan"),
         )
-        return self.bench.method.loss(self.play, Batch(*batch), visit)
+        return self.task.method.loss(self.play, Batch(*batch), visit)
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:

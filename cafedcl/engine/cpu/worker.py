@@ -14,8 +14,16 @@ from multiprocessing.connection import Connection
 from cafedcl.core.contract import Down
 from cafedcl.core.tensors import map_file, unpack
 from cafedcl.data.dataset import Dataset
-from cafedcl.engine.cpu.messages import DOWN, READY, RESULTS, Line, group_result_parts, to_down, to_group
-from cafedcl.engine.cpu.stacked import Stack
+from cafedcl.engine.cpu.messages import (
+    DOWN,
+    READY,
+    RESULTS,
+    Channel,
+    group_result_parts,
+    to_down,
+    to_group,
+)
+from cafedcl.engine.cpu.stacked import StackedClients
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
 
@@ -23,15 +31,15 @@ GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 """What using a pipe raises when there is nobody at its other end."""
 
 
-def serve(line: Line, engine: Stack) -> None:
+def serve(channel: Channel, engine: StackedClients) -> None:
     """Work off groups of jobs."""
     down = Down(-1, {})
     while True:
-        kind, parts = line.receive(copied=False)
+        kind, parts = channel.receive(copied=False)
         if kind == DOWN:
             down = to_down(parts)
         else:
-            line.send(RESULTS, group_result_parts(list(engine.together(to_group(parts, down)))))
+            channel.send(RESULTS, group_result_parts(list(engine.together(to_group(parts, down)))))
 
 
 class Forked:
@@ -39,7 +47,9 @@ class Forked:
 
     def __init__(self, work: Callable[[], None]) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads; the child uses none of them
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # Python warns of threads; the child uses none of them
             self.pid = os.fork()
         self.returncode: int | None = None
         if self.pid == 0:
@@ -89,7 +99,7 @@ def start(pipe: Connection, shared: int) -> None:
     _, begin = unpack(pipe.recv_bytes())
     setup = prepare(resolve(begin["config"]), data)
     pipe.send_bytes(READY)
-    serve(Line(pipe, {}), Stack(setup.bench, setup.config.engine.stack))
+    serve(Channel(pipe, {}), StackedClients(setup.task, setup.config.engine.stack))
 
 
 if __name__ == "__main__":

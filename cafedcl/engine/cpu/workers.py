@@ -20,13 +20,22 @@ from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.environment import cores, is_arm
 from cafedcl.core.tensors import Tensors, nbytes, pack
 from cafedcl.engine.base import Pending, Results
-from cafedcl.engine.cpu.groups import Group, obstacle
-from cafedcl.engine.cpu.messages import DOWN, JOBS, READY, RESULTS, Line, down_parts, group_parts, to_group_results
-from cafedcl.engine.cpu.shared_memory import Slab
-from cafedcl.engine.cpu.stacked import Stack
+from cafedcl.engine.cpu.groups import JobGroup, stacking_obstacle
+from cafedcl.engine.cpu.messages import (
+    DOWN,
+    JOBS,
+    READY,
+    RESULTS,
+    Channel,
+    down_parts,
+    group_parts,
+    to_group_results,
+)
+from cafedcl.engine.cpu.shared_memory import SharedMemory
+from cafedcl.engine.cpu.stacked import StackedClients
 from cafedcl.engine.cpu.worker import GONE, Forked, serve
 from cafedcl.task.cost import operations
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 PAYS_OFF, PAYS_OFF_FORKED = 8.0, 0.5
 """Seconds of serial work left above which starting processes is faster: anew takes two to three seconds each."""
@@ -41,22 +50,24 @@ ROOM, MODELS = 2**22, 6
 class Worker:
     """One process and the line to it."""
 
-    def __init__(self, line: Line, process: "Forked | subprocess.Popen[bytes]", *, ready: bool) -> None:
-        self.line, self.process, self.ready = line, process, ready
-        self.group: Group = ()
+    def __init__(
+        self, channel: Channel, process: "Forked | subprocess.Popen[bytes]", *, ready: bool
+    ) -> None:
+        self.channel, self.process, self.ready = channel, process, ready
+        self.group: JobGroup = ()
         self.round: Down | None = None
 
-    def submit(self, group: Group) -> None:
+    def submit(self, group: JobGroup) -> None:
         """Send a group of jobs, and the round's Down if this worker does not have it yet."""
         self.group, down = group, group[0].down
         if self.round is not down:
-            self.line.send(DOWN, down_parts(down))
+            self.channel.send(DOWN, down_parts(down))
             self.round = down
-        self.line.send(JOBS, group_parts(group))
+        self.channel.send(JOBS, group_parts(group))
 
     def stop(self) -> None:
         """Close the pipe, on which the process ends, and see to it that it does."""
-        self.line.pipe.close()
+        self.channel.pipe.close()
         try:
             self.process.wait(0 if self.group or not self.ready else 0.2)
         except subprocess.TimeoutExpired:
@@ -64,7 +75,7 @@ class Worker:
             self.process.wait()
 
 
-class Workers:
+class CpuEngine:
     """Hands groups of jobs to worker processes, and does them itself until the first is ready.
 
     ``number`` is how many processes; 0 starts as many as there are cores once a job's number of operations, or its
@@ -72,9 +83,11 @@ class Workers:
     results.
     """
 
-    def __init__(self, bench: Bench, config: Config, number: int, jobs: int) -> None:
-        self.bench, self.config = bench, config
-        self.local = Stack(bench, 1 if obstacle(bench) else max(1, config.engine.stack))
+    def __init__(self, task: Task, config: Config, number: int, jobs: int) -> None:
+        self.task, self.config = task, config
+        self.local = StackedClients(
+            task, 1 if stacking_obstacle(task) else max(1, config.engine.stack)
+        )
         self.number = number
         self.jobs_left = jobs
         self.fastest = 0.0
@@ -105,14 +118,14 @@ class Workers:
             worker.stop()
             self.crew.remove(worker)
 
-    def _deadly(self, group: Group) -> bool:
+    def _deadly(self, group: JobGroup) -> bool:
         """Return whether a worker has died of a group's jobs, which are better not done in this process."""
         return any((job.client, job.down.round) in self.deaths for job in group)
 
     def _busy(self) -> bool:
         return any(worker.group for worker in self.crew)
 
-    def _here(self, group: Group) -> Iterator[Reply | Failure]:
+    def _here(self, group: JobGroup) -> Iterator[Reply | Failure]:
         began = time.perf_counter()
         results = list(self.local.together(group))
         took = (time.perf_counter() - began) / len(group)
@@ -123,7 +136,7 @@ class Workers:
     @cached_property
     def least(self) -> float:
         """The least seconds that a typical job takes."""
-        return least_seconds(self.bench)
+        return least_seconds(self.task)
 
     @property
     def forks(self) -> bool:
@@ -132,7 +145,11 @@ class Workers:
         On ARM oneDNN may have started threads of its own, whatever number it is asked for; after a fork it waits for
         them forever.
         """
-        return sys.platform == "linux" and self.bench.threads == 1 and not (self.bench.onednn and is_arm())
+        return (
+            sys.platform == "linux"
+            and self.task.threads == 1
+            and not (self.task.onednn and is_arm())
+        )
 
     def _hire(self, waiting: int) -> None:
         """Start the processes that are missing, if it pays; one that could not even start is not tried again."""
@@ -140,62 +157,80 @@ class Workers:
         if missing < 1 or waiting < (1 if self.forks else 2) or self.number == 1:
             return
         enough = PAYS_OFF_FORKED if self.forks else PAYS_OFF
-        if self.number == 0 and (cores() < 2 or max(self.fastest, self.least) * self.jobs_left < enough):
+        if self.number == 0 and (
+            cores() < 2 or max(self.fastest, self.least) * self.jobs_left < enough
+        ):
             return
         for _ in range(missing):
             self.crew.append(self._fork() if self.forks else self._start())
 
     def _fork(self) -> Worker:
         """Return a worker that goes on from this process, with its data and its engine."""
-        (ours, theirs), slabs = Pipe(), self._slabs()
+        (ours, theirs), memories = Pipe(), self._slabs()
 
         def work() -> None:
-            for pipe in (ours, *(worker.line.pipe for worker in self.crew)):
+            for pipe in (ours, *(worker.channel.pipe for worker in self.crew)):
                 pipe.close()
-            serve(Line(theirs, slabs), self.local)
+            serve(Channel(theirs, memories), self.local)
 
         process = Forked(work)
         theirs.close()
-        return Worker(Line(ours, slabs), process, ready=True)
+        return Worker(Channel(ours, memories), process, ready=True)
 
-    def _slabs(self) -> dict[bytes, Slab]:
+    def _slabs(self) -> dict[bytes, SharedMemory]:
         """Return memory to share with a worker, of which only what is used is taken; none if it cannot be had."""
-        model = nbytes(self.bench.initial) + 4 * (len(self.bench.data.test_y) + len(self.bench.data.train_y))
+        model = nbytes(self.task.initial) + 4 * (
+            len(self.task.clients.data.test_y) + len(self.task.clients.data.train_y)
+        )
         clients = {DOWN: 1, JOBS: self.local.size, RESULTS: self.local.size}
         try:
-            return {kind: Slab(ROOM + number * MODELS * model) for kind, number in clients.items()}
+            return {
+                kind: SharedMemory(ROOM + number * MODELS * model)
+                for kind, number in clients.items()
+            }
         except OSError:
             return {}
 
     def _start(self) -> Worker:
         """Return a worker in a new interpreter, which maps the data and builds the rest by itself."""
-        self.shared = self.shared or share(self.bench)
+        self.shared = self.shared or share(self.task)
         ours, theirs = Pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "cafedcl.engine.cpu.worker", str(theirs.fileno()), str(self.shared.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "cafedcl.engine.cpu.worker",
+                str(theirs.fileno()),
+                str(self.shared.fileno()),
+            ],
             pass_fds=(theirs.fileno(), self.shared.fileno()),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+            },
             start_new_session=True,
         )
         theirs.close()
         ours.send_bytes(pack({}, {"config": self.config.to_plain()}))
-        return Worker(Line(ours, {}), process, ready=False)
+        return Worker(Channel(ours, {}), process, ready=False)
 
-    def _submit(self, worker: Worker, group: Group) -> None:
+    def _submit(self, worker: Worker, group: JobGroup) -> None:
         try:
             worker.submit(group)
         except (BrokenPipeError, ConnectionResetError):
             """It died; listening finds that out and takes the jobs back."""
 
-    def _listen(self, waiting: deque[Group], timeout: float | None) -> Iterator[Reply | Failure]:
+    def _listen(self, waiting: deque[JobGroup], timeout: float | None) -> Iterator[Reply | Failure]:
         """Return the results that have come in, waiting for the first if there is no timeout."""
-        by_pipe = {worker.line.pipe: worker for worker in self.crew if worker.group or not worker.ready}
+        by_pipe = {
+            worker.channel.pipe: worker for worker in self.crew if worker.group or not worker.ready
+        }
         results: list[Reply | Failure] = []
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             assert isinstance(pipe, Connection)
             worker = by_pipe[pipe]
             try:
-                kind, parts = worker.line.receive(copied=True)
+                kind, parts = worker.channel.receive(copied=True)
             except GONE:
                 results += self._bury(worker, waiting)
                 continue
@@ -207,10 +242,10 @@ class Workers:
                 results += to_group_results(parts)
         return iter(results)
 
-    def _bury(self, worker: Worker, waiting: deque[Group]) -> list[Reply | Failure]:
+    def _bury(self, worker: Worker, waiting: deque[JobGroup]) -> list[Reply | Failure]:
         """Take leave of a dead worker and give its jobs another try, each alone, so that the killer is found."""
         code = worker.process.wait()
-        worker.line.pipe.close()
+        worker.channel.pipe.close()
         self.crew.remove(worker)
         if not worker.group:
             self.number = max(len(self.crew), 1)
@@ -244,16 +279,16 @@ class Workers:
             self.shared.close()
 
 
-def least_seconds(bench: Bench) -> float:
+def least_seconds(task: Task) -> float:
     """Return the least that a typical client's training takes: what is long on any core need not be tried out first."""
-    images = bench.typical * bench.train.epochs
-    return 3 * operations(bench.network, bench.data.shape) * images / FASTEST
+    images = task.schedule.typical * task.schedule.options.epochs
+    return 3 * operations(task.network, task.clients.data.shape) * images / FASTEST
 
 
-def share(bench: Bench) -> IO[bytes]:
+def share(task: Task) -> IO[bytes]:
     """Write the data once into an unnamed file, in memory where there is such a place, for workers to map."""
     memory = Path("/dev/shm")
     file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)  # noqa: SIM115
-    file.write(pack(bench.data.tensors(), {"names": list(bench.data.names)}))
+    file.write(pack(task.clients.data.tensors(), {"names": list(task.clients.data.names)}))
     file.flush()
     return file

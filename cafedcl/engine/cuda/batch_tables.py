@@ -13,7 +13,7 @@ ON_THEIR_WAY = 3
 """Visits of a lane whose tables may not have left the host: one that runs, one that is queued, one that failed."""
 
 
-class Feed:
+class BatchTables:
     """The tables of one width on the device, and the pages on the host from which they are copied there.
 
     The pages are locked in memory once and for all, which takes longer than filling them.
@@ -22,7 +22,10 @@ class Feed:
     def __init__(self, sample: Schedule, steps: int, device: torch.device) -> None:
         shapes = {name: (steps, *table.shape[1:]) for name, table in sample.tables.items()}
         kinds = {name: table.dtype for name, table in sample.tables.items()}
-        self.tables = {name: torch.zeros(shape, dtype=kinds[name], device=device) for name, shape in shapes.items()}
+        self.tables = {
+            name: torch.zeros(shape, dtype=kinds[name], device=device)
+            for name, shape in shapes.items()
+        }
 
         def page(name: str) -> tuple[Tensor, npt.NDArray[Any]]:
             made = torch.zeros(shapes[name], dtype=kinds[name], pin_memory=device.type == "cuda")

@@ -16,20 +16,24 @@ class Broadcast:
     def __init__(self, device: torch.device, rounds: int) -> None:
         self.device, self.rounds = device, rounds
         self.round, self.progress = (torch.zeros((), device=device) for _ in range(2))
-        self.places: dict[Shapes, Tensors] = {}
+        self.slices: dict[Shapes, Tensors] = {}
         self.anchors: Tensors = {}
 
     def lay(self, tensors: Tensors) -> None:
         """Lay a round's anchors; nobody reads the last ones any more."""
         anchors = under(ANCHORS, tensors)
         shape = shapes(anchors)
-        place = self.places.pop(shape, None)
-        self.anchors = {n: v.to(self.device, copy=True) for n, v in anchors.items()} if place is None else place
+        place = self.slices.pop(shape, None)
+        self.anchors = (
+            {n: v.to(self.device, copy=True) for n, v in anchors.items()}
+            if place is None
+            else place
+        )
         if place is not None:
             copy_into(place, anchors)
-        self.places[shape] = self.anchors
-        while len(self.places) > KEPT:
-            del self.places[next(iter(self.places))]
+        self.slices[shape] = self.anchors
+        while len(self.slices) > KEPT:
+            del self.slices[next(iter(self.slices))]
 
     def date(self, round: int) -> None:
         """Say which round it is."""
@@ -38,7 +42,11 @@ class Broadcast:
 
     def values(self) -> list[Tensor]:
         """Return all tensors that a later message overwrites."""
-        return [self.round, self.progress, *(value for place in self.places.values() for value in place.values())]
+        return [
+            self.round,
+            self.progress,
+            *(value for place in self.slices.values() for value in place.values()),
+        ]
 
 
 def shapes(tensors: Tensors) -> Shapes:

@@ -9,21 +9,21 @@ from torch import Tensor
 from cafedcl.core.contract import Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.device.lane import Lane
-from cafedcl.device.packed_bytes import Parcel
+from cafedcl.device.packed_bytes import PackedBytes
 
 CHAINS = (1, 4, 16)
 """How often a piece of work is repeated in its captures: the more, the fewer launches many repetitions take."""
 
 
-class Outcome(NamedTuple):
+class VisitResult(NamedTuple):
     """What a visit comes to."""
 
     sent: Tensors
     """What goes up, but for entries per class."""
     kept: Tensors
-    told: Tensor
+    broadcast: Tensor
     """What goes to the host, in one parcel: entries per class, notes, the losses, and whether all is sound."""
-    parcel: Parcel
+    packed: PackedBytes
     whole: bool
     """Whether entries are of all classes, and not yet of those the client holds."""
 
@@ -39,11 +39,17 @@ class Plan:
         self.held = torch.ones_like(visit.client.counts, dtype=torch.bool)
         self.captures: dict[tuple[str, int, int], Callable[[], None]] = {}
         """By what is done, the size of what it is done to, and how often."""
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, VisitResult] = {}
         """What captured summaries give, by the passes over the client's images that they take."""
 
     def prepare(
-        self, lane: Lane, what: str, size: int, most: int, work: Callable[[], None], before: Callable[[], object]
+        self,
+        lane: Lane,
+        what: str,
+        size: int,
+        most: int,
+        work: Callable[[], None],
+        before: Callable[[], object],
     ) -> None:
         """Capture work that is done up to ``most`` times in a row, if it is not yet; ``before`` makes ready for it."""
         for number in CHAINS:
@@ -55,7 +61,9 @@ class Plan:
                     work()
 
             before()
-            self.captures[what, size, number] = lane.capture(chain, before, warm=number == min(CHAINS))
+            self.captures[what, size, number] = lane.capture(
+                chain, before, warm=number == min(CHAINS)
+            )
 
     def repeat(self, what: str, size: int, times: int) -> None:
         """Queue captured work so many times."""

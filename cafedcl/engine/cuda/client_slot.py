@@ -9,39 +9,49 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cafedcl.augment.base import Extra
+from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Client, Job, Reply, Up, Visit
-from cafedcl.core.flat import Laid
-from cafedcl.core.tensors import AUGMENT, MODEL, Tensors, cloned, moved, nbytes, prefixed, under, without
+from cafedcl.core.flat import FlatModel
+from cafedcl.core.tensors import (
+    AUGMENT,
+    MODEL,
+    Tensors,
+    cloned,
+    moved,
+    nbytes,
+    prefixed,
+    under,
+    without,
+)
 from cafedcl.device.lane import to_host
-from cafedcl.device.packed_bytes import Parcel
+from cafedcl.device.packed_bytes import PackedBytes
 from cafedcl.engine.base import Pending
-from cafedcl.engine.cuda.batch_tables import Feed
+from cafedcl.engine.cuda.batch_tables import BatchTables
 from cafedcl.engine.cuda.broadcast import KEPT, copy_into, shapes
-from cafedcl.engine.cuda.captures import Outcome, Plan
-from cafedcl.engine.cuda.device_data import Supply
-from cafedcl.engine.cuda.replica import Look, Sight
+from cafedcl.engine.cuda.captures import Plan, VisitResult
+from cafedcl.engine.cuda.device_data import DeviceData
+from cafedcl.engine.cuda.replica import CapturedEmbedder, Replica
 from cafedcl.engine.cuda.step import ENCODER, Summarize
 from cafedcl.engine.schedule import make_schedule
-from cafedcl.engine.views import Anyone, Known, embeds_nothing
-from cafedcl.functional.metrics import KINDS, hits
+from cafedcl.engine.views import LossView, SummaryView, embeds_nothing
+from cafedcl.functional.metrics import KINDS, correct
 from cafedcl.functional.reply_check import sound
 
 STEP, OUTCOME = "step", "outcome"
 """What is captured of a visit: a step of its training, and what it comes to."""
 
 
-class Slot(Sight):
+class ClientSlot(Replica):
     """A place where every visit is copied into the same tensors and replayed."""
 
-    def __init__(self, supply: Supply) -> None:
-        super().__init__(supply)
-        self.velocity = torch.zeros_like(self.flat) if self.bench.train.momentum else None
-        self.one = torch.ones((), device=self.bench.device)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.bench.device)
+    def __init__(self, device_data: DeviceData) -> None:
+        super().__init__(device_data)
+        self.velocity = torch.zeros_like(self.flat) if self.task.schedule.options.momentum else None
+        self.one = torch.ones((), device=self.task.device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.task.device)
         self.arrival: tuple[Tensor, Callable[[], None]] | None = None
         """Where the server's weights are taken from, and the capture that takes them."""
-        self.feeds: dict[int, Feed] = {}
+        self.feeds: dict[int, BatchTables] = {}
         self.looked: dict[int, Tensor] = {}
         self.plans: dict[object, Plan] = {}
         self.static: set[int] = set()
@@ -58,7 +68,7 @@ class Slot(Sight):
     def plan(self, job: Job) -> Plan:
         """Return the plan for the anchors of a round and the shapes of a client's memory, which is copied in."""
         memory = without((MODEL, AUGMENT), job.memory)
-        shape = (id(self.supply.told.anchors), shapes(memory))
+        shape = (id(self.device_data.broadcast.anchors), shapes(memory))
         plan = self.plans.pop(shape, None)
         if plan is None:
             plan = Plan(self._static_visit(job.client, memory))
@@ -70,16 +80,20 @@ class Slot(Sight):
         return plan
 
     def _static_visit(self, index: int, memory: Tensors) -> Visit:
-        device, client, told = self.bench.device, self.bench.client(index), self.supply.told
-        known = Known(client.counts.clone(), client.most, client.total)
+        device, client, broadcast = (
+            self.task.device,
+            self.task.clients.client(index),
+            self.device_data.broadcast,
+        )
+        known = LossView(client.counts.clone(), client.most, client.total)
         return Visit(
             client=cast(Client, known),
-            round=told.round,
-            progress=told.progress,
+            round=broadcast.round,
+            progress=broadcast.progress,
             received=self.layout.views(self.received),
-            anchors=told.anchors,
+            anchors=broadcast.anchors,
             memory={name: value.to(device, copy=True) for name, value in memory.items()},
-            scratch=self.bench.method.scratch(client),
+            scratch=self.task.method.scratch(client),
             embed=embeds_nothing,
             rates=float("nan"),
         )
@@ -95,7 +109,9 @@ class Slot(Sight):
             copy_into({name: views[name] for name in own if name in views}, own)
             self.load(self.received)
         if self.layout.rest:
-            copy_into(self.layout.rest, {**self.bench.initial, **under(MODEL, job.down.tensors), **own})
+            copy_into(
+                self.layout.rest, {**self.task.initial, **under(MODEL, job.down.tensors), **own}
+            )
             copy_into(self.still, under(ENCODER, self.layout.rest))
 
     def arrive(self, sent: Tensor) -> None:
@@ -110,29 +126,39 @@ class Slot(Sight):
 
     def step(self, plan: Plan, width: int) -> None:
         """One optimizer step: gather, forward, loss, backward, clip, update. This is what is captured."""
-        program, feed, at = self.supply.program, self.feed(width).tables, self.cursor
+        program, feed, at = self.device_data.program, self.feed(width).tables, self.cursor
         asked = [*self.leaves.values(), *self.halves.values()]
         with torch.enable_grad():
-            loss, terms = program.objective(self.weights, self.supply.training, self.extra, feed, at, plan.visit)
+            loss, terms = program.objective(
+                self.weights, self.device_data.training, self.extra, feed, at, plan.visit
+            )
             found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
         half = None if self.half is self.flat else self.half
-        program.update(self.flat, half, self.gradients(found), self.velocity, feed, at, terms, plan.log)
+        program.update(
+            self.flat, half, self.gradients(found), self.velocity, feed, at, terms, plan.log
+        )
 
     def gradients(self, found: Sequence[Tensor | None]) -> list[list[Tensor]]:
         """Return each weight's gradients as it lies: through the weight itself, through its half, or both."""
         own, half = found[: len(self.leaves)], found[len(self.leaves) :]
         gradients = []
-        for entry, weight, *both in zip_longest(self.layout.entries.values(), self.leaves.values(), own, half):
+        for entry, weight, *both in zip_longest(
+            self.layout.entries.values(), self.leaves.values(), own, half
+        ):
             parts = [part for part in both if part is not None] or [torch.zeros_like(weight)]
             gradients.append([entry.place.as_it_lies(part) for part in parts])
         return gradients
 
-    def feed(self, width: int) -> Feed:
+    def feed(self, width: int) -> BatchTables:
         """Return the static tables of a schedule of this width."""
         if width not in self.feeds:
-            client = next(k for k in range(len(self.bench.shards)) if self.supply.width(k) == width)
-            sample = make_schedule(self.bench, self.bench.rows[client], client, 0, width)
-            self.feeds[width] = Feed(sample, self.supply.steps, self.bench.device)
+            client = next(
+                k
+                for k in range(len(self.task.clients.shards))
+                if self.device_data.width(k) == width
+            )
+            sample = make_schedule(self.task, self.task.tail.rows[client], client, 0, width)
+            self.feeds[width] = BatchTables(sample, self.device_data.steps, self.task.device)
         return self.feeds[width]
 
     def prepare(self, plan: Plan, width: int) -> None:
@@ -140,15 +166,19 @@ class Slot(Sight):
         if not plan.names:
             self.cursor.zero_()
             feed = self.feed(width).tables
-            program, images = self.supply.program, self.supply.training
-            plan.names = program.names(self.weights, images, self.extra, feed, self.cursor, plan.visit)
-            plan.log = self.flat.new_zeros(self.supply.steps, len(plan.names))
+            program, images = self.device_data.program, self.device_data.training
+            plan.names = program.names(
+                self.weights, images, self.extra, feed, self.cursor, plan.visit
+            )
+            plan.log = self.flat.new_zeros(self.device_data.steps, len(plan.names))
 
         def ready() -> None:
-            self.supply.program.play.train()
+            self.device_data.program.play.train()
             self.cursor.zero_()
 
-        plan.prepare(self.lane, STEP, width, self.supply.steps, lambda: self.step(plan, width), ready)
+        plan.prepare(
+            self.lane, STEP, width, self.device_data.steps, lambda: self.step(plan, width), ready
+        )
 
     # a client's visit
 
@@ -157,19 +187,23 @@ class Slot(Sight):
 
         ``room`` is how many bytes of its memory may stay on the device.
         """
-        bench, method = self.bench, self.bench.method
-        job = bench.learned(job)
-        client = bench.client(job.client)
-        augmented = prefixed(AUGMENT, under(AUGMENT, job.memory)) if bench.augmented[job.client] else {}
+        task, method = self.task, self.task.method
+        job = task.tail.learned(job)
+        client = task.clients.client(job.client)
+        augmented = (
+            prefixed(AUGMENT, under(AUGMENT, job.memory)) if task.tail.augmented[job.client] else {}
+        )
         with self.lane.on(), torch.no_grad():
-            began, width = self.lane.mark(), self.supply.width(job.client)
+            began, width = self.lane.mark(), self.device_data.width(job.client)
             plan = self.plan(job)
             plan.visit.client.counts.copy_(client.counts)
             self.prepare(plan, width)
             self.receive(sent, job)
-            extra = bench.extra(job, lambda: self.features(job.client))
-            self.supply.accommodate(extra, self.extra)
-            schedule = make_schedule(bench, bench.rows[job.client], job.client, job.down.round, width)
+            extra = task.tail.extra(job, lambda: self.features(job.client))
+            self.device_data.accommodate(extra, self.extra)
+            schedule = make_schedule(
+                task, task.tail.rows[job.client], job.client, job.down.round, width
+            )
             self.feed(width).fill(schedule)
             plan.repeat(STEP, width, schedule.steps)
         yield None
@@ -179,17 +213,19 @@ class Slot(Sight):
             trained, rest = self.flat.clone(), self.fresh(self.layout.rest)
             shared, own = self.parted(trained, rest)
             memory = {**prefixed(MODEL, own), **outcome.kept, **augmented}
-            called = None
+            predicted = None
             if job.evaluate:
-                called = self.predict(plan, self.supply.test_rows(job.client), outcome.kept, client.counts > 0)
+                predicted = self.predict(
+                    plan, self.device_data.test_rows(job.client), outcome.kept, client.counts > 0
+                )
             memory = memory if nbytes(memory) <= room else to_host(memory)
             notes = to_host(extra.notes)
             done = self.lane.mark()
         yield None
 
         done.wait()
-        told = outcome.parcel.read(outcome.told)
-        small, held = as_tensors(SENT, told), bench.holds[job.client]
+        broadcast = outcome.packed.read(outcome.broadcast)
+        small, held = as_tensors(SENT, broadcast), task.clients.holds[job.client]
         if outcome.whole and len(held) < method.classes:
             small = {name: value[held] for name, value in small.items()}
         up = Up(
@@ -197,15 +233,19 @@ class Slot(Sight):
             samples=client.samples,
             tensors={**outcome.sent, **small},
             model=shared,
-            notes={**as_tensors(NOTE, told), **notes},
-            losses=schedule.losses(plan.names, told[LOG]),
+            notes={**as_tensors(NOTE, broadcast), **notes},
+            losses=schedule.losses(plan.names, broadcast[LOG]),
             seconds=done.seconds_since(began),
         )
         right: Tensors = {}
-        if called is not None:
-            right = hits(dict(zip(KINDS, called.T, strict=True)), bench.test_labels(job.client), method.classes)
+        if predicted is not None:
+            right = correct(
+                dict(zip(KINDS, predicted.T, strict=True)),
+                task.clients.test_labels(job.client),
+                method.classes,
+            )
         self.lane.hand_over([trained, *rest.values(), *outcome.sent.values(), *memory.values()])
-        yield Reply(up, memory, right, sound=not augmented and bool(told[SOUND]))
+        yield Reply(up, memory, right, sound=not augmented and bool(broadcast[SOUND]))
 
     def score(self, job: Job, sent: Tensor, rows: Tensor) -> Pending:
         """Queue a look of the received model at test images, and return the call that waits for its predictions."""
@@ -213,42 +253,51 @@ class Slot(Sight):
         with self.lane.on():
             self.receive(sent, job)
             plan = self.plan(job)
-            called = self.predict(plan, rows, {}, None)
+            predicted = self.predict(plan, rows, {}, None)
             done = self.lane.mark()
 
         def predictions() -> Tensor:
             done.wait()
-            return called[:, KINDS.index("all")]
+            return predicted[:, KINDS.index("all")]
 
         return predictions
 
     def parted(self, trained: Tensor, rest: Tensors) -> tuple[Mapping[str, Tensor], Tensors]:
         """Return the weights that are averaged, and those that stay with their client."""
-        if self.bench.personal or rest:
-            return self.bench.parted({**self.layout.views(trained), **rest})
-        return Laid(trained, self.layout.places), {}
+        if self.task.personal or rest:
+            return self.task.parted({**self.layout.views(trained), **rest})
+        return FlatModel(trained, self.layout.slices), {}
 
-    def outcome(self, plan: Plan, job: Job, extra: Extra) -> Outcome:
+    def outcome(self, plan: Plan, job: Job, extra: SyntheticImages) -> VisitResult:
         """Return what a visit comes to, with what it tells on its way to the host."""
-        client, bench = job.client, self.bench
+        client, task = job.client, self.task
         made, keep = None if len(extra) else self.replayed(plan, client), cloned
         if made is None:
             visit = replace(
                 plan.visit,
-                client=bench.client(client),
+                client=task.clients.client(client),
                 embed=self.embedder(client, extra),
-                rates=bench.rates(client, job.down.round),
+                rates=task.rates(client, job.down.round),
                 signals=extra.signals,
             )
-            made, keep = self.conclude(plan, visit, self.supply.program.summarize)._replace(whole=False), self.fresh
-        return made._replace(sent=keep(made.sent), kept=keep(made.kept), told=made.told.to("cpu", non_blocking=True))
+            made, keep = (
+                self.conclude(plan, visit, self.device_data.program.summarize)._replace(
+                    whole=False
+                ),
+                self.fresh,
+            )
+        return made._replace(
+            sent=keep(made.sent),
+            kept=keep(made.kept),
+            broadcast=made.broadcast.to("cpu", non_blocking=True),
+        )
 
-    def replayed(self, plan: Plan, client: int) -> Outcome | None:
+    def replayed(self, plan: Plan, client: int) -> VisitResult | None:
         """Return what a visit comes to by one replay, if the method can be captured and the client's images are few.
 
         It is good until the next replay.
         """
-        looked = self.supply.looked(client) if self.bench.method.replayed else None
+        looked = self.device_data.looked(client) if self.task.method.replayed else None
         if looked is None:
             return None
         size = looked.shape[1]
@@ -256,15 +305,20 @@ class Slot(Sight):
             self.looked[size] = torch.zeros_like(looked)
         place = self.looked[size].copy_(looked)
         if (OUTCOME, size, 1) not in plan.captures:
-            known, holds = plan.visit.client, torch.arange(self.bench.method.classes, device=looked.device)
-            anyone = cast(Client, Anyone(known.counts, holds, known.most, known.total))
-            program, first = self.supply.program, Look(self, place)
+            known, holds = (
+                plan.visit.client,
+                torch.arange(self.task.method.classes, device=looked.device),
+            )
+            anyone = cast(Client, SummaryView(known.counts, holds, known.most, known.total))
+            program, first = self.device_data.program, CapturedEmbedder(self, place)
             program.play.eval()
-            whole = self.conclude(plan, replace(plan.visit, client=anyone, embed=first), program.summarize).whole
+            whole = self.conclude(
+                plan, replace(plan.visit, client=anyone, embed=first), program.summarize
+            ).whole
             asked = tuple(first.seen)
 
             def conclude() -> None:
-                look = Look(self, place)
+                look = CapturedEmbedder(self, place)
                 for weights in asked:
                     look.see(weights)
                 visit = replace(plan.visit, client=anyone, embed=look)
@@ -275,36 +329,54 @@ class Slot(Sight):
         plan.captures[OUTCOME, size, 1]()
         return plan.outcomes[size]
 
-    def conclude(self, plan: Plan, visit: Visit, summarize: Summarize) -> Outcome:
+    def conclude(self, plan: Plan, visit: Visit, summarize: Summarize) -> VisitResult:
         """Let the method summarize a visit, and put together what the host is told."""
-        small = self.bench.by_class
+        small = self.task.per_class
         summary, notes, kept = summarize(self.network, visit)
         sent = {name: value for name, value in summary.items() if name not in small}
         others = (*summary.values(), *kept.values(), *self.layout.rest.values())
         numbers = [value for value in others if value.is_floating_point() and value.numel()]
-        told = {
+        broadcast = {
             **prefixed(SENT, {name: value for name, value in summary.items() if name in small}),
             **prefixed(NOTE, notes),
             LOG: plan.log,
-            SOUND: sound([self.flat, *numbers], summary, self.bench.fields),
+            SOUND: sound([self.flat, *numbers], summary, self.task.fields),
         }
-        parcel, whole = Parcel(told), summary.get("classes") is visit.client.holds
-        return Outcome(sent, kept, parcel.wrap(moved(told, self.bench.device)), parcel, whole)
+        packed, whole = PackedBytes(broadcast), summary.get("classes") is visit.client.holds
+        return VisitResult(
+            sent, kept, packed.wrap(moved(broadcast, self.task.device)), packed, whole
+        )
 
     def fresh(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return tensors none of which the next visit overwrites."""
-        self.static = self.static or {value.untyped_storage().data_ptr() for value in self._static()}
-        return {n: v.clone() if v.untyped_storage().data_ptr() in self.static else v for n, v in tensors.items()}
+        self.static = self.static or {
+            value.untyped_storage().data_ptr() for value in self._static()
+        }
+        return {
+            n: v.clone() if v.untyped_storage().data_ptr() in self.static else v
+            for n, v in tensors.items()
+        }
 
     def _static(self) -> Iterator[Tensor]:
-        yield from (self.flat, self.received, *self.layout.rest.values(), *self.supply.told.values())
+        yield from (
+            self.flat,
+            self.received,
+            *self.layout.rest.values(),
+            *self.device_data.broadcast.values(),
+        )
         for plan in self.plans.values():
-            yield from (*plan.visit.memory.values(), *plan.visit.scratch.values(), plan.visit.client.counts)
+            yield from (
+                *plan.visit.memory.values(),
+                *plan.visit.scratch.values(),
+                plan.visit.client.counts,
+            )
 
 
 def as_tensors(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Tensors:
     """Return the arrays below ``prefix`` as tensors, with the prefix taken off."""
-    return under(prefix, {name: torch.from_numpy(a) for name, a in arrays.items() if name.startswith(prefix)})
+    return under(
+        prefix, {name: torch.from_numpy(a) for name, a in arrays.items() if name.startswith(prefix)}
+    )
 
 
 LOG, SOUND, SENT, NOTE = "log", "sound", "sent/", "note/"

@@ -6,12 +6,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cafedcl.augment.base import Extra
+from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Part
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cuda.broadcast import Broadcast
 from cafedcl.engine.cuda.step import Program
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 PARTS: tuple[Part, ...] = ("train", "validation", "synthetic")
 PASSES = 4
@@ -19,10 +19,10 @@ PASSES = 4
 
 
 @dataclass(frozen=True)
-class Supply:
+class DeviceData:
     """What all lanes of a device share."""
 
-    bench: Bench
+    task: Task
     program: Program
     channels_last: bool
     train_x: Tensor
@@ -33,12 +33,12 @@ class Supply:
     """The most steps of any client's visit."""
     look: int
     """Images per forward pass over a client's own data."""
-    told: Broadcast
+    broadcast: Broadcast
     """What the server tells all clients of a round."""
 
     def width(self, client: int) -> int:
         """Return the width a client's batches are padded to."""
-        size = self.bench.batch_size(len(self.bench.rows[client]))
+        size = self.task.schedule.batch_size(len(self.task.tail.rows[client]))
         return next(width for width in self.widths if width >= size)
 
     def looked(self, client: int) -> Tensor | None:
@@ -47,10 +47,13 @@ class Supply:
         There is nothing for a client that has more images than that.
         """
         if client not in self._looked:
-            train, validation = self.bench.shards.train[client], self.bench.shards.validation[client]
+            train, validation = (
+                self.task.clients.shards.train[client],
+                self.task.clients.shards.validation[client],
+            )
             number = len(train) + len(validation)
             passes = 1 << max(-(-number // self.look) - 1, 0).bit_length()
-            place = torch.zeros(2, passes * self.look, dtype=torch.int64, device=self.bench.device)
+            place = torch.zeros(2, passes * self.look, dtype=torch.int64, device=self.task.device)
             place[0, :number] = torch.cat([train, validation])
             place[1, len(train) : number] = PARTS.index("validation")
             place[1, number:] = -1
@@ -66,29 +69,34 @@ class Supply:
 
         It is the same tensor every time.
         """
-        parts = self.bench.shards.test
+        parts = self.task.clients.shards.test
         return parts[client] if parts and client is not None else self._all_test_rows
 
     @cached_property
     def _all_test_rows(self) -> Tensor:
-        parts = self.bench.shards.test
-        return torch.cat(parts) if parts else torch.arange(len(self.test_x), device=self.test_x.device)
+        parts = self.task.clients.shards.test
+        return (
+            torch.cat(parts) if parts else torch.arange(len(self.test_x), device=self.test_x.device)
+        )
 
     def room(self) -> Tensors:
         """Return the place for a client's synthetic images, their labels, and what is added to their features."""
-        most, method = int(self.bench.wanted.sum(1).max()), self.bench.method
+        most, method = int(self.task.tail.wanted.sum(1).max()), self.task.method
         if not most:
             return {}
-        device, more = self.bench.device, {}
-        if self.bench.augmenter.shifts:
+        device, more = self.task.device, {}
+        if self.task.tail.augmenter.shifts:
             more["shift"] = torch.zeros(most, method.dim, device=device)
         empty = self.train_x.new_zeros(most, *self.train_x.shape[1:])
         return {"x": empty, "y": torch.zeros(most, dtype=torch.int64, device=device), **more}
 
-    def accommodate(self, extra: Extra, room: Tensors) -> None:
+    def accommodate(self, extra: SyntheticImages, room: Tensors) -> None:
         """Put a client's synthetic images into their place."""
         if len(extra):
-            parts = {"x": self.lay_out(extra.x, ready=self.train_x.is_floating_point()), "y": extra.y}
+            parts = {
+                "x": self.lay_out(extra.x, ready=self.train_x.is_floating_point()),
+                "y": extra.y,
+            }
             parts |= {} if extra.shift is None else {"shift": extra.shift}
             for name, values in parts.items():
                 room[name][: len(values)].copy_(values)
@@ -98,9 +106,13 @@ class Supply:
 
         Rows beyond the training set are synthetic images.
         """
-        labels = self.bench.data.train_y
+        labels = self.task.clients.data.train_y
         if not extra:
-            return self._seen(self.train_x.index_select(0, rows)), labels.index_select(0, rows), None
+            return (
+                self._seen(self.train_x.index_select(0, rows)),
+                labels.index_select(0, rows),
+                None,
+            )
         beyond = rows - len(labels)
         real, own, other = beyond < 0, rows.clamp(max=len(labels) - 1), beyond.clamp(min=0)
 
@@ -120,11 +132,15 @@ class Supply:
     def _seen(self, x: Tensor) -> Tensor:
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
-        return x if x.is_floating_point() else self.bench.data.images(x).to(self.program.dtype)
+        return (
+            x if x.is_floating_point() else self.task.clients.data.images(x).to(self.program.dtype)
+        )
 
     def lay_out(self, x: Tensor, *, ready: bool) -> Tensor:
         """Return uint8 images (N, C, H, W) the way they are read, normalised once and for all if asked."""
         if ready:
             parts = x.split(4096) if len(x) else [x]
-            x = torch.cat([self.bench.data.images(part).to(self.program.dtype) for part in parts])
+            x = torch.cat(
+                [self.task.clients.data.images(part).to(self.program.dtype) for part in parts]
+            )
         return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x

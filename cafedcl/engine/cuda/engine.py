@@ -17,11 +17,11 @@ from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, nbytes, under
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.cuda.broadcast import Broadcast
-from cafedcl.engine.cuda.client_slot import Slot
-from cafedcl.engine.cuda.device_data import Supply
+from cafedcl.engine.cuda.client_slot import ClientSlot
+from cafedcl.engine.cuda.device_data import DeviceData
 from cafedcl.engine.cuda.step import Program
 from cafedcl.engine.schedule import choose_widths
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 WIDTHS, COMPILED_WIDTHS = 8, 3
 """Into how many widths batches are padded at most; compiling takes seconds for each."""
@@ -38,40 +38,46 @@ LEARNERS = 8
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
-class Graphs:
+class CudaEngine:
     """Queues whole visits on several lanes and hands out replies as they are done.
 
     Nothing in a visit waits for the device. It computes what the eager engine computes, in the precision asked for.
     """
 
-    def __init__(self, bench: Bench, options: EngineOptions, participants: int, *, compiled: bool) -> None:
-        self.bench, self.precision = bench, options.precision
+    def __init__(
+        self, task: Task, options: EngineOptions, participants: int, *, compiled: bool
+    ) -> None:
+        self.task, self.precision = task, options.precision
         with self.arithmetic():
-            self.supply = make_supply(bench, DTYPES[options.precision], compiled=compiled)
-        large = sum(value.numel() for value in bench.initial.values()) >= LARGE
+            self.device_data = make_device_data(task, DTYPES[options.precision], compiled=compiled)
+        large = sum(value.numel() for value in task.initial.values()) >= LARGE
         most = options.streams or (LARGE_LANES if large else LANES)
         self.number = math.ceil(participants / math.ceil(participants / most))
-        self.slots: list[Slot] = []
+        self.slots: list[ClientSlot] = []
         self.sent: Tensor | None = None
         self.laid: dict[str, tuple[Tensor, int]] = {}
         """What was laid last where lanes take it from, and its versions."""
-        self.budget = MEMORY_SHARE * total_memory(bench.device)
+        self.budget = MEMORY_SHARE * total_memory(task.device)
         self.ledger: dict[int, int] = {}
         self.used = 0
-        several = bench.device.type == "cuda" and bench.wanted.any()
+        several = task.device.type == "cuda" and task.tail.wanted.any()
         self.learners = ThreadPoolExecutor(LEARNERS) if several else None
 
     def trial(self, down: Down) -> None:
         """Capture a first step and summary; raises whatever stands in the way of it."""
-        generator = torch.cuda.get_rng_state(self.bench.device) if self.bench.device.type == "cuda" else None
+        generator = (
+            torch.cuda.get_rng_state(self.task.device) if self.task.device.type == "cuda" else None
+        )
         with self.arithmetic(), torch.no_grad():
             slot, job = self._slot(0), Job(0, down, {}, False)
             with slot.lane.on():
                 slot.receive(self._sent(down), job)
                 plan = slot.plan(job)
-                slot.prepare(plan, self.supply.width(0))
+                slot.prepare(plan, self.device_data.width(0))
                 slot.replayed(plan, 0)
-        if generator is not None and not torch.equal(generator, torch.cuda.get_rng_state(self.bench.device)):
+        if generator is not None and not torch.equal(
+            generator, torch.cuda.get_rng_state(self.task.device)
+        ):
             raise ValueError("the model or the method draws random numbers in a step")
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -82,12 +88,15 @@ class Graphs:
         is not replayed may wait for its lane, so those of all lanes wait together.
         """
         waiting, turn = deque(self._learned(jobs)), 0
-        later = 1 if self.bench.method.replayed else self.number
+        later = 1 if self.task.method.replayed else self.number
         queued: deque[Iterator[Reply | Failure | None]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
         try:
             while waiting or queued:
-                while waiting and len(queued) + (size := later if turn else self.number) <= 2 * self.number:
+                while (
+                    waiting
+                    and len(queued) + (size := later if turn else self.number) <= 2 * self.number
+                ):
                     wave = [waiting.popleft() for _ in range(min(len(waiting), size))]
                     visits = [self._visit(job, sent, at) for at, job in enumerate(wave, turn)]
                     with self.arithmetic():
@@ -101,8 +110,8 @@ class Graphs:
                     self._note(result)
                 yield result
         finally:
-            if self.bench.device.type == "cuda":
-                torch.cuda.synchronize(self.bench.device)
+            if self.task.device.type == "cuda":
+                torch.cuda.synchronize(self.task.device)
 
     def _visit(self, job: Job, sent: Tensor, turn: int) -> Iterator[Reply | Failure | None]:
         """Go through the stages of a visit on the lane whose turn it is; one that cannot be queued is a failure."""
@@ -127,12 +136,14 @@ class Graphs:
 
     def _learn(self, job: Job) -> Job:
         with suppress(Exception):
-            return self.bench.learned(job)
+            return self.task.tail.learned(job)
         return job
 
     def _note(self, reply: Reply) -> None:
         """Keep account of what clients keep on the device."""
-        here = {name: v for name, v in reply.memory.items() if v.device.type == self.bench.device.type}
+        here = {
+            name: v for name, v in reply.memory.items() if v.device.type == self.task.device.type
+        }
         size, client = nbytes(here), reply.up.client
         self.used += size - self.ledger.get(client, 0)
         self.ledger[client] = size
@@ -141,9 +152,9 @@ class Graphs:
         """Return how many bytes a client may keep on the device."""
         return self.budget - self.used + self.ledger.get(client, 0)
 
-    def _slot(self, index: int) -> Slot:
+    def _slot(self, index: int) -> ClientSlot:
         while len(self.slots) <= index:
-            self.slots.append(Slot(self.supply))
+            self.slots.append(ClientSlot(self.device_data))
         return self.slots[index]
 
     @torch.no_grad()
@@ -155,23 +166,25 @@ class Graphs:
         news = {name: (value, value._version) for name, value in down.tensors.items()}
         if self.sent is None or not same(self.laid, news):
             self.laid = {}
-            self.supply.told.lay(down.tensors)
-            weights = {**self.bench.initial, **moved(under(MODEL, down.tensors), self.bench.device)}
+            self.device_data.broadcast.lay(down.tensors)
+            weights = {**self.task.initial, **moved(under(MODEL, down.tensors), self.task.device)}
             self.sent = self._slot(0).layout.lay(weights, self.sent)
             self.laid = news
-        self.supply.told.date(down.round)
+        self.device_data.broadcast.date(down.round)
         return self.sent
 
     def predict(self, tensors: Tensors) -> Pending:
         """Predict the test images by the server's model; a few lanes share them."""
         with self._server(tensors) as (sent, job):
-            waits = [self._slot(index).score(job, sent, part) for index, part in enumerate(self._shares)]
+            waits = [
+                self._slot(index).score(job, sent, part) for index, part in enumerate(self._shares)
+            ]
         return lambda: torch.cat([wait() for wait in waits])
 
     @cached_property
     def _shares(self) -> tuple[Tensor, ...]:
         """The test images that each lane scores the server's model on: whole chunks, but for the last."""
-        rows, size = self.supply.test_rows(None), self.bench.chunk
+        rows, size = self.device_data.test_rows(None), self.task.eval_batch
         chunks = max(1, -(-len(rows) // size))
         return tuple(rows.split(size * -(-chunks // min(self.number, SCORERS))))
 
@@ -182,12 +195,14 @@ class Graphs:
             slot.lane.follow()
             with slot.lane.on():
                 slot.receive(sent, job)
-                return slot.embed(rows.to(self.bench.device)).cpu()
+                return slot.embed(rows.to(self.task.device)).cpu()
 
     @contextmanager
     def _server(self, tensors: Tensors) -> Iterator[tuple[Tensor, Job]]:
         """Lay the server's model where lanes take it from, for a visit without training."""
-        down = Down(0, {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))})
+        down = Down(
+            0, {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))}
+        )
         sent = self._sent(down)
         with self.arithmetic(), torch.no_grad():
             yield sent, Job(0, down, {}, False)
@@ -214,41 +229,53 @@ class Graphs:
             cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
 
 
-def make_supply(bench: Bench, dtype: torch.dtype, *, compiled: bool) -> Supply:
+def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> DeviceData:
     """Lay out the images and choose the widths of a run."""
-    sizes = [bench.batch_size(len(rows)) for rows in bench.rows]
-    typical = sorted(len(a) + len(b) for a, b in zip(bench.shards.train, bench.shards.validation, strict=True))
-    look = min(bench.chunk, 2 ** math.ceil(math.log2(typical[len(typical) // 2])))
-    supply = Supply(
-        bench=bench,
-        program=Program(bench.network, bench.method, bench.train, dtype, compiled=compiled),
-        channels_last=compiled,
-        train_x=bench.data.train_x,
-        test_x=bench.data.train_x if bench.shards.test else bench.data.test_x,
-        widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
-        steps=max(bench.steps(len(rows)) for rows in bench.rows),
-        look=look,
-        told=Broadcast(bench.device, bench.rounds),
+    sizes = [task.schedule.batch_size(len(rows)) for rows in task.tail.rows]
+    typical = sorted(
+        len(a) + len(b)
+        for a, b in zip(task.clients.shards.train, task.clients.shards.validation, strict=True)
     )
-    ready = supply.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(bench.device)
-    train_x = supply.lay_out(supply.train_x, ready=ready)
-    test_x = train_x if bench.shards.test else supply.lay_out(supply.test_x, ready=ready)
-    return replace(supply, train_x=train_x, test_x=test_x)
+    look = min(task.eval_batch, 2 ** math.ceil(math.log2(typical[len(typical) // 2])))
+    device_data = DeviceData(
+        task=task,
+        program=Program(task.network, task.method, task.schedule.options, dtype, compiled=compiled),
+        channels_last=compiled,
+        train_x=task.clients.data.train_x,
+        test_x=task.clients.data.train_x if task.clients.shards.test else task.clients.data.test_x,
+        widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
+        steps=max(task.schedule.steps(len(rows)) for rows in task.tail.rows),
+        look=look,
+        broadcast=Broadcast(task.device, task.rounds),
+    )
+    ready = device_data.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(task.device)
+    train_x = device_data.lay_out(device_data.train_x, ready=ready)
+    test_x = (
+        train_x
+        if task.clients.shards.test
+        else device_data.lay_out(device_data.test_x, ready=ready)
+    )
+    return replace(device_data, train_x=train_x, test_x=test_x)
 
 
 def same(one: dict[str, tuple[Tensor, int]], other: dict[str, tuple[Tensor, int]]) -> bool:
     """Return whether two dicts hold the very same tensors in the same versions."""
     return one.keys() == other.keys() and all(
-        value is other[name][0] and version == other[name][1] for name, (value, version) in one.items()
+        value is other[name][0] and version == other[name][1]
+        for name, (value, version) in one.items()
     )
 
 
 def total_memory(device: torch.device) -> float:
     """Return the bytes of memory of a device; without bound on a host."""
-    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else math.inf
+    return (
+        float(torch.cuda.get_device_properties(device).total_memory)
+        if device.type == "cuda"
+        else math.inf
+    )
 
 
-def obstacle(network: nn.Module) -> str | None:
+def capture_obstacle(network: nn.Module) -> str | None:
     """Return why a network cannot be trained on padded batches, or None."""
     for name, module in network.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

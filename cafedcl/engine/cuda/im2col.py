@@ -10,7 +10,7 @@ MULTIPLE = 8
 """Tensor cores take numbers of 16 bits in multiples of so many."""
 
 
-class Patches(nn.Conv2d):
+class Im2ColConv(nn.Conv2d):
     """A convolution as one product of its filters with all patches of the images.
 
     Libraries have no fast kernels for one channel or three, which makes the first layer the slowest of a small network.
@@ -33,7 +33,8 @@ class Patches(nn.Conv2d):
         images, rows, columns, channels = pixels.shape
         row, reach = columns * channels, broad * channels
         strips = pixels.as_strided(
-            (images, rows, (columns - broad) // right + 1, reach), (rows * row, row, right * channels, 1)
+            (images, rows, (columns - broad) // right + 1, reach),
+            (rows * row, row, right * channels, 1),
         )
         return F.pad(strips, (0, -reach % MULTIPLE)).contiguous()
 
@@ -47,13 +48,14 @@ class Patches(nn.Conv2d):
         images, rows, columns, strip = pieces.shape
         row = columns * strip
         patches = pieces.as_strided(
-            (images, (rows - tall) // down + 1, columns, tall, strip), (rows * row, down * row, strip, row, 1)
+            (images, (rows - tall) // down + 1, columns, tall, strip),
+            (rows * row, down * row, strip, row, 1),
         )
         return patches.flatten(3).view(strips.dtype)
 
 
-def adapt(network: nn.Module) -> None:
+def use_im2col(network: nn.Module) -> None:
     """Let a network's convolutions of few channels run as products."""
     for module in network.modules():
         if type(module) is nn.Conv2d and module.in_channels < MULTIPLE and is_plain(module):
-            module.__class__ = Patches
+            module.__class__ = Im2ColConv

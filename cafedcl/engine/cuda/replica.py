@@ -7,50 +7,52 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from cafedcl.augment.base import Extra
+from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Embed, Part, Weights
 from cafedcl.core.tensors import Tensors, cloned, under
 from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.broadcast import copy_into, shapes
 from cafedcl.engine.cuda.captures import Plan
-from cafedcl.engine.cuda.device_data import PARTS, Supply
+from cafedcl.engine.cuda.device_data import PARTS, DeviceData
 from cafedcl.engine.cuda.step import ENCODER, Bound, Given
 from cafedcl.engine.layout import Layout
 
 SCORE = "score"
 
 
-class Sight:
+class Replica:
     """A copy of the network on one lane, whose weights always lie in the same tensors, and what it sees in images.
 
     Its callers have switched gradients off.
     """
 
-    def __init__(self, supply: Supply) -> None:
-        self.supply, self.bench = supply, supply.bench
-        self.lane = Lane(self.bench.device)
-        self.network = copy.deepcopy(self.bench.network).eval()
-        self.layout = Layout(self.network, supply.channels_last)
+    def __init__(self, device_data: DeviceData) -> None:
+        self.device_data, self.task = device_data, device_data.task
+        self.lane = Lane(self.task.device)
+        self.network = copy.deepcopy(self.task.network).eval()
+        self.layout = Layout(self.network, device_data.channels_last)
         self.flat, self.leaves = self.layout.flat, self.layout.leaves
-        dtype, network = supply.program.dtype, {**self.leaves, **self.layout.rest}
+        dtype, network = device_data.program.dtype, {**self.leaves, **self.layout.rest}
         self.half = self.flat if dtype == self.flat.dtype else self.flat.to(dtype)
         self.halves = {} if self.half is self.flat else under(ENCODER, self.layout.views(self.half))
         for half in self.halves.values():
             half.requires_grad_()
         rest = under(ENCODER, self.layout.rest)
-        self.still = {} if self.half is self.flat else supply.program.play.runner.cast(rest)
+        self.still = {} if self.half is self.flat else device_data.program.play.runner.cast(rest)
         self.weights = Given(network, {**under(ENCODER, network), **self.still, **self.halves})
-        self.network.runner = Bound(supply.program.play.runner, self.weights.body)
-        self.received, device = torch.empty_like(self.flat), self.bench.device
-        self.extra = supply.room()
-        self.looking = torch.zeros(supply.look, dtype=torch.int64, device=device)
+        self.network.runner = Bound(device_data.program.play.runner, self.weights.body)
+        self.received, device = torch.empty_like(self.flat), self.task.device
+        self.extra = device_data.room()
+        self.looking = torch.zeros(device_data.look, dtype=torch.int64, device=device)
         self.seen: Tensor | None = None
         self.see: Callable[[], None] | None = None
-        chunks = -(-len(supply.test_x) // self.bench.chunk)
-        self.asked = torch.zeros(chunks, self.bench.chunk, dtype=torch.int64, device=device)
+        chunks = -(-len(device_data.test_x) // self.task.eval_batch)
+        self.asked = torch.zeros(chunks, self.task.eval_batch, dtype=torch.int64, device=device)
         self.rows: Tensor | None = None
         """What was asked for last."""
-        self.called = torch.zeros(chunks, self.bench.chunk, 2, dtype=torch.int16, device=device)
+        self.predicted = torch.zeros(
+            chunks, self.task.eval_batch, 2, dtype=torch.int16, device=device
+        )
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
 
     def load(self, flat: Tensor) -> None:
@@ -69,28 +71,34 @@ class Sight:
             self.seen.copy_(z)
 
         if self.see is None:
-            self.supply.program.play.eval()
+            self.device_data.program.play.eval()
             self.see = self.lane.capture(look)
         assert self.seen is not None
         return over(rows, self.looking, self.see, self.seen)
 
     def look(self, rows: Tensor) -> Tensor:
         """Return the embeddings of training images in one pass, uncaptured."""
-        return self.supply.program.embed(self.weights, self.supply.training, self.extra, rows)
+        return self.device_data.program.embed(
+            self.weights, self.device_data.training, self.extra, rows
+        )
 
-    def embedder(self, client: int, extra: Extra) -> Embed:
+    def embedder(self, client: int, extra: SyntheticImages) -> Embed:
         """Return the function that gives a method its client's embeddings; real images are embedded all at once."""
         own, held_out, y = (
-            self.bench.shards.train[client],
-            self.bench.shards.validation[client],
-            self.bench.data.train_y,
+            self.task.clients.shards.train[client],
+            self.task.clients.shards.validation[client],
+            self.task.clients.data.train_y,
         )
         cache: dict[tuple[bool, Weights], Tensor] = {}
 
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
             real = part != "synthetic"
             if (real, weights) not in cache:
-                rows = torch.cat([own, held_out]) if real else torch.arange(len(extra), device=own.device) + len(y)
+                rows = (
+                    torch.cat([own, held_out])
+                    if real
+                    else torch.arange(len(extra), device=own.device) + len(y)
+                )
                 with self.holding(weights):
                     cache[real, weights] = self.embed(rows)
             z = cache[real, weights]
@@ -112,15 +120,17 @@ class Sight:
 
     def features(self, client: int) -> Tensor:
         """Return the encoder's features of a client's training images under the current weights."""
-        rows = self.bench.shards.train[client].split(self.bench.chunk)
-        return torch.cat([self.network.features(self.supply.training(part, {})[0]) for part in rows])
+        rows = self.task.clients.shards.train[client].split(self.task.eval_batch)
+        return torch.cat(
+            [self.network.features(self.device_data.training(part, {})[0]) for part in rows]
+        )
 
     def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor | None) -> Tensor:
         """Return the predicted classes of test images, among all and among those held, on their way to the host.
 
         Rows that are the same tensor as the last are not copied again. Nobody asks for classes held if it is None.
         """
-        program, anchors, size = self.supply.program, plan.visit.anchors, self.bench.chunk
+        program, anchors, size = self.device_data.program, plan.visit.anchors, self.task.eval_batch
         chunks = -(-len(rows) // size)
         if shapes(kept) != shapes(plan.kept):
             plan.kept = cloned(kept)
@@ -138,22 +148,29 @@ class Sight:
             self.at.zero_()
 
         def score() -> None:
-            images, asked, at, called = self.supply.testing, self.asked, self.at, self.called
-            program.predict(self.weights, images, asked, at, anchors, plan.kept, plan.held, called)
+            images, asked, at, predicted = (
+                self.device_data.testing,
+                self.asked,
+                self.at,
+                self.predicted,
+            )
+            program.predict(
+                self.weights, images, asked, at, anchors, plan.kept, plan.held, predicted
+            )
 
         plan.prepare(self.lane, SCORE, size, chunks, score, ready)
         self.at.zero_()
         plan.repeat(SCORE, size, chunks)
-        return self.called.view(-1, 2)[: len(rows)].to("cpu", non_blocking=True, copy=True)
+        return self.predicted.view(-1, 2)[: len(rows)].to("cpu", non_blocking=True, copy=True)
 
 
-class Look:
+class CapturedEmbedder:
     """Gives a method its client's embeddings under a capture; what is not of the part asked for has label −1."""
 
-    def __init__(self, sight: Sight, looked: Tensor) -> None:
+    def __init__(self, sight: Replica, looked: Tensor) -> None:
         self.sight = sight
         self.rows, self.parts = looked
-        self.y = sight.bench.data.train_y.index_select(0, self.rows)
+        self.y = sight.task.clients.data.train_y.index_select(0, self.rows)
         self.seen: Tensors = {}
         """By the weights they are made with."""
 
@@ -166,7 +183,7 @@ class Look:
     def see(self, weights: str) -> None:
         """Look at all images under the trained or the received weights."""
         with self.sight.holding(weights):
-            few = self.rows.split(self.sight.supply.look)
+            few = self.rows.split(self.sight.device_data.look)
             self.seen[weights] = torch.cat([self.sight.look(rows) for rows in few])
 
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from cafedcl.config.sections import TrainOptions
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under
-from cafedcl.engine.cuda.im2col import adapt
+from cafedcl.engine.cuda.im2col import use_im2col
 from cafedcl.engine.flip_and_crop import augment
 from cafedcl.engine.sgd import descend
 from cafedcl.methods.base import Method
@@ -56,7 +56,9 @@ class Body(Runner):
 
     def cast(self, weights: Tensors) -> Tensors:
         """Return weights in the body's precision."""
-        return {name: w.to(self.dtype) if w.is_floating_point() else w for name, w in weights.items()}
+        return {
+            name: w.to(self.dtype) if w.is_floating_point() else w for name, w in weights.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Bound(Runner):
         return self.body.frozen(encoder, weights, x)
 
 
-class Play(nn.Module):
+class FunctionalNetwork(nn.Module):
     """A network whose weights are given at every call. Its encoder's part is played by a body in another precision."""
 
     def __init__(self, network: Network, dtype: torch.dtype, *, patches: bool = False) -> None:
@@ -93,7 +95,7 @@ class Play(nn.Module):
         self.network = copy.deepcopy(network)
         self.body = copy.deepcopy(network.encoder)
         if patches:
-            adapt(self.body)
+            use_im2col(self.body)
         self.runner = Body(self.body, dtype)
         self.network.runner = self.runner
 
@@ -107,13 +109,19 @@ class Program:
     """What is done at a step and in a pass over images, for one method, model and precision; all lanes share it."""
 
     def __init__(
-        self, network: Network, method: Method, options: TrainOptions, dtype: torch.dtype, *, compiled: bool
+        self,
+        network: Network,
+        method: Method,
+        options: TrainOptions,
+        dtype: torch.dtype,
+        *,
+        compiled: bool,
     ) -> None:
         self.method, self.options, self.dtype, self.compiled = method, options, dtype, compiled
         if compiled:
             settings: Any = torch._dynamo.config
             settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
-        self.play = Play(network, dtype, patches=compiled and dtype.itemsize == 2)
+        self.play = FunctionalNetwork(network, dtype, patches=compiled and dtype.itemsize == 2)
         self.objective = self._made(self._objective)
         self.update = self._made(self._update)
         self.embed = self._made(self._embed)
@@ -128,20 +136,38 @@ class Program:
         return functional_call(self.play, given, (act, shift))
 
     def names(
-        self, weights: Given, images: Images, extra: Tensors, tables: Tensors, at: Tensor, visit: Visit
+        self,
+        weights: Given,
+        images: Images,
+        extra: Tensors,
+        tables: Tensors,
+        at: Tensor,
+        visit: Visit,
     ) -> tuple[str, ...]:
         """Return the names of the terms of the loss."""
         return tuple(self._loss(weights, images, extra, tables, at, visit))
 
     def _objective(
-        self, weights: Given, images: Images, extra: Tensors, tables: Tensors, at: Tensor, visit: Visit
+        self,
+        weights: Given,
+        images: Images,
+        extra: Tensors,
+        tables: Tensors,
+        at: Tensor,
+        visit: Visit,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the batch that is next, and its terms: gather, augment, forward."""
         terms = torch.stack(list(self._loss(weights, images, extra, tables, at, visit).values()))
         return terms.sum(), terms.detach()
 
     def _loss(
-        self, weights: Given, images: Images, extra: Tensors, tables: Tensors, at: Tensor, visit: Visit
+        self,
+        weights: Given,
+        images: Images,
+        extra: Tensors,
+        tables: Tensors,
+        at: Tensor,
+        visit: Visit,
     ) -> Tensors:
         now = {name: table.index_select(0, at)[0] for name, table in tables.items()}
         x, y, shift = images(now["rows"], extra)
@@ -196,11 +222,15 @@ class Program:
         anchors: Tensors,
         memory: Tensors,
         held: Tensor,
-        called: Tensor,
+        predicted: Tensor,
     ) -> None:
         """Note the predicted class of the images that are next, among all classes and among those held, and go on."""
         x, _, _ = images(asked.index_select(0, at)[0], {})
-        scores = self._act(weights, lambda network: self.method.scores(network, x, anchors, memory), None)
+        scores = self._act(
+            weights, lambda network: self.method.scores(network, x, anchors, memory), None
+        )
         among = scores.masked_fill(~held, -torch.inf)
-        called.index_copy_(0, at, torch.stack([scores.argmax(1), among.argmax(1)], 1).to(called.dtype)[None])
+        predicted.index_copy_(
+            0, at, torch.stack([scores.argmax(1), among.argmax(1)], 1).to(predicted.dtype)[None]
+        )
         at.add_(1)

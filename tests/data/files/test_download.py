@@ -125,7 +125,10 @@ def test_a_server_that_breaks_off_is_asked_for_the_rest(server, remote, data_dir
 
 def test_one_that_breaks_off_for_good_leaves_the_part_for_the_next_run(server, remote, data_dir):
     server.cuts = [1_200_000, 0]
-    with pytest.raises(CafedclError, match=r"file.bin.*broke off \(1200000 of 3000000 bytes\); run again to resume it"):
+    with pytest.raises(
+        CafedclError,
+        match=r"file.bin.*broke off \(1200000 of 3000000 bytes\); run again to resume it",
+    ):
         fetch(remote, data_dir)
     assert names(data_dir) == ["file.bin.part"]
     assert fetch(remote, data_dir).read_bytes() == CONTENT
@@ -134,7 +137,9 @@ def test_one_that_breaks_off_for_good_leaves_the_part_for_the_next_run(server, r
 
 def test_a_wrong_checksum_leaves_nothing(server, remote, data_dir):
     server.files["file.bin"] = b"something else"
-    with pytest.raises(CafedclError, match=f"MD5 is [0-9a-f]{{32}}, not {MD5} as published; it was deleted"):
+    with pytest.raises(
+        CafedclError, match=f"MD5 is [0-9a-f]{{32}}, not {MD5} as published; it was deleted"
+    ):
         fetch(remote, data_dir)
     assert names(data_dir) == []
 
@@ -152,7 +157,9 @@ def test_an_error_of_the_server_and_no_server_at_all_are_one_line(server, remote
 
 def test_a_folder_that_cannot_be_made_is_named(remote, data_dir):
     (data_dir / "file").write_text("x")
-    with pytest.raises(CafedclError, match=r"file/below: cannot be written: Not a directory; set data.dir"):
+    with pytest.raises(
+        CafedclError, match=r"file/below: cannot be written: Not a directory; set data.dir"
+    ):
         fetch(remote, data_dir / "file" / "below")
 
 

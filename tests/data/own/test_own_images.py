@@ -37,7 +37,9 @@ def test_one_folder_per_class_with_a_fifth_held_out_of_each(folder, load, capsys
     data, again = load(folder), load(folder)
     assert data.names == ("Owl", "cat", "dog")
     assert data.shape == (1, 8, 8)
-    assert pixels(torch.cat([data.train_x, data.test_x])) == sorted(v + i for v in CLASSES.values() for i in range(10))
+    assert pixels(torch.cat([data.train_x, data.test_x])) == sorted(
+        v + i for v in CLASSES.values() for i in range(10)
+    )
     assert torch.bincount(data.test_y).tolist() == [2, 2, 2]
     for x, y in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
         assert [data.names[c] for c in y] == [
@@ -59,13 +61,17 @@ def test_train_and_test_folders_are_kept_apart(folder, load, paint, capsys):
     assert data.names[data.test_y[0]] == "cat"
     paint(folder / "val" / "dog" / "v.png", 1)
     assert (len(load(folder).train_y), len(load(folder).test_y)) == (30, 1)
-    assert "1 validation images are left out; each client holds out its own" in capsys.readouterr().err
+    assert (
+        "1 validation images are left out; each client holds out its own" in capsys.readouterr().err
+    )
     (folder / "test" / "cat" / "t.png").unlink()
     (folder / "test" / "cat").rmdir()
     (folder / "test").rmdir()
     assert load(folder).test_x.flatten()[0] == 1
     (folder / "stranger").mkdir()
-    with pytest.raises(CafedclError, match="the folder 'stranger' stands beside a folder for training"):
+    with pytest.raises(
+        CafedclError, match="the folder 'stranger' stands beside a folder for training"
+    ):
         load(folder)
 
 
@@ -120,9 +126,15 @@ def test_numbered_classes_are_in_the_order_of_numbers(tmp_path, load, paint):
     ("change", "words"),
     [
         (lambda d, p: (d / "bird").mkdir(), "class 'bird' has no training image"),
-        (lambda d, p: p(d / "top.png"), r"top.png and dog/9.png are not equally deep; expected is CLASS/IMAGE"),
+        (
+            lambda d, p: p(d / "top.png"),
+            r"top.png and dog/9.png are not equally deep; expected is CLASS/IMAGE",
+        ),
         (lambda d, p: p(d / "cat" / "deep" / "x.png"), "are not equally deep"),
-        (lambda d, p: p(d / "cat " / "x.png"), "the class names 'cat' and 'cat ' differ only by blanks"),
+        (
+            lambda d, p: p(d / "cat " / "x.png"),
+            "the class names 'cat' and 'cat ' differ only by blanks",
+        ),
     ],
 )
 def test_a_folder_that_is_not_clear_is_refused(change, words, folder, load, paint):
@@ -139,7 +151,10 @@ def test_a_folder_that_is_not_clear_is_refused(change, words, folder, load, pain
             lambda d, p: p(d / "clinic a" / "ill" / "x.png"),
             "names 'Clinic A' and 'clinic a' differ only by case or blanks",
         ),
-        (lambda d, p: p(d / "Clinic  B" / "ill" / "x.png"), "differ only by case or blanks; rename one of them"),
+        (
+            lambda d, p: p(d / "Clinic  B" / "ill" / "x.png"),
+            "differ only by case or blanks; rename one of them",
+        ),
         (lambda d, p: (d / "c" / "unsure").mkdir(), "class 'unsure' has no training image"),
     ],
 )
@@ -198,7 +213,8 @@ def test_corrupt_images_are_refused_when_strict_even_after_a_cached_load(folder,
     spoil(folder, 2)
     load(folder)
     with pytest.raises(
-        CafedclError, match=r"2 of 30 images cannot be read: .*; mend or remove them, or set data.strict"
+        CafedclError,
+        match=r"2 of 30 images cannot be read: .*; mend or remove them, or set data.strict",
     ):
         load(folder, strict=True)
 

@@ -17,7 +17,11 @@ def table(tmp_path, paint):
             paint(tmp_path / "images" / f"{i}.png", i)
         path = tmp_path / name
         columns = {"path": lambda i: f"images/{i}.png", "label": lambda i: "ab"[i % 2]} | columns
-        values = {key: [c(i) for i in range(n)] if callable(c) else c for key, c in columns.items() if c is not None}
+        values = {
+            key: [c(i) for i in range(n)] if callable(c) else c
+            for key, c in columns.items()
+            if c is not None
+        }
         path.write_text(text if text is not None else pd.DataFrame(values).to_csv(index=False))
         return path
 
@@ -41,7 +45,9 @@ def test_other_names_of_columns(path, label, table, load):
 
 
 def test_clients_and_split(table, load):
-    data = load(table(client=lambda i: f"clinic {i % 3}", split=lambda i: "test" if i > 7 else "Train"))
+    data = load(
+        table(client=lambda i: f"clinic {i % 3}", split=lambda i: "test" if i > 7 else "Train")
+    )
     assert data.owner_names == ("clinic 0", "clinic 1", "clinic 2")
     assert (data.train_x[:, 0, 0, 0] % 3 == data.owners).all()
     assert data.test_x[:, 0, 0, 0].tolist() == [8, 9]
@@ -77,23 +83,38 @@ def test_labels_stay_text(table, load):
             {"path": lambda i: f"images/{i % 9 if i < 9 else 'x'}.png"},
             r"1 of 10 images are not there, first images/x.png",
         ),
-        ({"split": lambda i: "maybe" if i else "train"}, "split 'maybe' in row 2 is not train or test"),
+        (
+            {"split": lambda i: "maybe" if i else "train"},
+            "split 'maybe' in row 2 is not train or test",
+        ),
         ({"split": lambda i: "test"}, "there are no training images"),
         ({"client": lambda i: "" if i == 4 else "k"}, "row 5 has no client"),
-        ({"client": lambda i: ["K", "k"][i % 2]}, "the client names 'K' and 'k' differ only by case or blanks"),
+        (
+            {"client": lambda i: ["K", "k"][i % 2]},
+            "the client names 'K' and 'k' differ only by case or blanks",
+        ),
         ({"client": lambda i: ["k", "k "][i % 2]}, "differ only by case or blanks"),
         (
-            {"client": lambda i: "late" if i > 7 else "k", "split": lambda i: "test" if i > 7 else "train"},
+            {
+                "client": lambda i: "late" if i > 7 else "k",
+                "split": lambda i: "test" if i > 7 else "train",
+            },
             "client 'late' has no training image",
         ),
         (
-            {"label": lambda i: "c" if i == 9 else "a", "split": lambda i: "test" if i > 7 else "train"},
+            {
+                "label": lambda i: "c" if i == 9 else "a",
+                "split": lambda i: "test" if i > 7 else "train",
+            },
             "class 'c' has no",
         ),
         ({"text": ""}, "not a table that can be read"),
         ({"text": "path,label\n"}, "the table has no rows"),
         ({"text": 'path,label\n"x'}, "not a table that can be read"),
-        ({"text": "path,label\n../../etc/passwd,a\n"}, "1 of 1 images are not there|cannot be read"),
+        (
+            {"text": "path,label\n../../etc/passwd,a\n"},
+            "1 of 1 images are not there|cannot be read",
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_says_why(columns, words, table, load):
@@ -119,7 +140,9 @@ def test_parquet_needs_pyarrow_or_says_so(table, load, monkeypatch):
         raise ImportError("no pyarrow")
 
     monkeypatch.setattr("cafedcl.data.own.tables.pd.read_parquet", absent)
-    with pytest.raises(CafedclError, match=r"reading Parquet needs pyarrow; pip install cafedcl\[parquet\]"):
+    with pytest.raises(
+        CafedclError, match=r"reading Parquet needs pyarrow; pip install cafedcl\[parquet\]"
+    ):
         load(path)
 
 
@@ -182,8 +205,14 @@ def rows(paint, tmp_path, n, **extra):
     cells = []
     for i in range(n):
         path = paint(tmp_path / f"{i}.png", i)
-        cell = {"bytes": path.read_bytes(), "path": None} if i % 2 else {"bytes": None, "path": str(path)}
-        cells.append({"image": cell, "label": i % 2, **{key: value(i) for key, value in extra.items()}})
+        cell = (
+            {"bytes": path.read_bytes(), "path": None}
+            if i % 2
+            else {"bytes": None, "path": str(path)}
+        )
+        cells.append(
+            {"image": cell, "label": i % 2, **{key: value(i) for key, value in extra.items()}}
+        )
     return cells
 
 
@@ -198,7 +227,9 @@ def test_a_hugging_face_set_by_name(hub, load, paint, tmp_path):
     assert data.train_x[:, 0, 0, 0].tolist() == list(range(10))
     assert data.owners.tolist() == [i % 3 for i in range(10)]
     assert len(data.test_y) == 4
-    with pytest.raises(CafedclError, match=r"hf:me/name: it is fetched from the hub; set data.download = true"):
+    with pytest.raises(
+        CafedclError, match=r"hf:me/name: it is fetched from the hub; set data.download = true"
+    ):
         load("hf:me/name")
 
 
@@ -229,7 +260,9 @@ def test_what_is_wrong_with_a_hugging_face_set(hub, load, paint, tmp_path, monke
     with pytest.raises(CafedclError, match="it has the columns image; needed are image and label"):
         load("hf:x", download=True)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CafedclError, match=r"needs Hugging Face datasets; pip install cafedcl\[hf\]"):
+    with pytest.raises(
+        CafedclError, match=r"needs Hugging Face datasets; pip install cafedcl\[hf\]"
+    ):
         load("hf:x", download=True)
 
 
@@ -238,7 +271,11 @@ X, Y = RNG.integers(0, 256, (20, 6, 6, 3), dtype=np.uint8), np.arange(20) % 4
 
 
 @pytest.mark.parametrize(
-    "keys", [("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels")]
+    "keys",
+    [
+        ("x_train", "y_train", "x_test", "y_test"),
+        ("train_images", "train_labels", "test_images", "test_labels"),
+    ],
 )
 def test_npz_with_training_and_test_images(keys, tmp_path, load):
     np.savez(tmp_path / "own.npz", **dict(zip(keys, (X, Y, X[:5], Y[:5][:, None]), strict=True)))
@@ -298,7 +335,10 @@ def test_names_of_classes(tmp_path, load):
         ({"x": X, "y": Y + 1}, "class '0' has no training image"),
         ({"x": X, "y": Y - 1}, "label -1 is out of range; labels count the classes from 0"),
         ({"x": X, "y": Y * 10**12}, "label 3000000000000 is out of range"),
-        ({"x": X, "y": Y, "classes": ["a"]}, "label 1 of training image 0 is out of range|label . of training"),
+        (
+            {"x": X, "y": Y, "classes": ["a"]},
+            "label 1 of training image 0 is out of range|label . of training",
+        ),
         ({"x": X, "y": Y * 2}, "class '1' has no training image"),
         ({"x": X, "y": np.eye(4)[Y]}, "one whole number per image is expected"),
         ({"x": X, "y": Y + 0.5}, "labels are fractions"),
@@ -309,7 +349,10 @@ def test_names_of_classes(tmp_path, load):
         ({"x": X[:, :, :, [0, 0]], "y": Y}, "images of shape 20×6×6×2"),
         ({"x": X[:, 0, 0], "y": Y}, "images of shape 20×3"),
         ({"x": X[:0], "y": Y[:0]}, "there are no training images"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y}, "differ in shape, 3×6×6 and 3×3×6"),
+        (
+            {"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y},
+            "differ in shape, 3×6×6 and 3×3×6",
+        ),
         ({"x": np.array([{}]), "y": Y}, r"not a whole .npz file of plain arrays"),
     ],
 )

@@ -14,9 +14,15 @@ from cafedcl.data.sources.medmnist import SETS
 KNOWN = {
     "cifar10",
     "cifar100",
-    *(f"emnist-{kind}" for kind in ("balanced", "letters", "digits", "byclass", "bymerge", "mnist")),
+    *(
+        f"emnist-{kind}"
+        for kind in ("balanced", "letters", "digits", "byclass", "bymerge", "mnist")
+    ),
     *("mnist", "fashion-mnist", "digits", "ham10000", "gtsrb"),
-    *(f"{name}mnist" for name in ("path", "derma", "oct", "pneumonia", "retina", "breast", "blood", "tissue")),
+    *(
+        f"{name}mnist"
+        for name in ("path", "derma", "oct", "pneumonia", "retina", "breast", "blood", "tissue")
+    ),
     *(f"organ{axis}mnist" for axis in "acs"),
 }
 
@@ -33,7 +39,9 @@ def test_a_set_that_is_not_there_says_which_file_to_put_where(name, data_dir, lo
     with pytest.raises(CafedclError) as caught:
         load(name)
     message = str(caught.value)
-    home = {"emnist": "emnist", "mnist": "medmnist"}.get(name.split("-")[0][-6:] if "-" in name else name[-5:], name)
+    home = {"emnist": "emnist", "mnist": "medmnist"}.get(
+        name.split("-")[0][-6:] if "-" in name else name[-5:], name
+    )
     home = name if name in ("mnist", "fashion-mnist") else home
     assert message.startswith(f"data set '{name}': not found; put ")
     assert f" into {data_dir / home}; " in message
@@ -51,7 +59,9 @@ def test_a_set_that_is_not_there_says_which_file_to_put_where(name, data_dir, lo
         ("win32", {"CAFEDCL_DATA": "~/mine"}, "/home/me/mine"),
     ],
 )
-def test_the_data_folder_is_where_the_platform_keeps_such_things(platform, env, expected, monkeypatch):
+def test_the_data_folder_is_where_the_platform_keeps_such_things(
+    platform, env, expected, monkeypatch
+):
     for name in ("CAFEDCL_DATA", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"HOME": "/home/me"} | env).items():
@@ -83,7 +93,9 @@ def test_a_data_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, lo
         raise PermissionError(13, "Permission denied", "/data")
 
     monkeypatch.setattr("cafedcl.data.sources.base.Path.exists", denied)
-    with pytest.raises(CafedclError, match="data set 'cifar10': /data cannot be read: Permission denied"):
+    with pytest.raises(
+        CafedclError, match="data set 'cifar10': /data cannot be read: Permission denied"
+    ):
         load("cifar10")
 
 
@@ -102,14 +114,18 @@ def test_medmnist_is_read_without_its_validation_part(name, where, data_dir, loa
     assert data.classes == classes
     for x, y, part in ((data.train_x, data.train_y, "train"), (data.test_x, data.test_y, "test")):
         expected = parts[f"{part}_images"]
-        np.testing.assert_array_equal(x, expected.transpose(0, 3, 1, 2) if channels else expected[:, None])
+        np.testing.assert_array_equal(
+            x, expected.transpose(0, 3, 1, 2) if channels else expected[:, None]
+        )
         np.testing.assert_array_equal(y, parts[f"{part}_labels"][:, 0])
 
 
 def test_a_broken_npz_is_named(data_dir, load):
     path = data_dir / "breastmnist.npz"
     np.savez(path, train_images=np.zeros(3))
-    with pytest.raises(CafedclError, match=r"breastmnist.npz: there is no array 'train_labels' in it"):
+    with pytest.raises(
+        CafedclError, match=r"breastmnist.npz: there is no array 'train_labels' in it"
+    ):
         load("breastmnist")
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(CafedclError, match=r"breastmnist.npz: not a whole .npz file"):

@@ -19,14 +19,25 @@ FORMS = {
 def batches(name, protocol=2):
     """The official files of a tiny set with every class once per batch, and the images and labels in them."""
     key, classes = FORMS[name][2:]
-    files = {"cifar10": [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"], "cifar100": ["train", "test"]}[name]
+    files = {
+        "cifar10": [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"],
+        "cifar100": ["train", "test"],
+    }[name]
     x, y, content = [], [], {}
     for file in files:
         x.append(RNG.integers(0, 256, (classes, 3072), dtype=np.uint8))
         y.append(RNG.permutation(classes).tolist())
-        batch = {b"batch_label": b"of 5", f"{key}s".encode(): y[-1], b"data": x[-1], b"filenames": [b"a.png"] * classes}
+        batch = {
+            b"batch_label": b"of 5",
+            f"{key}s".encode(): y[-1],
+            b"data": x[-1],
+            b"filenames": [b"a.png"] * classes,
+        }
         content[file] = pickle.dumps(batch, protocol)
-    meta = {f"{key}_names".encode(): [f"class {c}".encode() for c in range(classes)], b"num_vis": 3072}
+    meta = {
+        f"{key}_names".encode(): [f"class {c}".encode() for c in range(classes)],
+        b"num_vis": 3072,
+    }
     content["batches.meta" if name == "cifar10" else "meta"] = pickle.dumps(meta, protocol)
     return content, np.stack(x).reshape(len(files), classes, 3, 32, 32), np.array(y)
 
@@ -89,7 +100,10 @@ def test_a_malicious_pickle_is_refused_and_not_run(protocol, tmp_path, data_dir,
     content, _, _ = batches("cifar10")
     content["data_batch_3"] = pickle.dumps({b"data": Evil(os.system, f"touch {mark}")}, protocol)
     write_tar(data_dir / FORMS["cifar10"][0], content, FORMS["cifar10"][1])
-    with pytest.raises(CafedclError, match=r"data_batch_3: refused: the pickle asks for \w+.system, and only arrays"):
+    with pytest.raises(
+        CafedclError,
+        match=r"data_batch_3: refused: the pickle asks for \w+.system, and only arrays",
+    ):
         load("cifar10")
     assert not mark.exists()
 
@@ -109,7 +123,9 @@ def test_nothing_but_arrays_of_bytes_is_read(value):
         unpickle(pickle.dumps({"data": value}), "x")
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"garbage", pickle.dumps({"a": b"x" * 99})[:-20], pickle.dumps([1])])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80", b"garbage", pickle.dumps({"a": b"x" * 99})[:-20], pickle.dumps([1])]
+)
 def test_a_broken_pickle_is_one_line(data):
     with pytest.raises(CafedclError, match=r"^x: .*(not a whole pickle|holds no dict)") as caught:
         unpickle(data, "x")
@@ -127,14 +143,19 @@ def damaged(kind):
     elif kind == "no names":
         content["batches.meta"] = pickle.dumps({b"label_names": [b"one"]})
     elif kind == "label":
-        content["test_batch"] = pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]})
+        content["test_batch"] = pickle.dumps(
+            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}
+        )
     return content
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("missing", "'cifar-10-batches-py/test_batch' is not in it, so it is not the official archive"),
+        (
+            "missing",
+            "'cifar-10-batches-py/test_batch' is not in it, so it is not the official archive",
+        ),
         ("no data", "a batch holds no rows of 3,072 bytes"),
         ("no labels", "a batch holds no list of labels"),
         ("no names", "batches.meta does not name 10 classes"),
@@ -153,11 +174,15 @@ def test_a_truncated_archive_is_refused(data_dir, load):
     whole = path.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 2000):
         path.write_bytes(whole[:size])
-        with pytest.raises(CafedclError, match=r"python.tar.gz: not a whole archive .*delete it and get it again"):
+        with pytest.raises(
+            CafedclError, match=r"python.tar.gz: not a whole archive .*delete it and get it again"
+        ):
             load("cifar10")
 
 
-@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "cifar-10-batches-py/../../evil", "C:\\evil", "..\\evil"])
+@pytest.mark.parametrize(
+    "name", ["../evil", "/etc/evil", "cifar-10-batches-py/../../evil", "C:\\evil", "..\\evil"]
+)
 def test_a_path_that_leaves_the_archive_is_refused(name, data_dir, load):
     content, _, _ = batches("cifar10")
     members = {f"cifar-10-batches-py/{file}": data for file, data in content.items()} | {name: b"x"}

@@ -17,11 +17,15 @@ def test_training_and_test_images_are_scikit_learns_each_once(digits):
     expected = [bytes(int(v * 255 / 16 + 0.5) for v in image.flatten()) for image in bunch.images]
     ours = rows(digits.train_x) + rows(digits.test_x)
     labels = digits.train_y.tolist() + digits.test_y.tolist()
-    assert sorted(zip(ours, labels, strict=True)) == sorted(zip(expected, bunch.target.tolist(), strict=True))
+    assert sorted(zip(ours, labels, strict=True)) == sorted(
+        zip(expected, bunch.target.tolist(), strict=True)
+    )
 
 
 def test_a_fifth_of_every_class_is_kept_for_testing(digits):
-    train, test = (torch.bincount(y, minlength=10).tolist() for y in (digits.train_y, digits.test_y))
+    train, test = (
+        torch.bincount(y, minlength=10).tolist() for y in (digits.train_y, digits.test_y)
+    )
     assert test == [round(0.2 * (a + b)) for a, b in zip(train, test, strict=True)]
 
 
@@ -49,7 +53,13 @@ def test_every_channel_has_its_own_mean_and_a_constant_one_is_not_divided_by_zer
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (5, 3, 4, 4), dtype=np.uint8)
     x[:, 1] = 51
-    data = Dataset.of(torch.from_numpy(x), torch.zeros(5).long(), torch.from_numpy(x), torch.zeros(5).long(), ("a",))
+    data = Dataset.of(
+        torch.from_numpy(x),
+        torch.zeros(5).long(),
+        torch.from_numpy(x),
+        torch.zeros(5).long(),
+        ("a",),
+    )
     scaled = x / 255
     np.testing.assert_allclose(data.mean.flatten(), scaled.mean((0, 2, 3)), atol=1e-6)
     np.testing.assert_allclose(data.std.flatten()[[0, 2]], scaled.std((0, 2, 3))[[0, 2]], atol=1e-6)
@@ -58,7 +68,9 @@ def test_every_channel_has_its_own_mean_and_a_constant_one_is_not_divided_by_zer
 
 def test_an_unknown_data_set_suggests_the_nearest():
     assert "digits" in dataset_names()
-    with pytest.raises(CafedclError, match=r"'digit': there is no such data set; did you mean 'digits'\?"):
+    with pytest.raises(
+        CafedclError, match=r"'digit': there is no such data set; did you mean 'digits'\?"
+    ):
         load_dataset(DataOptions(name="digit"))
 
 

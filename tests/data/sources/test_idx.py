@@ -14,8 +14,14 @@ RNG = np.random.default_rng(0)
 def made(classes, first=0, test_labels=None):
     """Training and test images with their labels, every class twice."""
     arrays = []
-    for labels in (np.tile(np.arange(classes), 2), np.arange(classes) if test_labels is None else test_labels):
-        arrays += [RNG.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8), np.asarray(labels) + first]
+    for labels in (
+        np.tile(np.arange(classes), 2),
+        np.arange(classes) if test_labels is None else test_labels,
+    ):
+        arrays += [
+            RNG.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8),
+            np.asarray(labels) + first,
+        ]
     return arrays
 
 
@@ -46,7 +52,9 @@ def test_mnist_is_read_from_any_folder_people_have(name, where, ending, data_dir
     assert data.names[9] == ("9" if name == "mnist" else "Ankle boot")
 
 
-def test_the_two_sets_with_the_same_file_names_are_told_apart_by_their_first_labels(data_dir, load, write_idx):
+def test_the_two_sets_with_the_same_file_names_are_told_apart_by_their_first_labels(
+    data_dir, load, write_idx
+):
     arrays = made(10, test_labels=list(FASHION_HEAD))
     for file, array in zip(FILES, arrays, strict=True):
         write_idx(data_dir / f"{file}.gz", array)
@@ -61,7 +69,10 @@ def test_the_two_sets_with_the_same_file_names_are_told_apart_by_their_first_lab
 
 def test_kerass_mnist_is_read(data_dir, load):
     arrays = made(10)
-    np.savez(data_dir / "mnist.npz", **dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
+    np.savez(
+        data_dir / "mnist.npz",
+        **dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)),
+    )
     assert_same(load("mnist"), arrays)
     np.savez(data_dir / "mnist.npz", x_train=arrays[0])
     with pytest.raises(CafedclError, match=r"mnist.npz: there is no array 'y_train' in it"):
@@ -104,13 +115,22 @@ def broken(data_dir, write_idx, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda p: p.write_bytes(p.read_bytes()[:100]), r"train-images-idx3-ubyte.gz: not a whole gzip file"),
+        (
+            lambda p: p.write_bytes(p.read_bytes()[:100]),
+            r"train-images-idx3-ubyte.gz: not a whole gzip file",
+        ),
         (lambda p: p.write_bytes(b""), "not an IDX file"),
         (lambda p: p.write_bytes(b"<html>404</html>"), "not a whole gzip file"),
         (lambda p: p.write_bytes(gzip.compress(b"PK\x03\x04")), "not an IDX file of bytes"),
         (lambda p: p.write_bytes(gzip.compress(b"\0\0\x08\x03\0\0")), "the IDX header is cut off"),
-        (lambda p: p.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc")), "3 bytes where the header says 5"),
-        (lambda p: p.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")), "not images and labels in turn"),
+        (
+            lambda p: p.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc")),
+            "3 bytes where the header says 5",
+        ),
+        (
+            lambda p: p.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")),
+            "not images and labels in turn",
+        ),
     ],
 )
 def test_a_broken_file_is_named(change, words, data_dir, load, write_idx):
@@ -126,7 +146,8 @@ def test_labels_out_of_range_and_an_empty_class_are_refused(data_dir, load, writ
         write_idx(data_dir / file, array)
     write_idx(data_dir / FILES[3], np.full(10, 11))
     with pytest.raises(
-        CafedclError, match=r"label 11 of test image 0 is out of range; labels of 10 classes are 0 to 9"
+        CafedclError,
+        match=r"label 11 of test image 0 is out of range; labels of 10 classes are 0 to 9",
     ):
         load("mnist")
     write_idx(data_dir / FILES[3], arrays[3])

@@ -49,7 +49,9 @@ def unpack(folder, content):
 
 def write_zips(folder, parts, training="GTSRB-Training_fixed.zip"):
     folder.mkdir(exist_ok=True)
-    for name, part in zip((training, "GTSRB_Final_Test_Images.zip", "GTSRB_Final_Test_GT.zip"), parts, strict=True):
+    for name, part in zip(
+        (training, "GTSRB_Final_Test_Images.zip", "GTSRB_Final_Test_GT.zip"), parts, strict=True
+    ):
         pack(folder / name, part)
 
 
@@ -64,12 +66,18 @@ def assert_signs(data, size=32):
 @pytest.mark.parametrize("where", ["", "gtsrb"])
 @pytest.mark.parametrize("zipped", ["GTSRB-Training_fixed.zip", "GTSRB_Final_Training_Images.zip"])
 def test_gtsrbs_zips_are_read(where, zipped, data_dir, load):
-    write_zips(data_dir / where, signs("Training" if "fixed" in zipped else "Final_Training/Images"), zipped)
+    write_zips(
+        data_dir / where,
+        signs("Training" if "fixed" in zipped else "Final_Training/Images"),
+        zipped,
+    )
     assert_signs(load("gtsrb"))
     assert_signs(load("gtsrb", size=16), 16)
 
 
-@pytest.mark.parametrize(("where", "training"), [("gtsrb", "Training"), ("", "Final_Training/Images")])
+@pytest.mark.parametrize(
+    ("where", "training"), [("gtsrb", "Training"), ("", "Final_Training/Images")]
+)
 def test_gtsrbs_folders_are_read_and_a_new_image_noticed(where, training, data_dir, load):
     for part in signs(training):
         unpack(data_dir / where, part)
@@ -111,7 +119,17 @@ def lesions():
     for lesion in range(30):
         for view in range(1 + lesion % 2):
             name = f"ISIC_{lesion:03d}{view}"
-            rows.append([f"HAM_{lesion}", name, ("nv", "mel", "bcc")[lesion % 3], "histo", "", "male", "back"])
+            rows.append(
+                [
+                    f"HAM_{lesion}",
+                    name,
+                    ("nv", "mel", "bcc")[lesion % 3],
+                    "histo",
+                    "",
+                    "male",
+                    "back",
+                ]
+            )
             images[name] = image(8 * lesion, (60, 45), "PNG")
     table = io.StringIO()
     csv.writer(table).writerows(rows)
@@ -161,7 +179,9 @@ def test_the_middle_square_is_taken(data_dir, load, tmp_path):
 def test_what_is_wrong_with_ham10000(data_dir, load):
     table, parts = lesions()
     write_ham(data_dir, table, [parts[0], {"other.jpg": b""}], zipped=False)
-    with pytest.raises(CafedclError, match=r"ISIC_\d+.jpg and \d+ more are not in HAM10000_images_part_1 or"):
+    with pytest.raises(
+        CafedclError, match=r"ISIC_\d+.jpg and \d+ more are not in HAM10000_images_part_1 or"
+    ):
         load("ham10000")
     write_ham(data_dir, table.replace(b"dx,", b"dy,"), parts, zipped=False)
     with pytest.raises(CafedclError, match="not HAM10000's table with image_id, lesion_id and dx"):

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from cafedcl.deploy.flower.records import unwrap, wrap
-from cafedcl.deploy.flower.server_app import Host
+from cafedcl.deploy.flower.server_app import GridHost
 from cafedcl.deploy.flower.site import Site
 
 Answer = Callable[[Message], list[Message]]
@@ -59,13 +59,17 @@ class Net(Grid):
             node = message.metadata.dst_node_id
             site, client = self.sites[node]
             answer = site.answer(unwrap(message.content), client)
-            twist = self.twist.get(node, lambda asked, parts: [Message(wrap(parts), reply_to=asked)])
+            twist = self.twist.get(
+                node, lambda asked, parts: [Message(wrap(parts), reply_to=asked)]
+            )
             self.waiting += twist(message, answer)
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         wanted = set(message_ids)
-        found = [message for message in self.waiting if message.metadata.reply_to_message_id in wanted]
+        found = [
+            message for message in self.waiting if message.metadata.reply_to_message_id in wanted
+        ]
         self.waiting = [message for message in self.waiting if message not in found]
         return found
 
@@ -82,7 +86,9 @@ SHORT = {
 
 def short_config(method: str = "cafedcl", **settings: Any) -> Config:
     """Three clients with four classes each; settings by their names in the config, with __ for the dot."""
-    tables: dict[str, Any] = {name: dict(table) for name, table in SHORT.items()} | {"method": {"name": method}}
+    tables: dict[str, Any] = {name: dict(table) for name, table in SHORT.items()} | {
+        "method": {"name": method}
+    }
     for path, value in settings.items():
         section, _, key = path.partition("__")
         tables.setdefault(section, {})[key] = value
@@ -111,8 +117,8 @@ def journal(tmp_path: Path) -> Journal:
 
 
 @pytest.fixture
-def host(net: Net, journal: Journal) -> Host:
-    return Host(net, journal, "")
+def host(net: Net, journal: Journal) -> GridHost:
+    return GridHost(net, journal, "")
 
 
 @pytest.fixture

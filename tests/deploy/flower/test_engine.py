@@ -13,7 +13,7 @@ from cafedcl.core.tensors import pack, unpack
 from cafedcl.deploy.flower.messages import answer_train, read_train
 from cafedcl.deploy.flower.records import OWN, SHARED, wrap
 from cafedcl.engine.cpu.messages import Parts, result_parts, to_result
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contact_sheets import Sheets
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import find_method, method_names
@@ -24,15 +24,17 @@ BAD = 12
 """The node of client 0."""
 
 
-def eager(config):
-    setup = prepare(replace(config, engine=replace(config.engine, name="eager")))
-    return Federation(setup, engine=Eager(setup.bench))
+def reference(config):
+    setup = prepare(replace(config, engine=replace(config.engine, name="reference")))
+    return Federation(setup, engine=ReferenceEngine(setup.task))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_the_same_bits_as_the_eager_engine(method, config, host, same):
-    chosen = config(method, federation__rounds=2, **({"method__epochs": 3} if method == "fedtgp" else {}))
-    there, here = host(chosen, [], None), eager(chosen)
+def test_every_method_gives_the_same_bits_as_the_reference_engine(method, config, host, same):
+    chosen = config(
+        method, federation__rounds=2, **({"method__epochs": 3} if method == "fedtgp" else {})
+    )
+    there, here = host(chosen, [], None), reference(chosen)
     there.run()
     here.run()
     same(there, here)
@@ -40,13 +42,18 @@ def test_every_method_gives_the_same_bits_as_the_eager_engine(method, config, ho
 
 def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_path, journal):
     """Tail augmentation needs what a client keeps; the server gets notes about it, and never an image."""
-    tail = {"augment__name": "gan", "augment__steps": 5, "split__kind": "dirichlet", "split__alpha": 0.3}
+    tail = {
+        "augment__name": "gan",
+        "augment__steps": 5,
+        "split__kind": "dirichlet",
+        "split__alpha": 0.3,
+    }
     chosen = config(**tail, federation__rounds=2)
-    there, here = host(chosen, [Sheets(tmp_path / "sheets")], None), eager(chosen)
+    there, here = host(chosen, [Sheets(tmp_path / "sheets")], None), reference(chosen)
     there.run()
     here.run()
     same(there, here)
-    assert here.bench.wanted.any()
+    assert here.task.tail.wanted.any()
     assert not (tmp_path / "sheets").exists()
     assert {name for memory in there.memories.values() for name in memory} <= {TICKET}
     assert any("augment/fitted" in memory for memory in here.memories.values())
@@ -57,7 +64,10 @@ def test_what_clients_keep_stays_at_their_sites(method, config, host, net, tmp_p
     federation = host(config(method), [], None)
     federation.run()
     assert {name for memory in federation.memories.values() for name in memory} == {TICKET}
-    kept = sorted(path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("*/memory/*/*/000002.safetensors"))
+    kept = sorted(
+        path.relative_to(tmp_path).parts[0]
+        for path in tmp_path.glob("*/memory/*/*/000002.safetensors")
+    )
     assert kept == ["11", "12", "13"]
 
 
@@ -71,7 +81,7 @@ def test_sites_throw_away_what_nobody_can_go_back_to(config, host, tmp_path):
 def test_a_server_that_was_killed_goes_on_to_the_same_bits(method, config, host, journal, same):
     """The sites have gone two rounds further than the checkpoint that the server goes back to."""
     chosen = config(method, federation__rounds=4, store__checkpoint_every=2)
-    whole = eager(chosen)
+    whole = reference(chosen)
     whole.run()
 
     class Killed(BaseException):
@@ -119,8 +129,14 @@ def edit(**changes):
 
     def change(parts):
         reply = reply_in(parts)
-        tensors = {**reply.up.tensors, **{name.replace("__", "/"): f(reply) for name, f in changes.items()}}
-        return {**parts, SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, tensors=tensors))))}
+        tensors = {
+            **reply.up.tensors,
+            **{name.replace("__", "/"): f(reply) for name, f in changes.items()},
+        }
+        return {
+            **parts,
+            SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, tensors=tensors)))),
+        }
 
     return change
 
@@ -128,7 +144,10 @@ def edit(**changes):
 def as_client(client):
     def change(parts):
         reply = reply_in(parts)
-        return {**parts, SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, client=client))))}
+        return {
+            **parts,
+            SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, client=client)))),
+        }
 
     return change
 
@@ -138,11 +157,20 @@ def at_round(round):
 
 
 FAULTS = {
-    "nan": (spoilt(edit(prototypes=lambda r: r.up.tensors["prototypes"] * torch.nan)), "NaN or Inf in 'prototypes'"),
-    "a wrong shape": (spoilt(edit(prototypes=lambda r: r.up.tensors["prototypes"][:, :1])), "has shape"),
+    "nan": (
+        spoilt(edit(prototypes=lambda r: r.up.tensors["prototypes"] * torch.nan)),
+        "NaN or Inf in 'prototypes'",
+    ),
+    "a wrong shape": (
+        spoilt(edit(prototypes=lambda r: r.up.tensors["prototypes"][:, :1])),
+        "has shape",
+    ),
     "too large": (spoilt(edit(extra=lambda _: torch.zeros(1 << 20))), "bytes, more than the"),
     "not asked for": (spoilt(edit(extra=lambda _: torch.zeros(3))), "'extra' was not asked for"),
-    "garbage": (spoilt(lambda parts: {**parts, SHARED: b"\x80\x04garbage"}), "not a whole packed file"),
+    "garbage": (
+        spoilt(lambda parts: {**parts, SHARED: b"\x80\x04garbage"}),
+        "not a whole packed file",
+    ),
     "no body": (spoilt(lambda parts: {OWN: parts[OWN]}), "shared"),
     "an old round": (spoilt(at_round(-1)), "answers for round -1, not for 0"),
     "another client": (spoilt(as_client(1)), "answers as client 1"),
@@ -162,7 +190,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_round_goes_on_without_a_site_that_fails_and_takes_it_back(fault, config, host, net, same):
+def test_a_round_goes_on_without_a_site_that_fails_and_takes_it_back(
+    fault, config, host, net, same
+):
     chosen = config(federation__rounds=2, federation__drop=["0:0"])
     federation = host(config(federation__rounds=2), [], None)
     net.twist[BAD], words = FAULTS[fault]
@@ -171,14 +201,14 @@ def test_a_round_goes_on_without_a_site_that_fails_and_takes_it_back(fault, conf
     assert words in first.failed[0]["reason"]
     del net.twist[BAD]
     assert federation.step().failed == []
-    without = eager(chosen)
+    without = reference(chosen)
     without.run()
     assert all(torch.equal(value, without.state[name]) for name, value in federation.state.items())
 
 
 def test_a_site_that_answers_twice_counts_once(config, host, net, same):
     chosen = config(federation__rounds=2)
-    federation, here = host(chosen, [], None), eager(chosen)
+    federation, here = host(chosen, [], None), reference(chosen)
     net.twist[BAD] = lambda asked, parts: [Message(wrap(parts), reply_to=asked) for _ in range(2)]
     federation.run()
     here.run()

@@ -14,7 +14,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.deploy.flower.messages import ask_enrol
 from cafedcl.deploy.flower.records import OWN, SHARED, unwrap, wrap
-from cafedcl.deploy.flower.server_app import Host
+from cafedcl.deploy.flower.server_app import GridHost
 from cafedcl.deploy.flower.site import Site
 from cafedcl.methods import find_method, method_names
 
@@ -29,7 +29,10 @@ def places(net, digits, tmp_path):
     for number, (name, classes) in enumerate(HOLDS.items()):
         mine = np.flatnonzero(np.isin(y, classes))[number::3][:90]
         np.savez(tmp_path / f"{name}.npz", x=x[mine], y=y[mine].astype(str))
-        net.sites[11 + number] = Site(tmp_path / name, name, str(tmp_path / f"{name}.npz"), "cpu"), None
+        net.sites[11 + number] = (
+            Site(tmp_path / name, name, str(tmp_path / f"{name}.npz"), "cpu"),
+            None,
+        )
     np.savez(
         tmp_path / "test.npz",
         x_train=x[:20],
@@ -52,7 +55,7 @@ def test_every_method_trains_where_the_data_are(method, config, host, places):
     assert [record.failed for record in records] == [[], []]
     scores = records[-1].own
     assert 0 <= scores["client_worst"] <= scores["client_mean"] <= 1
-    assert (records[-1].server is not None) == federation.bench.serves
+    assert (records[-1].server is not None) == federation.task.has_server_model
 
 
 def test_tail_augmentation_works_where_the_data_are(config, host, places):
@@ -66,7 +69,7 @@ def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, 
     right, tested = np.zeros((3, 10)), np.zeros((3, 10))
     for client, (node, name) in enumerate(zip((11, 12, 13), HOLDS, strict=True)):
         engine = net.sites[node][0]._engine[1]
-        _, y = engine.bench.test_set(None)
+        _, y = engine.task.clients.test_set(None)
         called = engine.predict(federation.state)()
         assert name == federation.about["flower"]["sites"][client]
         for label, guess in zip(y.tolist(), called.tolist(), strict=True):
@@ -80,10 +83,14 @@ def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, 
     assert scores["client_worst"] == pytest.approx(clients.min())
 
 
-def test_a_server_with_test_images_scores_on_them_and_clients_still_on_their_own(config, host, places, digits):
+def test_a_server_with_test_images_scores_on_them_and_clients_still_on_their_own(
+    config, host, places, digits
+):
     alone = host(config(**settings(federation__rounds=1)), [], None)
     alone.run()
-    federation = host(config(**settings(federation__rounds=1, data__test=str(places / "test.npz"))), [], None)
+    federation = host(
+        config(**settings(federation__rounds=1, data__test=str(places / "test.npz"))), [], None
+    )
     federation.run()
     scores, before = federation.history[-1].server, alone.history[-1].server
     called = federation.engine.predict(federation.state)()
@@ -100,7 +107,7 @@ def test_no_image_label_or_prediction_leaves_a_site(config, host, places, net):
         net.twist[node] = lambda asked, parts: answers.append(parts) or [reply(asked, parts)]
     federation = host(config(**settings(federation__rounds=2)), [], None)
     federation.run()
-    weights = {tuple(value.shape) for value in federation.bench.initial.values()}
+    weights = {tuple(value.shape) for value in federation.task.initial.values()}
     dim = federation.method.dim
     seen = set()
     for parts in answers:
@@ -131,7 +138,12 @@ def test_a_run_goes_on_with_a_site_missing_and_knows_it_again(config, host, jour
     net.sites[50] = net.sites.pop(11)
     net.sites[51] = gone
     finished = api.resume(journal.path, [], print, host)
-    assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [[], [], [2], [2]]
+    assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [
+        [],
+        [],
+        [2],
+        [2],
+    ]
 
 
 def test_predicting_with_a_client_says_that_its_model_is_at_its_site(config, host, journal, places):
@@ -146,8 +158,12 @@ def test_a_site_without_data_says_so(config, host, net):
     assert "names none" in (host.journal.path / "events.jsonl").read_text()
 
 
-@pytest.mark.parametrize(("section", "code"), [("method", "tests.own:Mine"), ("model", "os.path:join")])
-def test_a_server_cannot_name_code_at_a_site_that_does_not_allow_it(section, code, config, net, places, monkeypatch):
+@pytest.mark.parametrize(
+    ("section", "code"), [("method", "tests.own:Mine"), ("model", "os.path:join")]
+)
+def test_a_server_cannot_name_code_at_a_site_that_does_not_allow_it(
+    section, code, config, net, places, monkeypatch
+):
     """The config that a hostile server sends names something that can be imported."""
     imported = []
     for module in ("cafedcl.methods", "cafedcl.models"):
@@ -169,18 +185,25 @@ def test_own_data_and_a_simulated_run_do_not_go_together(config, host, places, j
 def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, places, net):
     """What is shared travels to the SuperLink once."""
     host(config(**settings(federation__rounds=1)), [], None).run()
-    trains = [unwrap(message.content) for message in net.seen if message.metadata.message_type == "train"]
+    trains = [
+        unwrap(message.content) for message in net.seen if message.metadata.message_type == "train"
+    ]
     assert len({parts[SHARED] for parts in trains}) == 1
     assert all(len(parts[OWN]) < 300 for parts in trains)
 
 
-def test_a_site_is_who_its_key_says_whatever_it_calls_itself(config, net, places, journal, tmp_path):
+def test_a_site_is_who_its_key_says_whatever_it_calls_itself(
+    config, net, places, journal, tmp_path
+):
     """Node 13 calls itself c, but c's key is that of another node."""
     (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
-    host = Host(net, journal, str(tmp_path))
+    host = GridHost(net, journal, str(tmp_path))
     with pytest.raises(CafedclError, match="2 of 3 sites"):
         host(config(**settings(engine__deadline=0.2)), [], None)
-    assert "it calls itself c, but has another site's key" in (journal.path / "events.jsonl").read_text()
+    assert (
+        "it calls itself c, but has another site's key"
+        in (journal.path / "events.jsonl").read_text()
+    )
     net.sites[99] = net.sites.pop(13)
     host(config(**settings()), [], None)
 
@@ -192,13 +215,22 @@ def test_who_comes_and_goes_is_said(config, host, net, places, journal):
     federation.step()
     net.sites[77] = gone
     federation.step()
-    notices = [json.loads(line)["message"] for line in (journal.path / "events.jsonl").read_text().splitlines()]
+    notices = [
+        json.loads(line)["message"]
+        for line in (journal.path / "events.jsonl").read_text().splitlines()
+    ]
     assert sorted(notices[:3]) == [f"site {name} is here" for name in HOLDS]
     assert notices[3:] == ["site b is gone", "site b is here"]
-    assert [[failure["client"] for failure in record.failed] for record in federation.history] == [[], [1], []]
+    assert [[failure["client"] for failure in record.failed] for record in federation.history] == [
+        [],
+        [1],
+        [],
+    ]
 
 
-def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(config, host, places, journal, digits):
+def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(
+    config, host, places, journal, digits
+):
     api.start(config(**settings(federation__rounds=2)), journal.path, [], (), host)
     shown = CliRunner().invoke(app, ["show", str(journal.path), "--split"])
     assert shown.exit_code == 0, shown.exception

@@ -103,7 +103,9 @@ def test_the_client_process_imports_no_torch():
 def test_the_client_passes_a_message_on_to_the_worker(site, net):
     path, _ = site
     asked = Message(wrap({"a": b"1"}), dst_node_id=1, message_type="train", ttl=5.0)
-    answer = client_app.relay(asked, SimpleNamespace(node_config={"socket": str(path)}, run_config={}))
+    answer = client_app.relay(
+        asked, SimpleNamespace(node_config={"socket": str(path)}, run_config={})
+    )
     assert unwrap(answer.content) == {"a": b"1", "client": b"2"}
 
 
@@ -112,7 +114,9 @@ def test_without_a_socket_the_client_answers_itself(net, tmp_path, monkeypatch, 
     from cafedcl.deploy.flower.records import SHARED
 
     monkeypatch.setattr(client_app, "_here", [])
-    asked = Message(wrap({SHARED: ask_enrol(config())}), dst_node_id=1, message_type="query", ttl=5.0)
+    asked = Message(
+        wrap({SHARED: ask_enrol(config())}), dst_node_id=1, message_type="query", ttl=5.0
+    )
     context = SimpleNamespace(node_config={"partition-id": 4}, run_config={"out": str(tmp_path)})
     answer = client_app.relay(asked, context)
     assert read_plain(unwrap(answer.content)) == ({}, {"client": 4})

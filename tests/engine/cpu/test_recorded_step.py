@@ -38,7 +38,9 @@ def test_recording_is_a_first_run() -> None:
     recorded, ran = inputs(3), inputs(3)
     _, outputs = record(step, recorded)
     expected = step(*ran)
-    assert all(torch.equal(a, b) for a, b in zip([*outputs, *recorded], [*expected, *ran], strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip([*outputs, *recorded], [*expected, *ran], strict=True)
+    )
     assert not torch.equal(recorded[0], inputs(3)[0])
 
 

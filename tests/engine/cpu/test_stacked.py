@@ -10,14 +10,19 @@ from torch import Tensor, nn
 from cafedcl.core.contract import Batch, Down, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cpu import stacked as stack_module
-from cafedcl.engine.cpu.stacked import STRETCH, Stack, stretches
+from cafedcl.engine.cpu.stacked import STRETCH, StackedClients, stretches
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
 from cafedcl.models import Network
 
 Tiny = Callable[..., Federation]
 METHODS = [name for name in method_names() if name != "central"]
-UNEQUAL = {"split__kind": "dirichlet", "split__form": "class", "split__alpha": 0.3, "federation__participation": 1.0}
+UNEQUAL = {
+    "split__kind": "dirichlet",
+    "split__form": "class",
+    "split__alpha": 0.3,
+    "federation__participation": 1.0,
+}
 SHORT = {"fedtgp": {"method__epochs": 5}}
 WAYS = {
     "padded batches": {"train__epochs": 2, "train__iterations": 3},
@@ -39,14 +44,14 @@ WAYS = {
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the groups that were trained side by side."""
     done: list[int] = []
-    stacked = Stack.stacked
+    stacked = StackedClients.stacked
 
-    def counting(self: Stack, group: Any) -> Any:
+    def counting(self: StackedClients, group: Any) -> Any:
         trained = stacked(self, group)
         done.append(len(group))
         return trained
 
-    monkeypatch.setattr(Stack, "stacked", counting)
+    monkeypatch.setattr(StackedClients, "stacked", counting)
     return done
 
 
@@ -61,14 +66,18 @@ def one_thread() -> Iterator[None]:
 def pair(tiny: Tiny, method: str, size: int = 3, **settings: Any) -> tuple[Federation, Federation]:
     """The same federation with the reference engine, and with clients stacked."""
     one, other = (tiny(method, **settings, **SHORT.get(method, {})) for _ in range(2))
-    other.engine = Stack(other.bench, size)
+    other.engine = StackedClients(other.task, size)
     return one, other
 
 
 def distance(one: Tensor, other: Tensor) -> float:
     """Relative to the norm."""
     assert (one.shape, one.dtype) == (other.shape, other.dtype)
-    return float((one.double() - other.double()).norm() / one.double().norm().clamp_min(1e-3)) if one.numel() else 0.0
+    return (
+        float((one.double() - other.double()).norm() / one.double().norm().clamp_min(1e-3))
+        if one.numel()
+        else 0.0
+    )
 
 
 def assert_near(one: Tensors, other: Tensors, within: float) -> None:
@@ -82,7 +91,9 @@ def assert_near(one: Tensors, other: Tensors, within: float) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_round_is_the_reference_engines_round(tiny: Tiny, groups: list[int], method: str, way: str) -> None:
+def test_a_round_is_the_reference_engines_round(
+    tiny: Tiny, groups: list[int], method: str, way: str
+) -> None:
     """To a relative 1e-5 after one round and 1e-4 after two, the second with memories and anchors."""
     one, other = pair(tiny, method, **UNEQUAL, **WAYS[way], train__lr=0.03)
     for within in (1e-5, 1e-4):
@@ -94,16 +105,22 @@ def test_a_round_is_the_reference_engines_round(tiny: Tiny, groups: list[int], m
         assert one.memories.keys() == other.memories.keys()
         for client, memory in one.memories.items():
             assert_near(memory, other.memories[client], within)
-    assert sum(groups) == 2 * len(one.bench.shards)
+    assert sum(groups) == 2 * len(one.task.clients.shards)
     assert max(groups) > 1
 
 
 @pytest.mark.parametrize("model", ["cnn8", "mlp"])
-def test_replies_are_the_reference_engines_with_scores_and_notes(tiny: Tiny, groups: list[int], model: str) -> None:
-    one, other = pair(tiny, "cafedcl", **UNEQUAL, model__name=model, train__epochs=2, train__iterations=3)
+def test_replies_are_the_reference_engines_with_scores_and_notes(
+    tiny: Tiny, groups: list[int], model: str
+) -> None:
+    one, other = pair(
+        tiny, "cafedcl", **UNEQUAL, model__name=model, train__epochs=2, train__iterations=3
+    )
     down = Down(0, one.method.broadcast(one.state))
     jobs = [Job(client, down, {}, True) for client in range(5)]
-    expected, found = ({r.up.client: r for r in engine.train(jobs)} for engine in (one.engine, other.engine))
+    expected, found = (
+        {r.up.client: r for r in engine.train(jobs)} for engine in (one.engine, other.engine)
+    )
     assert expected.keys() == found.keys() == set(range(5))
     assert groups
     for client, reply in found.items():
@@ -112,16 +129,18 @@ def test_replies_are_the_reference_engines_with_scores_and_notes(tiny: Tiny, gro
         assert reply.up.seconds > 0
         assert_near(sent(expected[client].up), sent(reply.up), 1e-5)
         assert_near(expected[client].up.notes, reply.up.notes, 1e-5)
-        assert reply.hits.keys() == expected[client].hits.keys() == {"tested", "all", "held"}
-        for name, right in expected[client].hits.items():
-            assert (right - reply.hits[name]).abs().sum() <= 0.01 * len(one.bench.test_labels(client))
+        assert reply.correct.keys() == expected[client].correct.keys() == {"tested", "all", "held"}
+        for name, right in expected[client].correct.items():
+            assert (right - reply.correct[name]).abs().sum() <= 0.01 * len(
+                one.task.clients.test_labels(client)
+            )
 
 
 def test_a_group_gives_the_same_bits_whether_its_steps_are_recorded_or_played(tiny: Tiny) -> None:
     federation = tiny("cafedcl", **UNEQUAL, train__epochs=2, train__batch_size=20)
     down = Down(0, federation.method.broadcast(federation.state))
     jobs = [Job(client, down, {}, False) for client in range(5)]
-    engine = Stack(federation.bench, 5)
+    engine = StackedClients(federation.task, 5)
     first, second = ({r.up.client: sent(r.up) for r in engine.train(jobs)} for _ in range(2))
     assert engine.tapes
     assert all(tape is not None for tape in engine.tapes.values())
@@ -132,7 +151,7 @@ def test_a_group_gives_the_same_bits_whether_its_steps_are_recorded_or_played(ti
 def test_old_recordings_make_way_for_new_ones(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_module, "TAPES", 2)
     federation = tiny("fedavg", **UNEQUAL, train__batch_size=20)
-    engine = Stack(federation.bench, 5)
+    engine = StackedClients(federation.task, 5)
     down = Down(0, federation.method.broadcast(federation.state))
     replies = list(engine.train([Job(client, down, {}, False) for client in range(5)]))
     assert len(replies) == 5
@@ -148,12 +167,14 @@ def test_stretches_are_where_the_same_clients_are_at_work() -> None:
     ]
 
 
-def test_clients_with_and_without_weights_of_their_own_train_side_by_side(tiny: Tiny, groups: list[int]) -> None:
+def test_clients_with_and_without_weights_of_their_own_train_side_by_side(
+    tiny: Tiny, groups: list[int]
+) -> None:
     """And every one sees as received what it began with, whatever the order of what it remembers."""
     results = []
     for federation in pair(tiny, "fedprox", 5, **UNEQUAL, method__mu=1.0, train__epochs=2):
         federation.method.personal = ".*"
-        start = {f"model/{name}": value for name, value in federation.bench.initial.items()}
+        start = {f"model/{name}": value for name, value in federation.task.initial.items()}
         moved = {name: 0.5 * value for name, value in reversed(start.items())}
         memories = [{}, start, {}, moved, start]
         jobs = [Job(client, Down(0, {}), memories[client], False) for client in range(5)]
@@ -171,7 +192,7 @@ def test_clients_with_and_without_weights_of_their_own_train_side_by_side(tiny: 
 # when something goes wrong
 
 
-def run_all(federation: Federation, engine: Stack) -> dict[int, Reply | Failure]:
+def run_all(federation: Federation, engine: StackedClients) -> dict[int, Reply | Failure]:
     down = Down(0, federation.method.broadcast(federation.state))
     results = engine.train([Job(client, down, {}, False) for client in range(5)])
     return {r.up.client if isinstance(r, Reply) else r.client: r for r in results}
@@ -179,9 +200,9 @@ def run_all(federation: Federation, engine: Stack) -> dict[int, Reply | Failure]
 
 def test_one_clients_nan_stays_with_it(tiny: Tiny, groups: list[int]) -> None:
     federation = tiny("local", **UNEQUAL, train__epochs=2)
-    engine = Stack(federation.bench, 5)
+    engine = StackedClients(federation.task, 5)
     fine = run_all(federation, engine)
-    start = {f"model/{name}": value for name, value in federation.bench.initial.items()}
+    start = {f"model/{name}": value for name, value in federation.task.initial.items()}
     bad = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
     down = Down(0, federation.method.broadcast(federation.state))
     jobs = [Job(client, down, bad if client == 2 else start, False) for client in range(5)]
@@ -189,10 +210,15 @@ def test_one_clients_nan_stays_with_it(tiny: Tiny, groups: list[int]) -> None:
     assert groups == [5, 5]
     assert all(value.isnan().all() for value in results[2].memory.values())
     for client in (0, 1, 3, 4):
-        assert all(torch.equal(value, fine[client].memory[name]) for name, value in results[client].memory.items())
+        assert all(
+            torch.equal(value, fine[client].memory[name])
+            for name, value in results[client].memory.items()
+        )
 
 
-def test_a_client_whose_summary_raises_is_the_only_one_to_fail(tiny: Tiny, groups: list[int]) -> None:
+def test_a_client_whose_summary_raises_is_the_only_one_to_fail(
+    tiny: Tiny, groups: list[int]
+) -> None:
     federation = tiny("cafedcl", **UNEQUAL)
     summarize = federation.method.summarize
 
@@ -202,10 +228,15 @@ def test_a_client_whose_summary_raises_is_the_only_one_to_fail(tiny: Tiny, group
         return summarize(model, visit)
 
     federation.method.summarize = failing
-    results = run_all(federation, Stack(federation.bench, 5))
+    results = run_all(federation, StackedClients(federation.task, 5))
     assert groups == [5]
     assert results[3] == Failure(3, "RuntimeError: no more memory")
-    assert [client for client, result in sorted(results.items()) if isinstance(result, Reply)] == [0, 1, 2, 4]
+    assert [client for client, result in sorted(results.items()) if isinstance(result, Reply)] == [
+        0,
+        1,
+        2,
+        4,
+    ]
 
 
 def test_what_was_trained_for_a_round_that_was_given_up_is_forgotten(tiny: Tiny) -> None:
@@ -219,7 +250,9 @@ def test_what_was_trained_for_a_round_that_was_given_up_is_forgotten(tiny: Tiny)
     assert engine.trained == {}
     later = replace(jobs[first.up.client], down=Down(1, down.tensors))
     expected = one.engine.attempt(later)
-    assert all(torch.equal(value, expected.memory[n]) for n, value in engine.attempt(later).memory.items())
+    assert all(
+        torch.equal(value, expected.memory[n]) for n, value in engine.attempt(later).memory.items()
+    )
 
 
 @pytest.mark.parametrize("kind", ["reads a value", "reads a number", "draws", "raises"])
@@ -247,13 +280,15 @@ def test_a_loss_that_cannot_be_stacked_is_trained_one_client_after_another(
 
     spoil(one)
     spoil(other)
-    expected, found = run_all(one, one.engine), run_all(other, Stack(other.bench, 5))
+    expected, found = run_all(one, one.engine), run_all(other, StackedClients(other.task, 5))
     assert groups == []
     for client, reply in expected.items():
         assert all(torch.equal(v, sent(found[client].up)[n]) for n, v in sent(reply.up).items())
 
 
-def test_a_step_that_was_refused_is_not_recorded_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_was_refused_is_not_recorded_again(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation = tiny("fedavg", **UNEQUAL)
     calls: list[int] = []
 
@@ -262,18 +297,20 @@ def test_a_step_that_was_refused_is_not_recorded_again(tiny: Tiny, monkeypatch: 
         raise ValueError("no")
 
     monkeypatch.setattr(stack_module, "record", refuse)
-    engine = Stack(federation.bench, 5)
+    engine = StackedClients(federation.task, 5)
     for _ in range(3):
         assert all(isinstance(result, Reply) for result in run_all(federation, engine).values())
     assert calls == [1]
 
 
-class Own(nn.Module):
+class ClientImages(nn.Module):
     """Somebody's network, which calls functions instead of layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.filters = nn.Parameter(0.2 * torch.randn(4, 1, 3, 3, generator=torch.Generator().manual_seed(1)))
+        self.filters = nn.Parameter(
+            0.2 * torch.randn(4, 1, 3, 3, generator=torch.Generator().manual_seed(1))
+        )
         self.full = nn.Linear(4, 6)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -285,12 +322,14 @@ def test_somebodys_own_network_is_stacked_too(tiny: Tiny, groups: list[int]) -> 
     for size in (1, 5):
         federation = tiny("fedprox", **UNEQUAL)
         torch.manual_seed(0)
-        network = Network(Own(), nn.Linear(6, 10))
+        network = Network(ClientImages(), nn.Linear(6, 10))
         initial = {name: value.detach().clone() for name, value in network.state_dict().items()}
-        bench = replace(federation.bench, network=network, initial=initial)
+        task = replace(federation.task, network=network, initial=initial)
         down = Down(0, {f"model/{name}": value for name, value in initial.items()})
-        engine = Stack(bench, size)
-        results.append({r.up.client: r for r in engine.train([Job(k, down, {}, False) for k in range(5)])})
+        engine = StackedClients(task, size)
+        results.append(
+            {r.up.client: r for r in engine.train([Job(k, down, {}, False) for k in range(5)])}
+        )
     assert groups == [5]
     for client, reply in results[0].items():
         assert isinstance(reply, Reply)

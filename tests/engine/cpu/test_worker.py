@@ -16,8 +16,12 @@ def broken() -> None:
     raise RuntimeError("no more memory")
 
 
-@pytest.mark.parametrize(("work", "code"), [(lambda: None, 0), (closed, 0), (broken, 1), (lambda: os._exit(7), 7)])
-def test_a_forked_process_ends_with_its_work(work, code: int, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("work", "code"), [(lambda: None, 0), (closed, 0), (broken, 1), (lambda: os._exit(7), 7)]
+)
+def test_a_forked_process_ends_with_its_work(
+    work, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     process = Forked(work)
     assert process.wait() == process.returncode == code
     assert process.wait(0) == code
@@ -37,7 +41,9 @@ def test_a_forked_process_is_waited_for_so_long_and_can_be_killed() -> None:
     process.kill()
 
 
-def test_a_forked_process_does_nothing_of_its_parents_twice(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_forked_process_does_nothing_of_its_parents_twice(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Neither the blocks around it, nor what is left to print."""
     print("once", end="")
     try:
@@ -51,7 +57,9 @@ def test_a_forked_process_is_out_of_reach_of_the_terminals_signals() -> None:
     read, write = os.pipe()
 
     def tell() -> None:
-        os.write(write, f"{os.getsid(0)} {signal.getsignal(signal.SIGINT) == signal.SIG_DFL}".encode())
+        os.write(
+            write, f"{os.getsid(0)} {signal.getsignal(signal.SIGINT) == signal.SIG_DFL}".encode()
+        )
 
     process = Forked(tell)
     assert process.wait() == 0

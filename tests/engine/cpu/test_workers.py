@@ -17,8 +17,8 @@ from cafedcl.core.contract import Down, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.choose import choose_engine
 from cafedcl.engine.cpu import workers as workers_module
-from cafedcl.engine.cpu.workers import Workers
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.cpu.workers import CpuEngine
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.models import Network
 from cafedcl.task.build import Setup, prepare
@@ -49,12 +49,12 @@ def either(request: pytest.FixtureRequest) -> Setup:
 
 
 def jobs(setup: Setup) -> list[Job]:
-    state = {f"model/{name}": value for name, value in setup.bench.shared().items()}
+    state = {f"model/{name}": value for name, value in setup.task.shared().items()}
     down = Down(0, state)
     return [Job(client, down, {}, False) for client in range(6)]
 
 
-def ready(engine: Workers, setup: Setup) -> None:
+def ready(engine: CpuEngine, setup: Setup) -> None:
     """Work until the processes have taken over."""
     until = time.monotonic() + 60
     while not (engine.crew and all(worker.ready for worker in engine.crew)):
@@ -65,7 +65,9 @@ def ready(engine: Workers, setup: Setup) -> None:
 @pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started anew"])
 @pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("method", ["fedavg", "cafedcl", "local"])
-def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str, stack: int, threads: int) -> None:
+def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
+    method: str, stack: int, threads: int
+) -> None:
     results = []
     for workers in (1, 3):
         tables = {
@@ -76,7 +78,7 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str, stack:
         }
         with Federation(resolve(tables)) as federation:
             if workers > 1:
-                assert isinstance(federation.engine, Workers)
+                assert isinstance(federation.engine, CpuEngine)
                 federation.engine._hire(6)
                 wait_for(federation.engine)
             federation.run()
@@ -86,7 +88,7 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str, stack:
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
 
 
-def wait_for(engine: Workers) -> None:
+def wait_for(engine: CpuEngine) -> None:
     """Wait until all processes are ready."""
     until = time.monotonic() + 60
     while not all(worker.ready for worker in engine.crew):
@@ -96,14 +98,16 @@ def wait_for(engine: Workers) -> None:
 
 def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> None:
     setup = make_setup(threads=2)
-    engine = Workers(setup.bench, setup.config, 2, 100)
+    engine = CpuEngine(setup.task, setup.config, 2, 100)
     try:
         ready(engine, setup)
         assert engine.shared is not None
         inode = os.fstat(engine.shared.fileno()).st_ino
         for worker in engine.crew:
             maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
-            assert any(line.split()[4] == str(inode) for line in maps.splitlines()), "the data file is not mapped"
+            assert any(channel.split()[4] == str(inode) for channel in maps.splitlines()), (
+                "the data file is not mapped"
+            )
     finally:
         engine.close()
 
@@ -112,9 +116,13 @@ def test_workers_are_not_forked_where_a_library_may_have_threads_of_its_own(
     monkeypatch: pytest.MonkeyPatch, setup: Setup
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    for machine, onednn, forked in (("aarch64", True, False), ("aarch64", False, True), ("x86_64", True, True)):
+    for machine, onednn, forked in (
+        ("aarch64", True, False),
+        ("aarch64", False, True),
+        ("x86_64", True, True),
+    ):
         monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
-        workers = Workers(replace(setup.bench, onednn=onednn), setup.config, 2, 4)
+        workers = CpuEngine(replace(setup.task, onednn=onednn), setup.config, 2, 4)
         assert workers.forks is forked, (machine, onednn)
 
 
@@ -125,7 +133,7 @@ def test_onednn_in_workers_does_not_wait_forever() -> None:
 
 
 def test_closing_ends_the_processes(either: Setup) -> None:
-    engine = Workers(either.bench, either.config, 2, 100)
+    engine = CpuEngine(either.task, either.config, 2, 100)
     list(engine.train(jobs(either)))
     processes = [worker.process for worker in engine.crew]
     assert len(processes) == 2
@@ -134,7 +142,7 @@ def test_closing_ends_the_processes(either: Setup) -> None:
 
 
 def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) -> None:
-    engine = Workers(either.bench, either.config, 2, 100)
+    engine = CpuEngine(either.task, either.config, 2, 100)
     try:
         ready(engine, either)
         busy = engine.crew[0]
@@ -151,7 +159,7 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) ->
 
 
 def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: Setup) -> None:
-    engine = Workers(either.bench, either.config, 2, 100)
+    engine = CpuEngine(either.task, either.config, 2, 100)
     try:
         ready(engine, either)
         engine.deaths[3, 0] = 1
@@ -169,7 +177,7 @@ def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: 
 
 
 def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup) -> None:
-    engine = Workers(either.bench, either.config, 2, 100)
+    engine = CpuEngine(either.task, either.config, 2, 100)
     try:
         ready(engine, either)
         results = engine.train(jobs(either))
@@ -183,14 +191,16 @@ def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup
 
 
 @pytest.mark.parametrize("price", ["PAYS_OFF", "PAYS_OFF_FORKED"])
-def test_short_work_stays_in_this_process_and_long_work_does_not(monkeypatch: pytest.MonkeyPatch, price: str) -> None:
+def test_short_work_stays_in_this_process_and_long_work_does_not(
+    monkeypatch: pytest.MonkeyPatch, price: str
+) -> None:
     """Six jobs take less than a thousand seconds, and a million million take more."""
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
     monkeypatch.setattr(workers_module, price, 1000.0)
     setup = make_setup(threads=1 if price == "PAYS_OFF_FORKED" else 2)
     hired = {}
     for number, left in ((0, 6), (0, 10**12), (1, 10**12)):
-        engine = Workers(setup.bench, setup.config, number, jobs=left)
+        engine = CpuEngine(setup.task, setup.config, number, jobs=left)
         try:
             list(engine.train(jobs(setup)))
             hired[number, left] = len(engine.crew)
@@ -199,12 +209,14 @@ def test_short_work_stays_in_this_process_and_long_work_does_not(monkeypatch: py
     assert hired == {(0, 6): 0, (0, 10**12): 2, (1, 10**12): 0}
 
 
-def test_work_that_is_long_on_any_core_is_handed_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_is_long_on_any_core_is_handed_out_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
     setup = make_setup(threads=1)
     for fastest, at_once in ((1e30, False), (1e3, True)):
         monkeypatch.setattr(workers_module, "FASTEST", fastest)
-        engine = Workers(setup.bench, setup.config, 0, jobs=6)
+        engine = CpuEngine(setup.task, setup.config, 0, jobs=6)
         try:
             replies = list(engine.train(jobs(setup)))
             assert len(replies) == 6
@@ -219,17 +231,19 @@ def kill_for(setup: Setup, victim: int) -> None:
 
     def summarize(_model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         if visit.client.index == victim:
-            assert os.getpid() != here, "a job that killed a worker is not done in the run's own process"
+            assert os.getpid() != here, (
+                "a job that killed a worker is not done in the run's own process"
+            )
             os.kill(os.getpid(), signal.SIGKILL)
         return {}, {}
 
-    setup.bench.method.summarize = summarize  # type: ignore[method-assign]
+    setup.task.method.summarize = summarize  # type: ignore[method-assign]
 
 
 def test_the_job_that_kills_a_groups_worker_is_found_and_the_others_are_done() -> None:
     setup = make_setup(stack=3)
     kill_for(setup, 4)
-    engine = Workers(setup.bench, setup.config, 2, 100)
+    engine = CpuEngine(setup.task, setup.config, 2, 100)
     try:
         engine._hire(2)
         results = list(engine.train(jobs(setup)))
@@ -244,11 +258,11 @@ def test_the_job_that_kills_a_groups_worker_is_found_and_the_others_are_done() -
 
 def test_forked_workers_hold_no_pipe_but_their_own(setup: Setup) -> None:
     """Else they would not notice that the run has ended."""
-    engine = Workers(setup.bench, setup.config, 3, 100)
+    engine = CpuEngine(setup.task, setup.config, 3, 100)
     try:
         engine._hire(2)
         first = engine.crew[0]
-        first.line.pipe.close()
+        first.channel.pipe.close()
         assert first.process.wait(10) == 0
     finally:
         engine.crew = engine.crew[1:]
@@ -257,12 +271,31 @@ def test_forked_workers_hold_no_pipe_but_their_own(setup: Setup) -> None:
 
 def test_one_client_needs_no_workers() -> None:
     tables = {"method": {"name": "central"}, "model": {"name": "mlp"}}
-    assert isinstance(choose_engine(prepare(resolve(tables)), pytest.fail), Eager)
+    assert isinstance(choose_engine(prepare(resolve(tables)), pytest.fail), ReferenceEngine)
 
 
 def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
-    small = ["--set", "model.name=mlp", "--set", "train.epochs=1", "--set", "engine.workers=2", "--rounds", "100000"]
-    command = [sys.executable, "-m", "cafedcl", "run", "--clients", "6", *small, "--out", str(tmp_path / "run")]
+    small = [
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "engine.workers=2",
+        "--rounds",
+        "100000",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "cafedcl",
+        "run",
+        "--clients",
+        "6",
+        *small,
+        "--out",
+        str(tmp_path / "run"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
 
     def children() -> list[int]:

@@ -1,17 +1,20 @@
 import numpy as np
 import torch
 
-from cafedcl.engine.cuda.batch_tables import ON_THEIR_WAY, Feed
+from cafedcl.engine.cuda.batch_tables import ON_THEIR_WAY, BatchTables
 from cafedcl.engine.schedule import Schedule
 
 
 def schedule(first: int, steps: int, mark: object = None) -> Schedule:
-    tables = {"rows": first + torch.arange(steps * 3).view(steps, 3), "rate": torch.full((steps,), 0.5 + first)}
+    tables = {
+        "rows": first + torch.arange(steps * 3).view(steps, 3),
+        "rate": torch.full((steps,), 0.5 + first),
+    }
     return Schedule(tables, np.ones(steps), {} if mark is None else {"rate": mark})
 
 
 def test_tables_stay_where_they_are_and_hold_the_schedule() -> None:
-    feed = Feed(schedule(0, 2), 5, torch.device("cpu"))
+    feed = BatchTables(schedule(0, 2), 5, torch.device("cpu"))
     before = {name: table.data_ptr() for name, table in feed.tables.items()}
     for first, steps in ((7, 5), (100, 2), (3, 4)):
         given = schedule(first, steps)
@@ -24,7 +27,7 @@ def test_tables_stay_where_they_are_and_hold_the_schedule() -> None:
 
 
 def test_a_table_with_the_mark_of_the_one_that_is_there_is_not_copied() -> None:
-    feed = Feed(schedule(0, 2), 2, torch.device("cpu"))
+    feed = BatchTables(schedule(0, 2), 2, torch.device("cpu"))
     feed.fill(schedule(1, 2, mark="one"))
     feed.fill(schedule(2, 2, mark="one"))
     assert feed.tables["rate"].tolist() == [1.5, 1.5]
@@ -36,7 +39,7 @@ def test_a_table_with_the_mark_of_the_one_that_is_there_is_not_copied() -> None:
 
 
 def test_a_page_is_not_written_again_while_its_copy_may_be_on_its_way() -> None:
-    feed = Feed(schedule(0, 1), 1, torch.device("cpu"))
+    feed = BatchTables(schedule(0, 1), 1, torch.device("cpu"))
     used = []
     for first in range(2 * ON_THEIR_WAY):
         feed.fill(schedule(first, 1))

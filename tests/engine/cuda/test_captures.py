@@ -4,13 +4,22 @@ import torch
 from cafedcl.core.contract import Visit
 from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.captures import Plan
-from cafedcl.engine.views import Known, embeds_nothing
+from cafedcl.engine.views import LossView, embeds_nothing
 
 
 @pytest.fixture
 def plan() -> Plan:
     counts = torch.zeros(3)
-    visit = Visit(Known(counts, counts, counts), torch.zeros(()), torch.zeros(()), {}, {}, {}, {}, embeds_nothing)
+    visit = Visit(
+        LossView(counts, counts, counts),
+        torch.zeros(()),
+        torch.zeros(()),
+        {},
+        {},
+        {},
+        {},
+        embeds_nothing,
+    )
     return Plan(visit)
 
 
@@ -25,10 +34,15 @@ def test_work_is_repeated_as_often_as_asked_by_the_longest_chains(plan: Plan, ti
         plan.captures[key] = lambda capture=capture, calls=calls: (calls.append(1), capture())
     plan.repeat("work", 7, times)
     assert done == ["work"] * (1 + times)
-    assert sum(len(calls) for _, calls in replays.values()) == times // 16 + times % 16 // 4 + times % 4
+    assert (
+        sum(len(calls) for _, calls in replays.values())
+        == times // 16 + times % 16 // 4 + times % 4
+    )
 
 
-def test_everything_is_made_ready_before_any_capture(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_made_ready_before_any_capture(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A longer chain may be wanted long after the shorter one, when the network is in another mode."""
     mode, captured = ["train"], list[str]()
     lane = Lane(torch.device("cpu"))

@@ -24,7 +24,7 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cuda import device_data as supply_module
 from cafedcl.engine.cuda.broadcast import KEPT
 from cafedcl.engine.cuda.client_slot import STEP
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
@@ -35,16 +35,24 @@ pytestmark = pytest.mark.usefixtures("plain_kernels", "no_engine_outlives_its_te
 
 SUMMARIES = {
     **{name: (name, {}) for name in ("cafedcl", "fedproto", "fedproc", "fednh", "fedtgp")},
-    **{f"cafedcl by {kind}": ("cafedcl", {"method__uncertainty": kind}) for kind in ("nll", "doubt", "error")},
+    **{
+        f"cafedcl by {kind}": ("cafedcl", {"method__uncertainty": kind})
+        for kind in ("nll", "doubt", "error")
+    },
     "cafedcl under the received weights": ("cafedcl", {"method__judged": "received"}),
     "cafedcl with absent classes": ("cafedcl", {"method__absent": "literal"}),
     "cafedcl with a memory": ("cafedcl", {"method__inference": "own", "method__calibrate": 1.0}),
-    "cafedcl from nothing": ("cafedcl", {"method__init": "means", "method__prototype_of": "augmented"}),
+    "cafedcl from nothing": (
+        "cafedcl",
+        {"method__init": "means", "method__prototype_of": "augmented"},
+    ),
 }
 
 
 @pytest.mark.parametrize("summary", SUMMARIES)
-def test_a_captured_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str) -> None:
+def test_a_captured_summary_is_the_plain_one(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str
+) -> None:
     """Clients' images take two passes, four, or more than are captured."""
     method, settings = SUMMARIES[summary]
     settings = {
@@ -57,9 +65,11 @@ def test_a_captured_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.Mon
     }
     one, other = (captured(tiny(method, **settings)) for _ in range(2))
     found = [one.step()]
-    sizes = {size for slot in one.engine.slots for plan in slot.plans.values() for size in plan.outcomes}
+    sizes = {
+        size for slot in one.engine.slots for plan in slot.plans.values() for size in plan.outcomes
+    }
     assert len(sizes) > 1
-    assert any(one.engine.supply.looked(client) is None for client in range(6))
+    assert any(one.engine.device_data.looked(client) is None for client in range(6))
     monkeypatch.setattr(supply_module, "PASSES", 0)
     found.append(other.step())
     assert not any(plan.outcomes for slot in other.engine.slots for plan in slot.plans.values())
@@ -67,23 +77,40 @@ def test_a_captured_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.Mon
     assert_same_records(*found, 1e-5)
 
 
-@pytest.mark.parametrize("summary", ["cafedcl", "fedproc", "fednh", "fedtgp", "cafedcl under the received weights"])
-def test_a_compiled_summary_is_the_plain_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str) -> None:
+@pytest.mark.parametrize(
+    "summary", ["cafedcl", "fedproc", "fednh", "fedtgp", "cafedcl under the received weights"]
+)
+def test_a_compiled_summary_is_the_plain_one(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, summary: str
+) -> None:
     """As far as dynamo goes, which follows it in one piece; all lanes share what was compiled."""
     method, settings = SUMMARIES[summary]
-    settings = {"federation__clients": 4, **UNEQUAL, **EVERYONE, **SHORT.get(method, {}), **settings}
+    settings = {
+        "federation__clients": 4,
+        **UNEQUAL,
+        **EVERYONE,
+        **SHORT.get(method, {}),
+        **settings,
+    }
     one, other = (captured(tiny(method, **settings)) for _ in range(2))
-    program, traced = other.engine.supply.program, list[object]()
+    program, traced = other.engine.device_data.program, list[object]()
 
     def backend(graph: Any, _inputs: object) -> Any:
         traced.append(graph)
         return graph.forward
 
     monkeypatch.setattr(
-        program, "summary", torch.compile(program.summarize, backend=backend, fullgraph=True, dynamic=False)
+        program,
+        "summary",
+        torch.compile(program.summarize, backend=backend, fullgraph=True, dynamic=False),
     )
     found = [one.step(), other.step()]
-    sizes = {size for slot in other.engine.slots for plan in slot.plans.values() for size in plan.outcomes}
+    sizes = {
+        size
+        for slot in other.engine.slots
+        for plan in slot.plans.values()
+        for size in plan.outcomes
+    }
     assert len(traced) == len(sizes) > 0
     assert_same(one, other, 1e-6)
     assert_same_records(*found, 1e-6)
@@ -93,16 +120,22 @@ def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
     federation = captured(tiny("cafedcl", **EVERYONE))
     assert all(reply.sound for reply in federation.engine.train(jobs_of(federation, *range(5))))
     tensors = dict(federation.method.broadcast(federation.state))
-    tensors["model/encoder.second.bias"] = torch.full_like(tensors["model/encoder.second.bias"], torch.nan)
-    replies = list(federation.engine.train([Job(client, Down(0, tensors), {}, False) for client in range(5)]))
+    tensors["model/encoder.second.bias"] = torch.full_like(
+        tensors["model/encoder.second.bias"], torch.nan
+    )
+    replies = list(
+        federation.engine.train([Job(client, Down(0, tensors), {}, False) for client in range(5)])
+    )
     assert not any(reply.sound for reply in replies)
-    assert "NaN or Inf in 'model/" in federation.inspector.problem(replies[0])
+    assert "NaN or Inf in 'model/" in federation.validator.problem(replies[0])
 
 
 @pytest.mark.parametrize("range", [{"high": 0.01}, {"low": 0.99}, {"low": 0.0, "high": 1.0}])
-def test_a_reply_says_whether_its_entries_lie_in_their_ranges(tiny: Tiny, range: dict[str, float]) -> None:
+def test_a_reply_says_whether_its_entries_lie_in_their_ranges(
+    tiny: Tiny, range: dict[str, float]
+) -> None:
     federation = captured(tiny("cafedcl", **EVERYONE))
-    fields = federation.bench.fields
+    fields = federation.task.fields
     fields["confidence"] = replace(fields["confidence"], **range)
     for reply in federation.engine.train(jobs_of(federation, 0, 1, 2, 3, 4)):
         trust, field = reply.up.tensors["confidence"].tolist(), fields["confidence"]
@@ -113,26 +146,34 @@ def test_a_reply_says_whether_its_entries_lie_in_their_ranges(tiny: Tiny, range:
 def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
     federation = captured(tiny("fedavg", train__iterations=13, train__epochs=3), 1)
     federation.step()
-    (width,) = federation.engine.supply.widths
+    (width,) = federation.engine.device_data.widths
     plan = next(plan for plan in federation.engine.slots[0].plans.values() if plan.names)
-    called: list[int] = []
-    plan.captures = {key: lambda number=key[2]: called.append(number) for key in plan.captures}
+    predicted: list[int] = []
+    plan.captures = {key: lambda number=key[2]: predicted.append(number) for key in plan.captures}
     plan.repeat(STEP, width, 3 * 13)
-    assert called == [16, 16, 4, 1, 1, 1]
+    assert predicted == [16, 16, 4, 1, 1, 1]
 
 
 @pytest.mark.parametrize("method", method_names())
 def test_the_next_visit_on_a_lane_does_not_change_a_reply(tiny: Tiny, method: str) -> None:
-    federation = captured(tiny(method, federation__clients=2, split__classes=5, **EVERYONE, **SHORT.get(method, {})), 1)
+    federation = captured(
+        tiny(method, federation__clients=2, split__classes=5, **EVERYONE, **SHORT.get(method, {})),
+        1,
+    )
     federation.step()
     found = {}
-    for reply in federation.engine.train(jobs_of(federation, *range(len(federation.bench.shards)), evaluate=True)):
+    for reply in federation.engine.train(
+        jobs_of(federation, *range(len(federation.task.clients.shards)), evaluate=True)
+    ):
         found[reply.up.client] = contents(reply), copy.deepcopy(contents(reply))
     federation.step()
     for held, then in found.values():
         for part, tensors in then.items():
             for name, value in tensors.items():
-                assert torch.equal(held[part][name].nan_to_num(-1), value.nan_to_num(-1)), (part, name)
+                assert torch.equal(held[part][name].nan_to_num(-1), value.nan_to_num(-1)), (
+                    part,
+                    name,
+                )
 
 
 class Parrot(FedAvg):
@@ -149,7 +190,11 @@ class Parrot(FedAvg):
         return super().loss(model, batch, visit)
 
     def shown(self, model: Network, visit: Any) -> Tensors:
-        given = {"anchors": visit.anchors["given"], "scratch": visit.scratch["seen"], "counts": visit.client.counts}
+        given = {
+            "anchors": visit.anchors["given"],
+            "scratch": visit.scratch["seen"],
+            "counts": visit.client.counts,
+        }
         weights = {"received": visit.received["head.bias"], "trained": model.head.bias.detach()}
         memory = {"memory": visit.memory["anchors"][1:]} if visit.memory else {}
         return {**given, **weights, **memory, "round": visit.round, "progress": visit.progress}
@@ -161,10 +206,14 @@ class Parrot(FedAvg):
         return self.shown(model, visit)
 
 
-@pytest.mark.parametrize("memory", [{}, {"anchors": torch.arange(3.0)}], ids=["first visit", "later visit"])
+@pytest.mark.parametrize(
+    "memory", [{}, {"anchors": torch.arange(3.0)}], ids=["first visit", "later visit"]
+)
 def test_a_method_may_hand_on_whatever_it_was_shown(tiny: Tiny, memory: Tensors) -> None:
     federation = captured(with_method(tiny("fedavg"), Parrot), 1)
-    (first,) = federation.engine.train([replace(job, memory=memory) for job in jobs_of(federation, 0)])
+    (first,) = federation.engine.train(
+        [replace(job, memory=memory) for job in jobs_of(federation, 0)]
+    )
     before = copy.deepcopy(contents(first))
     other = Down(1, {name: value + 1 for name, value in federation.state.items()})
     later = {name: value + 1 for name, value in memory.items()}
@@ -180,13 +229,18 @@ def test_a_method_may_hand_on_whatever_it_was_shown(tiny: Tiny, memory: Tensors)
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_a_visit_that_cannot_begin_is_a_failure_and_the_others_are_not_touched(tiny: Tiny, streams: int) -> None:
+def test_a_visit_that_cannot_begin_is_a_failure_and_the_others_are_not_touched(
+    tiny: Tiny, streams: int
+) -> None:
     one, other = tiny("fedproto", **EVERYONE), captured(tiny("fedproto", **EVERYONE), streams)
     found = []
     for federation in (one, other):
         federation.step()
         spoilt = {**federation.memories[1], "model/head.bias": torch.zeros(3)}
-        jobs = [replace(job, memory=spoilt) if job.client == 1 else job for job in jobs_of(federation, *range(5))]
+        jobs = [
+            replace(job, memory=spoilt) if job.client == 1 else job
+            for job in jobs_of(federation, *range(5))
+        ]
         found.append(list(federation.engine.train(jobs)))
     for results in found:
         assert [result.client for result in results if isinstance(result, Failure)] == [1]
@@ -229,13 +283,13 @@ def with_encoder(federation: Federation, encoder: type[nn.Module]) -> Federation
     torch.manual_seed(0)
     network = Network(encoder(), federation.method.head())
     initial = {name: value.detach().clone() for name, value in network.state_dict().items()}
-    bench = replace(federation.bench, network=network, initial=initial)
+    task = replace(federation.task, network=network, initial=initial)
     made = Federation.__new__(Federation)
     made.__dict__ |= federation.__dict__
-    made.bench, made.engine = bench, Eager(bench)
+    made.task, made.engine = task, ReferenceEngine(task)
     made.state = {name: v for name, v in federation.state.items() if not name.startswith("model/")}
-    made.state |= {f"model/{name}": value for name, value in bench.shared().items()}
-    made.inspector = replace(federation.inspector, weights=bench.shared())
+    made.state |= {f"model/{name}": value for name, value in task.shared().items()}
+    made.validator = replace(federation.validator, weights=task.shared())
     return made
 
 
@@ -263,7 +317,12 @@ def test_a_weight_that_is_used_twice_is_refused_by_the_trial(tiny: Tiny) -> None
 
 def test_new_shapes_of_anchors_are_new_plans_and_only_the_last_few_are_kept(tiny: Tiny) -> None:
     """The pool of MP-FedCL grows with the clients that have replied, so many rounds have a shape of their own."""
-    settings = {"federation__rounds": KEPT + 3, "federation__clients": 12, "federation__participation": 0.1, **UNEQUAL}
+    settings = {
+        "federation__rounds": KEPT + 3,
+        "federation__clients": 12,
+        "federation__participation": 0.1,
+        **UNEQUAL,
+    }
     one, other = tiny("mp-fedcl", **settings), captured(tiny("mp-fedcl", **settings), 1)
     shapes, plans = set(), []
     for _ in range(KEPT + 3):

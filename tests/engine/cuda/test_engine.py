@@ -29,10 +29,10 @@ from cafedcl.core.contract import Down, Failure, Job, Reply, Up
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cuda import client_slot as slot_module
-from cafedcl.engine.cuda import engine as graphs_module
-from cafedcl.engine.cuda.engine import Graphs, obstacle
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.cuda import engine as cuda_engine
+from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
 from cafedcl.engine.layout import Layout
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models import Network
@@ -45,9 +45,12 @@ pytestmark = pytest.mark.usefixtures("plain_kernels", "no_engine_outlives_its_te
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [("cafedcl", kind) for kind in AUGMENTERS] + [(name, "gaussian") for name in ("moon", "fedrcl", "fedproto")],
+    [("cafedcl", kind) for kind in AUGMENTERS]
+    + [(name, "gaussian") for name in ("moon", "fedrcl", "fedproto")],
 )
-def test_tail_augmentation_is_that_of_the_reference_engine(tiny: Tiny, method: str, kind: str) -> None:
+def test_tail_augmentation_is_that_of_the_reference_engine(
+    tiny: Tiny, method: str, kind: str
+) -> None:
     """To a relative 1e-5, with synthetic images that weigh less, in the prototypes too, and generators kept."""
     settings: dict[str, Any] = {"augment__name": kind, "augment__weight": 0.5, "train__lr": 0.03}
     settings |= {"augment__steps": 3} if kind == "gan" else {}
@@ -56,7 +59,7 @@ def test_tail_augmentation_is_that_of_the_reference_engine(tiny: Tiny, method: s
         del settings["augment__weight"]
     one, other = pair(tiny, method, **settings, **UNEQUAL, **EVERYONE)
     records = one.step(), other.step()
-    assert one.bench.wanted.any() == (kind != "none")
+    assert one.task.tail.wanted.any() == (kind != "none")
     assert_same(one, other, 1e-5)
     assert_same_records(*records, 1e-5)
 
@@ -64,27 +67,42 @@ def test_tail_augmentation_is_that_of_the_reference_engine(tiny: Tiny, method: s
 @pytest.mark.parametrize("method", method_names())
 def test_a_round_is_the_reference_engines_round(tiny: Tiny, method: str) -> None:
     """To a relative 1e-5 after one round, and 1e-4 after a visit more: padded batches sum in another order."""
-    settings = {"federation__clients": 3, "train__epochs": 2, "train__lr": 0.03, **SHORT.get(method, {})}
+    settings = {
+        "federation__clients": 3,
+        "train__epochs": 2,
+        "train__lr": 0.03,
+        **SHORT.get(method, {}),
+    }
     one, other = pair(tiny, method, **settings, **UNEQUAL, **EVERYONE)
-    assert one.method.pooled or len(other.engine.supply.widths) > 1
+    assert one.method.pooled or len(other.engine.device_data.widths) > 1
     records = one.step(), other.step()
     assert_same(one, other, 1e-5)
     assert_same_records(*records, 1e-5)
-    if one.bench.serves:
-        assert agreement(one.engine.predict(one.state)(), other.engine.predict(other.state)()) >= 0.99
-    clients = range(len(one.bench.shards))[-2:]
-    replies = [{r.up.client: r for r in f.engine.train(jobs_of(f, *clients, evaluate=True))} for f in (one, other)]
+    if one.task.has_server_model:
+        assert (
+            agreement(one.engine.predict(one.state)(), other.engine.predict(other.state)()) >= 0.99
+        )
+    clients = range(len(one.task.clients.shards))[-2:]
+    replies = [
+        {r.up.client: r for r in f.engine.train(jobs_of(f, *clients, evaluate=True))}
+        for f in (one, other)
+    ]
     for client in clients:
         here, there = (found[client] for found in replies)
         assert_near(sent(here.up), sent(there.up), 1e-4)
         assert_near(here.up.notes, there.up.notes, 1e-4)
         assert_near(here.memory, there.memory, 1e-4)
         assert here.up.losses == pytest.approx(there.up.losses, rel=1e-4, abs=1e-6)
-        assert here.up.samples == there.up.samples == int(one.bench.shards.counts[client].sum())
+        assert (
+            here.up.samples == there.up.samples == int(one.task.clients.shards.counts[client].sum())
+        )
         assert there.up.seconds > 0
-        assert here.hits.keys() == there.hits.keys() == {"tested", "all", "held"}
-        tested = int(here.hits["tested"].sum())
-        assert all(int((here.hits[name] - there.hits[name]).abs().sum()) <= tested / 100 for name in here.hits)
+        assert here.correct.keys() == there.correct.keys() == {"tested", "all", "held"}
+        tested = int(here.correct["tested"].sum())
+        assert all(
+            int((here.correct[name] - there.correct[name]).abs().sum()) <= tested / 100
+            for name in here.correct
+        )
 
 
 VARIANTS = {
@@ -92,8 +110,16 @@ VARIANTS = {
     "no clipping and no decay": {"train__clip": 0.0, "train__weight_decay": 0.0},
     "hard clipping": {"train__clip": 0.1},
     "flips and crops": {"train__flip": True, "train__crop": 2},
-    "a rate that decays in a round": {"train__lr_decay_in_round": True, "train__lr_decay": 0.7, "train__epochs": 3},
-    "one client in three": {"federation__participation": 0.34, "federation__clients": 9, "split__classes": 2},
+    "a rate that decays in a round": {
+        "train__lr_decay_in_round": True,
+        "train__lr_decay": 0.7,
+        "train__epochs": 3,
+    },
+    "one client in three": {
+        "federation__participation": 0.34,
+        "federation__clients": 9,
+        "split__classes": 2,
+    },
     "drop-outs": {"federation__drop": ["0:1", "1:0,2"]},
     "pfllib": {"evaluate__protocol": "pfllib"},
     "a fixed batch size": {"train__batch_size": 40, **UNEQUAL},
@@ -105,10 +131,14 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_whatever_is_asked_for_is_done_as_the_reference_engine_does_it(tiny: Tiny, variant: str) -> None:
+def test_whatever_is_asked_for_is_done_as_the_reference_engine_does_it(
+    tiny: Tiny, variant: str
+) -> None:
     """To a relative 1e-5 after one round and to 1e-4 after two."""
     one, other = pair(
-        tiny, "cafedcl", **{"federation__clients": 3, "split__classes": 4, **EVERYONE, **VARIANTS[variant]}
+        tiny,
+        "cafedcl",
+        **{"federation__clients": 3, "split__classes": 4, **EVERYONE, **VARIANTS[variant]},
     )
     records = one.step(), other.step()
     assert_same(one, other, 1e-5)
@@ -124,15 +154,22 @@ def test_the_layout_that_is_compiled_changes_no_result(
 ) -> None:
     """Channels last, in fewer widths; compiling itself is left out."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    settings = {"model__name": "cnn8", "train__flip": True, "train__crop": 1, "train__lr": 0.03, **UNEQUAL, **EVERYONE}
+    settings = {
+        "model__name": "cnn8",
+        "train__flip": True,
+        "train__crop": 1,
+        "train__lr": 0.03,
+        **UNEQUAL,
+        **EVERYONE,
+    }
     one, other = (tiny(method, federation__clients=3, **settings) for _ in range(2))
     options = replace(EngineOptions(), precision="fp32", streams=2)
-    other.engine = Graphs(other.bench, options, 3, compiled=True)
+    other.engine = CudaEngine(other.task, options, 3, compiled=True)
     for federation in (one, other):
         federation.step()
     kernel = other.engine.slots[0].leaves["encoder.conv2.weight"]
     assert kernel.is_contiguous(memory_format=torch.channels_last)
-    assert len(other.engine.supply.widths) <= graphs_module.COMPILED_WIDTHS
+    assert len(other.engine.device_data.widths) <= cuda_engine.COMPILED_WIDTHS
     assert_same(one, other, 1e-5)
     one.step(), other.step()
     assert_same(one, other, 1e-4)
@@ -143,24 +180,31 @@ def test_images_that_are_too_many_to_be_kept_ready_give_the_same_results(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     one = captured(tiny("cafedcl", evaluate__protocol=protocol))
-    monkeypatch.setattr(graphs_module, "total_memory", lambda device: 0.0)
+    monkeypatch.setattr(cuda_engine, "total_memory", lambda device: 0.0)
     other = captured(tiny("cafedcl", evaluate__protocol=protocol))
-    assert (one.engine.supply.train_x.dtype, other.engine.supply.train_x.dtype) == (torch.float32, torch.uint8)
+    assert (one.engine.device_data.train_x.dtype, other.engine.device_data.train_x.dtype) == (
+        torch.float32,
+        torch.uint8,
+    )
     records = one.step(), other.step()
     assert_same(one, other, 1e-6)
     assert_same_records(*records, 1e-6)
 
 
 @pytest.mark.parametrize("widths", [1, 2, 8])
-def test_the_number_of_widths_changes_no_result(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, widths: int) -> None:
-    monkeypatch.setattr(graphs_module, "WIDTHS", widths)
+def test_the_number_of_widths_changes_no_result(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, widths: int
+) -> None:
+    monkeypatch.setattr(cuda_engine, "WIDTHS", widths)
     one, other = pair(tiny, "cafedcl", **UNEQUAL, **EVERYONE, federation__clients=8)
     for federation in (one, other):
         federation.step()
-    sizes = [one.bench.batch_size(len(part)) for part in one.bench.shards.train]
-    supply = other.engine.supply
-    assert len(supply.widths) == widths or 2 < len(supply.widths) < widths
-    assert [supply.width(k) for k in range(8)] == [min(w for w in supply.widths if w >= size) for size in sizes]
+    sizes = [one.task.schedule.batch_size(len(part)) for part in one.task.clients.shards.train]
+    device_data = other.engine.device_data
+    assert len(device_data.widths) == widths or 2 < len(device_data.widths) < widths
+    assert [device_data.width(k) for k in range(8)] == [
+        min(w for w in device_data.widths if w >= size) for size in sizes
+    ]
     assert_same(one, other, 1e-5)
 
 
@@ -176,14 +220,20 @@ def test_the_number_of_lanes_changes_no_result(tiny: Tiny, method: str) -> None:
 
 
 @pytest.mark.parametrize(("batch", "lanes"), [(500, 1), (100, 4), (37, 4)])
-def test_a_few_lanes_share_the_test_images(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, batch: int, lanes: int) -> None:
+def test_a_few_lanes_share_the_test_images(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, batch: int, lanes: int
+) -> None:
     """Whole batches for each, the last of which may be shorter: 359 images of the digits."""
-    federation = captured(tiny("cafedcl", evaluate__batch=batch, federation__clients=6, **EVERYONE), 6)
+    federation = captured(
+        tiny("cafedcl", evaluate__batch=batch, federation__clients=6, **EVERYONE), 6
+    )
     federation.step()
     alone = captured(tiny("cafedcl", evaluate__batch=batch, federation__clients=6, **EVERYONE), 1)
-    score, parts = slot_module.Slot.score, list[int]()
+    score, parts = slot_module.ClientSlot.score, list[int]()
     monkeypatch.setattr(
-        slot_module.Slot, "score", lambda self, *details: (parts.append(len(details[2])), score(self, *details))[1]
+        slot_module.ClientSlot,
+        "score",
+        lambda self, *details: (parts.append(len(details[2])), score(self, *details))[1],
     )
     shared = federation.engine.predict(federation.state)()
     assert len(parts) == lanes
@@ -192,36 +242,56 @@ def test_a_few_lanes_share_the_test_images(tiny: Tiny, monkeypatch: pytest.Monke
     assert torch.equal(shared, alone.engine.predict(federation.state)())
 
 
-def test_what_was_scored_is_not_laid_again_for_the_next_round(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_scored_is_not_laid_again_for_the_next_round(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation, laid = captured(tiny("cafedcl", **EVERYONE)), list[int]()
     federation.step()
     lay = Layout.lay
-    monkeypatch.setattr(Layout, "lay", lambda self, *details: (laid.append(federation.round), lay(self, *details))[1])
+    monkeypatch.setattr(
+        Layout,
+        "lay",
+        lambda self, *details: (laid.append(federation.round), lay(self, *details))[1],
+    )
     federation.run()
-    assert laid == list(range(1, federation.options.rounds))  # only when the model of a round is scored
-    called = federation.engine.predict(federation.state)()
+    assert laid == list(
+        range(1, federation.options.rounds)
+    )  # only when the model of a round is scored
+    predicted = federation.engine.predict(federation.state)()
     assert len(laid) == federation.options.rounds - 1
     for name, value in federation.state.items():
         if name.startswith("model/"):
             value.neg_()
     fresh = captured(tiny("cafedcl", **EVERYONE)).engine.predict(federation.state)()
     assert torch.equal(federation.engine.predict(federation.state)(), fresh)
-    assert not torch.equal(fresh, called)
+    assert not torch.equal(fresh, predicted)
 
 
 @pytest.mark.parametrize(
     ("participants", "streams", "number"),
-    [(1, 0, 1), (12, 0, 12), (13, 0, 7), (20, 0, 10), (100, 0, 12), (5, 2, 2), (5, 3, 3), (5, 4, 3), (3, 64, 3)],
+    [
+        (1, 0, 1),
+        (12, 0, 12),
+        (13, 0, 7),
+        (20, 0, 10),
+        (100, 0, 12),
+        (5, 2, 2),
+        (5, 3, 3),
+        (5, 4, 3),
+        (3, 64, 3),
+    ],
 )
-def test_clients_are_spread_evenly_over_the_lanes(tiny: Tiny, participants: int, streams: int, number: int) -> None:
+def test_clients_are_spread_evenly_over_the_lanes(
+    tiny: Tiny, participants: int, streams: int, number: int
+) -> None:
     options = replace(EngineOptions(), precision="fp32", streams=streams)
-    assert Graphs(tiny("fedavg").bench, options, participants, compiled=False).number == number
+    assert CudaEngine(tiny("fedavg").task, options, participants, compiled=False).number == number
 
 
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Every stage of a visit as it begins, the client, and the lane it is on."""
-    visit, begun = slot_module.Slot.visit, list[tuple[str, int, int]]()
+    visit, begun = slot_module.ClientSlot.visit, list[tuple[str, int, int]]()
 
     def noted(self: Any, job: Job, *details: Any) -> Any:
         parts = visit(self, job, *details)
@@ -229,7 +299,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
             begun.append((stage, job.client, id(self)))
             yield next(parts)
 
-    monkeypatch.setattr(slot_module.Slot, "visit", noted)
+    monkeypatch.setattr(slot_module.ClientSlot, "visit", noted)
     return begun
 
 
@@ -257,7 +327,9 @@ def test_training_begins_on_all_lanes_before_anything_else_is_queued(
     federation = captured(tiny("fedavg", federation__clients=7, **EVERYONE), streams)
     list(federation.engine.train(jobs_of(federation, *range(clients))))
     order, first = [begun[:2] for begun in stages], range(min(clients, streams))
-    assert order[: 2 * len(first)] == [(stage, client) for stage in ("trains", "concludes") for client in first]
+    assert order[: 2 * len(first)] == [
+        (stage, client) for stage in ("trains", "concludes") for client in first
+    ]
     for client in range(len(first), clients):
         at = order.index(("trains", client))
         assert order[at + 1] == ("concludes", client)
@@ -271,12 +343,19 @@ class Waiting(FedAvg):
         return super().summarize(model, visit)
 
 
-def test_summaries_that_may_wait_do_so_on_all_lanes_together(tiny: Tiny, stages: list[tuple[str, int, int]]) -> None:
-    federation = captured(with_method(tiny("fedavg", federation__clients=8, **EVERYONE), Waiting), 3)
+def test_summaries_that_may_wait_do_so_on_all_lanes_together(
+    tiny: Tiny, stages: list[tuple[str, int, int]]
+) -> None:
+    federation = captured(
+        with_method(tiny("fedavg", federation__clients=8, **EVERYONE), Waiting), 3
+    )
     assert not Waiting.replayed
     replies = federation.engine.train(jobs_of(federation, *range(8)))
     assert sorted(reply.up.client for reply in replies) == list(range(8))
-    assert "".join(stage[0] for stage, _, _ in stages) == "tttccc" + "tttccc" + "rrr" + "ttcc" + "rrrrr"
+    assert (
+        "".join(stage[0] for stage, _, _ in stages)
+        == "tttccc" + "tttccc" + "rrr" + "ttcc" + "rrrrr"
+    )
 
 
 def test_every_job_is_answered_once_and_no_job_is_no_result(tiny: Tiny) -> None:
@@ -294,7 +373,10 @@ def test_bf16_trains_to_about_the_same_loss_and_keeps_weights_in_float32(tiny: T
     here, there = (sum(federation.history[-1].loss.values()) for federation in (full, half))
     assert there == pytest.approx(here, rel=0.03)
     assert there != here
-    tensors = [*half.state.values(), *(value for memory in half.memories.values() for value in memory.values())]
+    tensors = [
+        *half.state.values(),
+        *(value for memory in half.memories.values() for value in memory.values()),
+    ]
     assert all(value.dtype == torch.float32 for value in tensors)
 
 
@@ -311,9 +393,11 @@ class Stumbling(FedAvg):
 
 
 @pytest.mark.parametrize("streams", [1, 2, 5])
-def test_a_client_whose_method_raises_is_a_failure_and_the_round_goes_on(tiny: Tiny, streams: int) -> None:
+def test_a_client_whose_method_raises_is_a_failure_and_the_round_goes_on(
+    tiny: Tiny, streams: int
+) -> None:
     one = with_method(tiny("fedavg", **EVERYONE), Stumbling)
-    one.engine = Eager(one.bench)
+    one.engine = ReferenceEngine(one.task)
     other = captured(with_method(tiny("fedavg", **EVERYONE), Stumbling), streams)
     for federation in (one, other):
         federation.run()
@@ -325,11 +409,11 @@ def test_a_client_whose_method_raises_is_a_failure_and_the_round_goes_on(tiny: T
 def test_a_closed_engine_lets_go_of_its_captures_at_once(tiny: Tiny) -> None:
     federation = captured(tiny("cafedcl", **EVERYONE), 2)
     federation.step()
-    places = [weakref.ref(slot) for slot in federation.engine.slots]
+    slices = [weakref.ref(slot) for slot in federation.engine.slots]
     gc.disable()
     try:
         federation.close()
-        assert [place() for place in places] == [None, None]
+        assert [place() for place in slices] == [None, None]
     finally:
         gc.enable()
 
@@ -349,9 +433,11 @@ def network_with(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sequential(nn.ReLU(), layer))
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.BatchNorm2d(4, affine=False)])
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.BatchNorm2d(4, affine=False)]
+)
 def test_batch_normalisation_is_an_obstacle_and_is_named(layer: nn.Module) -> None:
-    reason = obstacle(network_with(layer))
+    reason = capture_obstacle(network_with(layer))
     assert reason is not None
     assert "'1.1'" in reason
     assert "batch normalisation" in reason
@@ -359,7 +445,7 @@ def test_batch_normalisation_is_an_obstacle_and_is_named(layer: nn.Module) -> No
 
 @pytest.mark.parametrize("layer", [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), nn.Identity()])
 def test_other_layers_are_no_obstacle(layer: nn.Module) -> None:
-    assert obstacle(network_with(layer)) is None
+    assert capture_obstacle(network_with(layer)) is None
 
 
 class ReadsANumber(FedAvg):
@@ -374,7 +460,8 @@ class Embeds(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "error", "reason"), [(ReadsANumber, AttributeError, "samples"), (Embeds, CafedclError, "embeds nothing")]
+    ("method", "error", "reason"),
+    [(ReadsANumber, AttributeError, "samples"), (Embeds, CafedclError, "embeds nothing")],
 )
 def test_a_loss_that_cannot_be_replayed_fails_the_trial_and_says_why(
     tiny: Tiny, method: type[FedAvg], error: type[Exception], reason: str
@@ -400,7 +487,9 @@ def test_a_trial_changes_no_result(tiny: Tiny) -> None:
 # memory
 
 
-def test_memories_over_the_budget_go_to_the_host_and_results_stay(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memories_over_the_budget_go_to_the_host_and_results_stay(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent_home: set[str] = set()
     to_host = slot_module.to_host
 

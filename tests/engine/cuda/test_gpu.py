@@ -10,8 +10,8 @@ from cafedcl.core.contract import Up
 from cafedcl.core.tensors import moved
 from cafedcl.device.capture import repeat
 from cafedcl.device.lane import Lane
-from cafedcl.engine.cuda.engine import Graphs
-from cafedcl.engine.eager import Eager
+from cafedcl.engine.cuda.engine import CudaEngine
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation, Watcher
 from cafedcl.functional.kmeans import k_means
 from cafedcl.methods import method_names
@@ -44,28 +44,39 @@ def furthest(one: Federation, other: Federation) -> float:
     """The largest relative distance between what two federations hold after a round."""
     here, there = one.snapshot()[0], other.snapshot()[0]
     assert here.keys() == there.keys()
-    assert [record.participants for record in one.history] == [record.participants for record in other.history]
+    assert [record.participants for record in one.history] == [
+        record.participants for record in other.history
+    ]
     assert not any(record.failed for record in (*one.history, *other.history))
     names = [
-        name for name, value in here.items() if value.is_floating_point() and name.startswith(("state/", "memory/"))
+        name
+        for name, value in here.items()
+        if value.is_floating_point() and name.startswith(("state/", "memory/"))
     ]
-    return max(float((here[n].cpu() - there[n].cpu()).norm() / here[n].cpu().norm().clamp_min(1e-3)) for n in names)
+    return max(
+        float((here[n].cpu() - there[n].cpu()).norm() / here[n].cpu().norm().clamp_min(1e-3))
+        for n in names
+    )
 
 
 @pytest.mark.parametrize("method", method_names())
 def test_a_round_on_the_gpu_is_the_round_on_the_cpu(method: str) -> None:
     """To a relative 1e-3 of the norm: float32 convolutions in another order over 40 steps."""
     assert (
-        furthest(one_round(method, name="eager", device="cpu"), one_round(method, name="eager", device="cuda")) <= 1e-3
+        furthest(
+            one_round(method, name="reference", device="cpu"),
+            one_round(method, name="reference", device="cuda"),
+        )
+        <= 1e-3
     )
 
 
 @pytest.mark.parametrize("method", method_names())
 def test_captured_steps_are_the_eager_steps(method: str) -> None:
     """To a relative 1e-5, in fp32: padded batches, several streams, other kernels."""
-    captured = one_round(method, name="graphs", device="cuda", streams=3)
-    assert isinstance(captured.engine, Graphs)
-    assert furthest(one_round(method, name="eager", device="cuda"), captured) <= 1e-5
+    captured = one_round(method, name="cuda", device="cuda", streams=3)
+    assert isinstance(captured.engine, CudaEngine)
+    assert furthest(one_round(method, name="reference", device="cuda"), captured) <= 1e-5
 
 
 def test_a_capture_keeps_what_only_its_work_refers_to() -> None:
@@ -103,13 +114,21 @@ def test_steps_are_repeated_between_what_the_caller_queues_before_and_after(time
 @pytest.mark.parametrize("batch", [7, 10, 500])
 def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch: int) -> None:
     """To a relative 1e-3 of the norm, over two rounds; the second one begins with what the first one left."""
-    method, draws = FedTGP(FedTGPOptions(batch=batch, epochs=30), 10, 64), torch.Generator().manual_seed(0)
+    method, draws = (
+        FedTGP(FedTGPOptions(batch=batch, epochs=30), 10, 64),
+        torch.Generator().manual_seed(0),
+    )
     torch.manual_seed(0)
     start, found = method.start(Network(nn.Identity(), nn.Identity())), []
     centres, uploads = torch.randn(10, 64, generator=draws), []
     for _ in range(8):
         held = torch.randperm(10, generator=draws)[:6].sort().values
-        uploads.append({"classes": held, "prototypes": centres[held] + 0.2 * torch.randn(6, 64, generator=draws)})
+        uploads.append(
+            {
+                "classes": held,
+                "prototypes": centres[held] + 0.2 * torch.randn(6, 64, generator=draws),
+            }
+        )
     for device in ("cpu", "cuda"):
         state = moved(start, device)
         for seed in (1, 2):
@@ -121,14 +140,20 @@ def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch:
     here, there = found
     assert here.keys() == there.keys()
     for name, value in here.items():
-        assert float((value.float() - there[name].float()).norm() / value.float().norm()) <= 1e-3, name
+        assert float((value.float() - there[name].float()).norm() / value.float().norm()) <= 1e-3, (
+            name
+        )
         assert not torch.equal(value, start[name]), name
 
 
 def clouds() -> tuple[torch.Tensor, torch.Tensor]:
     """Classes of 3, 9, 45 and 300 points in three clouds each, and one that is the same point twenty times."""
     draws, sizes = torch.Generator().manual_seed(0), (3, 9, 45, 300)
-    z = [6 * torch.randn(3, 64, generator=draws).repeat(n // 3, 1) + torch.randn(n, 64, generator=draws) for n in sizes]
+    z = [
+        6 * torch.randn(3, 64, generator=draws).repeat(n // 3, 1)
+        + torch.randn(n, 64, generator=draws)
+        for n in sizes
+    ]
     y = torch.tensor([0, 1, 2, 3, 5]).repeat_interleave(torch.tensor([*sizes, 20]))
     order = torch.randperm(len(y), generator=draws)
     return torch.cat([*z, torch.ones(20, 64)])[order], y[order]
@@ -145,7 +170,10 @@ def test_centroids_on_the_gpu_are_those_on_the_cpu(k: int) -> None:
     assert classes.tolist() == there.tolist()
     if k <= 3:
         torch.testing.assert_close(found.cpu(), centroids, atol=1e-3, rtol=1e-3)
-    costs = [torch.cdist(z[y == 3], rows[classes == 3]).square().amin(1).sum() for rows in (centroids, found.cpu())]
+    costs = [
+        torch.cdist(z[y == 3], rows[classes == 3]).square().amin(1).sum()
+        for rows in (centroids, found.cpu())
+    ]
     torch.testing.assert_close(costs[0], costs[1], atol=0, rtol=0.02)
 
 
@@ -163,9 +191,11 @@ def test_the_device_is_waited_for_once_for_all_centroids_of_a_client() -> None:
     assert sum("synchronizing CUDA operation" in str(each.message) for each in said) <= 1
 
 
-@pytest.mark.parametrize("name", ["eager", "graphs"])
+@pytest.mark.parametrize("name", ["reference", "cuda"])
 @pytest.mark.parametrize(("method", "home"), [("fedtgp", "cuda"), ("fedproto", "cpu")])
-def test_what_the_server_works_on_is_on_the_device_only_if_it_trains(method: str, home: str, name: str) -> None:
+def test_what_the_server_works_on_is_on_the_device_only_if_it_trains(
+    method: str, home: str, name: str
+) -> None:
     federation = one_round(method, name=name, device="cuda")
     assert {value.device.type for value in federation.state.values()} == {home}
     federation.restore(*federation.snapshot())
@@ -175,28 +205,32 @@ def test_what_the_server_works_on_is_on_the_device_only_if_it_trains(method: str
 
 @pytest.mark.parametrize("kind", ["resample", "mixup", "cutmix", "gaussian"])
 def test_captured_steps_see_the_same_synthetic_images(kind: str) -> None:
-    captured = one_round(f"cafedcl+{kind}", name="graphs", device="cuda", streams=3)
-    assert furthest(one_round(f"cafedcl+{kind}", name="eager", device="cuda"), captured) <= 1e-5
+    captured = one_round(f"cafedcl+{kind}", name="cuda", device="cuda", streams=3)
+    assert furthest(one_round(f"cafedcl+{kind}", name="reference", device="cuda"), captured) <= 1e-5
 
 
 def test_generators_learn_side_by_side_what_they_learn_alone() -> None:
     """To a relative 5 %: a hundred steps of Adam on kernels that sum in another order each time."""
-    alone, beside = (one_round("cafedcl+gan", name=name, device="cuda") for name in ("eager", "graphs"))
+    alone, beside = (
+        one_round("cafedcl+gan", name=name, device="cuda") for name in ("reference", "cuda")
+    )
     assert all(not record.failed for record in (*alone.history, *beside.history))
     for client, memory in alone.memories.items():
         other = beside.memories[client]
         assert memory.keys() == other.keys()
         for name, value in memory.items():
             if name.startswith("augment/generator/"):
-                assert float((value - other[name]).norm() / value.norm().clamp_min(1e-3)) <= 0.05, name
+                assert float((value - other[name]).norm() / value.norm().clamp_min(1e-3)) <= 0.05, (
+                    name
+                )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "cafedcl", "moon"])
 def test_compiled_steps_are_the_eager_steps(method: str) -> None:
-    compiled = one_round(method, name="graphs", device="cuda", compile="on")
-    assert isinstance(compiled.engine, Graphs)
-    assert compiled.engine.supply.program.compiled
-    assert furthest(one_round(method, name="eager", device="cuda"), compiled) <= 1e-5
+    compiled = one_round(method, name="cuda", device="cuda", compile="on")
+    assert isinstance(compiled.engine, CudaEngine)
+    assert compiled.engine.device_data.program.compiled
+    assert furthest(one_round(method, name="reference", device="cuda"), compiled) <= 1e-5
 
 
 @pytest.mark.parametrize("compiled", ["off", "on"])
@@ -204,35 +238,57 @@ def test_compiled_steps_are_the_eager_steps(method: str) -> None:
 def test_bf16_trains_to_the_same_loss(method: str, compiled: str) -> None:
     half = one_round(method, device="cuda", precision="bf16", compile=compiled)
     full = one_round(method, device="cuda")
-    assert isinstance(half.engine, Graphs)
-    assert half.engine.supply.program.compiled == (compiled == "on")
+    assert isinstance(half.engine, CudaEngine)
+    assert half.engine.device_data.program.compiled == (compiled == "on")
     losses = [sum(federation.history[0].loss.values()) for federation in (half, full)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]
-    assert all(value.dtype == torch.float32 for name, value in half.state.items() if name.startswith("model/"))
+    assert all(
+        value.dtype == torch.float32
+        for name, value in half.state.items()
+        if name.startswith("model/")
+    )
 
 
 @pytest.mark.parametrize("batch", [37, 500])
 def test_lanes_that_share_the_test_images_predict_what_one_does(batch: int) -> None:
-    tables = {"method": {"name": "cafedcl"}, "federation": {"clients": 6, "rounds": 2}, "evaluate": {"batch": batch}}
-    engines = [{"name": "eager"}, {"streams": 1, "precision": "fp32"}, {"streams": 6, "precision": "fp32"}]
-    called = []
+    tables = {
+        "method": {"name": "cafedcl"},
+        "federation": {"clients": 6, "rounds": 2},
+        "evaluate": {"batch": batch},
+    }
+    engines = [
+        {"name": "reference"},
+        {"streams": 1, "precision": "fp32"},
+        {"streams": 6, "precision": "fp32"},
+    ]
+    predicted = []
     for engine in engines:
         federation = Federation(resolve({**tables, "engine": {"device": "cuda", **engine}}))
         federation.step()
-        called.append([federation.engine.predict(federation.state)().long() for _ in range(3)])
-    assert all(torch.equal(each[0], other) for each in called for other in each)
-    assert all(float((called[0][0] == other[0]).double().mean()) >= 0.99 for other in called[1:])
+        predicted.append([federation.engine.predict(federation.state)().long() for _ in range(3)])
+    assert all(torch.equal(each[0], other) for each in predicted for other in each)
+    assert all(
+        float((predicted[0][0] == other[0]).double().mean()) >= 0.99 for other in predicted[1:]
+    )
 
 
 def test_memories_over_the_budget_go_to_the_host() -> None:
-    tables = {"method": {"name": "moon"}, "federation": {"clients": 4, "rounds": 2}, "engine": {"device": "cuda"}}
+    tables = {
+        "method": {"name": "moon"},
+        "federation": {"clients": 4, "rounds": 2},
+        "engine": {"device": "cuda"},
+    }
     federation, roomy = Federation(resolve(tables)), Federation(resolve(tables))
-    assert isinstance(federation.engine, Graphs)
+    assert isinstance(federation.engine, CudaEngine)
     federation.engine.budget = 0.0
     for each in (federation, roomy):
         each.run()
-    assert all(value.device.type == "cpu" for memory in federation.memories.values() for value in memory.values())
+    assert all(
+        value.device.type == "cpu"
+        for memory in federation.memories.values()
+        for value in memory.values()
+    )
     assert all(value.is_cuda for memory in roomy.memories.values() for value in memory.values())
     assert furthest(federation, roomy) <= 1e-6
 
@@ -245,9 +301,11 @@ def test_a_model_that_draws_random_numbers_is_not_captured() -> None:
             notices.append(message)
 
     setup = prepare(resolve({"method": {"name": "fedavg"}, "engine": {"device": "cuda"}}))
-    setup.bench.network.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10)).cuda()
-    initial = {name: value.detach().clone() for name, value in setup.bench.network.state_dict().items()}
-    federation = Federation(replace(setup, bench=replace(setup.bench, initial=initial)), [Listener()])
-    assert isinstance(federation.engine, Eager)
+    setup.task.network.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10)).cuda()
+    initial = {
+        name: value.detach().clone() for name, value in setup.task.network.state_dict().items()
+    }
+    federation = Federation(replace(setup, task=replace(setup.task, initial=initial)), [Listener()])
+    assert isinstance(federation.engine, ReferenceEngine)
     assert len(notices) == 1
     assert "random numbers" in notices[0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.engine.cuda.im2col import MULTIPLE, Patches, adapt
+from cafedcl.engine.cuda.im2col import MULTIPLE, Im2ColConv, use_im2col
 
 LAYERS = {
     "square": (lambda: nn.Conv2d(3, 5, 5), (3, 9, 8)),
@@ -24,8 +24,8 @@ def test_a_product_of_patches_is_the_convolution(name: str) -> None:
     make, shape = LAYERS[name]
     plain = make().double()
     layer = copy.deepcopy(plain)
-    adapt(layer)
-    assert type(layer) is Patches
+    use_im2col(layer)
+    assert type(layer) is Im2ColConv
     x = torch.randn(4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     slope = torch.randn_like(plain(x))
     for each in (plain, layer):
@@ -46,7 +46,7 @@ def test_numbers_of_16_bits_are_copied_whole(name: str) -> None:
             parameter.copy_(torch.randint(-1, 2, parameter.shape, generator=drawn))
     x = torch.randint(-1, 2, (4, *shape), generator=drawn).float()
     layer = copy.deepcopy(plain).bfloat16()
-    adapt(layer)
+    use_im2col(layer)
     assert torch.equal(layer(x.bfloat16()).float(), plain(x))
     assert plain(x).abs().max() > 1
 
@@ -54,7 +54,7 @@ def test_numbers_of_16_bits_are_copied_whole(name: str) -> None:
 def test_a_gradient_goes_through_a_layer_that_is_not_the_first() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3)).double()
     layers = copy.deepcopy(plain)
-    adapt(layers)
+    use_im2col(layers)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for each in (plain, layers):
         each(x).square().sum().backward()
@@ -77,5 +77,5 @@ def test_a_gradient_goes_through_a_layer_that_is_not_the_first() -> None:
 )
 def test_other_layers_stay_as_they_are(layer: nn.Module) -> None:
     kind = type(layer)
-    adapt(nn.Sequential(layer))
+    use_im2col(nn.Sequential(layer))
     assert type(layer) is kind

@@ -12,12 +12,12 @@ from cafedcl.config.sections import EngineOptions, TrainOptions
 from cafedcl.core.contract import Batch, Down, Job, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, under
 from cafedcl.engine.cuda.client_slot import STEP
-from cafedcl.engine.cuda.engine import Graphs
+from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.cuda.step import Given, Images, Program
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
-from cafedcl.task.task import Bench
+from cafedcl.task.task import Task
 
 Tiny = Callable[..., Federation]
 HALF = torch.bfloat16
@@ -39,14 +39,14 @@ def after_a_round(tiny: Tiny) -> Callable[[str], Federation]:
 
 
 def visit_of(federation: Federation, client: int = 0) -> Visit:
-    bench, method = federation.bench, federation.method
+    task, method = federation.task, federation.method
     sent, kept = method.broadcast(federation.state), federation.memories[client]
-    known = bench.client(client)
+    known = task.clients.client(client)
     return Visit(
         client=known,
         round=torch.tensor(1.0),
         progress=torch.tensor(0.5),
-        received={**bench.initial, **under(MODEL, sent), **under(MODEL, kept)},
+        received={**task.initial, **under(MODEL, sent), **under(MODEL, kept)},
         anchors=under(ANCHORS, sent),
         memory={name: value for name, value in kept.items() if not name.startswith(MODEL)},
         scratch=method.scratch(known),
@@ -57,23 +57,30 @@ def visit_of(federation: Federation, client: int = 0) -> Visit:
 def moved_away(weights: Tensors) -> Tensors:
     """Weights that are not the received ones, each of which a gradient can be asked for."""
     made = torch.Generator().manual_seed(3)
-    return {n: (w + 0.05 * torch.randn(w.shape, generator=made)).requires_grad_() for n, w in weights.items()}
+    return {
+        n: (w + 0.05 * torch.randn(w.shape, generator=made)).requires_grad_()
+        for n, w in weights.items()
+    }
 
 
-def images_of(bench: Bench, dtype: torch.dtype) -> Images:
-    return lambda rows, _: (bench.data.images(bench.data.train_x[rows]).to(dtype), bench.data.train_y[rows], None)
+def images_of(task: Task, dtype: torch.dtype) -> Images:
+    return lambda rows, _: (
+        task.clients.data.images(task.clients.data.train_x[rows]).to(dtype),
+        task.clients.data.train_y[rows],
+        None,
+    )
 
 
-def tables_of(bench: Bench, client: int = 0) -> Tensors:
-    shard = bench.shards.train[client].numpy()
-    return make_schedule(bench, shard, client, 1, bench.batch_size(len(shard)) + 3).tables
+def tables_of(task: Task, client: int = 0) -> Tensors:
+    shard = task.clients.shards.train[client].numpy()
+    return make_schedule(task, shard, client, 1, task.schedule.batch_size(len(shard)) + 3).tables
 
 
-def batch_at(bench: Bench, tables: Tensors, step: int) -> Batch:
+def batch_at(task: Task, tables: Tensors, step: int) -> Batch:
     """The batch of a step without its padding."""
     real = tables["weight"][step] == 1
     rows = tables["rows"][step][real]
-    return Batch(*images_of(bench, torch.float32)(rows, {})[:2], torch.ones(len(rows)))
+    return Batch(*images_of(task, torch.float32)(rows, {})[:2], torch.ones(len(rows)))
 
 
 # updates
@@ -87,15 +94,19 @@ def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
     tiny: Tiny, momentum: float, decay: float, clip: float, halved: int
 ) -> None:
     """To 1e-6, against torch in float64; the first weight has two gradients, which count together."""
-    bench, steps, made = tiny("fedavg").bench, 6, torch.Generator().manual_seed(0)
+    task, steps, made = tiny("fedavg").task, 6, torch.Generator().manual_seed(0)
     options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
-    program = Program(bench.network, bench.method, options, HALF if halved else torch.float32, compiled=False)
+    program = Program(
+        task.network, task.method, options, HALF if halved else torch.float32, compiled=False
+    )
     shapes = [(4, 3), (5,), (2, 3, 3, 3)]
     sizes = [math.prod(shape) for shape in shapes]
     weights = torch.randn(sum(sizes), generator=made)
     half = weights.to(HALF) if halved else None
     velocity = torch.zeros_like(weights) if momentum else None
-    theirs = [nn.Parameter(w.double().view(s)) for w, s in zip(weights.split(sizes), shapes, strict=True)]
+    theirs = [
+        nn.Parameter(w.double().view(s)) for w, s in zip(weights.split(sizes), shapes, strict=True)
+    ]
     optimizer = torch.optim.SGD(theirs, lr=1.0, momentum=momentum, weight_decay=decay)
     tables = {"rate": 0.1 * 0.8 ** torch.arange(steps)}
     at, log = torch.zeros(1, dtype=torch.int64), torch.zeros(steps, 2)
@@ -120,18 +131,23 @@ def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cafedcl"])
-def test_a_step_is_compiled_in_one_piece(after_a_round: Callable[[str], Federation], name: str) -> None:
+def test_a_step_is_compiled_in_one_piece(
+    after_a_round: Callable[[str], Federation], name: str
+) -> None:
     """Whatever dynamo cannot follow would run as kernels of its own in between."""
     federation = after_a_round(name)
-    bench = federation.bench
-    program = Program(bench.network, federation.method, bench.train, torch.float32, compiled=False)
-    tables, visit, at = tables_of(bench), visit_of(federation), torch.tensor([1])
+    task = federation.task
+    program = Program(
+        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+    )
+    tables, visit, at = tables_of(task), visit_of(federation), torch.tensor([1])
     weights = moved_away(visit.received)
     given = Given(weights, under("encoder.", weights))
     whole = {
-        part: torch.compile(getattr(program, part), backend="eager", fullgraph=True) for part in ("objective", "update")
+        part: torch.compile(getattr(program, part), backend="eager", fullgraph=True)
+        for part in ("objective", "update")
     }
-    loss, terms = whole["objective"](given, images_of(bench, torch.float32), {}, tables, at, visit)
+    loss, terms = whole["objective"](given, images_of(task, torch.float32), {}, tables, at, visit)
     found = torch.autograd.grad(loss, list(weights.values()))
     flat = torch.cat([weight.detach().flatten() for weight in weights.values()])
     log = torch.zeros(len(tables["rows"]), len(terms))
@@ -143,20 +159,27 @@ def test_a_step_is_compiled_in_one_piece(after_a_round: Callable[[str], Federati
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cafedcl"])
-def test_scoring_is_compiled_in_one_piece(after_a_round: Callable[[str], Federation], name: str) -> None:
+def test_scoring_is_compiled_in_one_piece(
+    after_a_round: Callable[[str], Federation], name: str
+) -> None:
     federation = after_a_round(name)
-    bench, visit = federation.bench, visit_of(federation)
-    program = Program(bench.network, federation.method, bench.train, torch.float32, compiled=False)
+    task, visit = federation.task, visit_of(federation)
+    program = Program(
+        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+    )
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
-    given, images = Given(weights, under("encoder.", weights)), images_of(bench, torch.float32)
+    given, images = Given(weights, under("encoder.", weights)), images_of(task, torch.float32)
     asked, held = torch.arange(40).view(2, 20), torch.arange(10) < 6
     found = []
-    for predict in (program.predict, torch.compile(program.predict, backend="eager", fullgraph=True)):
-        at, called = torch.tensor([0]), torch.zeros(2, 20, 2, dtype=torch.int16)
+    for predict in (
+        program.predict,
+        torch.compile(program.predict, backend="eager", fullgraph=True),
+    ):
+        at, predicted = torch.tensor([0]), torch.zeros(2, 20, 2, dtype=torch.int16)
         with torch.no_grad():
             for _ in asked:
-                predict(given, images, asked, at, visit.anchors, {}, held, called)
-        found.append(called)
+                predict(given, images, asked, at, visit.anchors, {}, held, predicted)
+        found.append(predicted)
     assert torch.equal(*found)
     assert len(found[0][..., 0].unique()) > 1
 
@@ -170,24 +193,28 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
 ) -> None:
     """In fp32, with padding, at a step that is not the first; terms and gradients to 1e-5."""
     federation = after_a_round(name)
-    bench, step = federation.bench, 1
-    program = Program(bench.network, federation.method, bench.train, torch.float32, compiled=False)
-    tables, visit = tables_of(bench), visit_of(federation)
+    task, step = federation.task, 1
+    program = Program(
+        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+    )
+    tables, visit = tables_of(task), visit_of(federation)
     weights = moved_away(visit.received)
     given, at = Given(weights, under("encoder.", weights)), torch.tensor([step])
-    loss, terms = program.objective(given, images_of(bench, torch.float32), {}, tables, at, visit)
+    loss, terms = program.objective(given, images_of(task, torch.float32), {}, tables, at, visit)
     found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
 
-    network = bench.network.train()
+    network = task.network.train()
     network.load_state_dict(weights)
     network.zero_grad()
-    plain = federation.method.loss(network, batch_at(bench, tables, step), visit_of(federation))
+    plain = federation.method.loss(network, batch_at(task, tables, step), visit_of(federation))
     sum(plain.values()).backward()
-    names = program.names(given, images_of(bench, torch.float32), {}, tables, at, visit)
+    names = program.names(given, images_of(task, torch.float32), {}, tables, at, visit)
     assert names == tuple(plain)
     assert not terms.requires_grad
     assert float(loss.detach()) == pytest.approx(float(terms.sum()), rel=1e-6)
-    torch.testing.assert_close(terms, torch.stack([term.detach() for term in plain.values()]), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        terms, torch.stack([term.detach() for term in plain.values()]), atol=1e-6, rtol=1e-5
+    )
     assert any(gradient is not None and gradient.any() for gradient in found)
     for (entry, weight), gradient in zip(network.named_parameters(), found, strict=True):
         expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -197,7 +224,7 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
 
 def test_scratch_is_zeroed_at_the_first_step_of_an_epoch_and_only_there(tiny: Tiny) -> None:
     federation = tiny("fedavg", train__epochs=2, train__iterations=3)
-    bench = federation.bench
+    task = federation.task
 
     class Counting(type(federation.method)):
         def loss(self, model, batch, visit):
@@ -205,14 +232,16 @@ def test_scratch_is_zeroed_at_the_first_step_of_an_epoch_and_only_there(tiny: Ti
             return super().loss(model, batch, visit)
 
     method = Counting(None, 10, federation.method.dim)
-    program = Program(bench.network, method, bench.train, torch.float32, compiled=False)
+    program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
     federation.step()
     federation.memories.setdefault(0, {})
     visit = replace(visit_of(federation), scratch={"seen": torch.tensor(99.0)})
-    given = Given(bench.initial, under("encoder.", bench.initial))
-    tables, seen = tables_of(bench), []
+    given = Given(task.initial, under("encoder.", task.initial))
+    tables, seen = tables_of(task), []
     for step in range(6):
-        program.objective(given, images_of(bench, torch.float32), {}, tables, torch.tensor([step]), visit)
+        program.objective(
+            given, images_of(task, torch.float32), {}, tables, torch.tensor([step]), visit
+        )
         seen.append(float(visit.scratch["seen"]))
     sizes = tables["weight"].sum(1).tolist()
     assert len(sizes) == 6
@@ -221,7 +250,7 @@ def test_scratch_is_zeroed_at_the_first_step_of_an_epoch_and_only_there(tiny: Ti
 
 def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
     federation = tiny("fedavg", train__flip=True, train__crop=1)
-    bench, seen = federation.bench, []
+    task, seen = federation.task, []
 
     class Seeing(type(federation.method)):
         def loss(self, model, batch, visit):
@@ -229,13 +258,21 @@ def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
             return super().loss(model, batch, visit)
 
     method = Seeing(None, 10, federation.method.dim)
-    program = Program(bench.network, method, bench.train, torch.float32, compiled=False)
-    tables, given = tables_of(bench), Given(bench.initial, under("encoder.", bench.initial))
+    program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
+    tables, given = tables_of(task), Given(task.initial, under("encoder.", task.initial))
     federation.step()
     federation.memories.setdefault(0, {})
-    program.objective(given, images_of(bench, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation))
-    plain = images_of(bench, torch.float32)(tables["rows"][0], {})[0]
-    drawn = zip(plain, seen[0], tables["draw/flip"][0].tolist(), tables["draw/crop"][0].tolist(), strict=True)
+    program.objective(
+        given, images_of(task, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
+    )
+    plain = images_of(task, torch.float32)(tables["rows"][0], {})[0]
+    drawn = zip(
+        plain,
+        seen[0],
+        tables["draw/flip"][0].tolist(),
+        tables["draw/crop"][0].tolist(),
+        strict=True,
+    )
     for image, augmented, flip, (down, right) in drawn:
         turned = image.flip(2) if flip else image
         expected = F.pad(turned, (1, 1, 1, 1))[:, down : down + 8, right : right + 8]
@@ -248,27 +285,35 @@ def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
 def spied(module: nn.Module) -> list[tuple[torch.dtype, torch.dtype]]:
     """The types that go into a module and come out of it."""
     seen: list[tuple[torch.dtype, torch.dtype]] = []
-    module.register_forward_hook(lambda _module, given, found: seen.append((given[0].dtype, found.dtype)))
+    module.register_forward_hook(
+        lambda _module, given, found: seen.append((given[0].dtype, found.dtype))
+    )
     return seen
 
 
 def in_both(weights: Tensors) -> Given:
-    halves = {n: w.detach().to(HALF).requires_grad_() for n, w in under("encoder.", weights).items()}
+    halves = {
+        n: w.detach().to(HALF).requires_grad_() for n, w in under("encoder.", weights).items()
+    }
     return Given(weights, halves)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cafedcl", "moon", "fedrcl", "fedproto"])
-def test_in_bf16_only_the_encoder_is_in_bf16(after_a_round: Callable[[str], Federation], name: str) -> None:
+def test_in_bf16_only_the_encoder_is_in_bf16(
+    after_a_round: Callable[[str], Federation], name: str
+) -> None:
     federation = after_a_round(name)
-    bench, method = federation.bench, federation.method
-    program = Program(bench.network, method, bench.train, HALF, compiled=False)
+    task, method = federation.task, federation.method
+    program = Program(task.network, method, task.schedule.options, HALF, compiled=False)
     plays = program.play
     inside = [spied(module) for module in (plays.body.first, plays.body.second)]
     layers = [module for module in plays.network.head.modules() if isinstance(module, nn.Linear)]
     head, bystander = [spied(layer) for layer in layers], spied(plays.network.encoder)
-    visit, tables = visit_of(federation), tables_of(bench)
+    visit, tables = visit_of(federation), tables_of(task)
     given = in_both(moved_away(visit.received))
-    loss, terms = program.objective(given, images_of(bench, HALF), {}, tables, torch.tensor([0]), visit)
+    loss, terms = program.objective(
+        given, images_of(task, HALF), {}, tables, torch.tensor([0]), visit
+    )
     asked = [*given.network.values(), *given.body.values()]
     gradients = torch.autograd.grad(loss, asked, allow_unused=True)
     assert all(seen and set(seen) == {(HALF, HALF)} for seen in inside)
@@ -280,24 +325,26 @@ def test_in_bf16_only_the_encoder_is_in_bf16(after_a_round: Callable[[str], Fede
     assert all(gradient is not None and gradient.dtype == HALF for gradient in body)
     assert all(g is None or g.dtype == torch.float32 for g in gradients[: len(given.network)])
 
-    full = Program(bench.network, method, bench.train, torch.float32, compiled=False)
+    full = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
     single = Given(given.network, under("encoder.", given.network))
     exact, _ = full.objective(
-        single, images_of(bench, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
+        single, images_of(task, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
     )
     assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=0.02)
     assert float(loss.detach()) != float(exact.detach())
 
 
-def test_embeddings_and_scores_of_a_bf16_encoder_are_float32(after_a_round: Callable[[str], Federation]) -> None:
+def test_embeddings_and_scores_of_a_bf16_encoder_are_float32(
+    after_a_round: Callable[[str], Federation],
+) -> None:
     federation = after_a_round("cafedcl")
-    bench, method = federation.bench, federation.method
-    program = Program(bench.network, method, bench.train, HALF, compiled=False)
-    given, rows = in_both(moved_away(bench.initial)), torch.arange(20)
-    z = program.embed(given, images_of(bench, HALF), {}, rows)
+    task, method = federation.task, federation.method
+    program = Program(task.network, method, task.schedule.options, HALF, compiled=False)
+    given, rows = in_both(moved_away(task.initial)), torch.arange(20)
+    z = program.embed(given, images_of(task, HALF), {}, rows)
     assert z.dtype == torch.float32
-    bench.network.load_state_dict(given.network)
-    exact = method.embed(bench.network.eval(), images_of(bench, torch.float32)(rows, {})[0])
+    task.network.load_state_dict(given.network)
+    exact = method.embed(task.network.eval(), images_of(task, torch.float32)(rows, {})[0])
     torch.testing.assert_close(z, exact, atol=0.05, rtol=0.05)
 
 
@@ -306,27 +353,29 @@ def test_predictions_are_the_largest_score_among_all_and_among_those_held(
     after_a_round: Callable[[str], Federation], name: str
 ) -> None:
     federation = after_a_round(name)
-    bench, method, visit = federation.bench, federation.method, visit_of(federation)
-    program = Program(bench.network, method, bench.train, torch.float32, compiled=False)
+    task, method, visit = federation.task, federation.method, visit_of(federation)
+    program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
     rows, held = torch.arange(50), torch.tensor([c in (1, 4, 7) for c in range(10)])
-    given, images = Given(weights, under("encoder.", weights)), images_of(bench, torch.float32)
+    given, images = Given(weights, under("encoder.", weights)), images_of(task, torch.float32)
     asked, at = torch.stack([rows.flip(0), rows, rows.flip(0)]), torch.tensor([1])
     table = torch.full((3, 50, 2), -1, dtype=torch.int16)
     with torch.no_grad():
         program.predict(given, images, asked, at, visit.anchors, visit.memory, held, table)
     assert at.tolist() == [2]
     assert (table[[0, 2]] == -1).all(), "only those that were next are noted"
-    called = table[1]
-    bench.network.load_state_dict(weights)
+    predicted = table[1]
+    task.network.load_state_dict(weights)
     with torch.no_grad():
-        scores = method.scores(bench.network.eval(), images(rows, {})[0], visit.anchors, visit.memory).tolist()
-    assert called.tolist() == [
+        scores = method.scores(
+            task.network.eval(), images(rows, {})[0], visit.anchors, visit.memory
+        ).tolist()
+    assert predicted.tolist() == [
         [max(range(10), key=row.__getitem__), max((1, 4, 7), key=row.__getitem__)] for row in scores
     ]
     torch.testing.assert_close(
         program.embed(given, images, {}, rows),
-        method.embed(bench.network, images(rows, {})[0]).detach(),
+        method.embed(task.network, images(rows, {})[0]).detach(),
         atol=1e-6,
         rtol=1e-5,
     )
@@ -335,20 +384,27 @@ def test_predictions_are_the_largest_score_among_all_and_among_those_held(
 # a loss that looks at the weights
 
 
-def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_the_body(tiny: Tiny) -> None:
+def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_the_body(
+    tiny: Tiny,
+) -> None:
     federation = tiny("fedprox", method__mu=0.7, federation__participation=1.0)
     federation.step()
-    bench, visit = federation.bench, visit_of(federation)
-    program = Program(bench.network, federation.method, bench.train, torch.float32, compiled=False)
-    weights, tables = moved_away(visit.received), tables_of(bench)
-    body = {name: value.detach().clone().requires_grad_() for name, value in under("encoder.", weights).items()}
+    task, visit = federation.task, visit_of(federation)
+    program = Program(
+        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+    )
+    weights, tables = moved_away(visit.received), tables_of(task)
+    body = {
+        name: value.detach().clone().requires_grad_()
+        for name, value in under("encoder.", weights).items()
+    }
     loss, _ = program.objective(
-        Given(weights, body), images_of(bench, torch.float32), {}, tables, torch.tensor([1]), visit
+        Given(weights, body), images_of(task, torch.float32), {}, tables, torch.tensor([1]), visit
     )
     found = torch.autograd.grad(loss, [*weights.values(), *body.values()])
     through = dict(zip([*weights, *(f"body.{name}" for name in body)], found, strict=True))
 
-    batch, network = batch_at(bench, tables, 1), bench.network
+    batch, network = batch_at(task, tables, 1), task.network
     network.load_state_dict(weights)
     network.zero_grad()
     F.cross_entropy(network.head(network.encoder(batch.x)), batch.y).backward()
@@ -365,23 +421,27 @@ def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_th
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_moves_the_weights_by_both_gradients_together(tiny: Tiny, precision: str) -> None:
     """Against SGD by hand; in bf16 the encoder is a cast copy and the pull on the weights is exact."""
-    federation = tiny("fedprox", method__mu=5.0, train__clip=0.0, train__weight_decay=0.0, train__lr=0.05)
-    bench, mu = federation.bench, 5.0
-    engine = Graphs(bench, replace(EngineOptions(), precision=precision, streams=1), 3, compiled=False)
+    federation = tiny(
+        "fedprox", method__mu=5.0, train__clip=0.0, train__weight_decay=0.0, train__lr=0.05
+    )
+    task, mu = federation.task, 5.0
+    engine = CudaEngine(
+        task, replace(EngineOptions(), precision=precision, streams=1), 3, compiled=False
+    )
     slot, down = engine._slot(0), Down(0, federation.method.broadcast(federation.state))
     job = Job(0, down, {}, False)
-    plan, width = slot.plan(job), engine.supply.width(0)
+    plan, width = slot.plan(job), engine.device_data.width(0)
     slot.prepare(plan, width)
     slot.receive(engine._sent(down), job)
-    schedule = make_schedule(bench, bench.rows[0], 0, 0, width)
+    schedule = make_schedule(task, task.tail.rows[0], 0, 0, width)
     slot.feed(width).fill(schedule)
-    received = {name: value.clone() for name, value in bench.initial.items()}
+    received = {name: value.clone() for name, value in task.initial.items()}
     weights = {name: value.clone() for name, value in received.items()}
     dtype = HALF if precision == "bf16" else torch.float32
     for step in range(schedule.steps):
         plan.repeat(STEP, width, 1)
-        batch = batch_at(bench, schedule.tables, step)
-        network = bench.network
+        batch = batch_at(task, schedule.tables, step)
+        network = task.network
         network.load_state_dict(weights)
         network.encoder.to(dtype)
         network.zero_grad()
@@ -392,6 +452,8 @@ def test_a_step_moves_the_weights_by_both_gradients_together(tiny: Tiny, precisi
             weights[name] = weights[name] - 0.05 * (weight.grad.float() + pull)
         network.encoder.float()
         for name, leaf in slot.leaves.items():
-            torch.testing.assert_close(leaf.detach(), weights[name], atol=1e-6, rtol=1e-5, msg=f"{step}: {name}")
+            torch.testing.assert_close(
+                leaf.detach(), weights[name], atol=1e-6, rtol=1e-5, msg=f"{step}: {name}"
+            )
     assert schedule.steps == 2
     assert not torch.equal(weights["encoder.first.weight"], received["encoder.first.weight"])

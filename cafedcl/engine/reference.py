@@ -7,25 +7,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cafedcl.augment.base import Extra
+from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.flip_and_crop import augment, draw
 from cafedcl.engine.sgd import SGD, flatten
-from cafedcl.functional.metrics import hits
-from cafedcl.task.task import Bench, arithmetic
+from cafedcl.functional.metrics import correct
+from cafedcl.task.task import Task, arithmetic
 
 
-class Eager:
+class ReferenceEngine:
     """Trains clients serially. What it computes is what every other engine has to compute."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.network = bench.network
-        self.weights = flatten(bench.network)
-        self.tensors = {name: value.detach() for name, value in bench.network.state_dict().items()}
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.network = task.network
+        self.weights = flatten(task.network)
+        self.tensors = {name: value.detach() for name, value in task.network.state_dict().items()}
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs one after another."""
@@ -35,47 +35,47 @@ class Eager:
     def attempt(self, job: Job) -> Reply | Failure:
         """Run one job; whatever goes wrong in it is the client's failure, not the round's."""
         try:
-            with arithmetic(self.bench):
+            with arithmetic(self.task):
                 return self.work(job)
         except Exception as error:
             return Failure(job.client, f"{type(error).__name__}: {error}")
 
     def work(self, job: Job) -> Reply:
         """One client's round: receive, train, summarize, remember, and score its own model if asked."""
-        began, bench, method = time.perf_counter(), self.bench, self.bench.method
-        job = bench.learned(job)
+        began, task, method = time.perf_counter(), self.task, self.task.method
+        job = task.tail.learned(job)
         received = {
-            **bench.initial,
+            **task.initial,
             **self._device(under(MODEL, job.down.tensors)),
             **self._device(under(MODEL, job.memory)),
         }
         self.load(received)
-        client = bench.client(job.client)
-        extra = bench.extra(job, lambda: self._features(job.client))
+        client = task.clients.client(job.client)
+        extra = task.tail.extra(job, lambda: self._features(job.client))
         visit = Visit(
             client=client,
-            round=torch.tensor(float(job.down.round), device=bench.device),
-            progress=torch.tensor(job.down.round / bench.rounds, device=bench.device),
+            round=torch.tensor(float(job.down.round), device=task.device),
+            progress=torch.tensor(job.down.round / task.rounds, device=task.device),
             received=received,
             anchors=self._device(under(ANCHORS, job.down.tensors)),
             memory=self._device(without((MODEL, AUGMENT), job.memory)),
             scratch=method.scratch(client),
             embed=self._embedder(job.client, received, extra),
-            rates=bench.rates(job.client, job.down.round),
+            rates=task.rates(job.client, job.down.round),
             signals=extra.signals,
         )
-        with torch_stream(bench.seed, "client", job.client, job.down.round):
+        with torch_stream(task.seed, "client", job.client, job.down.round):
             losses = self._epochs(job, visit, extra)
         self.network.eval()
         with torch.no_grad():
             summary, notes = method.summarize(self.network, visit)
             kept = method.remember(self.network, visit)
-        shared, own = bench.parted({name: value.clone() for name, value in self.tensors.items()})
+        shared, own = task.parted({name: value.clone() for name, value in self.tensors.items()})
         right: Tensors = {}
         if job.evaluate:
-            x, _ = bench.test_set(job.client)
-            called = self._predict(x, visit.anchors, kept, client.counts > 0)
-            right = hits(called, bench.test_labels(job.client), method.classes)
+            x, _ = task.clients.test_set(job.client)
+            predicted = self._predict(x, visit.anchors, kept, client.counts > 0)
+            right = correct(predicted, task.clients.test_labels(job.client), method.classes)
         return Reply(
             Up(
                 client=job.client,
@@ -86,8 +86,12 @@ class Eager:
                 losses=losses,
                 seconds=time.perf_counter() - began,
             ),
-            memory={**prefixed(MODEL, own), **kept, **prefixed(AUGMENT, under(AUGMENT, job.memory))},
-            hits=right,
+            memory={
+                **prefixed(MODEL, own),
+                **kept,
+                **prefixed(AUGMENT, under(AUGMENT, job.memory)),
+            },
+            correct=right,
         )
 
     def load(self, weights: Tensors) -> None:
@@ -95,23 +99,23 @@ class Eager:
         for name, tensor in self.tensors.items():
             tensor.copy_(weights[name])
 
-    def _epochs(self, job: Job, visit: Visit, extra: Extra) -> dict[str, float]:
+    def _epochs(self, job: Job, visit: Visit, extra: SyntheticImages) -> dict[str, float]:
         """The local training loop; returns the mean of every term of the loss over the last epoch."""
-        bench, options = self.bench, self.bench.train
-        shard = bench.shards.train[job.client]
-        x = bench.data.images(torch.cat([bench.data.train_x[shard], extra.x]))
-        y = torch.cat([bench.data.train_y[shard], extra.y])
-        weight = torch.ones(len(y), device=bench.device)
-        weight[len(shard) :] = bench.augmenter.options.weight
+        task, options = self.task, self.task.schedule.options
+        shard = task.clients.shards.train[job.client]
+        x = task.clients.data.images(torch.cat([task.clients.data.train_x[shard], extra.x]))
+        y = torch.cat([task.clients.data.train_y[shard], extra.y])
+        weight = torch.ones(len(y), device=task.device)
+        weight[len(shard) :] = task.tail.augmenter.options.weight
         shift = None if extra.shift is None else F.pad(extra.shift, (0, 0, len(shard), 0))
-        size = bench.batch_size(len(y))
-        draws = stream(bench.seed, "batches", job.client, job.down.round)
+        size = task.schedule.batch_size(len(y))
+        draws = stream(task.seed, "batches", job.client, job.down.round)
         sgd = SGD(self.weights, options)
         self.network.train()
         seen: list[tuple[int, Tensors]] = []
         for epoch in range(options.epochs):
-            order = torch.from_numpy(draws.permutation(len(y))).to(bench.device)
-            rate = bench.learning_rate(job.down.round, epoch)
+            order = torch.from_numpy(draws.permutation(len(y))).to(task.device)
+            rate = task.schedule.learning_rate(job.down.round, epoch)
             for tensor in visit.scratch.values():
                 tensor.zero_()
             seen.clear()
@@ -120,27 +124,33 @@ class Eager:
             for xs, ys, ws, self.network.shift in batches:
                 drawn = self._device(draw(len(ys), options))
                 batch = Batch(augment(xs, drawn, options), ys, ws)
-                terms = bench.method.loss(self.network, batch, visit)
+                terms = task.method.loss(self.network, batch, visit)
                 sum(list(terms.values())[1:], start=next(iter(terms.values()))).backward()
                 sgd.step(rate)
                 seen.append((len(ys), {name: term.detach() for name, term in terms.items()}))
         self.network.shift = None
-        return {name: sum(n * float(terms[name]) for n, terms in seen) / len(y) for name in seen[0][1]}
+        return {
+            name: sum(n * float(terms[name]) for n, terms in seen) / len(y) for name in seen[0][1]
+        }
 
-    def _embedder(self, client: int, received: Tensors, extra: Extra) -> Embed:
+    def _embedder(self, client: int, received: Tensors, extra: SyntheticImages) -> Embed:
         cache: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
             if (part, weights) not in cache:
-                cache[part, weights] = self._embed(client, part, received if weights == "received" else None, extra)
+                cache[part, weights] = self._embed(
+                    client, part, received if weights == "received" else None, extra
+                )
             return cache[part, weights]
 
         return embed
 
     @torch.no_grad()
-    def _embed(self, client: int, part: Part, weights: Tensors | None, extra: Extra) -> tuple[Tensor, Tensor]:
+    def _embed(
+        self, client: int, part: Part, weights: Tensors | None, extra: SyntheticImages
+    ) -> tuple[Tensor, Tensor]:
         """Return the embeddings and labels of a part of the client's data, in evaluation mode."""
-        data, shards = self.bench.data, self.bench.shards
+        data, shards = self.task.clients.data, self.task.clients.shards
         if part == "synthetic":
             x, y, shift = extra.x, extra.y, extra.shift
         else:
@@ -155,15 +165,19 @@ class Eager:
         return z, y
 
     def _embedding(self, x: Tensor) -> Tensor:
-        return self.bench.method.embed(self.network, x)
+        return self.task.method.embed(self.network, x)
 
-    def _look(self, x: Tensor, act: Callable[[Tensor], Tensor], shift: Tensor | None = None) -> Tensor:
+    def _look(
+        self, x: Tensor, act: Callable[[Tensor], Tensor], shift: Tensor | None = None
+    ) -> Tensor:
         """Return what is seen in uint8 images, a chunk at a time, under the current weights."""
-        images, size = self.bench.data.images, self.bench.chunk
+        images, size = self.task.clients.data.images, self.task.eval_batch
         if not len(x):
-            return act(images(self.bench.data.train_x[:1]))[:0]
+            return act(images(self.task.clients.data.train_x[:1]))[:0]
         seen = []
-        for chunk, self.network.shift in zip(x.split(size), parted(shift, len(x), size), strict=True):
+        for chunk, self.network.shift in zip(
+            x.split(size), parted(shift, len(x), size), strict=True
+        ):
             seen.append(act(images(chunk)))
         self.network.shift = None
         return torch.cat(seen)
@@ -172,38 +186,52 @@ class Eager:
     def _features(self, client: int) -> Tensor:
         """Return the encoder's features of a client's training images, in evaluation mode."""
         self.network.eval()
-        return self._look(self.bench.data.train_x[self.bench.shards.train[client]], self.network.features)
+        return self._look(
+            self.task.clients.data.train_x[self.task.clients.shards.train[client]],
+            self.network.features,
+        )
 
     @torch.no_grad()
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
-        with arithmetic(self.bench):
+        with arithmetic(self.task):
             self.load(under(MODEL, tensors))
             self.network.eval()
-            return self._look(self.bench.data.train_x[rows.to(self.bench.device)], self._embedding)
+            return self._look(
+                self.task.clients.data.train_x[rows.to(self.task.device)], self._embedding
+            )
 
     def predict(self, tensors: Tensors) -> Pending:
         """Predict the test images by the server's model."""
-        with arithmetic(self.bench):
+        with arithmetic(self.task):
             self.load(under(MODEL, tensors))
-            x, _ = self.bench.test_set(None)
-            everything = torch.ones(self.bench.method.classes, dtype=torch.bool, device=self.bench.device)
-            called = self._predict(x, self._device(under(ANCHORS, tensors)), {}, everything)["all"]
-        return lambda: called
+            x, _ = self.task.clients.test_set(None)
+            everything = torch.ones(
+                self.task.method.classes, dtype=torch.bool, device=self.task.device
+            )
+            predicted = self._predict(x, self._device(under(ANCHORS, tensors)), {}, everything)[
+                "all"
+            ]
+        return lambda: predicted
 
     @torch.no_grad()
     def _predict(self, x: Tensor, anchors: Tensors, memory: Tensors, held: Tensor) -> Tensors:
         """Return the predicted class of every image, among all classes and among those the client holds."""
         self.network.eval()
         free, restricted = [], []
-        for chunk in x.split(self.bench.chunk):
-            scores = self.bench.method.scores(self.network, self.bench.data.images(chunk), anchors, memory)
+        for chunk in x.split(self.task.eval_batch):
+            scores = self.task.method.scores(
+                self.network, self.task.clients.data.images(chunk), anchors, memory
+            )
             free.append(scores.argmax(1))
             restricted.append(scores.masked_fill(~held, -torch.inf).argmax(1))
-        return {"all": torch.cat(free).to(torch.int16).cpu(), "held": torch.cat(restricted).to(torch.int16).cpu()}
+        return {
+            "all": torch.cat(free).to(torch.int16).cpu(),
+            "held": torch.cat(restricted).to(torch.int16).cpu(),
+        }
 
     def _device(self, tensors: Tensors) -> Tensors:
-        return moved(tensors, self.bench.device)
+        return moved(tensors, self.task.device)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -1,0 +1,56 @@
+"""The options that have a flag of their own: on the command line, in `cafedcl.run` and in studies.
+
+Every other option is set by its full name, such as ``--set train.lr=0.05``.
+"""
+
+from typing import Any, TypedDict
+
+from cafedcl.config.sections import parse_split, section_of
+
+FLAGS = {
+    "method": "method.name",
+    "augment": "augment.name",
+    "data": "data.name",
+    "data_dir": "data.dir",
+    "strict": "data.strict",
+    "split": "split",
+    "clients": "federation.clients",
+    "rounds": "federation.rounds",
+    "seed": "run.seed",
+    "device": "engine.device",
+    "engine": "engine.name",
+}
+"""Each flag, and the option it sets; ``split`` sets its whole section, as in ``dirichlet:0.1``."""
+
+
+class RunFlags(TypedDict, total=False):
+    """The flags besides ``method`` and ``data``, with their types; None leaves an option as it is."""
+
+    augment: str | None
+    data_dir: str | None
+    strict: bool | None
+    split: str | None
+    clients: int | None
+    rounds: int | None
+    seed: int | None
+    device: str | None
+    engine: str | None
+
+
+class Flags(RunFlags, total=False):
+    """All flags."""
+
+    method: str | None
+    data: str | None
+
+
+def set_flags(tables: dict[str, Any], flags: Flags) -> None:
+    """Write the flags that are given into the tables of a config."""
+    for name, value in flags.items():
+        if value is None:
+            continue
+        if name == "split":
+            section_of(tables, "split").update(parse_split(str(value)))
+        else:
+            section, _, key = FLAGS[name].partition(".")
+            section_of(tables, section)[key] = value
