@@ -2,9 +2,10 @@
 
     python benchmarks/growth.py --out benchmarks/results/growth-cpu.json
 
-Time: the same 5,000 images (3×32×32, 4-layer CNN, batch 10, one epoch, FedAvg) over 20 and over 500 clients, all of
-which take part. Memory: the same 20,000 images (8×8, small CNN) over 100 and over 10,000 clients, all of which take
-part: the largest use of memory of the process that holds the server. Every measurement is a process of its own.
+Time: the same 5,000 images (3×32×32, 4-layer CNN, batch 10, one epoch, FedAvg) over 20 and over 500
+clients, all of which take part. Memory: the same 20,000 images (8×8, small CNN) over 100 and over
+10,000 clients, all of which take part: the largest use of memory of the process that holds the
+server. Every measurement is a process of its own.
 """
 
 import argparse

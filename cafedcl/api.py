@@ -28,8 +28,8 @@ def run(
     """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
 
     ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
-    ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets any
-    option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
+    ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets
+    any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
     """
     words = [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
     return start(gather(settings=words, method=method, data=data, **flags), out, watchers)
@@ -41,7 +41,9 @@ def start(
     watchers: Sequence[Watcher] = (),
     command: Sequence[str] = (),
 ) -> Run:
-    """Run a resolved config from its first round: on this machine, or simulated on Flower if its engine says so."""
+    """Run a resolved config from its first round: on this machine, or simulated on Flower if its
+    engine says so.
+    """
     if config.engine.name == "flower":
         from cafedcl.deploy.simulate import simulate
 
@@ -52,7 +54,9 @@ def start(
 def resume(
     path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[str], None] = print
 ) -> Run:
-    """Resume a run from its newest intact checkpoint; the result is the same as if it had never stopped."""
+    """Resume a run from its newest intact checkpoint; the result is the same as if it had never
+    stopped.
+    """
     folder = RunFolder.open(path)
     if folder.config().engine.name == "flower":
         from cafedcl.deploy.simulate import go_on

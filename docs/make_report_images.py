@@ -2,8 +2,8 @@
 
 python docs/make_report_images.py [FOLDER]
 
-FOLDER holds the runs; those that are missing are trained first, which takes about a quarter of an hour on one core.
-Needs playwright and a Chromium: pip install playwright, apt install chromium.
+FOLDER holds the runs; those that are missing are trained first, which takes about a quarter of an
+hour on one core. Needs playwright and a Chromium: pip install playwright, apt install chromium.
 """
 
 import io

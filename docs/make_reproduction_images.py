@@ -2,7 +2,8 @@
 
 python docs/make_reproduction_images.py
 
-Every figure carries the digests of the files it was drawn from, so that it cannot fall behind them unseen.
+Every figure carries the digests of the files it was drawn from, so that it cannot fall behind them
+unseen.
 """
 
 import hashlib
@@ -118,7 +119,9 @@ def overview(records: Records) -> Figure:
 
 @figure("table1")
 def table1(records: Records) -> Figure:
-    """Every method's accuracy and spread between clients, of the server's model and of the clients' own."""
+    """Every method's accuracy and spread between clients, of the server's model and of the clients'
+    own.
+    """
     settings, methods = (
         dict(by_setting(records)),
         list(dict.fromkeys(one["method"] for one in records)),
@@ -176,7 +179,9 @@ def dots(
 
 @figure("ablation")
 def ablation(records: Records) -> Figure:
-    """What changes when a part of CAFedCL is taken away: paired differences and their standard errors."""
+    """What changes when a part of CAFedCL is taken away: paired differences and their standard
+    errors.
+    """
     settings = dict(by_setting(records))
     picture, axes = sheet(len(SHOWN), 1, height=2.5)
     for ax, (score, words) in zip(axes, SHOWN.items(), strict=True):

@@ -1,11 +1,13 @@
-"""Where the anchors go: how close to each other averaged prototypes of several readings are, round after round.
+"""Where the anchors go: how close to each other averaged prototypes of several readings are, round
+after round.
 
     python experiments/anchors.py --out experiments/results/anchors.json
 
-trains CAFedCL on 5,000 images of CIFAR-10 (Dirichlet 0.1, 20 clients, four-layer CNN, two local epochs) with anchors
-that are averaged every round, from features after or before the last ReLU, and then moved apart by the server or not,
-and with anchors that never move. It notes the mean cosine between the anchors of two classes and the accuracy of the
-server's model, every round. What the file has already is not run again.
+trains CAFedCL on 5,000 images of CIFAR-10 (Dirichlet 0.1, 20 clients, four-layer CNN, two local
+epochs) with anchors that are averaged every round, from features after or before the last ReLU, and
+then moved apart by the server or not, and with anchors that never move. It notes the mean cosine
+between the anchors of two classes and the accuracy of the server's model, every round. What the
+file has already is not run again.
 """
 
 import argparse

@@ -2,10 +2,12 @@
 
     python experiments/augmentation.py --out runs/augmentation --jobs 4
 
-trains with every kind of tail augmentation, five seeds each, and writes experiments/results/augmentation.json:
-accuracy, balanced accuracy, few-shot accuracy, the spread between clients, and what it costs. `--read` writes the file
-from runs that are there. Generated images are also shown to a judge that has nothing to do with them: a network trained
-in one place on the whole balanced training set. 20 clients, imbalance ratio 50, Dirichlet 0.3, 30 rounds, 4-layer CNN.
+trains with every kind of tail augmentation, five seeds each, and writes
+experiments/results/augmentation.json: accuracy, balanced accuracy, few-shot accuracy, the spread
+between clients, and what it costs. `--read` writes the file from runs that are there. Generated
+images are also shown to a judge that has nothing to do with them: a network trained in one place on
+the whole balanced training set. 20 clients, imbalance ratio 50, Dirichlet 0.3, 30 rounds, 4-layer
+CNN.
 """
 
 import argparse
@@ -50,7 +52,9 @@ SETTINGS = {
     "evaluate.loop": "0",
     "store.checkpoint_every": "30",
 }
-"""Classes with fewer than 300 training images are few-shot: three of the ten, which have 286, 185 and 120."""
+"""Classes with fewer than 300 training images are few-shot: three of the ten, which have 286, 185
+and 120.
+"""
 SCORES = ("accuracy", "balanced", "few", "client_std")
 PER_CLASS = 100
 """Generated images of every client and class that the judge sees."""
@@ -142,7 +146,9 @@ def share_right(network: nn.Module, data: Dataset, x: Tensor, y: Tensor) -> floa
 
 @torch.no_grad()
 def recognised(path: str, network: nn.Module, data: Dataset) -> dict[str, float]:
-    """Return how well the judge recognises what a run's generators make, over all clients and classes."""
+    """Return how well the judge recognises what a run's generators make, over all clients and
+    classes.
+    """
     run, device = load(path), data.train_x.device
     shares, qualities = [], []
     draws = torch.Generator().manual_seed(0)
@@ -172,7 +178,9 @@ def recognised(path: str, network: nn.Module, data: Dataset) -> dict[str, float]
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per method and augmentation, with a paired t-test against the same method without any."""
+    """Return a row per method and augmentation, with a paired t-test against the same method
+    without any.
+    """
     rows = []
     for method, kinds in ROWS.items():
         base = {

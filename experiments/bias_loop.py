@@ -1,13 +1,16 @@
-"""The prototype bias loop and its breaking: some clients are corrupted in one round, and the drift is followed.
+"""The prototype bias loop and its breaking: some clients are corrupted in one round, and the drift
+is followed.
 
     python experiments/bias_loop.py --seeds 3 --jobs 2
 
-trains CAFedCL on the embedded digits (20 clients, Dirichlet 0.3, one local epoch). In round 6 alone, six of the clients
-are corrupted: they have one image per class left (`few`), call every class by the next one's name (`labels`), or see
-all their images inverted (`biased`). Each run has a twin that is not corrupted; what counts is how much further from
-its class's centre a global prototype is than the twin's, in every round. All of it with four weightings of clients, and
-with feedback (clients train against the averaged prototypes) and without (against the anchors of round 0). Writes
-experiments/results/bias_loop.json and docs/images/bias-loop.svg; `--figure` draws the figure from the file alone.
+trains CAFedCL on the embedded digits (20 clients, Dirichlet 0.3, one local epoch). In round 6
+alone, six of the clients are corrupted: they have one image per class left (`few`), call every
+class by the next one's name (`labels`), or see all their images inverted (`biased`). Each run has a
+twin that is not corrupted; what counts is how much further from its class's centre a global
+prototype is than the twin's, in every round. All of it with four weightings of clients, and with
+feedback (clients train against the averaged prototypes) and without (against the anchors of round
+0). Writes experiments/results/bias_loop.json and docs/images/bias-loop.svg; `--figure` draws the
+figure from the file alone.
 """
 
 import argparse
@@ -47,7 +50,9 @@ FOLLOWED = ("drift", "feedback", "heterogeneity", "variance")
 
 
 class WithoutFeedback(CAFedCL):
-    """CAFedCL whose clients always get the anchors of round 0; the server still averages prototypes, unseen."""
+    """CAFedCL whose clients always get the anchors of round 0; the server still averages
+    prototypes, unseen.
+    """
 
     def start(self, model: Network) -> Tensors:
         """Return the state with the first anchors once more."""
@@ -152,7 +157,9 @@ def run(case: tuple[str, bool, str, int]) -> dict[str, Any]:
 
 
 def excess(runs: list[dict[str, Any]], weights: str, feedback: bool, kind: str) -> np.ndarray:
-    """Return the squared drift beyond the uncorrupted twin's, mean over classes, as (seeds, rounds)."""
+    """Return the squared drift beyond the uncorrupted twin's, mean over classes, as (seeds,
+    rounds).
+    """
     chosen = [r for r in runs if r["weights"] == weights and r["feedback"] == feedback]
     seeds = sorted({r["seed"] for r in chosen})
     drift = {
@@ -163,7 +170,9 @@ def excess(runs: list[dict[str, Any]], weights: str, feedback: bool, kind: str) 
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, per weighting, feedback and kind: the excess when it happens, and what is left of it later."""
+    """Return, per weighting, feedback and kind: the excess when it happens, and what is left of it
+    later.
+    """
     rows = []
     for kind, feedback, weights in product(KINDS, (True, False), WEIGHTS):
         values = excess(runs, weights, feedback, kind)
@@ -183,7 +192,9 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw the excess drift over rounds: a column per kind of corruption, a row with and one without feedback."""
+    """Draw the excess drift over rounds: a column per kind of corruption, a row with and one
+    without feedback.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

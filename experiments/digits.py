@@ -2,8 +2,9 @@
 
     python experiments/digits.py --seeds 5 --rounds 30 --jobs 2
 
-trains every method with every seed on the embedded digits (20 clients, Dirichlet 0.1, all defaults), and writes
-experiments/results/digits.json: the scores of the last round of every run, and paired tests over the seeds.
+trains every method with every seed on the embedded digits (20 clients, Dirichlet 0.1, all
+defaults), and writes experiments/results/digits.json: the scores of the last round of every run,
+and paired tests over the seeds.
 """
 
 import argparse
@@ -72,7 +73,9 @@ def train(method: str, seed: int, arguments: argparse.Namespace) -> dict[str, An
 def paired(
     runs: list[dict[str, Any]], better: str, worse: str, score: tuple[str, str]
 ) -> dict[str, Any]:
-    """Compare two methods over the seeds: the mean difference, paired t and Wilcoxon tests, one-sided."""
+    """Compare two methods over the seeds: the mean difference, paired t and Wilcoxon tests,
+    one-sided.
+    """
     section, key = score
     values = {m: [r[section][key] for r in runs if r["method"] == m] for m in (better, worse)}
     differences = [a - b for a, b in zip(values[better], values[worse], strict=True)]

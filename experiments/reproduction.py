@@ -3,9 +3,10 @@
     python experiments/reproduction.py            # writes them
     python experiments/reproduction.py --check    # compares only; exit status 1 if the page is not up to date
 
-A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from every file RESULT*.json in
-experiments/results, each a results.json of `cafedcl reproduce`, or what experiments/tuning.py has written. KINDS has
-all kinds of tables, ACROSS those that take several results at once, written as ONE+ANOTHER:KIND.
+A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from every file
+RESULT*.json in experiments/results, each a results.json of `cafedcl reproduce`, or what
+experiments/tuning.py has written. KINDS has all kinds of tables, ACROSS those that take several
+results at once, written as ONE+ANOTHER:KIND.
 """
 
 import argparse
@@ -45,7 +46,9 @@ TITLES = {
 }  # fmt: skip
 OURS = ("cafedcl", "cafedcl:best")
 REFERENCES = ("local", "central")
-"""Rows that are no rivals: no federation at all, and all data in one place, which is never marked as the best."""
+"""Rows that are no rivals: no federation at all, and all data in one place, which is never marked
+as the best.
+"""
 SURE = 0.05
 """A difference is significant below this p."""
 FEWEST = 3
@@ -61,7 +64,9 @@ def methods_of(records: Sequence[Record]) -> list[str]:
 
 
 def compared(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Statistics | None:
-    """Return how much more ours is on the shared seeds; None with too few. No p where the differences do not vary."""
+    """Return how much more ours is on the shared seeds; None with too few. No p where the
+    differences do not vary.
+    """
     gaps = paired(ours, theirs)
     if len(gaps) < FEWEST:
         return None
@@ -166,7 +171,9 @@ def skin_table(records: Sequence[Record]) -> str:
 def differences(
     records: Sequence[Record], pairs: Sequence[tuple[str, str]], tested: Sequence[str]
 ) -> str:
-    """Return a row per pair: how much more the first one's scores are, and p, corrected over all rows."""
+    """Return a row per pair: how much more the first one's scores are, and p, corrected over all
+    rows.
+    """
     columns: list[list[list[str]]] = []
     for score in tested:
         found = [
@@ -229,7 +236,9 @@ def rivals_table(records: Sequence[Record], tested: Sequence[str] = MAIN) -> str
 
 
 def verdict(gap: Statistics | None, leads: bool, higher: bool) -> str:
-    """Return whether a claim to be the best holds, from how much more ours is than the best rival's."""
+    """Return whether a claim to be the best holds, from how much more ours is than the best
+    rival's.
+    """
     if gap is None or gap[2] is None:
         return "cannot be said"
     sure = gap[2] < SURE and (gap[0] > 0) == (leads == higher)
@@ -239,7 +248,9 @@ def verdict(gap: Statistics | None, leads: bool, higher: bool) -> str:
 
 
 def claims_table(records: Sequence[Record]) -> str:
-    """Return, per setting and score, whether CAFedCL leads all rivals, with the test against the best of them."""
+    """Return, per setting and score, whether CAFedCL leads all rivals, with the test against the
+    best of them.
+    """
     lines = []
     for setting, mine in by_setting(records):
         for score in MAIN:
@@ -281,7 +292,9 @@ def claims_table(records: Sequence[Record]) -> str:
 
 
 def ablation_table(records: Sequence[Record]) -> str:
-    """Return every variant against the whole with the same tail augmentation, and the whole without any against it."""
+    """Return every variant against the whole with the same tail augmentation, and the whole without
+    any against it.
+    """
     text = ""
     for setting, mine in by_setting(records):
         there = methods_of(mine)
@@ -385,7 +398,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def ranks_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the mean rank over all settings of the methods that were run in all of them, and how often each is first.
+    """Return the mean rank over all settings of the methods that were run in all of them, and how
+    often each is first.
 
     Of methods without a server's model there is a rank among the clients' own only.
     """
@@ -459,7 +473,9 @@ def small_print(result: Mapping[str, Any]) -> str:
 
 
 def own_options(records: Sequence[Record]) -> list[str]:
-    """Return the options of training and of methods in which runs of one setting depart from each other's."""
+    """Return the options of training and of methods in which runs of one setting depart from each
+    other's.
+    """
     settings = [mine for _, mine in by_setting(records)]
     found: dict[str, dict[str, Any]] = {}
     for mine in settings:

@@ -2,12 +2,14 @@
 
     python experiments/tuning.py --out runs/tuning --jobs 4
 
-runs every candidate of every method in experiments/tuning.toml, the same number for each, through one pool, and writes
-OUT/tuning.json: every candidate's score and the best one per method. The scores are measured on training images that
-are held out once, for all alike; nobody looks at the test set. The same command again goes on where it stopped, and
-candidates that were added since are run besides. `--from tuning.json` takes the scores of candidates that an earlier
-result of the same settings has, so that only the others are run. `--study experiments/tuned.toml` runs nothing and
-writes the study in which every rival has the options of its best candidate, from the result that --from names.
+runs every candidate of every method in experiments/tuning.toml, the same number for each, through
+one pool, and writes OUT/tuning.json: every candidate's score and the best one per method. The
+scores are measured on training images that are held out once, for all alike; nobody looks at the
+test set. The same command again goes on where it stopped, and candidates that were added since are
+run besides. `--from tuning.json` takes the scores of candidates that an earlier result of the same
+settings has, so that only the others are run. `--study experiments/tuned.toml` runs nothing and
+writes the study in which every rival has the options of its best candidate, from the result that
+--from names.
 """
 
 import argparse
@@ -42,8 +44,10 @@ ENTRIES = ("data", "split", "hold_out", "score", "options", "scores", "candidate
 STUDY = """\
 # cafedcl reproduce tuned --scale short
 #
-# CIFAR-10 as in Table 1, every method with the options that did best on held-out images among as many candidates each:
-# written by `python experiments/tuning.py --from experiments/results/tuning.json --study experiments/tuned.toml`.
+# CIFAR-10 as in Table 1, every method with the options that did best on held-out images among as
+# many candidates each:
+# written by `python experiments/tuning.py --from experiments/results/tuning.json --study
+# experiments/tuned.toml`.
 title = "Table 1 with the same tuning budget for every method"
 methods = {methods}
 
@@ -75,7 +79,9 @@ class Tuning:
 
     @classmethod
     def read(cls, path: Path) -> "Tuning":
-        """Read a plan; one that does not give every method the same number of candidates is refused."""
+        """Read a plan; one that does not give every method the same number of candidates is
+        refused.
+        """
         table = read_file(path)
         for name in {*table} ^ {*ENTRIES}:
             what = "there is no such entry" if name in table else "it is missing"
@@ -158,7 +164,9 @@ def run(jobs: Sequence[Job], number: int | None, quiet: bool) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier result tells: the runs of candidates that need not be run again, and where they ran."""
+    """What an earlier result tells: the runs of candidates that need not be run again, and where
+    they ran.
+    """
 
     values: dict[tuple[str, str], list[float]]
     environments: list[dict[str, Any]]
@@ -235,7 +243,8 @@ def scored(
 
 
 def tune(arguments: argparse.Namespace) -> list[Outcome]:
-    """Run the plan, or what is asked for of it, and write down what came of it and of what was there before.
+    """Run the plan, or what is asked for of it, and write down what came of it and of what was
+    there before.
 
     It is written down after an interrupt too.
     """
@@ -293,7 +302,9 @@ def tune(arguments: argparse.Namespace) -> list[Outcome]:
 
 
 def study_of(result: dict[str, Any]) -> str:
-    """Return the study of tuned methods, as the text of its file. CAFedCL's best candidate is its preset."""
+    """Return the study of tuned methods, as the text of its file. CAFedCL's best candidate is its
+    preset.
+    """
     rivals = {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
     tables = (
         f"[each.{name}]\n"

@@ -85,7 +85,9 @@ def assert_same(one: Federation, other: Federation, within: float) -> None:
 
 
 def assert_same_records(one: Record, other: Record, within: float) -> None:
-    """Scores to one test image in a hundred, because a prediction at a tie may go either way; notes to a distance."""
+    """Scores to one test image in a hundred, because a prediction at a tie may go either way; notes
+    to a distance.
+    """
     assert (one.server is None) == (other.server is None)
     for here, there in ((one.server, other.server), (one.own, other.own)):
         if here:

@@ -58,7 +58,9 @@ def digits() -> Dataset:
 
 @pytest.fixture(scope="session")
 def tiny(digits: Dataset) -> Callable[..., Federation]:
-    """Five clients with two classes each, three of them in a round; settings by their names in the config."""
+    """Five clients with two classes each, three of them in a round; settings by their names in the
+    config.
+    """
 
     def make(method: str = "cafedcl", **settings: Any) -> Federation:
         config = tiny_config(

@@ -1,8 +1,10 @@
-"""Starts a run, kills it (SIGKILL) at random moments, resumes it each time, and lets it finish after the last kill.
+"""Starts a run, kills it (SIGKILL) at random moments, resumes it each time, and lets it finish
+after the last kill.
 
     python tests/kill_and_resume.py FOLDER KILLS SEED
 
-Every attempt is a forked child, so none pays for importing PyTorch again. Prints the number of kills.
+Every attempt is a forked child, so none pays for importing PyTorch again. Prints the number of
+kills.
 """
 
 import os
@@ -40,7 +42,9 @@ def rounds_of(folder: Path) -> int:
 
 
 def attempt(folder: Path, rounds: int, seconds: float | None) -> bool:
-    """Work on the run in a child; kill it so many rounds and seconds later, and return whether it was killed."""
+    """Work on the run in a child; kill it so many rounds and seconds later, and return whether it
+    was killed.
+    """
     until, child = rounds_of(folder) + rounds, os.fork()
     if child == 0:
         status = 1

@@ -178,7 +178,9 @@ def test_the_gain_over_the_eager_engine_on_the_page_is_that_of_the_result_file()
 
 @pytest.mark.parametrize(("name", "has"), [("peers", "digits"), ("peers-gpu", "d")])
 def test_the_ratios_to_peers_on_the_page_are_those_of_the_result_files(name: str, has: str) -> None:
-    """Whichever jobs a file has: a round's ratios, and those of the whole job's wall time behind them."""
+    """Whichever jobs a file has: a round's ratios, and those of the whole job's wall time behind
+    them.
+    """
     result = measured(name)
     assert has in result["jobs"]
     for job, rows in result["jobs"].items():
@@ -343,7 +345,9 @@ SENT = {
 
 @pytest.mark.parametrize("row", SENT)
 def test_the_table_of_what_is_sent_is_true(row: str) -> None:
-    """With replies of the form that the server insists on, from 20 clients that hold all ten classes."""
+    """With replies of the form that the server insists on, from 20 clients that hold all ten
+    classes.
+    """
     up, down = re.search(rf"\| {re.escape(row)} \| ([\d,]+) \| ([\d,]+) \|", METHODS).groups()
     for name in SENT[row]:
         options = {"k": 2} if name == "mp-fedcl" else {}

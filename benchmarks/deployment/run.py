@@ -1,11 +1,13 @@
-"""What a deployment costs beyond training: seconds per round, and bytes on the wire against the payload.
+"""What a deployment costs beyond training: seconds per round, and bytes on the wire against the
+payload.
 
     python benchmarks/deployment/run.py --out benchmarks/results/deployment.json
 
-A server and three sites on one machine, each in a network namespace with an address of its own, with TLS and keys;
-bytes are counted at the server's cable, with all headers. It needs root, for the namespaces. The training time is that
-of the same jobs in one process on the same machine, the slowest client's. The first round, in which sites load, and
-the last, in which models are scored, are left out. Clients have few images, because training is not what is measured.
+A server and three sites on one machine, each in a network namespace with an address of its own,
+with TLS and keys; bytes are counted at the server's cable, with all headers. It needs root, for the
+namespaces. The training time is that of the same jobs in one process on the same machine, the
+slowest client's. The first round, in which sites load, and the last, in which models are scored,
+are left out. Clients have few images, because training is not what is measured.
 """
 
 import argparse

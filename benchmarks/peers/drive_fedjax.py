@@ -1,4 +1,5 @@
-"""FedJAX's federated averaging, compiled by XLA, which spreads every operation over the cores by itself.
+"""FedJAX's federated averaging, compiled by XLA, which spreads every operation over the cores by
+itself.
 
 python benchmarks/peers/drive_fedjax.py a --rounds 4 --out fedjax.json
 """
@@ -18,7 +19,9 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def channels_last(weights: Weights) -> Weights:
-    """Return the initial weights for images with the channels last, which XLA's convolutions on a CPU are made for."""
+    """Return the initial weights for images with the channels last, which XLA's convolutions on a
+    CPU are made for.
+    """
     channels = weights["conv2.weight"].shape[0]
     outputs, inputs = weights["full.weight"].shape
     side = round((inputs // channels) ** 0.5)

@@ -1,4 +1,5 @@
-"""FedLab's FedAvg, scaled to several processes: a server, and per core a process that trains its clients in turn.
+"""FedLab's FedAvg, scaled to several processes: a server, and per core a process that trains its
+clients in turn.
 
 python benchmarks/peers/drive_fedlab.py a --rounds 4 --out fedlab.json
 """

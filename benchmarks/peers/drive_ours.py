@@ -17,7 +17,9 @@ from cafedcl.task.build import prepare
 
 
 def options(task: Task) -> dict[str, Any]:
-    """Return the job as a config; one round more than is run, so that none of them is the last, which evaluates."""
+    """Return the job as a config; one round more than is run, so that none of them is the last,
+    which evaluates.
+    """
     job, rounds = task.job, task.rounds + 1
     small = "cnn8" if job.shape[1] < 16 else "cnn4"
     return {
@@ -51,7 +53,9 @@ def dataset(data: Data) -> Dataset:
 
 
 def plain_name(name: str) -> str:
-    """Return a weight's name without the parts of the federation's state and of the network it is in."""
+    """Return a weight's name without the parts of the federation's state and of the network it is
+    in.
+    """
     return name.removeprefix("model/").removeprefix("encoder.")
 
 

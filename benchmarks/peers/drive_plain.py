@@ -1,4 +1,5 @@
-"""A plain PyTorch loop, as in PFLlib: clients one after another, each with its own model, optimizer and DataLoader.
+"""A plain PyTorch loop, as in PFLlib: clients one after another, each with its own model, optimizer
+and DataLoader.
 
 python benchmarks/peers/drive_plain.py a --rounds 4 --out plain.json
 """

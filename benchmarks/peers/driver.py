@@ -95,7 +95,9 @@ def release(package: str) -> str:
 def drive(
     system: str, doc: str, packages: list[str], train: Callable[[Task], Outcome | None]
 ) -> None:
-    """Run a driver from its command line and write its result; a process that is only a helper returns None."""
+    """Run a driver from its command line and write its result; a process that is only a helper
+    returns None.
+    """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,6 @@
-"""The client of drive_flower.py, in a module of its own so that Ray's processes import it once and keep its cache."""
+"""The client of drive_flower.py, in a module of its own so that Ray's processes import it once and
+keep its cache.
+"""
 
 from functools import lru_cache
 from pathlib import Path

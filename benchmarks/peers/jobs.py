@@ -2,10 +2,10 @@
 
     python benchmarks/peers/jobs.py a b c d digits
 
-writes the files into benchmarks/peers/.cache and prints where they are. Images are class-dependent patterns under
-noise, made from a fixed seed (jobs a, b, c, d), or scikit-learn's handwritten digits. A file holds uint8 images,
-labels, the client of every training image, the mean and standard deviation to normalise with, and the initial weights
-of the network.
+writes the files into benchmarks/peers/.cache and prints where they are. Images are class-dependent
+patterns under noise, made from a fixed seed (jobs a, b, c, d), or scikit-learn's handwritten
+digits. A file holds uint8 images, labels, the client of every training image, the mean and standard
+deviation to normalise with, and the initial weights of the network.
 """
 
 import argparse
@@ -36,7 +36,9 @@ class JobError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A FedAvg job: plain SGD, cross-entropy, the clients' models averaged by their number of images."""
+    """A FedAvg job: plain SGD, cross-entropy, the clients' models averaged by their number of
+    images.
+    """
 
     name: str
     clients: int
@@ -92,7 +94,9 @@ JOBS = {
 
 
 def find_job(name: str, scale: str = "full") -> Job:
-    """Return a job by name; ``tiny`` is the same job with 4 clients of 20 images, to see whether a system works."""
+    """Return a job by name; ``tiny`` is the same job with 4 clients of 20 images, to see whether a
+    system works.
+    """
     if name not in JOBS:
         raise JobError(f"there is no job '{name}'; the jobs are {', '.join(JOBS)}")
     job = JOBS[name]
@@ -192,7 +196,9 @@ def _digits(images: int, rng: np.random.Generator) -> tuple[Array, Array, Array,
 
 
 def dirichlet(labels: Array, clients: int, rng: np.random.Generator) -> Array:
-    """Deal images to clients of equal size, each with its own mixture of classes drawn from Dir(0.1)."""
+    """Deal images to clients of equal size, each with its own mixture of classes drawn from
+    Dir(0.1).
+    """
     decks = [rng.permutation(np.flatnonzero(labels == label)).tolist() for label in range(CLASSES)]
     owners = np.empty(len(labels), dtype=np.int64)
     sizes = np.full(clients, len(labels) // clients)
@@ -206,7 +212,9 @@ def dirichlet(labels: Array, clients: int, rng: np.random.Generator) -> Array:
 
 
 def layers(shape: tuple[int, int, int], model: str = "cnn") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the network's weights: ResNet-18, the 4-layer CNN, or the small one for 8×8 images."""
+    """Return the shapes of the network's weights: ResNet-18, the 4-layer CNN, or the small one for
+    8×8 images.
+    """
     channels, height, width = shape
     if model == "resnet":
         return _resnet(channels)
@@ -246,7 +254,8 @@ def initial_weights(
 ) -> dict[str, Array]:
     """Return weights uniform within ±1/√(inputs of a unit).
 
-    GroupNorms begin with ones and zeros, and the convolutions of a network that has them need no bias.
+    GroupNorms begin with ones and zeros, and the convolutions of a network that has them need no
+    bias.
     """
     normed = "norm" in shapes
     weights: dict[str, Array] = {}
@@ -265,7 +274,9 @@ def initial_weights(
 
 
 def data_file(name: str, scale: str) -> Path:
-    """Return where a job's data are kept: under a name that changes with the job and with this file, which makes it."""
+    """Return where a job's data are kept: under a name that changes with the job and with this
+    file, which makes it.
+    """
     made = f"{find_job(name, scale)}\n{Path(__file__).read_text(encoding='utf-8')}"
     return CACHE / f"{name}-{scale}-{hashlib.sha256(made.encode()).hexdigest()[:12]}.npz"
 

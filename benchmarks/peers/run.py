@@ -1,9 +1,11 @@
-"""Run the same FedAvg jobs on cafedcl and on the simulators one could use instead, and compare the times.
+"""Run the same FedAvg jobs on cafedcl and on the simulators one could use instead, and compare the
+times.
 
     python benchmarks/peers/run.py --jobs a,b,c,digits --repeats 3
 
-sets up an environment per peer in benchmarks/peers/.envs, runs every system on every job, one after another and the
-whole sequence --repeats times, prints the ratios against cafedcl, and writes benchmarks/results/peers.json.
+sets up an environment per peer in benchmarks/peers/.envs, runs every system on every job, one after
+another and the whole sequence --repeats times, prints the ratios against cafedcl, and writes
+benchmarks/results/peers.json.
 
     python benchmarks/peers/run.py --jobs d --peers plain --out benchmarks/results/peers-gpu.json
 
@@ -40,11 +42,15 @@ SYSTEMS = (OURS, "plain", "flower", "pfl", "fluke", "fedlab", "fedjax")
 HERE_TOO = (OURS, "plain")
 """Systems that need no environment of their own: they run in the one this script runs in."""
 SERIAL = ("plain", "fluke")
-"""PyTorch systems that train in one process; the others start a process per core, with one thread each."""
+"""PyTorch systems that train in one process; the others start a process per core, with one thread
+each.
+"""
 BESIDE_GPU = {"threads": 1, "onednn": True}
 """How PyTorch is set where a GPU does the work."""
 FAR_ACCURACY, FAR_LOSS, LEAST_LOSS = 0.1, 0.25, 0.02
-"""How far a system's accuracy, and relatively its loss, may be from the median of all before it is warned about."""
+"""How far a system's accuracy, and relatively its loss, may be from the median of all before it is
+warned about.
+"""
 TRAINED = 0.5
 """The accuracy below which a network has learned too little for its accuracy to say anything."""
 
@@ -60,7 +66,9 @@ def interpreter(system: str) -> Path:
 
 
 def set_up(system: str, console: Console) -> str:
-    """Make a peer's environment if it is not there as its requirements say; returns why that failed, or nothing."""
+    """Make a peer's environment if it is not there as its requirements say; returns why that
+    failed, or nothing.
+    """
     if system in HERE_TOO:
         return ""
     home, wanted = ENVIRONMENTS / system, HERE / "requirements" / f"{system}.txt"
@@ -96,7 +104,9 @@ def last_line(text: str) -> str:
 
 
 def reason(text: str) -> str:
-    """Return the line of a driver's output that says why it failed: the last that names an error, else the last."""
+    """Return the line of a driver's output that says why it failed: the last that names an error,
+    else the last.
+    """
     lines = [line.strip() for line in text.splitlines()]
     errors = [line for line in lines if line.lower().startswith("error:") or "Error: " in line[:60]]
     return errors[-1] if errors else last_line(text)
@@ -115,7 +125,8 @@ def calibrate(job: str, scale: str) -> list[Setting]:
 def fastest(settings: Sequence[Setting], system: str, onednn: str) -> Setting:
     """Return the setting in which a system's local step is fastest; oneDNN may be prescribed.
 
-    More threads must be a tenth faster than one, because they wait for each other whenever anything else runs.
+    More threads must be a tenth faster than one, because they wait for each other whenever anything
+    else runs.
     """
     fits = [s for s in settings if system in SERIAL or s["threads"] == 1]
     fits = [s for s in fits if onednn == "fastest" or s["onednn"] == (onednn == "on")]
@@ -125,7 +136,9 @@ def fastest(settings: Sequence[Setting], system: str, onednn: str) -> Setting:
 def launch(
     system: str, job: str, rounds: int, device: str, setting: Setting, scale: str, limit: float
 ) -> Run:
-    """Run a driver in a process of its own; returns its result and the wall time, or why there is none."""
+    """Run a driver in a process of its own; returns its result and the wall time, or why there is
+    none.
+    """
     run: Run = {"system": system, "job": job}
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder, "result.json"), Path(folder, "log")
@@ -193,7 +206,8 @@ def summarise(runs: Sequence[Run]) -> Run:
 
 
 def compare(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return every job's summaries with ratios against ours, its fastest peer, and the geometric mean over the jobs.
+    """Return every job's summaries with ratios against ours, its fastest peer, and the geometric
+    mean over the jobs.
 
     A ratio is a system's seconds per round over ours: above 1, ours is faster.
     """

@@ -2,8 +2,9 @@
 
     python benchmarks/peers/torch_model.py a
 
-times one local step of a job with one thread and with all, with oneDNN's kernels and with PyTorch's own, and prints
-the milliseconds as JSON. The runner gives every PyTorch system the fastest of these settings.
+times one local step of a job with one thread and with all, with oneDNN's kernels and with PyTorch's
+own, and prints the milliseconds as JSON. The runner gives every PyTorch system the fastest of these
+settings.
 """
 
 import argparse
@@ -50,7 +51,9 @@ def _cnn(data: Data) -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """A block of ResNet-18: two 3×3 convolutions and a shortcut, smaller images where there are more channels."""
+    """A block of ResNet-18: two 3×3 convolutions and a shortcut, smaller images where there are
+    more channels.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -108,7 +111,9 @@ def tensors(data: Data, client: int) -> tuple[Tensor, Tensor]:
 
 
 class Batches:
-    """A client's data in shuffled batches; an index per batch instead of a DataLoader's calls per image."""
+    """A client's data in shuffled batches; an index per batch instead of a DataLoader's calls per
+    image.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, size: int) -> None:
         self.x, self.y, self.size = x, y, size
@@ -120,7 +125,9 @@ class Batches:
 
 @torch.no_grad()
 def judge(model: nn.Module, data: Data) -> tuple[float, float]:
-    """Return a model's accuracy and mean cross-entropy on the held-out images, worked out where the model is."""
+    """Return a model's accuracy and mean cross-entropy on the held-out images, worked out where the
+    model is.
+    """
     device = next(model.eval().parameters()).device
     x, labels = (
         torch.from_numpy(part).to(device) for part in (data.images(data.test_x), data.test_y)
@@ -134,8 +141,8 @@ def judge(model: nn.Module, data: Data) -> tuple[float, float]:
 def import_torchvision() -> None:
     """Import torchvision, also where its compiled operators do not fit a PyTorch without CUDA.
 
-    Two peers import it for data sets and models that are not used here. It only refuses to be imported because it
-    describes two operators that were not loaded; declaring them is enough.
+    Two peers import it for data sets and models that are not used here. It only refuses to be
+    imported because it describes two operators that were not loaded; declaring them is enough.
     """
     try:
         import_module("torchvision")

@@ -36,7 +36,9 @@ class NoTail:
 
 @dataclass(frozen=True)
 class ClientImages:
-    """All that an augmenter sees: one client's own data, in one round. Nothing of it leaves the client."""
+    """All that an augmenter sees: one client's own data, in one round. Nothing of it leaves the
+    client.
+    """
 
     x: Tensor
     """Its training images, uint8 (n, channels, height, width)."""
@@ -79,7 +81,9 @@ class SyntheticImages:
     x: Tensor
     y: Tensor
     shift: Tensor | None = None
-    """What is added to the encoder's features of each image, for augmentation in the space of features."""
+    """What is added to the encoder's features of each image, for augmentation in the space of
+    features.
+    """
     signals: Tensors = field(default_factory=dict)
     """``synthetic`` m_{k,c} as far as they count as new samples, and ``quality`` conf^gen_{k,c}."""
     notes: Tensors = field(default_factory=dict)
@@ -101,16 +105,23 @@ class Augmenter:
     """Whether it works in the space of features: ``Extra.shift`` is given."""
 
     def __init__(self, options: Any, classes: int, shape: tuple[int, int, int], seed: int) -> None:
-        self.options, self.classes, self.shape, self.seed = options, classes, shape, seed
+        self.options = options
+        self.classes = classes
+        self.shape = shape
+        self.seed = seed
 
     def wanted(self, counts: Tensor) -> Tensor:
-        """Return m_{k,c} for clients' counts n_{k,c}: tail classes are filled up to the mean of those a client has."""
+        """Return m_{k,c} for clients' counts n_{k,c}: tail classes are filled up to the mean of
+        those a client has.
+        """
         return fill(counts, self.options)
 
     def learn(self, own: ClientImages) -> Tensors:
-        """Return what the client keeps: what it has, or what it learns from its data alone, at any moment of a round.
+        """Return what the client keeps: what it has, or what it learns from its data alone, at any
+        moment of a round.
 
-        Several clients may learn at the same time, in threads. Nobody waits for anything learned to be sent.
+        Several clients may learn at the same time, in threads. Nobody waits for anything learned to
+        be sent.
         """
         return own.memory
 
@@ -119,7 +130,9 @@ class Augmenter:
         raise NotImplementedError
 
     def remarks(self, round: int, notes: Mapping[int, Tensors], names: Sequence[str]) -> list[str]:  # noqa: ARG002
-        """Return what people should be told after a round, from clients' notes by their number and classes' names."""
+        """Return what people should be told after a round, from clients' notes by their number and
+        classes' names.
+        """
         return []
 
 
@@ -150,7 +163,9 @@ class Resample(Augmenter):
 
 
 def fill(counts: Tensor, options: TailOptions) -> Tensor:
-    """Return how many images every class (last dimension) is short of the client's typical class, as options say."""
+    """Return how many images every class (last dimension) is short of the client's typical class,
+    as options say.
+    """
     n = counts.double()
     some = torch.where(n > 0, n, torch.full_like(n, torch.nan))
     level = {
@@ -171,7 +186,8 @@ def pick(
 ) -> npt.NDArray[np.int64]:
     """Draw for every label one of the images whose ``known`` label it is; returns their indices."""
     counts = np.bincount(known, minlength=classes)
-    order, ends = np.argsort(known, kind="stable"), np.r_[0, np.cumsum(counts)]
+    order = np.argsort(known, kind="stable")
+    ends = np.r_[0, np.cumsum(counts)]
     at = ends[labels] + np.floor(draws.random(labels.shape) * counts[labels]).astype(np.int64)
     return np.asarray(order[at], np.int64)
 

@@ -1,4 +1,6 @@
-"""A conditional generator per client, trained on the client's own images only, and never sent anywhere."""
+"""A conditional generator per client, trained on the client's own images only, and never sent
+anywhere.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +24,11 @@ from cafedcl.core.tensors import Tensors, prefixed, under
 
 JUDGED = 64
 """Generated images per class that the judgement is from."""
-HELD, SHARE = 8, 5
-"""A client with fewer held-out images keeps one in five of its training images from the generator, to judge it by."""
+HELD = 8
+SHARE = 5
+"""A client with fewer held-out images keeps one in five of its training images from the generator,
+to judge it by.
+"""
 GENERATOR = "generator/"
 SHOWN = 3
 """Examples of each kind of trouble that are named."""
@@ -59,9 +64,12 @@ class GANOptions(TailOptions):
 
 
 class GAN(Augmenter):
-    """A conditional GAN: spectral normalisation, differentiable augmentation, an averaged generator."""
+    """A conditional GAN: spectral normalisation, differentiable augmentation, an averaged
+    generator.
+    """
 
-    name, Options = "gan", GANOptions
+    name = "gan"
+    Options = GANOptions
 
     def __init__(self, options: Any, classes: int, shape: tuple[int, int, int], seed: int) -> None:
         super().__init__(options, classes, shape, seed)
@@ -88,10 +96,14 @@ class GAN(Augmenter):
         return {**prefixed(GENERATOR, weights), **told, "fitted": torch.tensor(own.round)}
 
     def make(self, own: ClientImages) -> SyntheticImages:
-        """Return generated images, and copies of real ones for the classes that a generator cannot be had for."""
-        memory, labels = own.memory, own.labels()
+        """Return generated images, and copies of real ones for the classes that a generator cannot
+        be had for.
+        """
+        memory = own.memory
+        labels = own.labels()
         made = np.isin(memory["verdict"].numpy(), (verdicts.FINE, verdicts.COPIES))
-        x, generated = own.images(own.pick(labels)), made[labels]
+        x = own.images(own.pick(labels))
+        generated = made[labels]
         if generated.any():
             weights = {
                 name: value.to(own.x.device) for name, value in under(GENERATOR, memory).items()
@@ -154,7 +166,9 @@ class GAN(Augmenter):
     def _fit(
         self, own: ClientImages, labels: list[int], table: dict[str, npt.NDArray[np.float32]]
     ) -> Tensors:
-        """Train a generator, note in the table what is thought of its images, and return its weights, if it has any."""
+        """Train a generator, note in the table what is thought of its images, and return its
+        weights, if it has any.
+        """
         train, held, held_y = parts(own)
         images = scaled(own.images(train))
         with self._trainer(own.x.device) as trainer:

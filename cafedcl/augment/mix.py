@@ -23,9 +23,12 @@ class _Mix(Augmenter):
     Options = MixOptions
 
     def make(self, own: ClientImages) -> SyntheticImages:
-        """Return mixtures; where a class has one image only, that is a copy, which counts for nothing."""
+        """Return mixtures; where a class has one image only, that is a copy, which counts for
+        nothing.
+        """
         labels = own.labels()
-        one, other = own.pick(labels), own.pick(labels)
+        one = own.pick(labels)
+        other = own.pick(labels)
         share = own.draws.beta(self.options.alpha, self.options.alpha, len(labels)).astype(
             np.float32
         )
@@ -36,7 +39,9 @@ class _Mix(Augmenter):
         return SyntheticImages(x, own.put(labels), signals={"synthetic": own.put(made)})
 
     def mix(self, one: Tensor, other: Tensor, share: Tensor, corners: Tensor) -> Tensor:
-        """Return mixtures with so much of the first images; ``corners`` are two more numbers in [0, 1) for each."""
+        """Return mixtures with so much of the first images; ``corners`` are two more numbers in [0,
+        1) for each.
+        """
         raise NotImplementedError
 
 

@@ -1,4 +1,6 @@
-"""The conditional generator and discriminator: DCGAN-sized for 28 to 32 pixels, smaller for smaller images."""
+"""The conditional generator and discriminator: DCGAN-sized for 28 to 32 pixels, smaller for smaller
+images.
+"""
 
 import math
 from itertools import pairwise
@@ -10,7 +12,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 NOISE = 64
 """Numbers that a generated image is made from."""
-SMALLEST, WIDEST = 4, 128
+SMALLEST = 4
+WIDEST = 128
 """Pixels of the smallest maps, and channels of the widest ones."""
 
 
@@ -26,7 +29,8 @@ class Generator(nn.Module):
         super().__init__()
         levels = doublings(shape)
         channels = [min(WIDEST, width * 2 ** (levels - level)) for level in range(levels + 1)]
-        self.shape, self.first = shape, channels[0]
+        self.shape = shape
+        self.first = channels[0]
         self.small = tuple(-(-pixels // 2**levels) for pixels in shape[1:])
         self.label = nn.Embedding(classes, NOISE)
         self.full = nn.Linear(2 * NOISE, self.first * self.small[0] * self.small[1])
@@ -43,7 +47,9 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """An image and its claimed class to a logit: above zero is real. Spectrally normalised, with a projected label."""
+    """An image and its claimed class to a logit: above zero is real. Spectrally normalised, with a
+    projected label.
+    """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int) -> None:
         super().__init__()
@@ -73,18 +79,22 @@ class Discriminator(nn.Module):
 
 
 def jitter(x: Tensor, draws: Tensor) -> Tensor:
-    """Return images moved, cut out, brightened and stretched in contrast as six numbers in [0, 1) per image say.
+    """Return images moved, cut out, brightened and stretched in contrast as six numbers in [0, 1)
+    per image say.
 
-    It is differentiable and applied to real and generated images alike, so that a discriminator with few images cannot
-    learn them by heart (Zhao et al., Differentiable augmentation for data-efficient GAN training).
+    It is differentiable and applied to real and generated images alike, so that a discriminator
+    with few images cannot learn them by heart (Zhao et al., Differentiable augmentation for
+    data-efficient GAN training).
     """
     scale = draws[:, 0, None, None, None] + 0.5
     x = x + 0.5 * (draws[:, 1, None, None, None] - 0.5)
     middle = x.mean((1, 2, 3), keepdim=True)
     x = (x - middle) * scale + middle
-    moves, holes = [], []
+    moves = []
+    holes = []
     for axis, pixels in enumerate(x.shape[2:]):
-        reach, line = pixels // 8, torch.arange(pixels, device=x.device)
+        reach = pixels // 8
+        line = torch.arange(pixels, device=x.device)
         by = (draws[:, 2 + axis, None] * (2 * reach + 1)).floor() - reach
         moves.append(((line + by)[:, :, None] == line).to(x.dtype))
         at = (draws[:, 4 + axis, None] * pixels).floor()

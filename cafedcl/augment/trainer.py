@@ -1,4 +1,6 @@
-"""Training a client's generator: a step is captured once and replayed for every client, like local training itself."""
+"""Training a client's generator: a step is captured once and replayed for every client, like local
+training itself.
+"""
 
 from collections.abc import Callable
 from threading import Lock
@@ -38,7 +40,9 @@ class Trainer:
         seed: int,
         device: torch.device,
     ) -> None:
-        self.classes, self.device, self.lane = classes, device, Lane(device)
+        self.classes = classes
+        self.device = device
+        self.lane = Lane(device)
         with torch_stream(seed, "augment"):
             self.generator = Generator(shape, classes, width).to(device)
             self.critic = Discriminator(shape, classes, width).to(device)
@@ -61,7 +65,8 @@ class Trainer:
     def fit(
         self, x: Tensor, y: npt.NDArray[np.int64], steps: int, draws: np.random.Generator
     ) -> bool:
-        """Train on images in [−1, 1]; returns whether all went well, with nothing but finite numbers.
+        """Train on images in [−1, 1]; returns whether all went well, with nothing but finite
+        numbers.
 
         Afterwards ``average`` is the generator, and ``critic`` the discriminator.
         """
@@ -118,7 +123,9 @@ class Trainer:
             for name, table in self.tables.items()
             if name != "log"
         }
-        real, y, claimed = self.images[now["rows"]], now["labels"], now["claimed"]
+        real = self.images[now["rows"]]
+        y = now["labels"]
+        claimed = now["claimed"]
         with torch.no_grad():
             fake = self.generator(now["noise"][0], claimed)
             seen = jitter(torch.cat([real, fake]), now["jitter"][: 2 * BATCH])
@@ -162,7 +169,9 @@ class Trainer:
 def plan(
     y: npt.NDArray[np.int64], classes: int, steps: int, draws: np.random.Generator
 ) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]:
-    """Draw all that the steps need. A class's chance is the square root of its share: the tail is seen more often."""
+    """Draw all that the steps need. A class's chance is the square root of its share: the tail is
+    seen more often.
+    """
     counts = np.bincount(y, minlength=classes)
     chances = np.sqrt(counts) / np.sqrt(counts).sum()
     labels, claimed = (draws.choice(classes, (steps, BATCH), p=chances) for _ in range(2))

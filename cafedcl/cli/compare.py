@@ -1,4 +1,6 @@
-"""`cafedcl compare`, `cafedcl sweep` and `cafedcl watch`. Nothing here imports PyTorch before a command needs it."""
+"""`cafedcl compare`, `cafedcl sweep` and `cafedcl watch`. Nothing here imports PyTorch before a
+command needs it.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -229,7 +231,9 @@ def watch(
         float, typer.Option(min=0.1, help="Seconds between two looks at the runs.")
     ] = 2.0,
 ) -> None:
-    """Serve the report of runs while they run: the page renews itself as rounds come in. Ctrl-C ends it."""
+    """Serve the report of runs while they run: the page renews itself as rounds come in. Ctrl-C
+    ends it.
+    """
     from cafedcl.report.watch import Reports, serve
 
     with serve(Reports(runs, every), host, port) as server:

@@ -125,7 +125,8 @@ def status(
 
     place = Server.of(folder)
     place.check()
-    sites, runs = place.sites(), place.runs()
+    sites = place.sites()
+    runs = place.runs()
     if as_json:
         print(json.dumps({"sites": sites, "runs": runs}))
         return

@@ -57,7 +57,9 @@ def methods(
 
 
 def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any]) -> None:
-    """Print options with their defaults, or what a preset makes of them, and their meanings, if there are any."""
+    """Print options with their defaults, or what a preset makes of them, and their meanings, if
+    there are any.
+    """
     import dataclasses
 
     from rich.table import Table

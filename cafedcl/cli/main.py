@@ -238,7 +238,8 @@ def split(
     sets: list[str | None] = [*data] if data else [None]
     if export and len(sets) > 1:
         raise CafedclError("--export: one data set at a time")
-    screen, drawn = console(), []
+    screen = console()
+    drawn = []
     for name in sets:
         flags: dict[str, Any] = {
             "clients": clients,
@@ -342,12 +343,15 @@ def demo(
     ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 15,
 ) -> None:
-    """Train FedAvg and CAFedCL on handwritten digits, 20 clients, Dirichlet 0.1, compare them and write a report."""
+    """Train FedAvg and CAFedCL on handwritten digits, 20 clients, Dirichlet 0.1, compare them and
+    write a report.
+    """
     from cafedcl.task.build import prepare
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.overview import comparison, split_map
 
-    folder, screen = out or new_folder("demo"), console()
+    folder = out or new_folder("demo")
+    screen = console()
     configs = [
         gather(method=name, rounds=rounds, split="dirichlet:0.1") for name in ("fedavg", "cafedcl")
     ]

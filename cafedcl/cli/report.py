@@ -1,4 +1,6 @@
-"""`cafedcl table`, `cafedcl report` and `cafedcl figures`. Nothing here imports PyTorch before a command needs it."""
+"""`cafedcl table`, `cafedcl report` and `cafedcl figures`. Nothing here imports PyTorch before a
+command needs it.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +32,9 @@ def table(
         bool, typer.Option("--paper", help="Put the paper's own figures beside ours.")
     ] = False,
 ) -> None:
-    """Print the table of a paper: methods × settings, mean ± std over seeds, best bold, second underlined."""
+    """Print the table of a paper: methods × settings, mean ± std over seeds, best bold, second
+    underlined.
+    """
     from cafedcl.report import printed
     from cafedcl.report.runs import read_runs
     from cafedcl.report.table import board

@@ -1,4 +1,6 @@
-"""`cafedcl reproduce`: a table or figure of the paper, run or gone on with, and set beside the paper's figures."""
+"""`cafedcl reproduce`: a table or figure of the paper, run or gone on with, and set beside the
+paper's figures.
+"""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from cafedcl.compare.results import Member
     from cafedcl.compare.study import Scale, Study
 
-FILE, TABLE = "reproduce.toml", "table.md"
+FILE = "reproduce.toml"
+TABLE = "table.md"
 
 
 def reproduce(
@@ -68,8 +71,8 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper and set it beside the paper's figures.
 
-    The same command again goes on where it stopped. What is already there is kept, and counts whatever part of the
-    study is asked for next.
+    The same command again goes on where it stopped. What is already there is kept, and counts
+    whatever part of the study is asked for next.
     """
     from cafedcl.compare.jobs import run_all
     from cafedcl.compare.plan import planned, stored_plan, words_of
@@ -85,7 +88,8 @@ def reproduce(
         raise CafedclError(
             f"--scale {scale}: there is no such scale; {nearest(scale, list(scales))}"
         )
-    place, size = out or Path("runs") / f"{Path(study).stem}-{scale}", scales[scale]
+    place = out or Path("runs") / f"{Path(study).stem}-{scale}"
+    size = scales[scale]
     whole = read_study(study, folder)
     part = words_of(only or ()), words_of(methods or ())
     chosen = whole.only(*part).at(size)
@@ -180,7 +184,8 @@ def write(
     from cafedcl.compare.results import RESULTS, as_text, merged, read_folder, results_of
     from cafedcl.core.files import explained, write_atomically
 
-    name, scale = plan["study"], plan["scale"]
+    name = plan["study"]
+    scale = plan["scale"]
     settings, methods = part
     found = merged([read_folder(out, study, size, plan["settings"]), *elsewhere], study)
     members = [
@@ -201,7 +206,8 @@ def from_elsewhere(
     """Return the runs of another folder, or of a results file."""
     from cafedcl.compare.results import read_folder, read_results
 
-    name, scale = plan["study"], plan["scale"]
+    name = plan["study"]
+    scale = plan["scale"]
     if path.is_dir():
         return read_folder(path, study, size, settings_of(path, name, scale))
     return read_results(path, name, study, scale)

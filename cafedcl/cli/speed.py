@@ -67,7 +67,8 @@ def bench(
     if against:
         other = {**tables, "engine": {**tables["engine"], "name": against, "precision": "auto"}}
         engines.append((other, settled(other).config.engine.precision))
-    screen, about = console(), environment(["cafedcl", *sys.argv[1:]], str(here))
+    screen = console()
+    about = environment(["cafedcl", *sys.argv[1:]], str(here))
     found: list[Measurement] = []
     ceilings: dict[str, float] = {}
     for name in names:
@@ -117,8 +118,8 @@ ratio: a round over its training alone; peak: of a large matrix product's rate""
 def table(found: "list[Measurement]", compared: bool) -> "Table":
     """Return measurements as a table of at most 80 columns.
 
-    In a comparison, how much faster it is than the other engine's row of the same task and method stands instead of the
-    memory in MiB and of the seconds to the end of the first round.
+    In a comparison, how much faster it is than the other engine's row of the same task and method
+    stands instead of the memory in MiB and of the seconds to the end of the first round.
     """
     from rich.table import Table
 

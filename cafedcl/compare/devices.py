@@ -15,13 +15,17 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
 SHARED = {QUEUES: "8"}
-"""What jobs that share a GPU are told: all its queues for each of them are more than it has for a dozen."""
+"""What jobs that share a GPU are told: all its queues for each of them are more than it has for a
+dozen.
+"""
 
 
 def choose_launcher(
     devices: Sequence[str], jobs: int | None, threads: int, ray: str | None
 ) -> Launcher:
-    """Return what starts the jobs; without devices, on every GPU of this machine, or else on its cores."""
+    """Return what starts the jobs; without devices, on every GPU of this machine, or else on its
+    cores.
+    """
     if jobs is not None and jobs < 1:
         raise CafedclError(f"--jobs {jobs}: it must be at least 1")
     if ray is not None:
@@ -41,7 +45,8 @@ def choose_launcher(
 def slot_of(device: str, jobs: int = 1) -> DeviceShare:
     """Return the slot of a device by its name, which so many jobs share.
 
-    A GPU is given to a job as the only one that it sees, so that a run can go on with another one later.
+    A GPU is given to a job as the only one that it sees, so that a run can go on with another one
+    later.
     """
     import torch
 
@@ -52,7 +57,8 @@ def slot_of(device: str, jobs: int = 1) -> DeviceShare:
         )
     if kind != "cuda":
         return DeviceShare(kind)
-    there, number = torch.cuda.device_count(), int(index or 0)
+    there = torch.cuda.device_count()
+    number = int(index or 0)
     if number >= there:
         raise CafedclError(
             f"--devices {device}: this machine has {there} CUDA devices; choose another one, or cpu"
@@ -70,7 +76,9 @@ def queues(jobs: int) -> dict[str, str]:
 
 
 class RayLauncher:
-    """Jobs as tasks of a Ray cluster whose machines share the file system: a core, or a share of a GPU, each."""
+    """Jobs as tasks of a Ray cluster whose machines share the file system: a core, or a share of a
+    GPU, each.
+    """
 
     def __init__(
         self, address: str, devices: Sequence[str], jobs: int | None, threads: int
@@ -116,7 +124,9 @@ class RayTask:
     """A job in a task of a Ray cluster."""
 
     def __init__(self, ray: Any, reference: Any, log: Path) -> None:
-        self.ray, self.reference, self.log = ray, reference, log
+        self.ray = ray
+        self.reference = reference
+        self.log = log
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
@@ -151,10 +161,12 @@ def work(arguments: list[str], variables: dict[str, str], home: str, log: str) -
             env={**os.environ, **variables},
             start_new_session=True,
         )
-    # A cluster that was started in the background ignores interrupts, and they are how a task is cancelled.
+    # A cluster that was started in the background ignores interrupts, and they are how a task is
+    # cancelled.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        # Looked at now and then, because a cancelled task is interrupted between two of its own steps only.
+        # Looked at now and then, because a cancelled task is interrupted between two of its own
+        # steps only.
         while process.poll() is None:
             time.sleep(POLL)
     except KeyboardInterrupt:

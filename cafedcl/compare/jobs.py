@@ -32,7 +32,9 @@ MetricsLine = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run that is wanted: where it lives below the folder of all runs, and how `cafedcl run` is asked for it."""
+    """A run that is wanted: where it lives below the folder of all runs, and how `cafedcl run` is
+    asked for it.
+    """
 
     out: Path
     place: str
@@ -109,7 +111,9 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class DeviceShare:
-    """A place for one job at a time: a device by its name in the config, and what the job's environment adds."""
+    """A place for one job at a time: a device by its name in the config, and what the job's
+    environment adds.
+    """
 
     device: str
     variables: dict[str, str] = field(default_factory=dict)
@@ -138,7 +142,9 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Jobs as processes on this machine, out of reach of the terminal's Ctrl-C: they are stopped once, politely."""
+    """Jobs as processes on this machine, out of reach of the terminal's Ctrl-C: they are stopped
+    once, politely.
+    """
 
     def __init__(self, slots: Sequence[DeviceShare]) -> None:
         self.slots = slots
@@ -254,7 +260,8 @@ class Pool:
     """The running jobs, never more than there are slots."""
 
     def __init__(self, launcher: Launcher, view: View) -> None:
-        self.launcher, self.view = launcher, view
+        self.launcher = launcher
+        self.view = view
         self.slots = list(launcher.slots)
         self.running: list[Running] = []
         self.interrupted = self.finishing = False
@@ -282,7 +289,9 @@ class Pool:
         self.view.started(job)
 
     def wait(self) -> list[RunOutcome]:
-        """Let some time pass, and return what has ended; raises KeyboardInterrupt if one has come meanwhile."""
+        """Let some time pass, and return what has ended; raises KeyboardInterrupt if one has come
+        meanwhile.
+        """
         time.sleep(POLL)
         outcomes = []
         for one in list(self.running):
@@ -318,7 +327,9 @@ class Pool:
                 one.handle.stop()
 
     def finish(self, grace: float = GRACE) -> list[RunOutcome]:
-        """Stop everything and wait for it; what does not end in time, or on a second interrupt, is killed."""
+        """Stop everything and wait for it; what does not end in time, or on a second interrupt, is
+        killed.
+        """
         outcomes: list[RunOutcome] = []
         self.finishing = True
         try:
@@ -352,7 +363,9 @@ def last_words(log: Path, status: int) -> str:
 
 
 def run_all(jobs: Iterable[RunSpec], pool: Pool) -> list[RunOutcome]:
-    """Run what is not finished yet, and return how every job ended, in the order in which they ended."""
+    """Run what is not finished yet, and return how every job ended, in the order in which they
+    ended.
+    """
     outcomes: list[RunOutcome] = []
     waiting: deque[RunSpec] = deque()
     for job in jobs:
@@ -377,7 +390,8 @@ def skipped(job: RunSpec) -> RunOutcome:
 
 @contextmanager
 def polite(pool: Pool) -> Iterator[None]:
-    """Run a block in which the first Ctrl-C or SIGTERM stops all jobs politely, and a second one kills them.
+    """Run a block in which the first Ctrl-C or SIGTERM stops all jobs politely, and a second one
+    kills them.
 
     The first one is noted, and raised as KeyboardInterrupt where no job is just being started.
     """

@@ -52,9 +52,10 @@ class Comparison:
     ) -> "Comparison":
         """Make a plan from a config file's tables and ``section.key=value`` settings.
 
-        Method options of the file go to the methods of the file's own name; those of ``--set`` to every method that
-        has such an option. A tail augmentation that both name is that of every method which does not name its own, as
-        in ``fedproto+gan``; its options go to those that have them.
+        Method options of the file go to the methods of the file's own name; those of ``--set`` to
+        every method that has such an option. A tail augmentation that both name is that of every
+        method which does not name its own, as in ``fedproto+gan``; its options go to those that
+        have them.
         """
         check_seeds(seeds, first_seed)
         base = checked_tables(tables)
@@ -207,7 +208,9 @@ def unique(words: Sequence[str], option: str) -> list[str]:
 
 
 def split_names(values: Iterable[str]) -> list[str]:
-    """Return the splits of ``dirichlet:0.1,pathological:2,ir=10``: a part that begins with no split's name goes on."""
+    """Return the splits of ``dirichlet:0.1,pathological:2,ir=10``: a part that begins with no
+    split's name goes on.
+    """
     names: list[str] = []
     for value in values:
         begun = False
@@ -243,7 +246,9 @@ def slug(text: str) -> str:
 
 @contextmanager
 def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterator[None]:
-    """Hold the folder of a plan: write the plan down, or see that the one that is there is the same."""
+    """Hold the folder of a plan: write the plan down, or see that the one that is there is the
+    same.
+    """
     path = out / file
     if path.is_file():
         if stored_plan(out, file, command) != plan:

@@ -1,4 +1,6 @@
-"""What many runs look like while they run: a moving view in a terminal, plain lines elsewhere, JSON on request."""
+"""What many runs look like while they run: a moving view in a terminal, plain lines elsewhere, JSON
+on request.
+"""
 
 import json
 import sys
@@ -21,7 +23,9 @@ STYLES = {"finished": "green", "skipped": "dim", "stopped": "yellow", "failed": 
 
 
 def accuracy(line: MetricsLine | None) -> float | None:
-    """Return what stands for a run: the server's accuracy, or the clients' where there is no server model."""
+    """Return what stands for a run: the server's accuracy, or the clients' where there is no server
+    model.
+    """
     if line is None:
         return None
     server = value_of(line, "server.accuracy")
@@ -33,7 +37,8 @@ class Count:
 
     def __init__(self, jobs: int, rounds: int) -> None:
         self.began = time.monotonic()
-        self.jobs, self.rounds = jobs, rounds
+        self.jobs = jobs
+        self.rounds = rounds
         self.ended: dict[str, int] = {}
         self.over = self.made = 0
         """Rounds of jobs that have ended, and rounds made since the beginning."""
@@ -120,7 +125,8 @@ class PlainView(View):
     """One line when a job starts and one when it ends, for logs."""
 
     def __init__(self, out: TextIO, count: Count) -> None:
-        self.out, self.count = out, count
+        self.out = out
+        self.count = count
         self.running: Sequence[Running] = ()
 
     def started(self, job: RunSpec) -> None:

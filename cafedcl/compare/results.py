@@ -1,4 +1,6 @@
-"""What a study's runs came to, in one small file: a line per finished run, which needs none of the run folders."""
+"""What a study's runs came to, in one small file: a line per finished run, which needs none of the
+run folders.
+"""
 
 import json
 from collections import Counter
@@ -56,7 +58,8 @@ def key_of(setting: str, method: str, changed: Mapping[str, Any], seed: int) -> 
 
 def read_folder(out: Path, study: Study, scale: Scale, settings: Sequence[str]) -> list[Member]:
     """Return all runs of a study, begun or finished, that a folder holds."""
-    found, shared = [], [text for text in settings if not text.startswith("data.dir")]
+    found = []
+    shared = [text for text in settings if not text.startswith("data.dir")]
     for one in study.settings:
         (setting,) = study.only([one.name], ()).at(scale).settings
         for changed, method, place in study.places(out, setting):
@@ -81,7 +84,8 @@ def read_folder(out: Path, study: Study, scale: Scale, settings: Sequence[str]) 
 def record_of(run: RunSummary, changed: Mapping[str, Any]) -> Record:
     """Return what is kept of a finished run, the setting's name apart."""
     counts = RunFolder(run.path).data()[0]["counts"]
-    options, scores = run.settings, {}
+    options = run.settings
+    scores = {}
     for protocol in SCORES:
         last = next((line for line in reversed(run.lines) if line.get(protocol)), {})
         scores[protocol] = {name: rounded(value) for name, value in last.get(protocol, {}).items()}
@@ -134,12 +138,13 @@ def departures(run: RunSummary) -> dict[str, Any]:
 def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member]:
     """Return the runs of a file that was written here or elsewhere, of the same scale.
 
-    Of another study's file those count that this study has too: same setting, same data and split, same method, and
-    no options that the other study has for that method alone.
+    Of another study's file those count that this study has too: same setting, same data and split,
+    same method, and no options that the other study has for that method alone.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        there, size = str(content["study"]), content["scale"]["name"]
+        there = str(content["study"])
+        size = content["scale"]["name"]
         place = {name: value for name, value in content[WHERE].items() if name != "command"}
         members = [member_of(record, place) for record in content["runs"]] if size == scale else []
     except OSError as error:
@@ -167,13 +172,17 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
 
 
 def of_its_own(record: Record, shared: Sequence[str]) -> list[str]:
-    """Return the options of training and method that a run has besides its method's and those set for all runs."""
+    """Return the options of training and method that a run has besides its method's and those set
+    for all runs.
+    """
     common = {text.partition("=")[0] for text in shared}
     return [name for name in record["options"] if name.startswith(OWN) and name not in common]
 
 
 def member_of(record: Record, place: Mapping[str, Any]) -> Member:
-    """Return the run that a line of a results file stands for; its last round is all there is of it."""
+    """Return the run that a line of a results file stands for; its last round is all there is of
+    it.
+    """
     record = dict(record)
     said = {**place, **record.pop(WHERE, {})}
     where = {name: said[name] for name in ("set", *PLACE) if name in said}
@@ -207,7 +216,9 @@ def member_of(record: Record, place: Mapping[str, Any]) -> Member:
 
 
 def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
-    """Return the runs of several sources in the study's order; of the same run, the last finished one counts."""
+    """Return the runs of several sources in the study's order; of the same run, the last finished
+    one counts.
+    """
     found: dict[Key, Member] = {}
     for source in sources:
         for member in source:
@@ -232,7 +243,9 @@ def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
 def results_of(
     members: Sequence[Member], name: str, study: Study, scale: str, size: Scale
 ) -> dict[str, Any]:
-    """Return what the file says. Where most runs were made is said once; a run that was made elsewhere says so."""
+    """Return what the file says. Where most runs were made is said once; a run that was made
+    elsewhere says so.
+    """
     done = [member for member in members if member.record is not None]
     usual = most_common([member.where for member in done])
     records = []

@@ -84,7 +84,9 @@ def run_sweep(plan: Sweep, out: Path, trials: int | None, means: Means) -> None:
 def run_grid(
     plan: Sweep, out: Path, means: Means
 ) -> tuple[list[RunOutcome], tuple[Point, float] | None]:
-    """Run every point of a grid; returns how the runs ended, and the best point among the finished ones."""
+    """Run every point of a grid; returns how the runs ended, and the best point among the finished
+    ones.
+    """
     points = [(point, plan.jobs(out, plan.place(point), point)) for point in plan.points()]
     jobs = [job for seed in zip(*(jobs for _, jobs in points), strict=True) for job in seed]
     size = len(jobs), sum(job.rounds for job in jobs)
@@ -124,7 +126,9 @@ def run_search(
 def scheduled(
     on: str, size: tuple[int, int], settings: Mapping[str, Any], means: Means
 ) -> Iterator[Pool]:
-    """Give a pool for so many jobs with so many rounds; on an interrupt, its jobs are saved and the way on is said."""
+    """Give a pool for so many jobs with so many rounds; on an interrupt, its jobs are saved and the
+    way on is said.
+    """
     threads = int(settings.get("engine.threads", 1))
     launcher = choose_launcher(words_of(means.devices), means.jobs, threads, means.ray)
     try:
@@ -138,7 +142,9 @@ def scheduled(
 
 
 def fetch_data(tables: Sequence[Tables]) -> None:
-    """Load every data set once, so that it is fetched and decoded before many runs want it at the same time."""
+    """Load every data set once, so that it is fetched and decoded before many runs want it at the
+    same time.
+    """
     from cafedcl.data import load_dataset
 
     for table in tables:
@@ -202,7 +208,9 @@ def again(out: Path, command: str) -> str:
 
 
 def end(outcomes: Sequence[RunOutcome], then: str) -> None:
-    """List what failed, on standard error, and what to do then; if anything did, the exit status is 1."""
+    """List what failed, on standard error, and what to do then; if anything did, the exit status is
+    1.
+    """
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(

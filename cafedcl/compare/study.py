@@ -17,7 +17,9 @@ OTHERS = (SCALES, "tuning.toml")
 """Files beside the studies that are none."""
 FOLDER = Path("experiments")
 HOME = Path(__file__).parents[2] / FOLDER
-"""Where the studies are in a checkout; from an installed package they are looked for in the working folder."""
+"""Where the studies are in a checkout; from an installed package they are looked for in the working
+folder.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class Study:
     def jobs(
         self, out: Path, setting: Setting, seeds: int, overrides: Sequence[str]
     ) -> Iterator[RunSpec]:
-        """Yield the runs of one setting: with everything as it is, then with one option changed at a time."""
+        """Yield the runs of one setting: with everything as it is, then with one option changed at
+        a time.
+        """
         for point, place in self.points(out, setting):
             for plan in self._plans(setting, seeds, point, overrides):
                 yield from plan.jobs(place)
@@ -113,7 +117,9 @@ class Study:
     def _plans(
         self, setting: Setting, seeds: int, point: Mapping[str, Any], overrides: Sequence[str]
     ) -> Iterator[Comparison]:
-        """Yield the plan of all methods that share their options, then those of methods that have their own."""
+        """Yield the plan of all methods that share their options, then those of methods that have
+        their own.
+        """
         shared = tuple(name for name in self.methods if name not in self.each)
         single = ((name,) for name in self.methods if name in self.each)
         for methods in (*([shared] if shared else []), *single):

@@ -1,4 +1,6 @@
-"""Sweeps of a method's options: a grid, or the space that a search moves in; and images held out to choose by."""
+"""Sweeps of a method's options: a grid, or the space that a search moves in; and images held out to
+choose by.
+"""
 
 import io
 import math
@@ -149,13 +151,17 @@ class Sweep:
         return ",".join(f"{name}={slug(text)}" for name, text in zip(names, shown, strict=True))
 
     def prepare(self, out: Path) -> str:
-        """Hold the images out if that is asked for, and return in words what the scores are measured on."""
+        """Hold the images out if that is asked for, and return in words what the scores are
+        measured on.
+        """
         if self.on == "test":
             return "the test set"
         return hold_out(out, self.tables({}), self.hold_out)
 
     def value(self, jobs: Sequence[RunSpec]) -> float:
-        """Return the score of finished runs: the last round's, averaged over the seeds; NaN if a run diverged."""
+        """Return the score of finished runs: the last round's, averaged over the seeds; NaN if a
+        run diverged.
+        """
         return mean(self.score_of(job) for job in jobs)
 
     def score_of(self, job: RunSpec) -> float:
@@ -234,7 +240,9 @@ def sweep_settings(
     split: str | None,
     settings: Iterable[str],
 ) -> dict[str, Any]:
-    """Return a sweep's common options by flat names: a file, then flags, then settings, the later ones winning."""
+    """Return a sweep's common options by flat names: a file, then flags, then settings, the later
+    ones winning.
+    """
     base = checked_tables(tables)
     if method is not None:
         base.setdefault("method", {})["name"] = method
@@ -276,7 +284,8 @@ def parse_values(texts: Iterable[str], option: str) -> dict[str, Any]:
 
 def separated(text: str) -> list[str]:
     """Return what stands between commas outside of brackets."""
-    parts, depth = [""], 0
+    parts = [""]
+    depth = 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
         if letter == "," and depth == 0:
@@ -302,15 +311,18 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def hold_out(out: Path, tables: Tables, share: float) -> str:
-    """Write the data set of a search: part of every class's training images takes the place of the test set.
+    """Write the data set of a search: part of every class's training images takes the place of the
+    test set.
 
-    The choice is the same for every seed and every search. Returns in words what the scores are measured on.
+    The choice is the same for every seed and every search. Returns in words what the scores are
+    measured on.
     """
     from cafedcl.core.rng import draw_by_class, stream
     from cafedcl.data import load_dataset
     from cafedcl.data.checked import part_of
 
-    path, config = out / HELD_OUT, resolve(tables)
+    path = out / HELD_OUT
+    config = resolve(tables)
     if not path.is_file():
         data = load_dataset(config.data)
         natural = config.split.kind == "natural" or (
@@ -322,9 +334,11 @@ def hold_out(out: Path, tables: Tables, share: float) -> str:
                 "or look at the test set with --on test"
             )
         labels = data.train_y.numpy()
-        rng, held = stream(0, "held out for tuning"), np.zeros(len(labels), dtype=np.bool_)
+        rng = stream(0, "held out for tuning")
+        held = np.zeros(len(labels), dtype=np.bool_)
         held[draw_by_class(labels, part_of(np.bincount(labels), share), rng)] = True
-        images, content = data.train_x.numpy(), io.BytesIO()
+        images = data.train_x.numpy()
+        content = io.BytesIO()
         np.savez(
             content,
             x_train=images[~held],

@@ -30,19 +30,23 @@ class Trial:
 
 
 class Search:
-    """A search that can be stopped and gone on with: what was proposed is in a file, what was scored in run folders."""
+    """A search that can be stopped and gone on with: what was proposed is in a file, what was
+    scored in run folders.
+    """
 
     def __init__(self, sweep: Sweep, out: Path) -> None:
         self.optuna = optional("optuna", "optuna", "--tune")
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
-        self.sweep, self.out = sweep, out
+        self.sweep = sweep
+        self.out = out
         self.study: optuna.Study = self._open()
         self.active: dict[int, Trial] = {}
         self.queue: deque[RunSpec] = deque()
         self.failures: list[RunOutcome] = []
 
     def _open(self) -> "optuna.Study":
-        name, storage = "sweep", f"sqlite:///{(self.out / STUDY).resolve()}"
+        name = "sweep"
+        storage = f"sqlite:///{(self.out / STUDY).resolve()}"
         direction = "maximize" if self.sweep.higher else "minimize"
         study: optuna.Study = self.optuna.create_study(
             study_name=name, storage=storage, direction=direction, load_if_exists=True
@@ -110,7 +114,9 @@ class Search:
         return Trial(number, point, tuple(self.sweep.jobs(self.out, f"trial-{number:04d}", point)))
 
     def take(self, outcome: RunOutcome, pool: Pool) -> None:
-        """Note how a run ended; a trial with a failed one has failed, and its other runs are stopped."""
+        """Note how a run ended; a trial with a failed one has failed, and its other runs are
+        stopped.
+        """
         trial = next((trial for trial in self.active.values() if outcome.job in trial.jobs), None)
         if outcome.status == "failed":
             self.failures.append(outcome)
@@ -141,7 +147,9 @@ class Search:
         self.study.tell(number, state=self.optuna.trial.TrialState[state])
 
     def prune(self, pool: Pool) -> None:
-        """Give up trials whose first seed, after a third of the rounds, is worse than the median of finished ones."""
+        """Give up trials whose first seed, after a third of the rounds, is worse than the median of
+        finished ones.
+        """
         for trial in list(self.active.values()):
             first = trial.jobs[0]
             third = math.ceil(first.rounds / 3)

@@ -1,7 +1,8 @@
-"""Options as frozen dataclasses: every field has a default, a meaning and its limits, checked in one place.
+"""Options as frozen dataclasses: every field has a default, a meaning and its limits, checked in
+one place.
 
-The same declaration gives the config file's keys, the command line's ``--set``, the printed documentation and
-the error message for a bad value.
+The same declaration gives the config file's keys, the command line's ``--set``, the printed
+documentation and the error message for a bad value.
 """
 
 import dataclasses
@@ -66,12 +67,15 @@ def option(
 
 def meaning(field: "Field[Any]") -> str:
     """Return what an option means, with its limits."""
-    limits, text = str(field.metadata["limits"]), str(field.metadata["meaning"])
+    limits = str(field.metadata["limits"])
+    text = str(field.metadata["meaning"])
     return text + (f" ({limits})" if limits else "")
 
 
 def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Build options from plain values; raises CafedclError with one clear line for anything that does not fit."""
+    """Build options from plain values; raises CafedclError with one clear line for anything that
+    does not fit.
+    """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}

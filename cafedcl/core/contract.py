@@ -1,4 +1,6 @@
-"""What moves between server and clients, and what a client's job sees. Methods and engines meet only here."""
+"""What moves between server and clients, and what a client's job sees. Methods and engines meet
+only here.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,17 +15,23 @@ Shape = tuple[int, int, int]
 Part = Literal["train", "validation", "synthetic"]
 Weights = Literal["trained", "received"]
 Embed = Callable[[Part, Weights], tuple[Tensor, Tensor]]
-"""Gives the embeddings and labels of a part of the client's data, under the trained or the received weights."""
+"""Gives the embeddings and labels of a part of the client's data, under the trained or the received
+weights.
+"""
 
 
 TICKET = "kept in round"
-"""The only entry of a client's memory where that stays at its site, and the server just knows of it."""
+"""The only entry of a client's memory where that stays at its site, and the server just knows of
+it.
+"""
 SCALAR_NOTES = frozenset({"generated_round"})
 """Notes that are one number; every other is one per class."""
 
 
 class Batch(NamedTuple):
-    """Images, labels and weights of one step; padding has weight 0, and every mean is a weighted mean."""
+    """Images, labels and weights of one step; padding has weight 0, and every mean is a weighted
+    mean.
+    """
 
     x: Tensor
     y: Tensor
@@ -42,9 +50,9 @@ class Down:
 class Up:
     """What a client returns.
 
-    ``model`` is the weights that are averaged, and ``tensors`` what else the method needs (prototypes, confidences);
-    both are counted as traffic. ``notes`` is what the client tells about itself for people to look at, and no method
-    reads it.
+    ``model`` is the weights that are averaged, and ``tensors`` what else the method needs
+    (prototypes, confidences); both are counted as traffic. ``notes`` is what the client tells about
+    itself for people to look at, and no method reads it.
     """
 
     client: int
@@ -68,17 +76,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished job: what travels, what stays with the client, and how its own model did on test images if asked.
+    """A finished job: what travels, what stays with the client, and how its own model did on test
+    images if asked.
 
-    ``hits`` counts images per class: ``tested``, and those called right among ``all`` classes and among those ``held``.
-    Where the test images are a client's own, only these counts leave it.
+    ``hits`` counts images per class: ``tested``, and those called right among ``all`` classes and
+    among those ``held``. Where the test images are a client's own, only these counts leave it.
     """
 
     up: Up
     memory: Tensors
     correct: Tensors
     sound: bool = False
-    """Whether the engine has seen that all numbers are finite and in their ranges; others are looked through."""
+    """Whether the engine has seen that all numbers are finite and in their ranges; others are
+    looked through.
+    """
 
 
 @dataclass(frozen=True)
@@ -93,9 +104,9 @@ class Failure:
 class Client:
     """What a client knows of itself, and what it was told once when it enrolled.
 
-    ``counts`` are its training images per class n_{k,c}, n_k in all, and ``holds`` the classes it has, in order;
-    ``most`` and ``total`` are the largest and the summed count per class over all clients, which the server tells every
-    client at enrolment.
+    ``counts`` are its training images per class n_{k,c}, n_k in all, and ``holds`` the classes it
+    has, in order; ``most`` and ``total`` are the largest and the summed count per class over all
+    clients, which the server tells every client at enrolment.
     """
 
     index: int
@@ -110,8 +121,9 @@ class Client:
 class Visit:
     """All that a method sees of one client in one round.
 
-    ``round`` and ``progress`` (round over the number of rounds) are tensors, and ``scratch`` is zeroed at the start
-    of every epoch and written in place, so that a loss can be captured once and replayed.
+    ``round`` and ``progress`` (round over the number of rounds) are tensors, and ``scratch`` is
+    zeroed at the start of every epoch and written in place, so that a loss can be captured once and
+    replayed.
     """
 
     client: Client

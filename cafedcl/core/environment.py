@@ -53,7 +53,9 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout this package runs from, marked if it was changed; None outside of one."""
+    """Return the commit of the checkout this package runs from, marked if it was changed; None
+    outside of one.
+    """
     home = Path(__file__).parent
     git = ["git", "-C", str(home)]
     try:

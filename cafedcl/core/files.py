@@ -9,7 +9,9 @@ from cafedcl.core.errors import CafedclError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves either the old one or the new one: temporary file, fsync, rename."""
+    """Write a file so that a crash leaves either the old one or the new one: temporary file, fsync,
+    rename.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(data)

@@ -26,7 +26,9 @@ class WeightSlice(NamedTuple):
         )
 
     def of(self, vector: Tensor) -> Tensor:
-        """Return the weight that lies there in a vector; those of several clients, if it has a row for each."""
+        """Return the weight that lies there in a vector; those of several clients, if it has a row
+        for each.
+        """
         begin = vector.storage_offset() + self.begin
         if vector.dim() == 1:
             return vector.as_strided(self.shape, self.strides, begin)
@@ -35,7 +37,9 @@ class WeightSlice(NamedTuple):
         )
 
     def as_it_lies(self, part: Tensor) -> Tensor:
-        """Return something of the weight's shape, such as its gradient, in the shape it lies in; of many too."""
+        """Return something of the weight's shape, such as its gradient, in the shape it lies in; of
+        many too.
+        """
         return part.movedim(-3, -1) if self.last else part
 
 
@@ -49,7 +53,8 @@ class FlatModel(Mapping[str, Tensor]):
     """
 
     def __init__(self, vector: Tensor, slices: WeightSlices) -> None:
-        self.vector, self.slices = vector, slices
+        self.vector = vector
+        self.slices = slices
 
     def __getitem__(self, name: str) -> Tensor:
         return self.slices[name].of(self.vector)
@@ -67,7 +72,9 @@ def storage_tensors(model: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def slices_of(model: Mapping[str, Tensor]) -> WeightSlices:
-    """Return where weights are to lie in one vector: as they do, if they are parts of one, or else one by one."""
+    """Return where weights are to lie in one vector: as they do, if they are parts of one, or else
+    one by one.
+    """
     if isinstance(model, FlatModel):
         return model.slices
     values = list(model.values())
@@ -91,7 +98,9 @@ def channels_last(value: Tensor) -> bool:
 def lie(values: Sequence[Tensor], slices: Iterable[WeightSlice]) -> bool:
     """Return whether weights are those parts of one vector."""
     first = values[0]
-    begin, data, dtype = first.storage_offset(), first.untyped_storage().data_ptr(), first.dtype
+    begin = first.storage_offset()
+    data = first.untyped_storage().data_ptr()
+    dtype = first.dtype
     return all(
         value.storage_offset() == begin + place.begin
         and value.stride() == place.strides

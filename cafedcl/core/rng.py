@@ -1,7 +1,7 @@
 """One seed makes everything: a named stream of random numbers per purpose and per client.
 
-A stream is addressed by (seed, purpose, keys…), never by how many numbers were drawn before it. So the order
-of execution, the engine, a resume, or a client that drops out changes no other draw.
+A stream is addressed by (seed, purpose, keys…), never by how many numbers were drawn before it. So
+the order of execution, the engine, a resume, or a client that drops out changes no other draw.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ Labels = npt.NDArray[np.int64]
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
     """Return the seeds of a stream: those of ``seed`` with the purpose and the keys as spawn key.
 
-    Numbers of 32 bits are given to NumPy the way it would lay them out itself, one by one and slowly.
+    Numbers of 32 bits are given to NumPy the way it would lay them out itself, one by one and
+    slowly.
     """
     spawn = (crc32(purpose.encode()), *keys)
     if max(seed, *spawn) >> 32:
@@ -32,7 +33,9 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
 
 
 def draw_by_class(labels: Labels, keep: Labels, rng: np.random.Generator) -> Labels:
-    """Draw so many images of every class, all of a class that has fewer; returns their sorted indices."""
+    """Draw so many images of every class, all of a class that has fewer; returns their sorted
+    indices.
+    """
     members = (
         rng.permutation(np.flatnonzero(labels == label))[:number]
         for label, number in enumerate(keep)
@@ -42,14 +45,17 @@ def draw_by_class(labels: Labels, keep: Labels, rng: np.random.Generator) -> Lab
 
 @contextmanager
 def torch_stream(seed: int, purpose: str, *keys: int) -> Iterator[None]:
-    """Run a block with PyTorch's global generators on one named stream, and put them back afterwards.
+    """Run a block with PyTorch's global generators on one named stream, and put them back
+    afterwards.
 
-    The generators are those of the CPU and of CUDA devices in use. ``torch.manual_seed`` would also leave a stack trace
-    behind for every kind of device that is not there, which takes longer than a small client's whole visit.
+    The generators are those of the CPU and of CUDA devices in use. ``torch.manual_seed`` would also
+    leave a stack trace behind for every kind of device that is not there, which takes longer than a
+    small client's whole visit.
     """
     number = int(_sequence(seed, purpose, keys).generate_state(1, np.uint64)[0] >> np.uint64(1))
     cuda = torch.cuda.is_initialized()
-    before, devices = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
+    before = torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if cuda else []
     torch.default_generator.manual_seed(number)
     if cuda:
         torch.cuda.manual_seed_all(number)

@@ -1,6 +1,7 @@
 """The one representation: a flat dict of tensors plus a small JSON header, as safetensors bytes.
 
-What the engine returns, what a worker process receives, what a checkpoint stores: all are this. No pickle.
+What the engine returns, what a worker process receives, what a checkpoint stores: all are this. No
+pickle.
 """
 
 import json
@@ -17,7 +18,9 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 Header = dict[str, Any]
 
-MODEL, ANCHORS, AUGMENT = "model/", "anchors/", "augment/"
+MODEL = "model/"
+ANCHORS = "anchors/"
+AUGMENT = "augment/"
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -79,7 +82,9 @@ def unpack(data: bytes) -> tuple[Tensors, Header]:
 
 
 def map_file(path: str | Path) -> tuple[Tensors, Header]:
-    """Return a packed file's tensors mapped from disk: pages are shared between processes, nothing is copied."""
+    """Return a packed file's tensors mapped from disk: pages are shared between processes, nothing
+    is copied.
+    """
     with safe_open(str(path), framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return tensors, json.loads(file.metadata()["header"])

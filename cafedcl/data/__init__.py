@@ -43,7 +43,9 @@ def is_own(name: str) -> bool:
 
 
 def load_dataset(options: DataOptions) -> Dataset:
-    """Load the data set that the options name; what was left out of your own data is said on stderr."""
+    """Load the data set that the options name; what was left out of your own data is said on
+    stderr.
+    """
     name = options.name
     if ":" in name and not name.startswith("hf:") and not is_path(name):
         return _imported(name).reduced(options.images)

@@ -23,7 +23,8 @@ Remarks = list[str]
 def cached(
     root: Path, label: str, files: Iterable[Path], make: Callable[[], tuple[Dataset, Remarks]]
 ) -> tuple[Dataset, Remarks]:
-    """Return what ``make`` gives, from ``cache/`` below the data folder if the source files are still the same.
+    """Return what ``make`` gives, from ``cache/`` below the data folder if the source files are
+    still the same.
 
     A folder that cannot be written to is no error: then nothing is kept.
     """
@@ -57,7 +58,8 @@ def _read(path: Path) -> tuple[Dataset, Remarks] | None:
         return None
     try:
         tensors, header = map_file(path)
-        names, owners = tuple(header["names"]), tuple(header["owners"])
+        names = tuple(header["names"])
+        owners = tuple(header["owners"])
         return Dataset(**tensors, names=names, owner_names=owners), list(header["remarks"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         # A damaged cache is decoded again and replaced.

@@ -25,9 +25,13 @@ def checked(
     owners: Ints | None = None,
     owner_names: Sequence[str] = (),
 ) -> Dataset:
-    """Return the data set of (images, labels) for training and testing; images are NHW, NHWC or NCHW."""
-    train_x, train_y = nchw(train[0], where), whole_labels(train[1], where)
-    test_x, test_y = nchw(test[0], where), whole_labels(test[1], where)
+    """Return the data set of (images, labels) for training and testing; images are NHW, NHWC or
+    NCHW.
+    """
+    train_x = nchw(train[0], where)
+    train_y = whole_labels(train[1], where)
+    test_x = nchw(test[0], where)
+    test_y = whole_labels(test[1], where)
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise CafedclError(f"{where}: {len(x)} {part} images but {len(y)} labels")
@@ -70,7 +74,9 @@ def _tensor(array: Array) -> Tensor:
 
 
 def nchw(x: Array, where: object) -> Bytes:
-    """Return images as uint8 (N, channels, height, width); a last axis of 1 or 3 holds the channels."""
+    """Return images as uint8 (N, channels, height, width); a last axis of 1 or 3 holds the
+    channels.
+    """
     x = as_bytes(x, where)
     if x.ndim == 3:
         x = x[:, None]
@@ -96,7 +102,8 @@ def as_bytes(x: Array, where: object) -> Bytes:
         raise CafedclError(
             f"{where}: pixels are of type {x.dtype}; expected are numbers, best uint8"
         )
-    low, high = float(x.min()), float(x.max())
+    low = float(x.min())
+    high = float(x.max())
     if not (low >= 0 and high <= 255):
         raise CafedclError(
             f"{where}: pixels run from {low:g} to {high:g}; expected are 0 to 255, or fractions 0 to 1"
@@ -128,7 +135,8 @@ def part_of(counts: Ints, share: float) -> Ints:
 
 
 def choose_test(labels: Ints, owners: Ints | None = None) -> npt.NDArray[np.bool_]:
-    """Choose a fifth of the images for testing, stratified by class, and within clients where there are any.
+    """Choose a fifth of the images for testing, stratified by class, and within clients where there
+    are any.
 
     It is the same choice every time. Every client and every class keeps an image for training.
     """
@@ -137,14 +145,17 @@ def choose_test(labels: Ints, owners: Ints | None = None) -> npt.NDArray[np.bool
     if owners is None:
         held[draw_by_class(labels, part_of(np.bincount(labels), TEST_SHARE), rng)] = True
         return held
-    # A client may have few images of a class, so every fifth in the order of (client, class) keeps all shares close.
+    # A client may have few images of a class, so every fifth in the order of (client, class) keeps
+    # all shares close.
     order = rng.permutation(len(labels))
     order = order[np.lexsort((labels[order], owners[order]))]
-    of_class, of_client = np.bincount(labels), np.bincount(owners)
+    of_class = np.bincount(labels)
+    of_client = np.bincount(owners)
     due = 0.0
     for index in order:
         due += TEST_SHARE
-        label, owner = labels[index], owners[index]
+        label = labels[index]
+        owner = owners[index]
         if due >= 1 - 1e-9 and of_class[label] > 1 and of_client[owner] > 1:
             held[index] = True
             due -= 1

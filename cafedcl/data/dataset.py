@@ -17,8 +17,8 @@ _FIELDS = ("train_x", "train_y", "test_x", "test_y", "mean", "std", "owners")
 class Dataset:
     """Images (N, channels, height, width) as uint8, labels as int64, and the classes' names.
 
-    Normalisation happens in batches on the device: pixels are scaled to [0, 1] and standardised with the training
-    set's mean and standard deviation per channel.
+    Normalisation happens in batches on the device: pixels are scaled to [0, 1] and standardised
+    with the training set's mean and standard deviation per channel.
     """
 
     train_x: Tensor
@@ -67,11 +67,14 @@ class Dataset:
         return channels, height, width
 
     def reduced(self, images: int) -> "Dataset":
-        """Return it with so many training images at most, the same part of every class; 0: all of them."""
+        """Return it with so many training images at most, the same part of every class; 0: all of
+        them.
+        """
         number = len(self.train_y)
         if not images or images >= number:
             return self
-        rng, labels = stream(0, "part of the training images"), self.train_y.numpy()
+        rng = stream(0, "part of the training images")
+        labels = self.train_y.numpy()
         share = np.bincount(labels, minlength=self.classes) * images / number
         rows = torch.from_numpy(
             draw_by_class(labels, np.maximum(1, np.round(share)).astype(np.int64), rng)
@@ -97,7 +100,9 @@ class Dataset:
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of the pixels of uint8 images, scaled to [0, 1], and of their squares, per channel."""
+    """Return the mean of the pixels of uint8 images, scaled to [0, 1], and of their squares, per
+    channel.
+    """
     pixels = x.numel() // x.shape[1]
     levels = torch.stack(
         [torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)]
@@ -107,7 +112,9 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale(mean: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation as images are standardised with; a constant channel is left as it is."""
+    """Return mean and standard deviation as images are standardised with; a constant channel is
+    left as it is.
+    """
     std = (square - mean**2).clamp_min(0).sqrt()
     std = torch.where(std > 0, std, torch.ones_like(std))
     return mean.float().view(1, -1, 1, 1), std.float().view(1, -1, 1, 1)

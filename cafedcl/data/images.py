@@ -71,8 +71,10 @@ def to_pixels(
     if turn is not None:
         image = image.transpose(turn)
     if crop:
-        side, (width, height) = min(image.size), image.size
-        left, top = (width - side) // 2, (height - side) // 2
+        side = min(image.size)
+        (width, height) = image.size
+        left = (width - side) // 2
+        top = (height - side) // 2
         image = image.crop((left, top, left + side, top + side))
     if image.size != size:
         image = image.resize(size, Resampling.LANCZOS)
@@ -82,7 +84,9 @@ def to_pixels(
 
 @dataclass(frozen=True)
 class Batch:
-    """Decoded images (N, height, width, channels), their indices, and what was wrong with the others."""
+    """Decoded images (N, height, width, channels), their indices, and what was wrong with the
+    others.
+    """
 
     pixels: Bytes
     kept: npt.NDArray[np.int64]
@@ -90,9 +94,12 @@ class Batch:
 
 
 def decode(openers: Sequence[Opener], size: int = 0, *, crop: bool = False) -> Batch:
-    """Decode images to one size, ``size`` squared or their most common one; grey if all are, else RGB."""
+    """Decode images to one size, ``size`` squared or their most common one; grey if all are, else
+    RGB.
+    """
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, warnings.catch_warnings():
-        # A very large image is resized like any other; one beyond Pillow's limit is an error of its own.
+        # A very large image is resized like any other; one beyond Pillow's limit is an error of its
+        # own.
         warnings.simplefilter("ignore")
         heads = list(pool.map(_head, openers))
         bad = {i: head for i, head in enumerate(heads) if isinstance(head, str)}

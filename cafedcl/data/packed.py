@@ -1,8 +1,9 @@
-"""Packed sets: ``NAME.meta.npz`` (labels, class names) and ``NAME.SPLIT.K.xz`` (images without loss, in chunks).
+"""Packed sets: ``NAME.meta.npz`` (labels, class names) and ``NAME.SPLIT.K.xz`` (images without
+loss, in chunks).
 
-A chunk, decompressed, is a header of 16 bytes and one plane of n·h·w bytes per channel: plain pixels (mode 0), or what
-the median predictor of LOCO-I leaves over, modulo 256 (mode 1). There, colour is G, then R − (k1·G ≫ 5), then
-B − ((k2·G + k3·R) ≫ 5).
+A chunk, decompressed, is a header of 16 bytes and one plane of n·h·w bytes per channel: plain
+pixels (mode 0), or what the median predictor of LOCO-I leaves over, modulo 256 (mode 1). There,
+colour is G, then R − (k1·G ≫ 5), then B − ((k2·G + k3·R) ≫ 5).
 """
 
 import lzma
@@ -111,14 +112,17 @@ def decode(path: Path) -> Bytes:
 
 
 def _unpredict(left_over: Bytes, base: Plane) -> Plane:
-    """Return the plane (height, width, N) whose sum with ``base`` is a pixel, one position of all images at a time."""
+    """Return the plane (height, width, N) whose sum with ``base`` is a pixel, one position of all
+    images at a time.
+    """
     rest = np.ascontiguousarray(left_over.transpose(1, 2, 0)).astype(np.int16)
     height, width, _ = rest.shape
     plane = np.empty_like(rest)
     for i in range(height):
         for j in range(width):
             if i and j:
-                left, up = plane[i, j - 1], plane[i - 1, j]
+                left = plane[i, j - 1]
+                up = plane[i - 1, j]
                 guess = np.clip(
                     left + up - plane[i - 1, j - 1], np.minimum(left, up), np.maximum(left, up)
                 )

@@ -1,4 +1,6 @@
-"""Each client's images as indices into the training set: holding parts out, pooling, saving and loading."""
+"""Each client's images as indices into the training set: holding parts out, pooling, saving and
+loading.
+"""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -32,9 +34,11 @@ class Shards:
 def hold_out(
     labels: Ints, owner: Ints, share: float, rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
-    """Return which images are held out, stratified by client and class; ``owner`` is −1 for images nobody has.
+    """Return which images are held out, stratified by client and class; ``owner`` is −1 for images
+    nobody has.
 
-    Of every client's class it is ``share``, at least one where there are two, and never the last one.
+    Of every client's class it is ``share``, at least one where there are two, and never the last
+    one.
     """
     held = np.zeros(len(labels), dtype=bool)
     if share <= 0:
@@ -56,7 +60,9 @@ def hold_out(
 def gather(
     labels: Ints, classes: int, clients: int, parts: tuple[Ints, Ints, Ints | None]
 ) -> Shards:
-    """Return shards from the owner of every image in each part (training, validation, test), −1 where it is in none."""
+    """Return shards from the owner of every image in each part (training, validation, test), −1
+    where it is in none.
+    """
     piles: list[tuple[Tensor, ...]] = []
     for owner in parts:
         if owner is None:

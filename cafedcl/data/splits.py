@@ -1,4 +1,6 @@
-"""How training images are dealt to clients: the long tail first, then the skew, then each client's validation part."""
+"""How training images are dealt to clients: the long tail first, then the skew, then each client's
+validation part.
+"""
 
 from pathlib import Path
 
@@ -19,7 +21,8 @@ BLOCK = 1_000_000
 def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
     """Return how many images of each class a long tail keeps.
 
-    ``exponential``: n_c = ⌊n_max · IR^(−c/(C−1))⌋; ``step``: the first half keeps all, the rest ⌊n_max/IR⌋.
+    ``exponential``: n_c = ⌊n_max · IR^(−c/(C−1))⌋; ``step``: the first half keeps all, the rest
+    ⌊n_max/IR⌋.
     """
     place = np.arange(classes) / max(classes - 1, 1)
     falls = (
@@ -39,11 +42,12 @@ def long_tail(labels: Ints, classes: int, ir: float, shape: str, rng: np.random.
 def dirichlet_per_client(
     labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
 ) -> Ints:
-    """Draw q ~ Dir(α) for each client and give it N/K unassigned images, drawn without replacement with weight q_y.
+    """Draw q ~ Dir(α) for each client and give it N/K unassigned images, drawn without replacement
+    with weight q_y.
 
-    This is FedRCL's split: clients have equal sizes, and late ones drift from their draw as classes run out. Drawing
-    without replacement is an exponential race: the j-th image of a class with r left arrives after a gap of rate
-    q_c·(r − j), and the first N/K arrivals over all classes win.
+    This is FedRCL's split: clients have equal sizes, and late ones drift from their draw as classes
+    run out. Drawing without replacement is an exponential race: the j-th image of a class with r
+    left arrives after a gap of rate q_c·(r − j), and the first N/K arrivals over all classes win.
     """
     deck = np.lexsort((rng.random(len(labels)), labels))
     left = np.bincount(labels, minlength=classes)
@@ -56,7 +60,8 @@ def dirichlet_per_client(
     for client, size in enumerate(sizes.tolist()):
         if client % at_once == 0:
             waits = rng.standard_exponential(int(sizes[client : client + at_once].sum()) * classes)
-        gaps, waits = waits[: size * classes].reshape(size, classes), waits[size * classes :]
+        gaps = waits[: size * classes].reshape(size, classes)
+        waits = waits[size * classes :]
         behind = left - steps[:size]
         if behind[-1].min() > 0:
             arrivals = (gaps / (weights[client] * behind)).cumsum(0).ravel()
@@ -75,7 +80,9 @@ def dirichlet_per_client(
 def dirichlet_per_class(
     labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
 ) -> Ints:
-    """For each class draw p ~ Dir(α) over clients, none to those already full; redraw until all have 10 images."""
+    """For each class draw p ~ Dir(α) over clients, none to those already full; redraw until all
+    have 10 images.
+    """
     if len(labels) < clients * MIN_SIZE:
         raise CafedclError(
             f"split: {len(labels)} images cannot give {clients} clients {MIN_SIZE} each; "
@@ -106,7 +113,9 @@ def dirichlet_per_class(
 def pathological(
     labels: Ints, clients: int, classes: int, held: int, rng: np.random.Generator
 ) -> Ints:
-    """Give every client exactly ``held`` classes, every class to somebody, and each class in equal parts."""
+    """Give every client exactly ``held`` classes, every class to somebody, and each class in equal
+    parts.
+    """
     if held > classes:
         raise CafedclError(f"split.classes = {held}: there are only {classes} classes")
     if clients * held < classes:
@@ -134,7 +143,9 @@ def pathological(
 
 
 def quantity(labels: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Ints:
-    """Give clients sizes in proportions drawn from Dir(α), at least one image each, whatever its label."""
+    """Give clients sizes in proportions drawn from Dir(α), at least one image each, whatever its
+    label.
+    """
     numbers = 1 + rng.multinomial(len(labels) - clients, rng.dirichlet(np.full(clients, alpha)))
     owner = np.empty(len(labels), dtype=np.int64)
     owner[rng.permutation(len(labels))] = np.repeat(np.arange(clients), numbers)
@@ -183,7 +194,8 @@ def split(
     seed: int,
     test_share: float,
 ) -> Shards:
-    """Deal images to clients; ``test_share`` of each client's are kept for testing (complete protocol: 0).
+    """Deal images to clients; ``test_share`` of each client's are kept for testing (complete
+    protocol: 0).
 
     ``natural`` is the data's own client of every image, empty where there is none.
     """

@@ -1,4 +1,5 @@
-"""The Flower app that is handed to a SuperLink: a few lines that name the installed package's two components.
+"""The Flower app that is handed to a SuperLink: a few lines that name the installed package's two
+components.
 
 The package itself is not shipped: every site runs the code that it has installed.
 """
@@ -22,7 +23,9 @@ RUN_CONFIG: dict[str, Any] = {
     "resume": False,
     "deployment": "",
 }
-"""The keys of Flower's run config: the flags of `cafedcl run`, empty where the config's own value stands."""
+"""The keys of Flower's run config: the flags of `cafedcl run`, empty where the config's own value
+stands.
+"""
 COMPONENTS = {
     "serverapp": "cafedcl.deploy.flower.server_app:app",
     "clientapp": "cafedcl.deploy.flower.client_app:app",

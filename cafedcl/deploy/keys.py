@@ -1,4 +1,6 @@
-"""A deployment's own certificate authority, the server's certificate, and a key pair for every site."""
+"""A deployment's own certificate authority, the server's certificate, and a key pair for every
+site.
+"""
 
 import ipaddress
 import os
@@ -18,7 +20,8 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def make_certificates(host: str, authority: Path, server: Path) -> bytes:
-    """Write a CA's key to ``authority``, the server's key and certificate to ``server``; return the CA's certificate.
+    """Write a CA's key to ``authority``, the server's key and certificate to ``server``; return the
+    CA's certificate.
 
     The server's certificate is good for ``host``, a name or an address, and for the loopback.
     """
@@ -65,7 +68,8 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
             serialization.NoEncryption(),
         )
 
-    root, own = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    root = ec.generate_private_key(ec.SECP384R1())
+    own = ec.generate_private_key(ec.SECP384R1())
     ca = builder(AUTHORITY, root, True).sign(root, hashes.SHA384())
     known_as = dict.fromkeys((host, "localhost", "127.0.0.1"))
     names = x509.SubjectAlternativeName([_alternative(name) for name in known_as])

@@ -1,4 +1,6 @@
-"""The folders of a deployment: the server's and one per site, each with a small config that says what it is."""
+"""The folders of a deployment: the server's and one per site, each with a small config that says
+what it is.
+"""
 
 import json
 import re
@@ -78,7 +80,9 @@ def read_site(folder: Path) -> SiteOptions:
 def make_places(
     folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool
 ) -> list[Path]:
-    """Write a deployment: ``folder/server`` and ``folder/NAME`` for every site, given with its data; returns them."""
+    """Write a deployment: ``folder/server`` and ``folder/NAME`` for every site, given with its
+    data; returns them.
+    """
     for site in sites:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", site) or site == "server":
             raise CafedclError(

@@ -1,4 +1,6 @@
-"""A run whose training images lie at sites: what the server knows of them, and what a site is told of the others."""
+"""A run whose training images lie at sites: what the server knows of them, and what a site is told
+of the others.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,7 +25,9 @@ NOBODY = torch.zeros(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Enrolled:
-    """What a site tells of its data when it enrols: numbers per class and of the pixels, never an image or a label."""
+    """What a site tells of its data when it enrols: numbers per class and of the pixels, never an
+    image or a label.
+    """
 
     site: str
     names: tuple[str, ...]
@@ -48,7 +52,9 @@ class Enrolled:
     @classmethod
     def unpacked(cls, tensors: Tensors, header: Header) -> "Enrolled":
         """Return what a site sent; raises ValueError for what cannot be."""
-        site, names, shape = header["site"], header["names"], header["shape"]
+        site = header["site"]
+        names = header["names"]
+        shape = header["shape"]
         if not isinstance(site, str) or not all(isinstance(name, str) for name in names):
             raise ValueError("names are not text")
         if len(shape) != 3 or not all(
@@ -86,7 +92,9 @@ class Population:
 
     @classmethod
     def of(cls, sites: list[Enrolled]) -> "Population":
-        """Put the sites together: every class that any of them has, and the pixels' mean over all their images."""
+        """Put the sites together: every class that any of them has, and the pixels' mean over all
+        their images.
+        """
         sites = sorted(sites, key=lambda site: site.site)
         for one, other in pairwise(sites):
             if one.site == other.site:
@@ -123,7 +131,9 @@ class Population:
 
 @dataclass(frozen=True)
 class SiteAssignment:
-    """A site's place in a run: its number, the classes, how images are standardised, and the census."""
+    """A site's place in a run: its number, the classes, how images are standardised, and the
+    census.
+    """
 
     client: int
     clients: int
@@ -162,10 +172,8 @@ def own_shards(config: Config, data: Dataset) -> Shards:
 
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
     """Return what a site tells of its data."""
-    counts, tested = (
-        own_shards(config, data).counts[0],
-        torch.bincount(data.test_y, minlength=data.classes),
-    )
+    counts = own_shards(config, data).counts[0]
+    tested = torch.bincount(data.test_y, minlength=data.classes)
     return Enrolled(site, data.names, data.shape, counts, tested, *moments(data.train_x))
 
 

@@ -46,7 +46,9 @@ def program(name: str) -> str:
 
 
 class ServerProcess:
-    """A process that is started in a group of its own, writes to a log, and is stopped with all its children."""
+    """A process that is started in a group of its own, writes to a log, and is stopped with all its
+    children.
+    """
 
     def __init__(self, words: Sequence[str], home: Path, log: Path) -> None:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -81,7 +83,9 @@ class ServerProcess:
         return f"{' '.join(said.split()) or 'it said nothing'} (see {self.log})"
 
     def stop(self, patience: float = 15.0) -> None:
-        """End it and its children, politely, then not; some of Flower's leave the group and outlive a hard end."""
+        """End it and its children, politely, then not; some of Flower's leave the group and outlive
+        a hard end.
+        """
         children = descendants(self.popen.pid)
         try:
             os.killpg(self.popen.pid, signal.SIGTERM)
@@ -104,7 +108,8 @@ def descendants(pid: int) -> list[int]:
     pairs = [
         (int(child), int(parent)) for child, parent in (line.split() for line in table.splitlines())
     ]
-    found, fresh = list[int](), {pid}
+    found = list[int]()
+    fresh = {pid}
     while fresh:
         fresh = {child for child, parent in pairs if parent in fresh}
         found += fresh

@@ -80,7 +80,8 @@ class Server:
         """Let every site in that is not yet let in."""
         if self.options.insecure:
             return
-        there, names = {node["node-id"] for node in self.nodes()}, node_names(self.folder)
+        there = {node["node-id"] for node in self.nodes()}
+        names = node_names(self.folder)
         for name in site_names(self.folder):
             if names.get(name) not in there:
                 key = self.folder / "sites" / f"{name}.pub"

@@ -45,7 +45,8 @@ def _simulated(
     require()
     optional("ray", "cafedcl[flower]", "a simulation on Flower")
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:
-        home, address = Path(folder), Address("127.0.0.1", free_port(), None)
+        home = Path(folder)
+        address = Address("127.0.0.1", free_port(), None)
         process = start_superlink(
             address, address.host, home, home / "superlink.log", ["--insecure", "--simulation"]
         )

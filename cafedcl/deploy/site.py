@@ -13,7 +13,8 @@ from cafedcl.deploy.places import SiteOptions
 from cafedcl.deploy.programs import ServerProcess, program
 from cafedcl.deploy.superlink import Address, free_port
 
-TRIES, WHILE = 5, 60.0
+TRIES = 5
+WHILE = 60.0
 """A worker that dies so often within so many seconds is not started again."""
 
 
@@ -27,7 +28,8 @@ class RunningSite:
     """The processes of a site; whichever ends is started again, unless there is no use in that."""
 
     def __init__(self, folder: Path, options: SiteOptions) -> None:
-        self.folder, self.options = folder.resolve(), options
+        self.folder = folder.resolve()
+        self.options = options
         self.room = Path(tempfile.mkdtemp(prefix="cafedcl-"))
         self.deaths: list[float] = []
         self.node: ServerProcess | None = None
@@ -47,7 +49,8 @@ class RunningSite:
         return self.worker
 
     def _node(self) -> ServerProcess:
-        options, ca = self.options, self.folder / "ca.crt"
+        options = self.options
+        ca = self.folder / "ca.crt"
         address = Address(options.host, options.port, None if options.insecure else ca)
         safety = ["--insecure"] if options.insecure else ["--root-certificates", str(ca)]
         safety += (
@@ -89,7 +92,9 @@ class RunningSite:
             time.sleep(pause)
 
     def _node_again(self, said: str, say: Callable[[str], None]) -> None:
-        """Start a SuperNode again that lost its server; one that the server refuses is the end of the site."""
+        """Start a SuperNode again that lost its server; one that the server refuses is the end of
+        the site.
+        """
         if REFUSED in said:
             raise CafedclError(
                 f"site {self.options.name}: the server does not let it in; has it this site's key? {said}"

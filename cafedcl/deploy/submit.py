@@ -23,16 +23,21 @@ PULSE = 20.0
 
 
 class Followed:
-    """As much of a federation as its watchers look at, read from the run folder that another process writes."""
+    """As much of a federation as its watchers look at, read from the run folder that another
+    process writes.
+    """
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
-        self.config, self.options, self.folder = config, config.federation, folder
+        self.config = config
+        self.options = config.federation
+        self.folder = folder
         self.history: list[Record] = []
         self.round = 0
 
     def tell(self, watchers: Sequence[Watcher], event: Mapping[str, Any]) -> None:
         """Let the watchers see an event of the journal."""
-        seen, kind = cast(Federation, self), event["event"]
+        seen = cast(Federation, self)
+        kind = event["event"]
         for watcher in watchers:
             if kind == "notice":
                 watcher.noticed(seen, event["message"])
@@ -62,7 +67,9 @@ def submit(
     federation: str = "",
     **extra: str,
 ) -> None:
-    """Hand a run to the SuperLink of ``home`` and watch it to its end; without a config, a run folder is resumed."""
+    """Hand a run to the SuperLink of ``home`` and watch it to its end; without a config, a run
+    folder is resumed.
+    """
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     (path / JOURNAL).unlink(missing_ok=True)
@@ -80,7 +87,8 @@ def submit(
     more = ["--federation-config", federation] if federation else []
     app = write_app(home / "cafedcl-run")
     number = str(ask(home, "run", str(app), NAME, "--run-config", str(options), *more)["run-id"])
-    followed, error = Followed(config, folder), "the run broke off without a word"
+    followed = Followed(config, folder)
+    error = "the run broke off without a word"
     try:
         for event in follow(path, Pulse(home, number)):
             followed.catch_up(event)
@@ -95,10 +103,14 @@ def submit(
 
 
 class Pulse:
-    """Says whether a run is still going on; Flower is asked only now and then, because its command takes seconds."""
+    """Says whether a run is still going on; Flower is asked only now and then, because its command
+    takes seconds.
+    """
 
     def __init__(self, home: Path, number: str) -> None:
-        self.home, self.number, self.asked = home, number, time.monotonic()
+        self.home = home
+        self.number = number
+        self.asked = time.monotonic()
 
     def __call__(self) -> bool:
         """Return whether it is."""

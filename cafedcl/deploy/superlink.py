@@ -56,7 +56,9 @@ class Address:
 def start_superlink(
     address: Address, listen: str, home: Path, log: Path, words: Sequence[str]
 ) -> ServerProcess:
-    """Start a SuperLink that listens on an address, and wait until it answers at the one given first."""
+    """Start a SuperLink that listens on an address, and wait until it answers at the one given
+    first.
+    """
     address.introduce(home)
     place = [
         "--host",

@@ -15,7 +15,9 @@ CHAIN = 10
 def capture(
     work: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None
 ) -> torch.cuda.CUDAGraph:
-    """Return the graph of what the work queues on a stream. The work is not done by that, and must be warmed up."""
+    """Return the graph of what the work queues on a stream. The work is not done by that, and must
+    be warmed up.
+    """
     stream.synchronize()
     with torch.cuda.stream(stream):
         graph = torch.cuda.CUDAGraph()
@@ -30,8 +32,8 @@ def capture(
 def repeat(step: Callable[[], object], times: int, device: torch.device) -> None:
     """Take a step so many times; all have been taken when this returns.
 
-    A step writes its results in place, moves on by a counter on the device, and never waits for the device: only what
-    it queues is replayed. The first few are taken plainly, which warms them up.
+    A step writes its results in place, moves on by a counter on the device, and never waits for the
+    device: only what it queues is replayed. The first few are taken plainly, which warms them up.
     """
     chains = max(times - WARM_UP, 0) // CHAIN if device.type == "cuda" else 0
     if not chains:

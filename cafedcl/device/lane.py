@@ -1,7 +1,7 @@
 """A lane of a device: a stream that work is queued on, and captures that are replayed there.
 
-On a device without streams a lane is plain execution in order, so that whatever is built on lanes runs, and is tested,
-everywhere.
+On a device without streams a lane is plain execution in order, so that whatever is built on lanes
+runs, and is tested, everywhere.
 """
 
 import time
@@ -41,7 +41,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Replay:
-    """A captured piece of work: with it are kept the tensors that only the work refers to, which the graph reads."""
+    """A captured piece of work: with it are kept the tensors that only the work refers to, which
+    the graph reads.
+    """
 
     graph: torch.cuda.CUDAGraph
     work: Callable[[], None]
@@ -76,9 +78,10 @@ class Lane:
     ) -> Callable[[], None]:
         """Return a call that repeats the work on the tensors it was captured with.
 
-        To ``warm`` it up, the work is run a few times first, each time after ``before``, so it changes those tensors
-        already; what only repeats a captured work needs none. They are kept as long as the call is. All captures of a
-        lane share one pool of memory: they never overlap, and leave nothing in it that is read later.
+        To ``warm`` it up, the work is run a few times first, each time after ``before``, so it
+        changes those tensors already; what only repeats a captured work needs none. They are kept
+        as long as the call is. All captures of a lane share one pool of memory: they never overlap,
+        and leave nothing in it that is read later.
         """
         for _ in range((WARM_UP if self.stream else 1) if warm else 0):
             if before:
@@ -95,7 +98,9 @@ class Lane:
         return Mark(self.stream)
 
     def hand_over(self, tensors: Iterable[Tensor]) -> None:
-        """Let tensors made on this lane, and whatever are parts of them, be used and let go by the caller's queue."""
+        """Let tensors made on this lane, and whatever are parts of them, be used and let go by the
+        caller's queue.
+        """
         if self.stream is not None:
             queue = torch.cuda.current_stream(self.stream.device)
             for value in tensors:
@@ -104,7 +109,9 @@ class Lane:
 
 
 def to_host(tensors: Tensors) -> Tensors:
-    """Return tensors on the host; on a stream, they are there once the lane's mark has been waited for."""
+    """Return tensors on the host; on a stream, they are there once the lane's mark has been waited
+    for.
+    """
     away = {name: value for name, value in tensors.items() if not value.is_cpu}
     if not away:
         return tensors

@@ -39,7 +39,9 @@ class PackedBytes:
             start = end
 
     def wrap(self, tensors: Tensors) -> Tensor:
-        """Return the tensors as bytes, those of the widest types first, so that each lies where it may be read."""
+        """Return the tensors as bytes, those of the widest types first, so that each lies where it
+        may be read.
+        """
         names = (name for stretch in self.stretches for name in stretch.shapes)
         return torch.cat([tensors[name].reshape(-1).view(torch.uint8) for name in names])
 
@@ -48,7 +50,8 @@ class PackedBytes:
         """Every tensor's name, shape, type and first byte."""
         entries = []
         for dtype, start, _, sizes, shapes in self.stretches:
-            begins, kind = accumulate(sizes, initial=0), torch.empty(0, dtype=dtype).numpy().dtype
+            begins = accumulate(sizes, initial=0)
+            kind = torch.empty(0, dtype=dtype).numpy().dtype
             parts = zip(shapes.items(), begins, strict=False)
             entries += [
                 (name, tuple(shape), kind, start + dtype.itemsize * begin)
@@ -57,7 +60,8 @@ class PackedBytes:
         return entries
 
     def read(self, data: Tensor) -> dict[str, npt.NDArray[Any]]:
-        """Return what lies in a vector on the host now, in memory of its own; types are those that NumPy has.
+        """Return what lies in a vector on the host now, in memory of its own; types are those that
+        NumPy has.
 
         That takes half the time of cutting tensors out of it.
         """

@@ -37,4 +37,6 @@ class Sites(Protocol):
     """An engine whose clients test on images of their own, which only they have."""
 
     def survey(self, tensors: Tensors) -> Tensors:
-        """Return how the server's model does at every client: ``tested`` and ``all``, each (clients, classes)."""
+        """Return how the server's model does at every client: ``tested`` and ``all``, each
+        (clients, classes).
+        """

@@ -9,7 +9,9 @@ from cafedcl.core.tensors import Tensors
 
 
 def draw(images: int, options: TrainOptions) -> Tensors:
-    """Draw what a batch needs from PyTorch's CPU generator, so that every device and engine sees the same draws."""
+    """Draw what a batch needs from PyTorch's CPU generator, so that every device and engine sees
+    the same draws.
+    """
     draws: Tensors = {}
     if options.flip:
         draws["flip"] = torch.rand(images) < 0.5
@@ -19,7 +21,8 @@ def draw(images: int, options: TrainOptions) -> Tensors:
 
 
 def augment(x: Tensor, draws: Tensors, options: TrainOptions) -> Tensor:
-    """Return normalised images, each flipped left to right by chance and cropped from a padded copy, as was drawn.
+    """Return normalised images, each flipped left to right by chance and cropped from a padded
+    copy, as was drawn.
 
     Padding is zero, which is the mean of normalised images.
     """
@@ -28,7 +31,8 @@ def augment(x: Tensor, draws: Tensors, options: TrainOptions) -> Tensor:
     if "crop" in draws:
         height, width = x.shape[2:]
         padded = F.pad(x, [options.crop] * 4)
-        down, right = draws["crop"][:, :1], draws["crop"][:, 1:]
+        down = draws["crop"][:, :1]
+        right = draws["crop"][:, 1:]
         rows = (down + torch.arange(height, device=x.device))[:, None, :, None]
         columns = (right + torch.arange(width, device=x.device))[:, None, None, :]
         image = torch.arange(len(x), device=x.device)[:, None, None, None]

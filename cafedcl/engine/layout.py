@@ -1,4 +1,6 @@
-"""All trainable weights of a network in one flat tensor: one copy receives a model, one call updates it."""
+"""All trainable weights of a network in one flat tensor: one copy receives a model, one call
+updates it.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +23,8 @@ class ParameterSlice(NamedTuple):
 class Layout:
     """Where each weight of a network lies in a flat tensor.
 
-    The network itself holds ``leaves``: views of ``flat``, each of which a gradient can be asked for.
+    The network itself holds ``leaves``: views of ``flat``, each of which a gradient can be asked
+    for.
     """
 
     def __init__(self, network: nn.Module, channels_last: bool) -> None:
@@ -36,7 +39,8 @@ class Layout:
                     )
                     self.entries[name] = ParameterSlice(module, key, place)
                     begin += parameter.numel()
-        self.size, self.slices = begin, {name: entry.place for name, entry in self.entries.items()}
+        self.size = begin
+        self.slices = {name: entry.place for name, entry in self.entries.items()}
         state = network.state_dict()
         self.rest = {name: value for name, value in state.items() if name not in self.entries}
         self.flat = self.lay(state)
@@ -45,11 +49,15 @@ class Layout:
             entry.module._parameters[entry.key] = self.leaves[name]  # type: ignore[assignment]
 
     def views(self, flat: Tensor) -> Tensors:
-        """Return the weights that lie in a flat tensor, by name; those of several clients, if it has a row for each."""
+        """Return the weights that lie in a flat tensor, by name; those of several clients, if it
+        has a row for each.
+        """
         return {name: place.of(flat) for name, place in self.slices.items()}
 
     def flatten(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the weights of several clients, each (clients, …), as one tensor with a row for each."""
+        """Return the weights of several clients, each (clients, …), as one tensor with a row for
+        each.
+        """
         pairs = zip(parts, self.entries.values(), strict=True)
         return torch.cat(
             [entry.place.as_it_lies(part).reshape(len(part), -1) for part, entry in pairs], 1

@@ -41,8 +41,12 @@ class ReferenceEngine:
             return Failure(job.client, f"{type(error).__name__}: {error}")
 
     def work(self, job: Job) -> Reply:
-        """One client's round: receive, train, summarize, remember, and score its own model if asked."""
-        began, task, method = time.perf_counter(), self.task, self.task.method
+        """One client's round: receive, train, summarize, remember, and score its own model if
+        asked.
+        """
+        began = time.perf_counter()
+        task = self.task
+        method = self.task.method
         job = task.tail.learned(job)
         received = {
             **task.initial,
@@ -101,7 +105,8 @@ class ReferenceEngine:
 
     def _epochs(self, job: Job, visit: Visit, extra: SyntheticImages) -> dict[str, float]:
         """The local training loop; returns the mean of every term of the loss over the last epoch."""
-        task, options = self.task, self.task.schedule.options
+        task = self.task
+        options = self.task.schedule.options
         shard = task.clients.shards.train[job.client]
         x = task.clients.data.images(torch.cat([task.clients.data.train_x[shard], extra.x]))
         y = torch.cat([task.clients.data.train_y[shard], extra.y])
@@ -150,12 +155,17 @@ class ReferenceEngine:
         self, client: int, part: Part, weights: Tensors | None, extra: SyntheticImages
     ) -> tuple[Tensor, Tensor]:
         """Return the embeddings and labels of a part of the client's data, in evaluation mode."""
-        data, shards = self.task.clients.data, self.task.clients.shards
+        data = self.task.clients.data
+        shards = self.task.clients.shards
         if part == "synthetic":
-            x, y, shift = extra.x, extra.y, extra.shift
+            x = extra.x
+            y = extra.y
+            shift = extra.shift
         else:
             shard = (shards.train if part == "train" else shards.validation)[client]
-            x, y, shift = data.train_x[shard], data.train_y[shard], None
+            x = data.train_x[shard]
+            y = data.train_y[shard]
+            shift = None
         trained = {name: value.clone() for name, value in self.tensors.items()} if weights else {}
         if weights:
             self.load(weights)
@@ -171,7 +181,8 @@ class ReferenceEngine:
         self, x: Tensor, act: Callable[[Tensor], Tensor], shift: Tensor | None = None
     ) -> Tensor:
         """Return what is seen in uint8 images, a chunk at a time, under the current weights."""
-        images, size = self.task.clients.data.images, self.task.eval_batch
+        images = self.task.clients.data.images
+        size = self.task.eval_batch
         if not len(x):
             return act(images(self.task.clients.data.train_x[:1]))[:0]
         seen = []
@@ -216,9 +227,12 @@ class ReferenceEngine:
 
     @torch.no_grad()
     def _predict(self, x: Tensor, anchors: Tensors, memory: Tensors, held: Tensor) -> Tensors:
-        """Return the predicted class of every image, among all classes and among those the client holds."""
+        """Return the predicted class of every image, among all classes and among those the client
+        holds.
+        """
         self.network.eval()
-        free, restricted = [], []
+        free = []
+        restricted = []
         for chunk in x.split(self.task.eval_batch):
             scores = self.task.method.scores(
                 self.network, self.task.clients.data.images(chunk), anchors, memory

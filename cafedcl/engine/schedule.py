@@ -1,4 +1,6 @@
-"""What a client's training sees, step by step: drawn on the host, padded to a width that captures exist for."""
+"""What a client's training sees, step by step: drawn on the host, padded to a width that captures
+exist for.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from cafedcl.task.task import Task
 FIXED = 16.0
 """What a step costs besides its images, in images."""
 WASTE = 1.1
-"""How much more than without padding the steps of all clients may cost, if there are widths left to avoid it."""
+"""How much more than without padding the steps of all clients may cost, if there are widths left to
+avoid it.
+"""
 POINTS = 128
 """How many different batch sizes are told apart when widths are chosen."""
 
@@ -28,8 +32,9 @@ class Schedule:
     """The steps of one visit. Padding repeats an image with weight 0."""
 
     tables: Tensors
-    """Per step: ``rows`` into the training set, their ``weight``, the learning ``rate``, whether it is the ``first`` of
-    its epoch, and what augmentation draws."""
+    """Per step: ``rows`` into the training set, their ``weight``, the learning ``rate``, whether it
+    is the ``first`` of its epoch, and what augmentation draws.
+    """
     shares: npt.NDArray[np.float64]
     """Per step of an epoch: its share of the epoch's images."""
     marks: dict[str, object]
@@ -50,10 +55,12 @@ def make_schedule(
     task: Task, shard: npt.NDArray[np.int64], client: int, round: int, width: int
 ) -> Schedule:
     """Draw a client's batches as the reference engine does, and pad them to a width."""
-    options, images = task.schedule.options, len(shard)
+    options = task.schedule.options
+    images = len(shard)
     size = task.schedule.batch_size(images)
     pattern = _pattern(images, size, width, options.epochs)
-    steps, full = len(pattern.sizes), images // size
+    steps = len(pattern.sizes)
+    full = images // size
     draws = stream(task.seed, "batches", client, round)
     rows = np.full((options.epochs, steps, width), shard[0])
     order = shard[np.array([draws.permutation(images) for _ in rows])]
@@ -84,7 +91,9 @@ def make_schedule(
 
 
 class Pattern(NamedTuple):
-    """What follows from how many images a client has: real images per step of an epoch, and tables of all steps."""
+    """What follows from how many images a client has: real images per step of an epoch, and tables
+    of all steps.
+    """
 
     sizes: npt.NDArray[np.int64]
     shares: npt.NDArray[np.float64]
@@ -121,7 +130,9 @@ def _padded(draws: Sequence[Tensor], width: int) -> Tensor:
 
 
 def choose_widths(sizes: Sequence[int], most: int) -> list[int]:
-    """Return the fewest widths, at most ``most``, to pad clients' batch sizes to at little waste, in rising order."""
+    """Return the fewest widths, at most ``most``, to pad clients' batch sizes to at little waste,
+    in rising order.
+    """
     asked = np.sort(np.asarray(sizes))
     points = np.unique(asked[np.unique(np.linspace(0, len(asked) - 1, POINTS).round().astype(int))])
     number = np.histogram(asked, np.r_[-1, points] + 0.5)[0].astype(float)

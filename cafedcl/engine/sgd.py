@@ -1,4 +1,6 @@
-"""SGD on one flat tensor: clipping and the update are a handful of calls, whatever the number of layers."""
+"""SGD on one flat tensor: clipping and the update are a handful of calls, whatever the number of
+layers.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,9 @@ from cafedcl.config.sections import TrainOptions
 
 
 def flatten(network: nn.Module) -> Tensor:
-    """Lay a network's weights, and their gradients, in one tensor each; the network keeps views of them."""
+    """Lay a network's weights, and their gradients, in one tensor each; the network keeps views of
+    them.
+    """
     parameters = [p for p in network.parameters() if p.requires_grad]
     sizes = [p.numel() for p in parameters]
     flat = torch.cat([p.detach().flatten() for p in parameters])
@@ -15,7 +19,8 @@ def flatten(network: nn.Module) -> Tensor:
     for parameter, values, gradients in zip(
         parameters, flat.split(sizes), flat.grad.split(sizes), strict=True
     ):
-        parameter.data, parameter.grad = values.view_as(parameter), gradients.view_as(parameter)
+        parameter.data = values.view_as(parameter)
+        parameter.grad = gradients.view_as(parameter)
     return flat
 
 
@@ -26,7 +31,9 @@ def descend(
     rate: Tensor | float,
     options: TrainOptions,
 ) -> None:
-    """Clip the gradient's norm, decay, and move the weights, all in place; several clients' lie one to a row."""
+    """Clip the gradient's norm, decay, and move the weights, all in place; several clients' lie one
+    to a row.
+    """
     if options.clip:
         norm = gradient.norm(dim=-1, keepdim=True)
         gradient.mul_((options.clip / (norm + 1e-6)).clamp_(max=1.0))
@@ -41,11 +48,15 @@ def descend(
 
 
 class SGD:
-    """torch.optim.SGD after clipping the gradient's norm, on flat weights; a test holds it against torch's own."""
+    """torch.optim.SGD after clipping the gradient's norm, on flat weights; a test holds it against
+    torch's own.
+    """
 
     def __init__(self, weights: Tensor, options: TrainOptions) -> None:
         assert weights.grad is not None
-        self.weights, self.gradient, self.options = weights, weights.grad, options
+        self.weights = weights
+        self.gradient = weights.grad
+        self.options = options
         self.velocity = torch.zeros_like(weights) if options.momentum else None
         self.gradient.zero_()
 

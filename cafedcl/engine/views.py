@@ -9,7 +9,9 @@ from cafedcl.core.errors import CafedclError
 
 
 class LossView(NamedTuple):
-    """What a loss may know of a client: tensors, which can be exchanged under a capture. Numbers cannot."""
+    """What a loss may know of a client: tensors, which can be exchanged under a capture. Numbers
+    cannot.
+    """
 
     counts: Tensor
     most: Tensor
@@ -17,7 +19,9 @@ class LossView(NamedTuple):
 
 
 class SummaryView(NamedTuple):
-    """What a captured summary may know of a client: as if it held every class; its own are picked afterwards."""
+    """What a captured summary may know of a client: as if it held every class; its own are picked
+    afterwards.
+    """
 
     counts: Tensor
     holds: Tensor

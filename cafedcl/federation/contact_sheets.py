@@ -13,15 +13,24 @@ from cafedcl.core.files import explained
 from cafedcl.core.tensors import AUGMENT, Tensors
 from cafedcl.federation.rounds import Federation, Record, Watcher
 
-ACROSS, ROWS, CLIENTS = 8, 12, 20
+ACROSS = 8
+ROWS = 12
+CLIENTS = 20
 """Images of each kind in a row, classes on a sheet, and clients that have sheets."""
-TILE, GAP, HEAD, MARGIN = 40, 2, 22, 190
+TILE = 40
+GAP = 2
+HEAD = 22
+MARGIN = 190
 """Pixels of an image, between images, of the heading, and of the text at the left."""
-PAPER, INK, FAINT = (255, 255, 255), (20, 20, 20), (120, 120, 120)
+PAPER = (255, 255, 255)
+INK = (20, 20, 20)
+FAINT = (120, 120, 120)
 
 
 class Sheets(Watcher):
-    """Writes a sheet when a client is first given images, and when it has learned anew: exactly what it trained on."""
+    """Writes a sheet when a client is first given images, and when it has learned anew: exactly
+    what it trained on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +38,8 @@ class Sheets(Watcher):
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Draw the sheets of the clients that have something new."""
-        task, failed = federation.task, {entry["client"] for entry in record.failed}
+        task = federation.task
+        failed = {entry["client"] for entry in record.failed}
         if task.tail.augmenter.shifts or task.clients.remote or not task.tail.wanted.any():
             return
         for client in [
@@ -64,7 +74,9 @@ def no_features() -> Tensor:
 
 def draw(x: Tensor, y: Tensor, extra: SyntheticImages, names: tuple[str, ...]) -> Image.Image:
     """Return a sheet: a row per tail class, real images at the left, synthetic ones at the right."""
-    made_x, made_y, told = extra.x.cpu(), extra.y.cpu(), extra.notes
+    made_x = extra.x.cpu()
+    made_y = extra.y.cpu()
+    told = extra.notes
     classes = made_y.unique().tolist()[:ROWS]
     half = ACROSS * (TILE + GAP)
     sheet = Image.new(
@@ -75,7 +87,8 @@ def draw(x: Tensor, y: Tensor, extra: SyntheticImages, names: tuple[str, ...]) -
     pen.text((MARGIN + half + 12, 5), "synthetic", INK)
     for row, label in enumerate(classes):
         top = HEAD + row * (TILE + GAP)
-        real, made = x[y == label], made_x[made_y == label]
+        real = x[y == label]
+        made = made_x[made_y == label]
         pen.text((6, top + 5), names[label][:28], INK)
         pen.text((6, top + 21), f"{len(real)} real, {len(made)} more{quality(told, label)}", FAINT)
         for images, left in ((real, MARGIN), (made, MARGIN + half + 12)):

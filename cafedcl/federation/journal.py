@@ -13,7 +13,9 @@ NAME = "events.jsonl"
 
 
 class Journal(Watcher):
-    """Appends events to RUN/events.jsonl: notices, rounds that begin, clients that reply or fail, and the end."""
+    """Appends events to RUN/events.jsonl: notices, rounds that begin, clients that reply or fail,
+    and the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +58,8 @@ class Journal(Watcher):
 
 def follow(path: Path, alive: Callable[[], bool], pause: float = 0.1) -> Iterator[dict[str, Any]]:
     """Yield a journal's events as they are written, until the end or until nobody writes any more."""
-    at, running = 0, True
+    at = 0
+    running = True
     while True:
         try:
             with (path / NAME).open("rb") as file:

@@ -20,7 +20,9 @@ MLFLOW_FILE = "mlflow.json"
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return a round's numbers by flat names: scores, losses, traffic, seconds, learning rate, and who was there."""
+    """Return a round's numbers by flat names: scores, losses, traffic, seconds, learning rate, and
+    who was there.
+    """
     line = record.line()
     found: dict[str, float] = {"lr": record.lr}
     for section in ("server", "own", "loss", "traffic", "seconds"):
@@ -44,7 +46,9 @@ def parameters(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 class TensorBoardLog(Watcher):
-    """Writes RUN/tensorboard, for `tensorboard --logdir`; a resumed run takes back what it does again."""
+    """Writes RUN/tensorboard, for `tensorboard --logdir`; a resumed run takes back what it does
+    again.
+    """
 
     def __init__(self, path: str | Path) -> None:
         optional("tensorboard", "tensorboard", "--log tensorboard")
@@ -71,10 +75,11 @@ class TensorBoardLog(Watcher):
 
 
 class MlflowLog(Watcher):
-    """Writes to MLFLOW_TRACKING_URI, or else where MLflow does by itself, into the experiment `cafedcl`.
+    """Writes to MLFLOW_TRACKING_URI, or else where MLflow does by itself, into the experiment
+    `cafedcl`.
 
-    MLFLOW_EXPERIMENT_NAME names another experiment. What MLflow refuses before the first round stops the run; later
-    the run goes on without it.
+    MLFLOW_EXPERIMENT_NAME names another experiment. What MLflow refuses before the first round
+    stops the run; later the run goes on without it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -116,7 +121,8 @@ class MlflowLog(Watcher):
             )
 
     def _write(self, numbers: Mapping[str, float], step: int) -> None:
-        now, metric = int(1000 * time.time()), self.mlflow.entities.Metric
+        now = int(1000 * time.time())
+        metric = self.mlflow.entities.Metric
         self.client.log_batch(
             self.run_id, metrics=[metric(name, value, now, step) for name, value in numbers.items()]
         )

@@ -1,4 +1,6 @@
-"""Writes a run down as it goes: what is about to run, every round, and a checkpoint when one is due."""
+"""Writes a run down as it goes: what is about to run, every round, and a checkpoint when one is
+due.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ class Recorder(Watcher):
         self.path = folder.path
 
     def begin(self, federation: Federation, command: list[str]) -> None:
-        """Write down what is about to run. The config comes last: a folder that has one holds a run."""
+        """Write down what is about to run. The config comes last: a folder that has one holds a
+        run.
+        """
         data = federation.task.clients.data
         tensors = {"counts": federation.counts, "mean": data.mean, "std": data.std}
         header = {"names": list(data.names), "shape": list(data.shape)}
@@ -49,9 +53,11 @@ class Recorder(Watcher):
             os.fsync(lines.fileno())
 
     def checkpoint(self, federation: Federation) -> None:
-        """Save the federation's state; the one before is kept, older ones go once the new one is complete.
+        """Save the federation's state; the one before is kept, older ones go once the new one is
+        complete.
 
-        A round whose line was cut short by an interrupt gets it now: a checkpoint never knows more than the metrics.
+        A round whose line was cut short by an interrupt gets it now: a checkpoint never knows more
+        than the metrics.
         """
         for record in federation.history[len(self.folder.metrics()) :]:
             self._append(record)

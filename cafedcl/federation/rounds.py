@@ -39,7 +39,9 @@ T = TypeVar("T")
 
 @dataclass
 class Record:
-    """What happened in one round. ``seconds`` is the only part that differs between two runs of the same seed."""
+    """What happened in one round. ``seconds`` is the only part that differs between two runs of the
+    same seed.
+    """
 
     round: int
     status: str
@@ -53,7 +55,9 @@ class Record:
     own: Scores | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     tables: Tensors = field(default_factory=dict)
-    """Per-client and per-class results behind the scores; not in the line of metrics nor in the history."""
+    """Per-client and per-class results behind the scores; not in the line of metrics nor in the
+    history.
+    """
 
     def line(self) -> dict[str, Any]:
         """Return the record as plain values, without the tables."""
@@ -68,7 +72,9 @@ class Watcher:
     """Sees a federation at work. Every step may be overridden; none has to be."""
 
     def noticed(self, federation: "Federation", message: str) -> None:
-        """Something is not as it was asked for, before the first round or in one, and the run goes on."""
+        """Something is not as it was asked for, before the first round or in one, and the run goes
+        on.
+        """
 
     def round_began(self, federation: "Federation", clients: int) -> None:
         """A round has sampled its clients."""
@@ -88,7 +94,9 @@ class Federation:
     ) -> None:
         setup = prepare(config) if isinstance(config, Config) else config
         setup = replace(setup, config=settle_stack(setup))
-        self.config, self.task, self.method = setup.config, setup.task, setup.task.method
+        self.config = setup.config
+        self.task = setup.task
+        self.method = setup.task.method
         self.options = self.config.federation
         self.watchers = list(watchers)
         self.engine = engine or choose_engine(setup, lambda message: self.tell("noticed", message))
@@ -116,7 +124,9 @@ class Federation:
 
     @property
     def enrolment(self) -> int:
-        """Bytes sent once before round 0: every client's class counts up, the largest and the sum per class down."""
+        """Bytes sent once before round 0: every client's class counts up, the largest and the sum
+        per class down.
+        """
         return 3 * nbytes({"counts": self.task.clients.shards.counts})
 
     @property
@@ -131,8 +141,11 @@ class Federation:
         return self.history
 
     def step(self) -> Record:
-        """One round. Everything it changes is changed at its end, so an interrupted round leaves no trace."""
-        clock, t = Clock(), self.round
+        """One round. Everything it changes is changed at its end, so an interrupted round leaves no
+        trace.
+        """
+        clock = Clock()
+        t = self.round
         sampled, dropped = self.sample(t)
         self.tell("round_began", len(sampled))
         down = Down(t, self.method.broadcast(self.state))
@@ -166,7 +179,9 @@ class Federation:
             tables=tables,
         )
         self.memories |= {reply.up.client: reply.memory for reply in replies}
-        self.state, self.own, self.round = state, own, t + 1
+        self.state = state
+        self.own = own
+        self.round = t + 1
         self.history.append(replace(record, tables={}))
         told = {reply.up.client: reply.up.notes for reply in replies}
         for remark in self.task.tail.augmenter.remarks(t, told, self.task.clients.data.names):
@@ -175,14 +190,17 @@ class Federation:
         return record
 
     def sample(self, t: int) -> tuple[list[int], list[int]]:
-        """Return the clients asked to take part, and those among them that will drop out before they reply."""
+        """Return the clients asked to take part, and those among them that will drop out before
+        they reply.
+        """
         clients = len(self.task.clients.shards)
         number = max(1, round(self.options.participation * clients))
         chosen = stream(self.config.run.seed, "participants", t).choice(
             clients, number, replace=False
         )
         sampled = sorted(int(k) for k in chosen)
-        chance, planned = self.options.dropout, self.schedule.get(t, set())
+        chance = self.options.dropout
+        planned = self.schedule.get(t, set())
         seed = self.config.run.seed
         drawn = (
             {k for k in sampled if stream(seed, "dropout", k, t).random() < chance}
@@ -192,7 +210,9 @@ class Federation:
         return sampled, [k for k in sampled if k in planned or k in drawn]
 
     def train(self, down: Down, clients: list[int]) -> Results:
-        """Run the clients' jobs; every reply is checked, and both replies and failures come in the order of clients."""
+        """Run the clients' jobs; every reply is checked, and both replies and failures come in the
+        order of clients.
+        """
         own = self.own_is_due(down.round)
         jobs = [Job(client, down, self.memories.get(client, {}), own) for client in clients]
         with closing(self.engine.train(jobs)) as results:
@@ -205,10 +225,14 @@ class Federation:
                 yield failure or result
 
     def received(self, result: Reply | Failure) -> Reply | Failure:
-        """Return a result with its per-class entries, which are small, where the server works on them."""
+        """Return a result with its per-class entries, which are small, where the server works on
+        them.
+        """
         if isinstance(result, Failure):
             return result
-        up, home, small = result.up, self.task.server_device, self.task.per_class
+        up = result.up
+        home = self.task.server_device
+        small = self.task.per_class
         away = {
             name: value
             for name, value in up.tensors.items()
@@ -223,7 +247,9 @@ class Federation:
     def evaluate(
         self, state: Tensors, replies: list[Reply]
     ) -> tuple[Scores | None, Tensors, Tensors]:
-        """Score the server's model and note the clients' own; returns the scores, all own results, and the tables."""
+        """Score the server's model and note the clients' own; returns the scores, all own results,
+        and the tables.
+        """
         due = self.task.has_server_model and self.is_due(self.round, self.config.evaluate.every)
         scores = self.scored(state) if due else None
         own = {name: value.clone() for name, value in self.own.items()}
@@ -249,7 +275,8 @@ class Federation:
         return server, own, moved(tables, "cpu")
 
     def scored(self, state: Tensors) -> Callable[[], tuple[Scores, Tensors]]:
-        """Begin to score the server's model on the test images here; where clients have their own, each at its client.
+        """Begin to score the server's model on the test images here; where clients have their own,
+        each at its client.
 
         Returns the call that waits for the scores and the tables behind them.
         """
@@ -268,7 +295,9 @@ class Federation:
         return scores
 
     def notes(self, replies: list[Reply]) -> Tensors:
-        """Return what clients told about themselves, (clients, …) with NaN for those that did not reply."""
+        """Return what clients told about themselves, (clients, …) with NaN for those that did not
+        reply.
+        """
         told: dict[str, dict[int, Tensor]] = {}
         for reply in replies:
             for name, value in reply.up.notes.items():
@@ -289,7 +318,9 @@ class Federation:
         return not self.method.pooled and self.is_due(t, self.config.evaluate.own_every)
 
     def traffic(self, down: Down, sampled: list[int], tally: "RoundReplies") -> dict[str, int]:
-        """Return what was really sent: numbers and bytes, down to everyone sampled and up from everyone who replied."""
+        """Return what was really sent: numbers and bytes, down to everyone sampled and up from
+        everyone who replied.
+        """
         times = 0 if self.method.pooled else 1
         sent = {
             "down_floats": len(sampled) * floats(down.tensors),
@@ -341,7 +372,9 @@ class Federation:
 
 @dataclass
 class RoundReplies:
-    """What came back in a round: the replies, without the models, which the server step has taken in."""
+    """What came back in a round: the replies, without the models, which the server step has taken
+    in.
+    """
 
     by_class: frozenset[str]
     replies: list[Reply] = field(default_factory=list)
@@ -372,7 +405,9 @@ def client_of(result: Reply | Failure) -> int:
 def in_order(
     results: Iterable[Reply | Failure], clients: Iterable[int]
 ) -> Iterator[Reply | Failure]:
-    """Yield results in the order of the clients, holding back only those that come early; strays come last."""
+    """Yield results in the order of the clients, holding back only those that come early; strays
+    come last.
+    """
     early: dict[int, Reply | Failure] = {}
     waiting = deque(clients)
     for result in results:
@@ -383,7 +418,9 @@ def in_order(
 
 
 def mean_losses(replies: list[Reply]) -> dict[str, float]:
-    """Return every term of the loss, averaged over the clients by their samples; a term a client lacks is 0."""
+    """Return every term of the loss, averaged over the clients by their samples; a term a client
+    lacks is 0.
+    """
     samples = sum(reply.up.samples for reply in replies)
     names = dict.fromkeys(name for reply in replies for name in reply.up.losses)
     means = {
@@ -411,7 +448,9 @@ class Clock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a block."""
-        began, outer, self.inside = time.perf_counter(), self.inside, 0.0
+        began = time.perf_counter()
+        outer = self.inside
+        self.inside = 0.0
         try:
             yield
         finally:
@@ -420,7 +459,9 @@ class Clock:
     def over(self, phase: str, items: Iterator[T]) -> Iterator[T]:
         """Yield the items and time the waiting for them."""
         while True:
-            began, outer, self.inside = time.perf_counter(), self.inside, 0.0
+            began = time.perf_counter()
+            outer = self.inside
+            self.inside = 0.0
             item = next(items, None)
             self._over(phase, began, outer)
             if item is None:

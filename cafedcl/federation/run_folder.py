@@ -39,7 +39,9 @@ FORMAT = 2
 
 
 class RunFolder:
-    """A run on disk: its files, and the lock that only one process can hold. A `Recorder` writes the rounds."""
+    """A run on disk: its files, and the lock that only one process can hold. A `Recorder` writes
+    the rounds.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -117,7 +119,9 @@ class RunFolder:
             self.unlock()
 
     def data(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return what is known of the data: images per client and class, names, shape, mean and standard deviation."""
+        """Return what is known of the data: images per client and class, names, shape, mean and
+        standard deviation.
+        """
         file = self.path / "data.safetensors"
         try:
             with safe_open(file, framework="numpy") as stored:
@@ -131,7 +135,9 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("*.safetensors"), reverse=True)
 
     def newest(self, warn: Callable[[str], None]) -> "tuple[Tensors, Header] | None":
-        """Return the newest whole checkpoint; one that is truncated or corrupted is named and passed over."""
+        """Return the newest whole checkpoint; one that is truncated or corrupted is named and
+        passed over.
+        """
         from cafedcl.core.tensors import unpack
 
         for file in self.checkpoints():
@@ -146,7 +152,9 @@ class RunFolder:
         return None
 
     def tables(self) -> dict[str, Any]:
-        """Return the sections of the run's config as plain values, whatever version of cafedcl wrote them."""
+        """Return the sections of the run's config as plain values, whatever version of cafedcl
+        wrote them.
+        """
         return upgrade(read_file(self.path / "config.toml"))
 
     def config(self) -> "Config":

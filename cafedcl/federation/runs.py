@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a run says of images: class numbers and names, how similar, and how far the class can be trusted."""
+    """What a run says of images: class numbers and names, how similar, and how far the class can be
+    trusted.
+    """
 
     labels: Tensor
     names: list[str]
@@ -98,7 +100,9 @@ class Run:
 
     @torch.no_grad()
     def predict(self, x: "Tensor | np.ndarray[Any, Any]", client: int | None = None) -> Predictions:
-        """Return the classes of images: uint8, or floats in [0, 1]; one or many, channels first or last, or none."""
+        """Return the classes of images: uint8, or floats in [0, 1]; one or many, channels first or
+        last, or none.
+        """
         method, network = self._built(client)
         images = (as_images(x, self.shape).float() / 255 - self.mean) / self.std
         memory = {} if client is None else self.memories.get(client, {})
@@ -172,7 +176,9 @@ def resume(
     warn: Callable[[str], None] = print,
     host: FederationFactory = here,
 ) -> Run:
-    """Go on with a run from its newest whole checkpoint; the result is the same as if it had never stopped."""
+    """Go on with a run from its newest whole checkpoint; the result is the same as if it had never
+    stopped.
+    """
     folder = RunFolder.open(path)
     config = folder.config()
     with folder.held():

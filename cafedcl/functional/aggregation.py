@@ -13,10 +13,11 @@ from cafedcl.core.tensors import Tensors
 
 
 def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Return weights over their sum along the first axis; ``epsilon`` is added to the sum, as Eqs. 10 and 12 print it.
+    """Return weights over their sum along the first axis; ``epsilon`` is added to the sum, as Eqs.
+    10 and 12 print it.
 
-    The printed ε shrinks what is averaged by Σ/(Σ+ε) in every round, so it is zero unless the letter is asked for.
-    Where nobody has any weight, all count alike.
+    The printed ε shrinks what is averaged by Σ/(Σ+ε) in every round, so it is zero unless the
+    letter is asked for. Where nobody has any weight, all count alike.
     """
     total = weights.sum(0) + epsilon
     return torch.where(total > 0, weights / total, torch.full_like(weights, 1 / len(weights)))
@@ -28,10 +29,11 @@ def uniform(clients: int) -> Tensor:
 
 
 class Average:
-    """Σ_k w_k θ_k / (Σ_k w_k + ε), summed in float64 as the models come in, so that none has to be kept.
+    """Σ_k w_k θ_k / (Σ_k w_k + ε), summed in float64 as the models come in, so that none has to be
+    kept.
 
-    Eq. 12 (eq:enc_conf_agg) with w_k = Conf_k, FedAvg with w_k = n_k. Counters such as a batch norm's number of batches
-    are taken from the client that has seen most.
+    Eq. 12 (eq:enc_conf_agg) with w_k = Conf_k, FedAvg with w_k = n_k. Counters such as a batch
+    norm's number of batches are taken from the client that has seen most.
     """
 
     def __init__(self, epsilon: float = 0.0) -> None:
@@ -75,13 +77,15 @@ class Average:
 
 
 class Entries:
-    """What clients sent per class, laid out: a row for every client, a column for every class, zero where it has none.
+    """What clients sent per class, laid out: a row for every client, a column for every class, zero
+    where it has none.
 
     Tables are where the entries are.
     """
 
     def __init__(self, ups: Sequence[Up], classes: int) -> None:
-        self.ups, self.classes = ups, classes
+        self.ups = ups
+        self.classes = classes
         listed = [up.tensors["classes"] for up in ups]
         columns = torch.cat(listed)
         rows = torch.from_numpy(np.repeat(np.arange(len(ups)), [mine.shape[0] for mine in listed]))
@@ -109,7 +113,8 @@ class Entries:
     @cached_property
     def full(self) -> bool:
         """Whether every client has all classes, in order: then entries lie as in a table already."""
-        number, columns = len(self.ups), self.place[1]
+        number = len(self.ups)
+        columns = self.place[1]
         return len(columns) == number * self.classes and torch.equal(
             columns.view(number, -1),
             torch.arange(self.classes, device=columns.device).expand(number, -1),
@@ -122,10 +127,12 @@ def combined(alpha: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def mean_prototypes(prototypes: Tensor, alpha: Tensor, known: Tensor, previous: Tensor) -> Tensor:
-    """Return p_{g,c} = Σ_k α_{k,c} p_{k,c} (Eq. 7; Eq. 10 with confidences, Eq. 2 with counts), summed in float64.
+    """Return p_{g,c} = Σ_k α_{k,c} p_{k,c} (Eq. 7; Eq. 10 with confidences, Eq. 2 with counts),
+    summed in float64.
 
-    ``prototypes`` is (clients, classes, dim), ``alpha`` (clients, classes). A class that is not ``known`` from this
-    round keeps its previous prototype bit for bit: never an average of zero vectors.
+    ``prototypes`` is (clients, classes, dim), ``alpha`` (clients, classes). A class that is not
+    ``known`` from this round keeps its previous prototype bit for bit: never an average of zero
+    vectors.
     """
     return torch.where(known[:, None], combined(alpha, prototypes).to(previous.dtype), previous)
 
@@ -139,9 +146,11 @@ def no_prototypes(classes: int, dim: int) -> Tensors:
 def merge_prototypes(state: Tensors, ups: Sequence[Up], weights: str | None = None) -> Tensors:
     """Return the table of prototypes after a round: the mean over each class's holders.
 
-    ``weights`` names the entry of the replies that weights them (Eq. 2 with ``counts``); without it all count alike.
+    ``weights`` names the entry of the replies that weights them (Eq. 2 with ``counts``); without it
+    all count alike.
     """
-    table, sent = state["anchors/prototypes"], Entries(ups, len(state["anchors/prototypes"]))
+    table = state["anchors/prototypes"]
+    sent = Entries(ups, len(state["anchors/prototypes"]))
     held = sent.held
     weight = held if weights is None else sent[weights]
     mean = mean_prototypes(sent["prototypes"], normalise(weight.double()), held.any(0), table)

@@ -16,18 +16,22 @@ def effective_counts(real: Tensor, synthetic: Tensor | None, gamma: float) -> Te
 
 
 def data_confidence(n_eff: Tensor, most: Tensor, total: Tensor, rule: str, half: float) -> Tensor:
-    """Return conf^data ∝ n^eff, over the largest client's count, the sum, the client's own total, or n/(n + half)."""
+    """Return conf^data ∝ n^eff, over the largest client's count, the sum, the client's own total,
+    or n/(n + half).
+    """
     scale = {"max": most, "sum": total, "own": n_eff.sum(), "saturating": n_eff + half}[rule]
     return torch.where(n_eff > 0, n_eff / scale.clamp_min(1e-12), torch.zeros_like(n_eff))
 
 
 def uncertainty(logits: Tensor, y: Tensor, classes: int, kind: str, unseen: float) -> Tensor:
-    """Return u_{k,c}: predictive uncertainty per class, averaged over its validation samples; ``unseen`` without any.
+    """Return u_{k,c}: predictive uncertainty per class, averaged over its validation samples;
+    ``unseen`` without any.
 
-    ``entropy`` is normalised by ln C and lies in [0, 1]; ``nll`` also sees confident mistakes; ``doubt`` is 1 − p_y;
-    ``error`` is the share of wrong predictions.
+    ``entropy`` is normalised by ln C and lies in [0, 1]; ``nll`` also sees confident mistakes;
+    ``doubt`` is 1 − p_y; ``error`` is the share of wrong predictions.
     """
-    log_p, own = F.log_softmax(logits, 1), y.clamp_min(0)[:, None]
+    log_p = F.log_softmax(logits, 1)
+    own = y.clamp_min(0)[:, None]
     value = {
         "entropy": lambda: -(log_p.exp() * log_p).sum(1) / math.log(max(classes, 2)),
         "nll": lambda: -log_p.gather(1, own)[:, 0],
@@ -53,9 +57,9 @@ def confidence(
 ) -> Tensor:
     """Return Eq. 9 (eq:conf_def): w1·conf^data + w2·conf^gen + w3·conf^val.
 
-    Without a generator (``quality`` None) w2 = 0 and (w1, w3) are renormalised, as the paper says. With one, a class
-    for which nothing was made (``made`` = 0) gets the same treatment class by class; ``missing = "literal"`` counts
-    its conf^gen as 0 instead.
+    Without a generator (``quality`` None) w2 = 0 and (w1, w3) are renormalised, as the paper says.
+    With one, a class for which nothing was made (``made`` = 0) gets the same treatment class by
+    class; ``missing = "literal"`` counts its conf^gen as 0 instead.
     """
     w1, w2, w3 = weights
     without = (w1 * data + w3 * val) / (w1 + w3) if w1 + w3 > 0 else torch.zeros_like(data)
@@ -68,9 +72,11 @@ def confidence(
 
 
 def inverse_variance(n_eff: Tensor, prototypes: Tensor) -> Tensor:
-    """Return n^eff/σ̂², the weights that inject least variance, from the norm of the mean unit embedding.
+    """Return n^eff/σ̂², the weights that inject least variance, from the norm of the mean unit
+    embedding.
 
-    As ‖z‖ = 1, σ̂² = n/(n−1)·(1 − ‖p‖²). One sample tells nothing of its variance: σ̂² = 1, its largest value.
+    As ‖z‖ = 1, σ̂² = n/(n−1)·(1 − ‖p‖²). One sample tells nothing of its variance: σ̂² = 1, its
+    largest value.
     """
     spread = n_eff / (n_eff - 1).clamp_min(1e-12) * (1 - prototypes.square().sum(1))
     variance = torch.where(n_eff > 1, spread.clamp(1e-3, 1.0), torch.ones_like(spread))
@@ -78,13 +84,17 @@ def inverse_variance(n_eff: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def client_confidence(conf: Tensor, present: Tensor, over: str) -> Tensor:
-    """Return Eq. 11 (eq:client_conf), Conf_k: the mean of conf over all classes, or over those the client has."""
+    """Return Eq. 11 (eq:client_conf), Conf_k: the mean of conf over all classes, or over those the
+    client has.
+    """
     total = (conf * present).sum(-1)
     return total / conf.shape[-1] if over == "literal" else total / present.sum(-1).clamp_min(1)
 
 
 def trust(rule: str, conf: Tensor, n_eff: Tensor, prototypes: Tensor) -> Tensor:
-    """Return what weights a client's classes: its confidence, nothing, its counts (Eq. 2), or n^eff/σ̂²."""
+    """Return what weights a client's classes: its confidence, nothing, its counts (Eq. 2), or
+    n^eff/σ̂².
+    """
     return {
         "confidence": lambda: conf,
         "uniform": lambda: torch.ones_like(conf),

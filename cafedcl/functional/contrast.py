@@ -1,7 +1,8 @@
 """The client objective of CAFedCL, one small pure function per equation of the paper.
 
-Embeddings ``z`` and anchors ``p`` are unit vectors unless a docstring says otherwise. Every mean is weighted, so
-padding with weight 0 changes nothing; nothing branches on tensor values, so a loss can be captured once and replayed.
+Embeddings ``z`` and anchors ``p`` are unit vectors unless a docstring says otherwise. Every mean is
+weighted, so padding with weight 0 changes nothing; nothing branches on tensor values, so a loss can
+be captured once and replayed.
 """
 
 import math
@@ -27,7 +28,8 @@ def weighted_average(values: Tensor, weight: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the weighted mean of −log softmax(logits)_y.
 
-    The library's kernel is the faster one where its slope can be compiled into those around it, and only there.
+    The library's kernel is the faster one where its slope can be compiled into those around it, and
+    only there.
     """
     if torch.compiler.is_compiling():
         return weighted_average(F.cross_entropy(logits, y, reduction="none"), weight)
@@ -35,7 +37,8 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return Σ z and Σ 1 per class: the numerator and denominator of Eq. 1 (eq:local_proto), for any z.
+    """Return Σ z and Σ 1 per class: the numerator and denominator of Eq. 1 (eq:local_proto), for
+    any z.
 
     A label of no class, such as −1, is not counted.
     """
@@ -44,7 +47,9 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tens
 
 
 def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return Eq. 1 (eq:local_proto): the mean of z per class, zero where there is none, and the counts, for any z."""
+    """Return Eq. 1 (eq:local_proto): the mean of z per class, zero where there is none, and the
+    counts, for any z.
+    """
     sums, counts = class_sums(z, y, z.new_ones(len(z)), classes)
     return sums / counts.clamp_min(1)[:, None], counts
 
@@ -56,12 +61,15 @@ def local_prototypes(
     gamma: float,
     classes: int,
 ) -> Tensor:
-    """Return Eq. 1 (eq:local_proto) from a client's embeddings and labels, of unit vectors unless it is ``literal``.
+    """Return Eq. 1 (eq:local_proto) from a client's embeddings and labels, of unit vectors unless
+    it is ``literal``.
 
-    With synthetic embeddings ``made`` each of them counts γ: (Σ z + γ Σ z̃)/(n + γ m), the mean that Lemma 1 holds for.
+    With synthetic embeddings ``made`` each of them counts γ: (Σ z + γ Σ z̃)/(n + γ m), the mean
+    that Lemma 1 holds for.
     """
     parts = [(real, 1.0), *([(made, gamma)] if made else [])]
-    z, y = torch.cat([z for (z, _), _ in parts]), torch.cat([y for (_, y), _ in parts])
+    z = torch.cat([z for (z, _), _ in parts])
+    y = torch.cat([y for (_, y), _ in parts])
     weight = torch.cat([z.new_full((len(y),), share) for (_, y), share in parts])
     sums, counts = class_sums(z if reading == "literal" else unit(z), y, weight, classes)
     means = sums / counts.clamp_min(1)[:, None]
@@ -69,15 +77,20 @@ def local_prototypes(
 
 
 def class_scatter(z: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return the unbiased variance E‖z − μ_c‖² per class, for any z; NaN where there are fewer than two."""
+    """Return the unbiased variance E‖z − μ_c‖² per class, for any z; NaN where there are fewer than
+    two.
+    """
     both, counts = class_means(torch.cat([z, z.square().sum(1, keepdim=True)], 1), y, classes)
-    means, squares = both[:, :-1], both[:, -1]
+    means = both[:, :-1]
+    squares = both[:, -1]
     spread = counts / (counts - 1) * (squares - means.square().sum(1)).clamp_min(0)
     return torch.where(counts > 1, spread, torch.full_like(spread, torch.nan))
 
 
 def cosine_logits(z: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Tensor:
-    """Return sim(z_i, p_{g,c})/τ; classes without an anchor cannot be chosen (``known`` None: all have one)."""
+    """Return sim(z_i, p_{g,c})/τ; classes without an anchor cannot be chosen (``known`` None: all
+    have one).
+    """
     logits = z @ (p.T / tau)
     return logits if known is None else logits.masked_fill(~known, -1e9)
 
@@ -91,9 +104,11 @@ def i2p_loss(
     tau: float,
     prior: Tensor | None = None,
 ) -> Tensor:
-    """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of cosine similarities to the anchors over τ.
+    """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of cosine similarities to the anchors over
+    τ.
 
-    Samples whose class has no anchor contribute nothing. ``prior`` is added to every sample's logits.
+    Samples whose class has no anchor contribute nothing. ``prior`` is added to every sample's
+    logits.
     """
     logits = cosine_logits(z, p, known, tau)
     logits = logits if prior is None else logits + prior
@@ -101,10 +116,11 @@ def i2p_loss(
 
 
 def log_prior(counts: Tensor, strength: float) -> Tensor | None:
-    """Return κ·log(n_{k,c}/n_k), which calibrates logits to a client's labels; a class it lacks cannot be chosen.
+    """Return κ·log(n_{k,c}/n_k), which calibrates logits to a client's labels; a class it lacks
+    cannot be chosen.
 
-    With κ = 1 it is the balanced softmax: what is learnt is what would be learnt from as many images of every class.
-    With κ = 0 there is none.
+    With κ = 1 it is the balanced softmax: what is learnt is what would be learnt from as many
+    images of every class. With κ = 0 there is none.
     """
     if not strength:
         return None
@@ -115,8 +131,8 @@ def log_prior(counts: Tensor, strength: float) -> Tensor | None:
 def align_loss(local: Tensor, p: Tensor, present: Tensor) -> Tensor:
     """Return Eq. 14 (eq:align_loss), L_align = Σ_c 1[c present] ‖p_{k,c} − p_{g,c}‖².
 
-    With unit prototypes on both sides that is Σ (2 − 2cos). The letter compares the raw local prototype with the
-    normalised broadcast one, which crushes the features' norms to 1.
+    With unit prototypes on both sides that is Σ (2 − 2cos). The letter compares the raw local
+    prototype with the normalised broadcast one, which crushes the features' norms to 1.
     """
     return ((local - p).square().sum(1) * present).sum()
 
@@ -142,10 +158,12 @@ def align(
     known: Tensor | None,
     scratch: Tensors,
 ) -> Tensor:
-    """Return L_align in one of its readings, for embeddings ``raw`` and the unit prototypes ``q`` of the batch.
+    """Return L_align in one of its readings, for embeddings ``raw`` and the unit prototypes ``q``
+    of the batch.
 
-    ``batch``: the batch's prototypes; ``sample``: every embedding; ``literal``: prototypes over the client's whole
-    data, as far as this epoch has seen them. ``norm``: unit vectors, or as printed the raw local prototype.
+    ``batch``: the batch's prototypes; ``sample``: every embedding; ``literal``: prototypes over the
+    client's whole data, as far as this epoch has seen them. ``norm``: unit vectors, or as printed
+    the raw local prototype.
     """
     if (reading, norm) == ("batch", "unit"):
         return align_loss(q, p, present if known is None else present & known)
@@ -165,12 +183,14 @@ def start_sums(counts: Tensor, dim: int) -> Tensors:
 
 
 def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tuple[Tensor, Tensor]:
-    """Return this epoch's class means so far and their counts; only this batch's share is differentiable.
+    """Return this epoch's class means so far and their counts; only this batch's share is
+    differentiable.
 
     It stands for the letter of Eq. 14, whose p_{k,c} is over the client's whole data. Any z.
     """
     sums, counts = class_sums(z, y, weight, len(scratch["counts"]))
-    sums, counts = sums + scratch["sums"], counts + scratch["counts"]
+    sums = sums + scratch["sums"]
+    counts = counts + scratch["counts"]
     scratch["sums"].copy_(sums.detach())
     scratch["counts"].copy_(counts)
     return sums / counts.clamp_min(1e-12)[:, None], counts
@@ -179,7 +199,8 @@ def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tup
 def distances(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a_i − b_j‖ for all pairs, whose slope is 0 where the two are the same. Any a and b.
 
-    The library's kernel needs no room for all differences. Compiled, neither do the plain formula's few kernels.
+    The library's kernel needs no room for all differences. Compiled, neither do the plain formula's
+    few kernels.
     """
     if not torch.compiler.is_compiling():
         return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
@@ -191,11 +212,13 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 def geometry_loss(
     a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str, prior: str = "margin"
 ) -> Tensor:
-    """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over the ordered ``pairs`` c ≠ c'.
+    """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over the ordered ``pairs`` c ≠
+    c'.
 
-    The paper sums over all C(C−1) pairs of broadcast prototypes (a = b = p_g), which are constants for a client; the
-    mean does not grow with the number of classes. Other priors, as the paper allows: ``orthogonal`` penalises cos² and
-    ``simplex`` (cos + 1/(C−1))², whose minimum is an equiangular tight frame.
+    The paper sums over all C(C−1) pairs of broadcast prototypes (a = b = p_g), which are constants
+    for a client; the mean does not grow with the number of classes. Other priors, as the paper
+    allows: ``orthogonal`` penalises cos² and ``simplex`` (cos + 1/(C−1))², whose minimum is an
+    equiangular tight frame.
     """
     if prior == "margin":
         penalty = F.relu(margin - distances(a, b))
@@ -216,10 +239,12 @@ def geometry(
     reduction: str = "mean",
     prior: str = "margin",
 ) -> Tensor:
-    """Return L_geo in one of its readings, for unit batch prototypes ``q`` of the ``present`` classes.
+    """Return L_geo in one of its readings, for unit batch prototypes ``q`` of the ``present``
+    classes.
 
-    ``literal``: all pairs of broadcast prototypes, a constant without gradient. ``batch``: the batch's prototypes stand
-    in for those of its classes, pairs with at least one of them. ``cross``: batch prototypes against anchors only.
+    ``literal``: all pairs of broadcast prototypes, a constant without gradient. ``batch``: the
+    batch's prototypes stand in for those of its classes, pairs with at least one of them.
+    ``cross``: batch prototypes against anchors only.
     """
     everything = torch.ones_like(present) if known is None else known
     if reading == "literal":
@@ -230,7 +255,8 @@ def geometry(
         return geometry_loss(
             q, p, off_diagonal(present[:, None] & everything), margin, reduction, prior
         )
-    mixed, pairs = torch.where(present[:, None], q, p), present[:, None] | present
+    mixed = torch.where(present[:, None], q, p)
+    pairs = present[:, None] | present
     if known is not None:
         pairs &= (present | known)[:, None] & (present | known)
     return geometry_loss(mixed, mixed, off_diagonal(pairs), margin, reduction, prior)
@@ -244,11 +270,14 @@ def separate(
     steps: int = 10,
     rate: float | Tensor = 0.1,
 ) -> Tensor:
-    """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after every step.
+    """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after
+    every step.
 
-    ``rate`` is for two classes; the slope of the sum over pairs grows with their number, and the step shrinks with it.
+    ``rate`` is for two classes; the slope of the sum over pairs grows with their number, and the
+    step shrinks with it.
     """
-    pairs, rate = off_diagonal(known[:, None] & known), rate * 2 / known.sum().clamp_min(2)
+    pairs = off_diagonal(known[:, None] & known)
+    rate = rate * 2 / known.sum().clamp_min(2)
     for _ in range(steps):
         moved = prototypes.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(
@@ -264,7 +293,9 @@ def off_diagonal(mask: Tensor) -> Tensor:
 
 
 def orthonormal(classes: int, dim: int) -> Tensor:
-    """Return random orthonormal anchors (random unit vectors where there are more classes than dimensions)."""
+    """Return random orthonormal anchors (random unit vectors where there are more classes than
+    dimensions).
+    """
     frame = torch.randn(dim, max(classes, dim), dtype=torch.float64)
     if classes > dim:
         return unit(frame.T).float()
@@ -276,6 +307,8 @@ def orthonormal(classes: int, dim: int) -> Tensor:
 
 
 def simplex(classes: int, dim: int) -> Tensor:
-    """Return a simplex equiangular tight frame: unit vectors at distance √(2C/(C−1)); needs dim ≥ classes."""
+    """Return a simplex equiangular tight frame: unit vectors at distance √(2C/(C−1)); needs dim ≥
+    classes.
+    """
     frame = orthonormal(classes, dim).double()
     return ((frame - frame.mean(0)) * math.sqrt(classes / max(classes - 1, 1))).float()

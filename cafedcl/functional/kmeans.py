@@ -3,17 +3,23 @@
 import torch
 from torch import Tensor
 
-STARTS, TRIALS, ROUNDS = 10, 3, 25
+STARTS = 10
+TRIALS = 3
+ROUNDS = 25
 NEAR = 1e-5
-"""Starts whose costs differ by less than this share found the same: the first of them is taken, on every device."""
+"""Starts whose costs differ by less than this share found the same: the first of them is taken, on
+every device.
+"""
 
 
 def k_means(z: Tensor, y: Tensor, classes: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return k centroids of every class, fewer for fewer distinct points, and before them the class of each.
+    """Return k centroids of every class, fewer for fewer distinct points, and before them the class
+    of each.
 
-    ``classes`` are the classes in ``y``, in order. Of ten starts by k-means++ with a fixed seed the one of least cost
-    is taken, for each class by itself. A cluster that nothing is nearest to stays where it was. Which of a class's
-    centroids comes first does not depend on the start that found them, nor on the last bit of a point.
+    ``classes`` are the classes in ``y``, in order. Of ten starts by k-means++ with a fixed seed the
+    one of least cost is taken, for each class by itself. A cluster that nothing is nearest to stays
+    where it was. Which of a class's centroids comes first does not depend on the start that found
+    them, nor on the last bit of a point.
     """
     points, times, distinct = parted(z, y, classes)
     middle = (times[:, None] @ points) / times.sum(1)[:, None, None]
@@ -29,13 +35,15 @@ def k_means(z: Tensor, y: Tensor, classes: Tensor, k: int) -> tuple[Tensor, Tens
 
 
 def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """Return each class's distinct points, how often each occurs, and their number; padding occurs zero times.
+    """Return each class's distinct points, how often each occurs, and their number; padding occurs
+    zero times.
 
-    Alike points are neighbours in the order of their class and of one sum over their coordinates. The numbers are the
-    only thing that the device is waited for.
+    Alike points are neighbours in the order of their class and of one sum over their coordinates.
+    The numbers are the only thing that the device is waited for.
     """
     order = order_of(z, y)
-    z, y = z[order], y[order]
+    z = z[order]
+    y = y[order]
     new = torch.ones_like(y)
     new[1:] = (z[1:] != z[:-1]).any(1) | (y[1:] != y[:-1])
     group = torch.searchsorted(classes, y)
@@ -57,28 +65,36 @@ def order_of(z: Tensor, group: Tensor) -> Tensor:
 
 
 class Scene:
-    """Points of several groups (groups, rows, dim) that occur so many times (groups, rows), their mean at zero."""
+    """Points of several groups (groups, rows, dim) that occur so many times (groups, rows), their
+    mean at zero.
+    """
 
     def __init__(self, points: Tensor, times: Tensor) -> None:
-        self.points, self.times = points, times
+        self.points = points
+        self.times = times
         self.norms = points.square().sum(2)
 
     def distances(self, centres: Tensor) -> Tensor:
-        """Return the squared distances (groups, starts, …, rows) to centres (groups, starts, …, dim)."""
+        """Return the squared distances (groups, starts, …, rows) to centres (groups, starts, …,
+        dim).
+        """
         flat = centres.flatten(1, -2)
         norms = self.norms[:, None] + flat.square().sum(2)[..., None]
         away = torch.baddbmm(norms, flat, self.points.mT, alpha=-2).clamp_min_(0)
         return away.view(*centres.shape[:-1], -1)
 
     def seeds(self, number: int) -> Tensor:
-        """Return so many points for every start, (groups, starts, number, dim): different ones while there are any.
+        """Return so many points for every start, (groups, starts, number, dim): different ones
+        while there are any.
 
-        After a first one drawn at random, each is the best of a few, drawn by their squared distance to those before.
+        After a first one drawn at random, each is the best of a few, drawn by their squared
+        distance to those before.
         """
         drawn = torch.rand(number, STARTS, TRIALS, generator=torch.Generator().manual_seed(0))
         drawn[0] = drawn[0, :, :1].clone()
         free = self.times[:, None].repeat(1, STARTS, 1)
-        near, seeds = torch.full_like(free, torch.inf), list[Tensor]()
+        near = torch.full_like(free, torch.inf)
+        seeds = list[Tensor]()
         for draw in drawn.to(self.points, non_blocking=True):
             chance = (free * near if seeds else free).cumsum(2)[:, :, None]
             chosen = (
@@ -98,8 +114,11 @@ class Scene:
         return torch.cat(seeds, 2)
 
     def settle(self, centres: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the costs (groups, starts) and the centres after Lloyd's rounds; ``used`` tells which ones count."""
-        unused, index = ~used[:, None, :, None], torch.arange(used.shape[1], device=used.device)
+        """Return the costs (groups, starts) and the centres after Lloyd's rounds; ``used`` tells
+        which ones count.
+        """
+        unused = ~used[:, None, :, None]
+        index = torch.arange(used.shape[1], device=used.device)
         for _ in range(ROUNDS):
             nearest = (
                 self.distances(centres).masked_fill_(unused, torch.inf).argmin(2, keepdim=True)
@@ -107,7 +126,8 @@ class Scene:
             member = (nearest == index[:, None]) * self.times[:, None, None]
             sums = (member.flatten(1, 2) @ self.points).view_as(centres)
             size = member.sum(3, keepdim=True)
-            before, centres = centres, torch.where(size > 0, sums / size.clamp_min(1), centres)
+            before = centres
+            centres = torch.where(size > 0, sums / size.clamp_min(1), centres)
             if centres.is_cpu and torch.equal(before, centres):
                 break
         least = self.distances(centres).masked_fill_(unused, torch.inf).amin(2)

@@ -27,7 +27,9 @@ def recalls(table: Tensor) -> Tensor:
 
 
 def correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
-    """Return how many images there are of each class, and by every name of predictions how many were called right."""
+    """Return how many images there are of each class, and by every name of predictions how many
+    were called right.
+    """
     counts = {
         name: torch.bincount(y[predicted.to(y) == y], minlength=classes)
         for name, predicted in predictions.items()
@@ -36,9 +38,11 @@ def correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
 
 
 def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
-    """Return Σ_c π_{k,c}·recall_c: the accuracy on the complete test set, weighted by each client's label distribution.
+    """Return Σ_c π_{k,c}·recall_c: the accuracy on the complete test set, weighted by each client's
+    label distribution.
 
-    ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes nobody tests are left out.
+    ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes nobody
+    tests are left out.
     """
     tested = ~recall.isnan()
     share = counts.double() * tested
@@ -59,8 +63,12 @@ def spread_of(values: Tensor) -> Scores:
 
 
 def shot_groups(recall: Tensor, counts: Tensor, shots: Sequence[int]) -> Scores:
-    """Return the mean recall of many-, medium- and few-shot classes, by their global number of training images."""
-    total, found, (many, few) = counts.sum(0).numpy(force=True), recall.numpy(force=True), shots
+    """Return the mean recall of many-, medium- and few-shot classes, by their global number of
+    training images.
+    """
+    total = counts.sum(0).numpy(force=True)
+    found = recall.numpy(force=True)
+    (many, few) = shots
     groups = {"many": total > many, "medium": (total <= many) & (total >= few), "few": total < few}
     return {name: _mean(found[mask]) for name, mask in groups.items()}
 
@@ -78,9 +86,10 @@ def _known(values: Array) -> Array:
 class Evaluator:
     """Scores predictions under a run's protocol.
 
-    ``counts`` are the training images per client and class, ``y`` the labels of the server's test images, if it has
-    any; ``sizes`` is empty under the complete protocol, and under `pfllib` holds how many of the test images, in
-    order, belong to each client. ``apart`` says that clients test on images of their own, which the server lacks.
+    ``counts`` are the training images per client and class, ``y`` the labels of the server's test
+    images, if it has any; ``sizes`` is empty under the complete protocol, and under `pfllib` holds
+    how many of the test images, in order, belong to each client. ``apart`` says that clients test
+    on images of their own, which the server lacks.
     """
 
     counts: Tensor
@@ -95,7 +104,9 @@ class Evaluator:
         return self.counts.shape[1]
 
     def server(self, predicted: Tensor) -> tuple[Scores, Tensors]:
-        """Return the scores of the server's model from its predictions on the test images, and the tables behind."""
+        """Return the scores of the server's model from its predictions on the test images, and the
+        tables behind.
+        """
         table = confusion(predicted, self.y, self.classes)
         recall = recalls(table)
         if self.sizes:
@@ -109,8 +120,11 @@ class Evaluator:
         }
 
     def surveyed(self, survey: Tensors) -> tuple[Scores, Tensors]:
-        """Return the scores of the server's model from clients' own test images: ``tested`` and ``all``, (K, C)."""
-        right, tested = survey["all"], survey["tested"]
+        """Return the scores of the server's model from clients' own test images: ``tested`` and
+        ``all``, (K, C).
+        """
+        right = survey["all"]
+        tested = survey["tested"]
         clients = right.sum(1).double() / tested.sum(1).double()
         return self._scores(right.sum(0), tested.sum(0), clients), {
             "server/clients": clients.float()
@@ -126,8 +140,11 @@ class Evaluator:
         }
 
     def own(self, client: int, correct: Tensors) -> Tensors:
-        """Return the results of one client's own model: its score, its score among its own classes, and its recalls."""
-        tested, results = correct["tested"], Tensors()
+        """Return the results of one client's own model: its score, its score among its own classes,
+        and its recalls.
+        """
+        tested = correct["tested"]
+        results = Tensors()
         for name in correct.keys() - {"tested"}:
             recall = correct[name].double() / tested.double()
             plain = correct[name].sum().double() / tested.sum().double()
@@ -163,4 +180,5 @@ class Evaluator:
 
 
 KINDS = ("all", "held")
-"""Predictions among all classes, and among those the client holds (FedProto's official protocol)."""
+"""Predictions among all classes, and among those the client holds (FedProto's official protocol).
+"""

@@ -21,7 +21,9 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class ReplyValidator:
-    """Knows what a good reply is: the weights' shapes, the method's fields, and what each client enrolled with."""
+    """Knows what a good reply is: the weights' shapes, the method's fields, and what each client
+    enrolled with.
+    """
 
     weights: Tensors
     fields: Mapping[str, Field]
@@ -53,7 +55,9 @@ class ReplyValidator:
 
     @cached_property
     def _laid(self) -> list[tuple[WeightSlices, torch.dtype]]:
-        """How models that were found good lay in one vector: another one that lies so is good as well."""
+        """How models that were found good lay in one vector: another one that lies so is good as
+        well.
+        """
         return []
 
     @cached_property
@@ -79,7 +83,8 @@ class ReplyValidator:
             listed = up.tensors["classes"]
             if listed.dim() != 1 or listed.dtype != torch.int64:
                 return "'classes' is not a list of class numbers"
-            step, numbers = 0 if any(field.repeated for field in per_class) else 1, listed.tolist()
+            step = 0 if any(field.repeated for field in per_class) else 1
+            numbers = listed.tolist()
             inside = all(0 <= number < self.counts.shape[1] for number in numbers)
             if not inside or any(after - before < step for before, after in pairwise(numbers)):
                 return "'classes' are not distinct class numbers in order"
@@ -133,7 +138,8 @@ class ReplyValidator:
     def _hits(self, correct: Tensors) -> str | None:
         if not correct:
             return None
-        shape, missing = (self.counts.shape[1],), {"tested", *KINDS} - correct.keys()
+        shape = (self.counts.shape[1],)
+        missing = {"tested", *KINDS} - correct.keys()
         if missing:
             return f"its test result lacks '{min(missing)}'"
         for name, value in correct.items():
@@ -151,7 +157,9 @@ class ReplyValidator:
 
 
 def mismatch(tensors: Mapping[str, Tensor], expected: Mapping[str, Kind]) -> str | None:
-    """Return what is missing, of another shape or type, or was not asked for; None if all is as expected."""
+    """Return what is missing, of another shape or type, or was not asked for; None if all is as
+    expected.
+    """
     for name, (shape, dtype) in expected.items():
         if name not in tensors:
             return f"'{name}' is missing"
@@ -178,7 +186,9 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 
 
 def largest(values: Sequence[Tensor]) -> Tensor:
-    """Return the size of the largest number, NaN or infinite if any is, without waiting for the device."""
+    """Return the size of the largest number, NaN or infinite if any is, without waiting for the
+    device.
+    """
     return (
         torch.linalg.vector_norm(values[0], torch.inf)
         if len(values) == 1
@@ -187,7 +197,9 @@ def largest(values: Sequence[Tensor]) -> Tensor:
 
 
 def sound(numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]) -> Tensor:
-    """Return whether all numbers are finite and what is sent lies in its range, without waiting for the device."""
+    """Return whether all numbers are finite and what is sent lies in its range, without waiting for
+    the device.
+    """
     bounded = [
         (sent[name], field) for name, field in fields.items() if field.bounded and name in sent
     ]

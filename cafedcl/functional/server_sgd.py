@@ -14,7 +14,9 @@ Batches = tuple[Tensor, Tensor]
 
 
 def draw_batches(number: int, batch: int, epochs: int) -> Batches:
-    """Draw batches of so many rows in a new order for every epoch; a short last one is padded with rows of weight 0."""
+    """Draw batches of so many rows in a new order for every epoch; a short last one is padded with
+    rows of weight 0.
+    """
     orders = torch.stack([torch.randperm(number) for _ in range(epochs)])
     width = min(batch, number)
     rows = F.pad(orders, (0, -number % width), value=-1).view(-1, width)
@@ -26,8 +28,8 @@ def minimise(
 ) -> None:
     """Move the weights in place, by a step down the slope of the loss for every batch.
 
-    ``loss`` gives the loss of some rows with their weights. It is captured where that is possible, so it reads nothing
-    but tensors and never waits for one.
+    ``loss`` gives the loss of some rows with their weights. It is captured where that is possible,
+    so it reads nothing but tensors and never waits for one.
     """
     moving = list(weights.values())
     rows, counted = (table.to(moving[0].device) for table in batches)

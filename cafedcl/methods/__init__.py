@@ -1,4 +1,6 @@
-"""The methods, one file each. A file here is found by its method's name; nothing has to be registered."""
+"""The methods, one file each. A file here is found by its method's name; nothing has to be
+registered.
+"""
 
 import importlib
 import inspect
@@ -18,7 +20,9 @@ def method_names() -> list[str]:
 
 
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
-    """Return a method's class and its preset's options, for ``fedavg``, ``cafedcl:no-geo`` or ``pkg.mod:Class``."""
+    """Return a method's class and its preset's options, for ``fedavg``, ``cafedcl:no-geo`` or
+    ``pkg.mod:Class``.
+    """
     base, _, preset = name.partition(":")
     if "." in base:
         found = import_path(name, "method")

@@ -1,4 +1,5 @@
-"""CAFedCL's options. Where the paper leaves a point open, the default is our reading and ``literal`` is its letter.
+"""CAFedCL's options. Where the paper leaves a point open, the default is our reading and
+``literal`` is its letter.
 
 docs/cafedcl.md says what each reading is and why the default was chosen.
 """
@@ -20,7 +21,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fixed-anchors": {"anchors": "fixed"},
     "best": {"anchors": "fixed"},
 }
-"""``best`` is what did best on held-out images among as many candidates as every rival had (docs/reproduction.md)."""
+"""``best`` is what did best on held-out images among as many candidates as every rival had
+(docs/reproduction.md).
+"""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class NoOptions:
 
 
 class Method:
-    """A federated learning method. Subclass it in a file of its own; nothing else has to be registered.
+    """A federated learning method. Subclass it in a file of its own; nothing else has to be
+    registered.
 
     The defaults are FedAvg's: a linear head, count-weighted averaging, prediction by the head.
     """
@@ -36,18 +37,26 @@ class Method:
     pooled: ClassVar[bool] = False
     """Whether all data lie in one place (the `central` reference row)."""
     personal: ClassVar[str] = ""
-    """A pattern: the weights whose whole name matches stay with their client instead of being averaged."""
+    """A pattern: the weights whose whole name matches stay with their client instead of being
+    averaged.
+    """
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     separable: bool = True
-    """Whether a client's weight follows from its own reply, so that its model can be counted in and let go soon."""
+    """Whether a client's weight follows from its own reply, so that its model can be counted in and
+    let go soon.
+    """
     replayed: ClassVar[bool] = True
-    """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client, as a loss is.
+    """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client, as
+    a loss is.
 
-    Then they read tensors only, send entries per class only, and use ``holds`` for nothing but to choose what is sent;
-    embeddings may come with padding, whose label is −1. A class that gives its own has to say so.
+    Then they read tensors only, send entries per class only, and use ``holds`` for nothing but to
+    choose what is sent; embeddings may come with padding, whose label is −1. A class that gives its
+    own has to say so.
     """
     server_trains: ClassVar[bool] = False
-    """Whether the server step is a training of its own, which belongs on the device; means of a few numbers do not."""
+    """Whether the server step is a training of its own, which belongs on the device; means of a few
+    numbers do not.
+    """
     epsilon: float = 0.0
     """What is added to the sum of the weights that the average is divided by."""
     Options: ClassVar[type] = NoOptions
@@ -68,7 +77,9 @@ class Method:
         return nn.Linear(self.dim, self.classes)
 
     def start(self, model: Network) -> Tensors:
-        """Return the server's state besides the model: ``anchors/…`` is broadcast, anything else stays there."""
+        """Return the server's state besides the model: ``anchors/…`` is broadcast, anything else
+        stays there.
+        """
         return {}
 
     def scratch(self, client: Client) -> Tensors:
@@ -88,7 +99,9 @@ class Method:
         return {}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        """Describe what ``summarize`` sends up, so that a bad reply is noticed before it is aggregated."""
+        """Describe what ``summarize`` sends up, so that a bad reply is noticed before it is
+        aggregated.
+        """
         return {}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
@@ -96,7 +109,9 @@ class Method:
         return {}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        """Return each client's weight in the average of the models, before it is divided by their sum: n_k."""
+        """Return each client's weight in the average of the models, before it is divided by their
+        sum: n_k.
+        """
         return torch.tensor([up.samples for up in ups], dtype=torch.float64)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
@@ -104,8 +119,12 @@ class Method:
         return {}
 
     def aggregate(self, state: Tensors, ups: Iterable[Up]) -> Tensors:
-        """The server step: a weighted mean of the models as they come in, then what the method itself keeps."""
-        average, waiting, counted = Average(self.epsilon), list[Up](), list[Up]()
+        """The server step: a weighted mean of the models as they come in, then what the method
+        itself keeps.
+        """
+        average = Average(self.epsilon)
+        waiting = list[Up]()
+        counted = list[Up]()
         for up in ups:
             waiting.append(up)
             if self.separable and len(waiting) == TOGETHER:
@@ -125,11 +144,15 @@ class Method:
         waiting.clear()
 
     def centre(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return what each class's global prototype would be if all images with these embeddings lay in one place."""
+        """Return what each class's global prototype would be if all images with these embeddings
+        lay in one place.
+        """
         return class_means(z, y, self.classes)[0]
 
     def alphas(self, sent: Entries) -> Tensor | None:
-        """Return α_{k,c}, with which the server averages clients' prototypes; None if it does anything else."""
+        """Return α_{k,c}, with which the server averages clients' prototypes; None if it does
+        anything else.
+        """
         return None
 
     def broadcast(self, state: Tensors) -> Tensors:

@@ -1,7 +1,9 @@
-"""CAFedCL: Confidence-Aware Federated Contrastive Learning (arXiv 2603.03007); its generator is `--augment gan`.
+"""CAFedCL: Confidence-Aware Federated Contrastive Learning (arXiv 2603.03007); its generator is
+`--augment gan`.
 
-Where the paper leaves a point open, the option's default is our reading and ``literal`` is the paper's letter;
-docs/cafedcl.md has the reasons. Equations are found by name in contrast.py, confidence.py and aggregation.py.
+Where the paper leaves a point open, the option's default is our reading and ``literal`` is the
+paper's letter; docs/cafedcl.md has the reasons. Equations are found by name in contrast.py,
+confidence.py and aggregation.py.
 """
 
 import torch
@@ -20,16 +22,23 @@ from cafedcl.models.base import Network
 
 
 class CAFedCL(Method):
-    """L = I2P + λ_align·Align + λ_geo·Geo (Eq. 13); prototypes and encoders are averaged by confidence (Eqs. 9–12)."""
+    """L = I2P + λ_align·Align + λ_geo·Geo (Eq. 13); prototypes and encoders are averaged by
+    confidence (Eqs. 9–12).
+    """
 
-    name, year = "cafedcl", 2026
+    name = "cafedcl"
+    year = 2026
     paper = "Wu et al., Breaking the Prototype Bias Loop: Confidence-Aware Federated Contrastive Learning"
-    travels, predicts = "model, prototypes, confidences", "nearest prototype (cosine)"
-    Options, presets, replayed = CAFedCLOptions, PRESETS, True
+    travels = "model, prototypes, confidences"
+    predicts = "nearest prototype (cosine)"
+    Options = CAFedCLOptions
+    presets = PRESETS
+    replayed = True
 
     def __init__(self, options: CAFedCLOptions, classes: int, dim: int, clients: int = 1) -> None:
         super().__init__(options, classes, dim, clients)
-        self.epsilon, self.separable = options.epsilon, options.encoder_weight == "raw"
+        self.epsilon = options.epsilon
+        self.separable = options.encoder_weight == "raw"
         if options.init == "simplex" and dim < classes:
             raise CafedclError(
                 f"method.init = simplex: {classes} classes need as many features; the model gives {dim}"
@@ -53,7 +62,8 @@ class CAFedCL(Method):
         return nn.ModuleDict({name: part for name, part in parts.items() if wanted[name]})
 
     def start(self, model: Network) -> Tensors:
-        table, o = no_prototypes(self.classes, self.dim), self.options
+        table = no_prototypes(self.classes, self.dim)
+        o = self.options
         if o.init != "means":
             make = contrast.simplex if o.init == "simplex" else contrast.orthonormal
             table = {
@@ -74,10 +84,14 @@ class CAFedCL(Method):
         return contrast.start_sums(client.counts, self.dim)
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        o, raw = self.options, self.embed(model, batch.x)
-        p, known, z = visit.anchors["prototypes"], self.known(visit), unit(raw)
+        o = self.options
+        raw = self.embed(model, batch.x)
+        p = visit.anchors["prototypes"]
+        known = self.known(visit)
+        z = unit(raw)
         sums, counts = contrast.class_sums(z, batch.y, batch.weight, self.classes)
-        q, present = unit(sums), counts > 0
+        q = unit(sums)
+        present = counts > 0
         prior = contrast.log_prior(visit.client.counts, o.calibrate)
         terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau, prior)}
         if o.lam_align:
@@ -94,12 +108,15 @@ class CAFedCL(Method):
         return terms
 
     def known(self, visit: Visit) -> Tensor | None:
-        """Return which anchors there are; None where all are there from the start, which spares the masks."""
+        """Return which anchors there are; None where all are there from the start, which spares the
+        masks.
+        """
         return visit.anchors["known"] if self.options.init == "means" else None
 
     def prototypes(self, visit: Visit) -> Tensor:
         """Return Eq. 1 on the client's training data."""
-        o, real = self.options, visit.embed("train", "trained")
+        o = self.options
+        real = visit.embed("train", "trained")
         made = visit.embed("synthetic", "trained") if o.prototype_of == "augmented" else None
         return contrast.local_prototypes(o.prototype, real, made, o.gamma, self.classes)
 
@@ -107,13 +124,12 @@ class CAFedCL(Method):
         return unit(super().centre(unit(z), y))
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
-        o, client, p, (x, c) = (
-            self.options,
-            visit.client,
-            self.prototypes(visit),
-            visit.embed("train", "trained"),
-        )
-        made, quality = visit.signals.get("synthetic"), visit.signals.get("quality")
+        o = self.options
+        client = visit.client
+        p = self.prototypes(visit)
+        (x, c) = visit.embed("train", "trained")
+        made = visit.signals.get("synthetic")
+        quality = visit.signals.get("quality")
         n_eff = conf.effective_counts(client.counts, made, o.gamma)
         z, y = visit.embed("validation", o.judged)
         logits = contrast.cosine_logits(
@@ -146,8 +162,10 @@ class CAFedCL(Method):
         return own if prior is None else {**own, "prior": prior}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        o, sent = self.options, Entries(ups, self.classes)
-        held, trust = sent.held.cpu(), sent["confidence"].double().cpu()
+        o = self.options
+        sent = Entries(ups, self.classes)
+        held = sent.held.cpu()
+        trust = sent["confidence"].double().cpu()
         trust = normalise(trust) * held if o.encoder_weight == "alpha" else trust
         return conf.client_confidence(
             trust, held, "present" if o.weights == "uniform" else o.conf_over
@@ -157,8 +175,11 @@ class CAFedCL(Method):
         return normalise(sent["confidence"].double(), self.epsilon)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        o, old, sent = self.options, state["anchors/prototypes"], Entries(ups, self.classes)
-        trust, alpha = sent["confidence"].double(), self.alphas(sent)
+        o = self.options
+        old = state["anchors/prototypes"]
+        sent = Entries(ups, self.classes)
+        trust = sent["confidence"].double()
+        alpha = self.alphas(sent)
         seen = trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
         if o.anchors == "fixed":
@@ -177,12 +198,15 @@ class CAFedCL(Method):
         return {"anchors/prototypes": table, "anchors/known": known, "server/confidence": kept}
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
-        z, p, known = self.embed(model, x), anchors["prototypes"], anchors["known"]
+        z = self.embed(model, x)
+        p = anchors["prototypes"]
+        known = anchors["known"]
         if self.options.inference == "head":
             return model.part("classify")(z)  # type: ignore[no-any-return]
         if "prototypes" in memory:
             own = memory["prototypes"].square().sum(1) > 0
-            p, known = torch.where(own[:, None], unit(memory["prototypes"]), p), known | own
+            p = torch.where(own[:, None], unit(memory["prototypes"]), p)
+            known = known | own
         return contrast.cosine_logits(unit(z), p, known, self.options.tau) + memory.get(
             "prior", 0.0
         )

@@ -4,7 +4,9 @@ from cafedcl.methods.fedavg import FedAvg
 
 
 class Central(FedAvg):
-    """FedAvg with one client that holds everything; its batches are as large as an average client's."""
+    """FedAvg with one client that holds everything; its batches are as large as an average
+    client's.
+    """
 
     name = "central"
     paper = "reference row: all data pooled"

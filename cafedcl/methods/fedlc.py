@@ -24,13 +24,17 @@ class FedLCOptions:
 
 
 class FedLC(FedAvg):
-    """CE of z_c − τ·n_{k,c}^{−1/4} with the client's own counts; a class it lacks has n = 1e-8, which masks it out.
+    """CE of z_c − τ·n_{k,c}^{−1/4} with the client's own counts; a class it lacks has n = 1e-8,
+    which masks it out.
 
-    The paper's denominator leaves the target out (``literal``): that loss has no lower bound and collapses, so
-    everybody trains with the inclusive softmax. No calibration at test time. PFLlib sums counts over all clients.
+    The paper's denominator leaves the target out (``literal``): that loss has no lower bound and
+    collapses, so everybody trains with the inclusive softmax. No calibration at test time. PFLlib
+    sums counts over all clients.
     """
 
-    name, year, Options = "fedlc", 2022, FedLCOptions
+    name = "fedlc"
+    year = 2022
+    Options = FedLCOptions
     paper = "Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration"
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:

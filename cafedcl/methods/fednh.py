@@ -1,4 +1,6 @@
-"""FedNH (Dai et al., AAAI 2023): prototypes on a hypersphere as the classifier, smoothed on the server."""
+"""FedNH (Dai et al., AAAI 2023): prototypes on a hypersphere as the classifier, smoothed on the
+server.
+"""
 
 from dataclasses import dataclass
 
@@ -37,15 +39,21 @@ class Scale(nn.Module):
 
 
 class FedNH(Method):
-    """CE of s·z̃·W, W the broadcast unit prototypes (orthonormal at first) and s trainable; W is not trained.
+    """CE of s·z̃·W, W the broadcast unit prototypes (orthonormal at first) and s trainable; W is
+    not trained.
 
-    Clients send unit class means; the server takes their count-weighted mean, normalises it, and moves W to the
-    normalised ρW + (1−ρ)·mean. Models are averaged uniformly, as in the authors' code.
+    Clients send unit class means; the server takes their count-weighted mean, normalises it, and
+    moves W to the normalised ρW + (1−ρ)·mean. Models are averaged uniformly, as in the authors'
+    code.
     """
 
-    name, year, Options, replayed = "fednh", 2023, FedNHOptions, True
+    name = "fednh"
+    year = 2023
+    Options = FedNHOptions
+    replayed = True
     paper = "Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes"
-    travels, predicts = "model, prototypes, counts", "nearest prototype (cosine)"
+    travels = "model, prototypes, counts"
+    predicts = "nearest prototype (cosine)"
 
     def head(self) -> nn.Module:
         return Scale(self.options.scale)
@@ -60,7 +68,8 @@ class FedNH(Method):
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         z, y = visit.embed("train", "trained")
-        means, held = unit(class_means(unit(z), y, self.classes)[0]), visit.client.holds
+        means = unit(class_means(unit(z), y, self.classes)[0])
+        held = visit.client.holds
         return {"classes": held, "prototypes": means[held], "counts": visit.client.counts[held]}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
@@ -73,7 +82,8 @@ class FedNH(Method):
         return uniform(len(ups))
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        rho, old = self.options.smoothing, state["anchors/prototypes"]
+        rho = self.options.smoothing
+        old = state["anchors/prototypes"]
         mean = unit(merge_prototypes(state, ups, "counts")["anchors/prototypes"])
         return {"anchors/prototypes": unit(rho * old + (1 - rho) * mean)}
 

@@ -17,21 +17,28 @@ from cafedcl.models.base import Network
 
 @dataclass(frozen=True)
 class FedProcOptions:
-    """The authors' code has no temperature; with τ = 1 the contrastive term stays near log(1 + (C−1)/e)."""
+    """The authors' code has no temperature; with τ = 1 the contrastive term stays near log(1 +
+    (C−1)/e).
+    """
 
     dim: int = option(256, "width of the projection", low=1)
     tau: float = option(1.0, "temperature of the contrastive term (the code has none)", above=0.0)
 
 
 class FedProc(Method):
-    """a·CE + (1−a)·GPC with a = t/T, and CE alone in round 0; GPC is the cross-entropy of z·ĉ over global centres ĉ.
+    """a·CE + (1−a)·GPC with a = t/T, and CE alone in round 0; GPC is the cross-entropy of z·ĉ over
+    global centres ĉ.
 
-    As in the authors' code z is normalised before the classifier, centres are count-weighted means of unit z under the
-    trained local models, and a class nobody reported keeps its centre (zero at the start). Their server weights models
-    by enumeration index, wrong under partial participation; ours by the participants' samples.
+    As in the authors' code z is normalised before the classifier, centres are count-weighted means
+    of unit z under the trained local models, and a class nobody reported keeps its centre (zero at
+    the start). Their server weights models by enumeration index, wrong under partial participation;
+    ours by the participants' samples.
     """
 
-    name, year, Options, replayed = "fedproc", 2023, FedProcOptions, True
+    name = "fedproc"
+    year = 2023
+    Options = FedProcOptions
+    replayed = True
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data"
     travels = "model, prototypes, counts"
 
@@ -54,7 +61,8 @@ class FedProc(Method):
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         z, y = visit.embed("train", "trained")
-        means, held = class_means(z, y, self.classes)[0], visit.client.holds
+        means = class_means(z, y, self.classes)[0]
+        held = visit.client.holds
         notes = {"scatter": class_scatter(z, y, self.classes)}
         return {
             "classes": held,

@@ -31,13 +31,19 @@ class FedProtoOptions:
 
 
 class FedProto(Method):
-    """CE + λ·MSE(h, P̄_y); P̄ is the unweighted mean over a class's holders (code; the paper's divisor is a misprint).
-    A class without a prototype adds 0 but stays in the mean; among such classes the classifier decides.
+    """CE + λ·MSE(h, P̄_y); P̄ is the unweighted mean over a class's holders (code; the paper's
+    divisor is a misprint). A class without a prototype adds 0 but stays in the mean; among such
+    classes the classifier decides.
     """
 
-    name, year, Options, replayed = "fedproto", 2022, FedProtoOptions, True
+    name = "fedproto"
+    year = 2022
+    Options = FedProtoOptions
+    replayed = True
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients"
-    travels, predicts, personal = "prototypes", "nearest prototype (L2)", ".*"
+    travels = "prototypes"
+    predicts = "nearest prototype (L2)"
+    personal = ".*"
 
     def start(self, model: Network) -> Tensors:
         return no_prototypes(self.classes, self.dim)
@@ -46,11 +52,9 @@ class FedProto(Method):
         return start_sums(client.counts, self.dim)
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        h, p, known = (
-            self.embed(model, batch.x),
-            visit.anchors["prototypes"],
-            visit.anchors["known"],
-        )
+        h = self.embed(model, batch.x)
+        p = visit.anchors["prototypes"]
+        known = visit.anchors["known"]
         running_means(h.detach(), batch.y, batch.weight, visit.scratch)
         proto = weighted_average((h - p[batch.y]).square().mean(1) * known[batch.y], batch.weight)
         return {
@@ -71,5 +75,6 @@ class FedProto(Method):
         return merge_prototypes(state, ups)
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
-        h, known = self.embed(model, x), anchors["known"]
+        h = self.embed(model, x)
+        known = anchors["known"]
         return torch.where(known, -torch.cdist(h, anchors["prototypes"]), model.head(h) - 1e4)

@@ -19,7 +19,9 @@ class FedProxOptions:
 class FedProx(FedAvg):
     """CE + (μ/2)‖θ − θ^t‖² (Eq. 2 of the paper); FedRCL's and FedACG's code leave out the ½."""
 
-    name, year, Options = "fedprox", 2020, FedProxOptions
+    name = "fedprox"
+    year = 2020
+    Options = FedProxOptions
     paper = "Li et al., Federated Optimization in Heterogeneous Networks"
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:

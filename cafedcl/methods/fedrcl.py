@@ -29,14 +29,18 @@ class FedRCLOptions:
 
 
 class FedRCL(Method):
-    """CE + mean_l SCL_l + β·mean_l PEN_l over all levels before their ReLU, pooled and normalised; no projection.
+    """CE + mean_l SCL_l + β·mean_l PEN_l over all levels before their ReLU, pooled and normalised;
+    no projection.
 
-    SCL takes the least similar positive (the sample itself included) against the most similar negatives. PEN is
-    log(1 + e^{(s−1)/τ}) for the least similar other positive if s ≥ λ, as in the authors' code; the paper presents all
-    positives above λ (``literal``). Their server averages models uniformly.
+    SCL takes the least similar positive (the sample itself included) against the most similar
+    negatives. PEN is log(1 + e^{(s−1)/τ}) for the least similar other positive if s ≥ λ, as in the
+    authors' code; the paper presents all positives above λ (``literal``). Their server averages
+    models uniformly.
     """
 
-    name, year, Options = "fedrcl", 2024, FedRCLOptions
+    name = "fedrcl"
+    year = 2024
+    Options = FedRCLOptions
     paper = "Seo et al., Relaxed Contrastive Learning for Federated Learning"
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
@@ -55,7 +59,8 @@ def relaxed(
 ) -> tuple[Tensor, Tensor]:
     """Return SCL and PEN of one level; padding is neither positive nor negative to anybody."""
     z = unit(level)
-    similar, real = z @ z.T, weight > 0
+    similar = z @ z.T
+    real = weight > 0
     alike = (y[:, None] == y) & real
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
     positive = similar.masked_fill(~(alike | itself), torch.inf).amin(1, keepdim=True)

@@ -1,4 +1,6 @@
-"""FedTGP (Zhang et al., AAAI 2024): the server learns well-separated prototypes that clients follow."""
+"""FedTGP (Zhang et al., AAAI 2024): the server learns well-separated prototypes that clients
+follow.
+"""
 
 from dataclasses import dataclass
 
@@ -22,7 +24,9 @@ FAR = 1e9
 
 @dataclass(frozen=True)
 class FedTGPOptions:
-    """The values of the authors' code (its λ = 10 is of the MSE; the paper's 0.1 is of a Euclidean distance)."""
+    """The values of the authors' code (its λ = 10 is of the MSE; the paper's 0.1 is of a Euclidean
+    distance).
+    """
 
     lam: float = option(10.0, "weight λ of the client's prototype distance (MSE)", low=0.0)
     prototypes: str = option(
@@ -38,13 +42,18 @@ class FedTGPOptions:
 
 
 class FedTGP(FedProto):
-    """Clients as in FedProto, towards P̂; the server trains P̂ = Linear∘ReLU∘Linear(table) by margin-enhanced contrast.
+    """Clients as in FedProto, towards P̂; the server trains P̂ = Linear∘ReLU∘Linear(table) by
+    margin-enhanced contrast.
 
-    Its loss is the cross-entropy of −(‖P_k^c − P̂_c'‖ + δ·1[c' = c]) over all uploaded prototypes, with all C classes as
-    negatives (Eqs. 6 to 8 of the paper). The network persists, its SGD is new in every round, and it is never sent.
+    Its loss is the cross-entropy of −(‖P_k^c − P̂_c'‖ + δ·1[c' = c]) over all uploaded prototypes,
+    with all C classes as negatives (Eqs. 6 to 8 of the paper). The network persists, its SGD is new
+    in every round, and it is never sent.
     """
 
-    name, year, Options, server_trains = "fedtgp", 2024, FedTGPOptions, True  # type: ignore[assignment]
+    name = "fedtgp"
+    year = 2024
+    Options = FedTGPOptions  # type: ignore[assignment]
+    server_trains = True
     paper = "Zhang et al., FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning"
 
     def start(self, model: Network) -> Tensors:
@@ -70,7 +79,8 @@ class FedTGP(FedProto):
             {n: torch.zeros_like(v) for n, v in state.items() if n.startswith("anchors/")}, ups
         )
         delta = adaptive_margin(means["anchors/prototypes"], means["anchors/known"], self.options)
-        network, options = self.server(), self.options
+        network = self.server()
+        options = self.options
         weights = {n: v.clone().requires_grad_() for n, v in under("server/", state).items()}
 
         def loss(rows: Tensor, weight: Tensor) -> Tensor:
@@ -103,7 +113,8 @@ def margin_logits(points: Tensor, labels: Tensor, made: Tensor, delta: Tensor) -
 
 
 def adaptive_margin(means: Tensor, known: Tensor, options: FedTGPOptions) -> Tensor:
-    """Return δ, at most τ: the largest nearest-neighbour gap between mean prototypes (code), or the largest gap.
+    """Return δ, at most τ: the largest nearest-neighbour gap between mean prototypes (code), or the
+    largest gap.
 
     A class nobody uploaded has no gap; with a single class there is none at all, and δ = τ.
     """

@@ -27,17 +27,22 @@ class MPFedCLOptions:
 
 
 class MPFedCL(Method):
-    """CE + λ·mean_i −1/|Q_y| Σ_{q∈Q_y} log softmax_q(ẑ_i·q̂/τ) over the global pool Q of clients' k-means centroids.
+    """CE + λ·mean_i −1/|Q_y| Σ_{q∈Q_y} log softmax_q(ẑ_i·q̂/τ) over the global pool Q of clients'
+    k-means centroids.
 
-    The paper's text was not at hand and no code was found: this is a reconstruction from its abstract. Centroids are of
-    the trained model's features; a class without an upload keeps its old ones; a class without any is left out.
+    The paper's text was not at hand and no code was found: this is a reconstruction from its
+    abstract. Centroids are of the trained model's features; a class without an upload keeps its old
+    ones; a class without any is left out.
     """
 
-    name, year, Options = "mp-fedcl", 2024, MPFedCLOptions
+    name = "mp-fedcl"
+    year = 2024
+    Options = MPFedCLOptions
     paper = (
         "Qiao et al., MP-FedCL: Multiprototype Federated Contrastive Learning for Edge Intelligence"
     )
-    travels, predicts = "model, k prototypes per class", "classifier head, or nearest of the pool"
+    travels = "model, k prototypes per class"
+    predicts = "classifier head, or nearest of the pool"
 
     def start(self, model: Network) -> Tensors:
         return {
@@ -46,7 +51,9 @@ class MPFedCL(Method):
         }
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        h, pool, labels = self.embed(model, batch.x), visit.anchors["pool"], visit.anchors["labels"]
+        h = self.embed(model, batch.x)
+        pool = visit.anchors["pool"]
+        labels = visit.anchors["labels"]
         terms = {"ce": cross_entropy(model.head(h), batch.y, batch.weight)}
         if len(pool):
             mine = (batch.y[:, None] == labels).to(h.dtype)

@@ -11,13 +11,16 @@ from cafedcl.models.base import Network
 
 
 class Scaffold(FedAvg):
-    """Every step's gradient is corrected by c − c_k, here as the gradient of the linear term ⟨θ, c − c_k⟩.
+    """Every step's gradient is corrected by c − c_k, here as the gradient of the linear term ⟨θ, c
+    − c_k⟩.
 
-    Option II of the paper: c_k⁺ = c_k − c + (θ^t − θ_k)/Σ lr, and c ← c + (1/N) Σ (c_k⁺ − c_k). Models are averaged
-    uniformly with server learning rate 1. Weight decay and clipping act on the corrected gradient. Use no momentum.
+    Option II of the paper: c_k⁺ = c_k − c + (θ^t − θ_k)/Σ lr, and c ← c + (1/N) Σ (c_k⁺ − c_k).
+    Models are averaged uniformly with server learning rate 1. Weight decay and clipping act on the
+    corrected gradient. Use no momentum.
     """
 
-    name, year = "scaffold", 2020
+    name = "scaffold"
+    year = 2020
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
     travels = "model, control variates"
 
@@ -27,14 +30,16 @@ class Scaffold(FedAvg):
         }
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        c, own = under("control/", visit.anchors), under("control/", visit.memory)
+        c = under("control/", visit.anchors)
+        own = under("control/", visit.memory)
         drift = [(p * (c[n] - own[n] if own else c[n])).sum() for n, p in model.named_parameters()]
         terms = super().loss(model, batch, visit)
         return {**terms, "control": torch.stack(drift).sum()}
 
     def variates(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         """Return c_k⁺, and its change since the last visit."""
-        c, own = under("control/", visit.anchors), under("control/", visit.memory)
+        c = under("control/", visit.anchors)
+        own = under("control/", visit.memory)
         old = own or {name: torch.zeros_like(value) for name, value in c.items()}
         moved = {
             n: (visit.received[n] - p.detach()) / visit.rates for n, p in model.named_parameters()

@@ -16,12 +16,16 @@ MODELS: dict[str, Factory] = {"resnet18": ResNet18, "cnn4": CNN4, "cnn8": CNN8, 
 
 
 def auto_model(shape: Shape) -> str:
-    """Return the model that fits images of this shape: the paper's, or the small CNN below 16 pixels."""
+    """Return the model that fits images of this shape: the paper's, or the small CNN below 16
+    pixels.
+    """
     return "cnn8" if min(shape[1:]) < 16 else "resnet18"
 
 
 def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
-    """Build an encoder by name or by ``package.module:factory``, which is called as ``factory(shape, width)``."""
+    """Build an encoder by name or by ``package.module:factory``, which is called as
+    ``factory(shape, width)``.
+    """
     factory = MODELS.get(name)
     if factory is None:
         if ":" not in name:

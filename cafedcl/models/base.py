@@ -15,7 +15,8 @@ from cafedcl.core.tensors import Tensors, under
 class Encoder(nn.Module):
     """Images to features. Subclasses give their stages; pooling and the last ReLU are here.
 
-    ``stages`` are outputs *before* their ReLU, the stem's first, so that a method can look at any level.
+    ``stages`` are outputs *before* their ReLU, the stem's first, so that a method can look at any
+    level.
     """
 
     dim: int
@@ -25,7 +26,9 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
+        """Return the pooled features of every stage before its ReLU, and the encoder's own
+        features.
+        """
         stages = self.stages(x)
         return [pool(stage) for stage in stages], pool(F.relu(stages[-1]))
 
@@ -42,14 +45,18 @@ class Factory(Protocol):
 
 
 class Runner:
-    """How a network's encoder is run. An engine may put a faster one in its place; this is the plain one."""
+    """How a network's encoder is run. An engine may put a faster one in its place; this is the
+    plain one.
+    """
 
     def features(self, encoder: nn.Module, x: Tensor) -> Tensor:
         """Return the encoder's features."""
         return encoder(x)  # type: ignore[no-any-return]
 
     def levels(self, encoder: Encoder, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
+        """Return the pooled features of every stage before its ReLU, and the encoder's own
+        features.
+        """
         return encoder.levels(x)
 
     def frozen(self, encoder: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
@@ -66,7 +73,9 @@ class Network(nn.Module):
         self.head = head
         self.runner = Runner()
         self.shift: Tensor | None = None
-        """What is added to the features of every image of a batch: augmentation in the space of features."""
+        """What is added to the features of every image of a batch: augmentation in the space of
+        features.
+        """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's output."""
@@ -81,7 +90,9 @@ class Network(nn.Module):
         return self.head.get_submodule(name)
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the pooled features of every stage before its ReLU, and the encoder's own features."""
+        """Return the pooled features of every stage before its ReLU, and the encoder's own
+        features.
+        """
         if not isinstance(self.encoder, Encoder):
             raise CafedclError(
                 "this model does not show its stages; derive it from cafedcl.models.Encoder"
@@ -91,7 +102,9 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def frozen(self, weights: Tensors, x: Tensor, *parts: str) -> Tensor:
-        """Return what other weights would make of ``x``: the encoder, then the named parts of the head in turn."""
+        """Return what other weights would make of ``x``: the encoder, then the named parts of the
+        head in turn.
+        """
         training = self.training
         self.eval()
         x = self._shifted(self.runner.frozen(self.encoder, under("encoder.", weights), x))

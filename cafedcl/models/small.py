@@ -1,4 +1,6 @@
-"""The small encoders: the 4-layer CNN of the federated-learning literature, a CNN for 8×8 images, an MLP."""
+"""The small encoders: the 4-layer CNN of the federated-learning literature, a CNN for 8×8 images,
+an MLP.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,15 +11,17 @@ from cafedcl.models.base import Encoder
 
 
 class CNN4(Encoder):
-    """Two 5×5 convolutions without padding, each with 2×2 max-pooling, and one fully connected layer of 512.
+    """Two 5×5 convolutions without padding, each with 2×2 max-pooling, and one fully connected
+    layer of 512.
 
-    The method's head is the fourth layer. It is the CNN of PFLlib and most federated-learning papers: 1,600 numbers go
-    into the fully connected layer for images of 32×32, 1,024 for 28×28.
+    The method's head is the fourth layer. It is the CNN of PFLlib and most federated-learning
+    papers: 1,600 numbers go into the fully connected layer for images of 32×32, 1,024 for 28×28.
     """
 
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
-        channels, self.dim = (_wide(32, width), _wide(64, width)), _wide(512, width)
+        channels = (_wide(32, width), _wide(64, width))
+        self.dim = _wide(512, width)
         self.conv1 = nn.Conv2d(shape[0], channels[0], 5)
         self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
         _at_least(shape, 16)
@@ -32,7 +36,9 @@ class CNN4(Encoder):
 
     @staticmethod
     def _shrunk(x: Tensor) -> Tensor:
-        """Pooling comes first: that gives the same numbers as a ReLU before it, from a quarter of the work."""
+        """Pooling comes first: that gives the same numbers as a ReLU before it, from a quarter of
+        the work.
+        """
         return F.relu(F.max_pool2d(x, 2))
 
 
@@ -41,7 +47,8 @@ class CNN8(Encoder):
 
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
-        channels, self.dim = (_wide(16, width), _wide(32, width)), _wide(64, width)
+        channels = (_wide(16, width), _wide(32, width))
+        self.dim = _wide(64, width)
         self.conv1 = nn.Conv2d(shape[0], channels[0], 3, 2, 1)
         self.conv2 = nn.Conv2d(channels[0], channels[1], 3, 2, 1)
         self.full = nn.Linear(channels[1] * -(-shape[1] // 4) * -(-shape[2] // 4), self.dim)
@@ -58,7 +65,8 @@ class MLP(Encoder):
 
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
-        hidden, self.dim = _wide(200, width), _wide(64, width)
+        hidden = _wide(200, width)
+        self.dim = _wide(64, width)
         self.first = nn.Linear(shape[0] * shape[1] * shape[2], hidden)
         self.second = nn.Linear(hidden, self.dim)
 

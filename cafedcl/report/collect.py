@@ -1,4 +1,6 @@
-"""The data behind every panel: plain numbers and arrays, from which the page and the figures are drawn alike."""
+"""The data behind every panel: plain numbers and arrays, from which the page and the figures are
+drawn alike.
+"""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -118,7 +120,9 @@ def ranking(group: Group, protocol: str) -> dict[str, Any]:
 
 
 def curves(entry: Entry) -> dict[str, Any]:
-    """Return the scores over rounds, with bytes sent and seconds spent so far: mean and std over seeds."""
+    """Return the scores over rounds, with bytes sent and seconds spent so far: mean and std over
+    seeds.
+    """
     rounds = spaced(list(range(max(len(run.lines) for run in entry.runs))), POINTS)
     found: dict[str, Any] = {"rounds": rounds}
     for name, amount in (("bytes", sent), ("seconds", spent)):
@@ -187,7 +191,9 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def ablation(group: Group) -> list[dict[str, Any]]:
-    """Return the families of which several presets or variants ran, as the numbers of their entries."""
+    """Return the families of which several presets or variants ran, as the numbers of their
+    entries.
+    """
     families: dict[str, list[int]] = {}
     for i, entry in enumerate(group.main):
         families.setdefault(entry.base, []).append(i)
@@ -197,7 +203,8 @@ def ablation(group: Group) -> list[dict[str, Any]]:
 
 
 def sensitivity(group: Group) -> list[dict[str, Any]]:
-    """Return the curves of options that were swept: the main variant, and those that differ in that option alone.
+    """Return the curves of options that were swept: the main variant, and those that differ in that
+    option alone.
 
     Where all points share some seeds, only those count.
     """
@@ -278,7 +285,8 @@ def describe(run: RunSummary) -> dict[str, Any]:
     """Return what is needed to find a run, to judge it and to repeat it."""
     read: Any = RunFolder(run.path).environment()
     about: dict[str, Any] = read if isinstance(read, dict) else {}
-    command, packages = about.get("command"), about.get("packages")
+    command = about.get("command")
+    packages = about.get("packages")
     again = ["cafedcl", "run", str(run.path / "config.toml")]
     return {
         "path": str(run.path),

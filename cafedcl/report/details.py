@@ -24,7 +24,9 @@ def data_map(film: Film) -> dict[str, Any] | None:
     if film.data is None:
         return None
     counts = film.data.counts
-    sizes, classes, held = counts.sum(1), counts.sum(0), (counts > 0).sum(1)
+    sizes = counts.sum(1)
+    classes = counts.sum(0)
+    held = (counts > 0).sum(1)
     return {
         "counts": counts[shown_clients(len(counts))],
         "clients": shown_clients(len(counts)),
@@ -54,7 +56,9 @@ def client_scores(film: Film) -> dict[str, Array]:
 
 
 def class_recalls(film: Film) -> dict[str, Array]:
-    """Return the recall per class at the end: of the server's model, and the mean over the clients' own."""
+    """Return the recall per class at the end: of the server's model, and the mean over the clients'
+    own.
+    """
     found: dict[str, Array] = {}
     table = film.latest("server/confusion")
     if table is not None:
@@ -67,16 +71,22 @@ def class_recalls(film: Film) -> dict[str, Array]:
 
 
 def column_means(values: Array) -> Array:
-    """Return the mean of every column without what is missing; NaN for a column that is all missing."""
+    """Return the mean of every column without what is missing; NaN for a column that is all
+    missing.
+    """
     number = (~np.isnan(values)).sum(0)
     return np.asarray(np.nansum(values, axis=0) / np.where(number > 0, number, np.nan))
 
 
 def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
-    """Return the clients with the lowest accuracy and why: their classes, the recall of each, and their confidence."""
+    """Return the clients with the lowest accuracy and why: their classes, the recall of each, and
+    their confidence.
+    """
     if film.data is None:
         return {}
-    counts, recall, own = film.data.counts, class_recalls(film), film.latest("own/all/recall")
+    counts = film.data.counts
+    recall = class_recalls(film)
+    own = film.latest("own/all/recall")
     trust = film.latest("notes/confidence")
     found: dict[str, list[dict[str, Any]]] = {}
     for protocol, scores in client_scores(film).items():

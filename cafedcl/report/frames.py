@@ -1,4 +1,6 @@
-"""The evaluation tables of one run: at most so many evenly spaced rounds, and only the entries that a panel shows."""
+"""The evaluation tables of one run: at most so many evenly spaced rounds, and only the entries that
+a panel shows.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,7 +42,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run folder knows of its data: training images per client and class, and the names of the classes."""
+    """What a run folder knows of its data: training images per client and class, and the names of
+    the classes.
+    """
 
     counts: Array
     names: list[str]

@@ -92,7 +92,9 @@ def rounded(value: float) -> float | int | None:
 
 
 def pack(values: Array) -> dict[str, Any]:
-    """Return an array as 16-bit steps from its smallest to its largest number, in base64; counts exactly."""
+    """Return an array as 16-bit steps from its smallest to its largest number, in base64; counts
+    exactly.
+    """
     numbers = values.astype(np.float64)
     good = np.isfinite(numbers)
     low, high = (

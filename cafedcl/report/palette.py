@@ -1,7 +1,8 @@
-"""One look per method, the same in tables, charts and figures, and one that colour-blind readers can tell apart.
+"""One look per method, the same in tables, charts and figures, and one that colour-blind readers
+can tell apart.
 
-The colours start from Okabe and Ito's and Tol's sets, moved to a lightness that can be read on white and on black.
-Where many methods meet, shape and dash tell apart what colour alone cannot.
+The colours start from Okabe and Ito's and Tol's sets, moved to a lightness that can be read on
+white and on black. Where many methods meet, shape and dash tell apart what colour alone cannot.
 """
 
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ SPARE = (
 
 
 def look(name: str) -> Look:
-    """Return how a method is drawn. An unknown name gets a look that depends on nothing but the name."""
+    """Return how a method is drawn. An unknown name gets a look that depends on nothing but the
+    name.
+    """
     if name in LOOKS:
         return LOOKS[name]
     digest = blake2b(name.encode(), digest_size=4).digest()

@@ -1,8 +1,8 @@
 """The figures of the paper's Tables 1 and 2, and where a setting belongs in their layout.
 
-Wu et al. 2026, arXiv 2603.03007. Accuracy and standard deviation between clients, in %. The paper names no data set for
-Table 2. Its levels are those of CIFAR-10 (with the practical split for the number of clients), and of CIFAR-100 for
-classes per client, which is what is assumed here.
+Wu et al. 2026, arXiv 2603.03007. Accuracy and standard deviation between clients, in %. The paper
+names no data set for Table 2. Its levels are those of CIFAR-10 (with the practical split for the
+number of clients), and of CIFAR-100 for classes per client, which is what is assumed here.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ mp-fedcl 86.94  8.46 49.70  6.26 94.30  3.28 87.37  7.55 47.27  5.98 90.05  4.33
 fedtgp   89.24  7.03 51.30  8.59 94.47  4.54 89.57  8.46 51.65  6.97 94.59  4.03
 cafedcl  91.15  4.87 54.01  3.65 96.84  1.54 90.36  5.08 54.57  2.82 97.00  2.25
 """
-"""Accuracy and std on CIFAR-10, CIFAR-100 and EMNIST, first practical (Dirichlet), then pathological."""
+"""Accuracy and std on CIFAR-10, CIFAR-100 and EMNIST, first practical (Dirichlet), then
+pathological.
+"""
 TABLE_2 = """
 fedavg   52.54 12.24 86.67  6.19 43.28 22.81 35.29 17.50 20.87  7.12 29.66  2.59 56.73 12.88 54.14 13.65
 fedprox  55.48 14.05 87.93  6.44 48.30 11.32 37.33 13.72 28.56  6.28 32.70  2.85 58.50 10.12 55.94 10.47
@@ -35,7 +37,8 @@ mp-fedcl 66.18  6.79 91.21  4.52 57.21  9.37 45.15 10.63 62.94  3.19 36.59  3.21
 fedtgp   67.14  7.01 92.58  4.33 58.67  7.55 45.74  7.82 64.16  4.66 36.41  2.76 83.77  8.24 81.95  8.90
 cafedcl  70.22  5.17 93.96  4.07 60.14  5.58 46.53  6.47 65.85  2.56 39.22  2.48 85.16  5.92 83.60  6.39
 """
-"""Accuracy and std for α = 0.05, 1; IR = 50, 100; classes per client = 10, 50; clients = 50, 100."""
+"""Accuracy and std for α = 0.05, 1; IR = 50, 100; classes per client = 10, 50; clients = 50, 100.
+"""
 COLUMNS_1 = tuple(
     (kind, data)
     for kind in ("dirichlet", "pathological")
@@ -60,7 +63,8 @@ def columns(table: str, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str
     return found
 
 
-FIRST, SECOND = columns(TABLE_1, COLUMNS_1), columns(TABLE_2, COLUMNS_2)
+FIRST = columns(TABLE_1, COLUMNS_1)
+SECOND = columns(TABLE_2, COLUMNS_2)
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "emnist": "EMNIST"}
 FACTORS = {
@@ -73,7 +77,9 @@ FACTORS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a setting stands: in Table 1 (the two defaults), in Table 2 (one factor changed), or in neither (3)."""
+    """Where a setting stands: in Table 1 (the two defaults), in Table 2 (one factor changed), or in
+    neither (3).
+    """
 
     table: int
     heading: str
@@ -83,7 +89,9 @@ class Place:
 
 
 def place(setting: Setting) -> Place:
-    """Return where a setting belongs in the layout of the paper's tables, with its figures if it is one of theirs."""
+    """Return where a setting belongs in the layout of the paper's tables, with its figures if it is
+    one of theirs.
+    """
     data = "emnist" if setting.data.startswith("emnist") else setting.data
     name = (
         DATA.get(data, setting.data)
@@ -110,7 +118,9 @@ def place(setting: Setting) -> Place:
 
 
 def changed_factor(setting: Setting, data: str) -> tuple[str | None, str]:
-    """Return the one factor in which a setting departs from the paper's defaults; None if it is one, "" if not one."""
+    """Return the one factor in which a setting departs from the paper's defaults; None if it is
+    one, "" if not one.
+    """
     changed: list[tuple[str, str]] = []
     if setting.kind == "dirichlet" and setting.ir == 1 and is_number(setting.value):
         changed += [("alpha", f"{float(setting.value):g}")] if float(setting.value) != 0.1 else []

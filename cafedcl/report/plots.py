@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Group = dict[str, Any]
-COLUMN, WIDE = 3.4, 7.0
+COLUMN = 3.4
+WIDE = 7.0
 """Inches: the width of a column, and of a page."""
 STYLE: Any = {
     "font.size": 8,
@@ -95,17 +96,17 @@ def ranking(group: Group, protocol: str) -> Figure:
 
 
 def curves(group: Group, protocol: str, axis: str) -> Figure:
-    """Draw accuracy and spread over rounds, bytes or seconds; the band is one standard deviation over seeds."""
+    """Draw accuracy and spread over rounds, bytes or seconds; the band is one standard deviation
+    over seeds.
+    """
     figure, axes = sheet(2)
     for entry, curve in zip(group["entries"], group["curves"], strict=True):
         xs = numbers(curve[axis]) / (1e6 if axis == "bytes" else 1)
         if curve[protocol] is None or (axis != "rounds" and not xs[-1] > 0):
             continue
         for ax, measure in zip(axes, ("accuracy", "std"), strict=True):
-            mean, std = (
-                numbers(curve[protocol][measure]["mean"]),
-                numbers(curve[protocol][measure]["std"]),
-            )
+            mean = numbers(curve[protocol][measure]["mean"])
+            std = numbers(curve[protocol][measure]["std"])
             known = ~np.isnan(mean)
             style = {"color": entry["colour"], "linestyle": DASHES[entry["dash"]]}
             ax.plot(xs[known], mean[known], label=entry["label"], **style)
@@ -150,11 +151,10 @@ def shots(group: Group, protocol: str) -> Figure:
     width = 0.8 / max(1, len(used))
     for at, i in enumerate(used):
         places = np.arange(len(found)) + (at - (len(used) - 1) / 2) * width
-        entry, cells = group["entries"][i], [cells[i] for cells in found.values()]
-        means, stds = (
-            numbers([cell["mean"] for cell in cells]),
-            numbers([cell["std"] for cell in cells]),
-        )
+        entry = group["entries"][i]
+        cells = [cells[i] for cells in found.values()]
+        means = numbers([cell["mean"] for cell in cells])
+        stds = numbers([cell["std"] for cell in cells])
         ax.bar(
             places,
             means,

@@ -19,7 +19,8 @@ MAP = "Blues"
 def data(group: Group) -> Figure:
     """Draw the clients × classes map: a disc per client and class."""
     known = group["map"]
-    counts, names = known["counts"], known["names"]
+    counts = known["counts"]
+    names = known["names"]
     figure, (ax,) = sheet(height=max(2.2, min(8.0, 0.2 * len(names) + 0.9)))
     k, c = np.nonzero(counts)
     values = counts[k, c]
@@ -37,7 +38,8 @@ def data(group: Group) -> Figure:
 
 def confusion(group: Group, one: dict[str, Any]) -> Figure:
     """Draw who is taken for whom, in % of a class's test images."""
-    table, names = one["confusion"].astype(float), group["map"]["names"]
+    table = one["confusion"].astype(float)
+    names = group["map"]["names"]
     figure, (ax,) = sheet(width=COLUMN, height=3.0)
     rows = table.sum(1, keepdims=True)
     picture(ax, 100 * table / np.where(rows > 0, rows, 1), "%", 100)
@@ -79,7 +81,8 @@ def confidence(scene: dict[str, Any]) -> Figure:
 
 def prototypes(group: Group, scene: dict[str, Any]) -> Figure:
     """Draw the prototypes in one plane in the first, a middle and the last round."""
-    xy, rounds = scene["xy"], scene["rounds"]
+    xy = scene["xy"]
+    rounds = scene["rounds"]
     moments = sorted({0, len(rounds) // 2, len(rounds) - 1})
     figure, axes = sheet(len(moments), height=2.5)
     reach = 1.1 * float(np.nanmax(np.abs(xy))) or 1.0
@@ -110,10 +113,13 @@ def prototypes(group: Group, scene: dict[str, Any]) -> Figure:
 
 
 def distances(group: Group) -> Figure:
-    """Draw the mean distance between prototypes over rounds, from closest to farthest, against the regular simplex."""
+    """Draw the mean distance between prototypes over rounds, from closest to farthest, against the
+    regular simplex.
+    """
     figure, (ax,) = sheet(width=4.6)
     for scene in group["prototypes"]:
-        entry, gaps = group["entries"][scene["entry"]], scene["distance"]
+        entry = group["entries"][scene["entry"]]
+        gaps = scene["distance"]
         ax.plot(
             scene["rounds"],
             gaps["mean"],
@@ -142,7 +148,9 @@ def distances(group: Group) -> Figure:
 
 
 def loop(group: Group, scene: dict[str, Any]) -> Figure:
-    """Draw the drift of the prototypes and what it is made of: over rounds, and by class in the last round."""
+    """Draw the drift of the prototypes and what it is made of: over rounds, and by class in the
+    last round.
+    """
     figure, (over, by) = sheet(2)
     styles = {
         "drift": ("black", "-"),

@@ -45,7 +45,9 @@ def cell_of(column: Column, label: str, measure: str) -> Cell:
 
 
 def fields(column: Column, paper: bool) -> list[tuple[str, str]]:
-    """Return what a setting shows: our measures, and the paper's where it has any and they are asked for."""
+    """Return what a setting shows: our measures, and the paper's where it has any and they are
+    asked for.
+    """
     shown = [("ours", measure) for measure in MEASURES]
     return shown + (
         [("paper", "accuracy"), ("paper", "std")] if paper and column.place.figures else []
@@ -59,7 +61,8 @@ def title_of(source: str, measure: str) -> str:
 
 def as_markdown(board: Board, paper: bool = False) -> str:
     """Return the table for a page on the web; best in bold, second underlined."""
-    heads, rules = ["method"], ["---"]
+    heads = ["method"]
+    rules = ["---"]
     for column in board.columns:
         for source, measure in fields(column, paper):
             name = escape_markdown(f"{column.place.title} ({column.place.heading})")
@@ -92,7 +95,10 @@ def as_latex(board: Board, paper: bool = False) -> str:
 def latex_table(board: Board, columns: Sequence[Column], number: int, paper: bool) -> str:
     """Return one table* of the settings that belong together."""
     spans = [len(fields(column, paper)) for column in columns]
-    first, top, top_rules, at = [""], [""], [], 2
+    first = [""]
+    top = [""]
+    top_rules = []
+    at = 2
     for heading, block in groupby(
         zip(columns, spans, strict=True), key=lambda pair: pair[0].place.heading
     ):
@@ -100,7 +106,9 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
         top.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(heading)}}}")
         top_rules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
         at += width
-    names, rules, at = [r"Method"], [], 2
+    names = [r"Method"]
+    rules = []
+    at = 2
     for column, span in zip(columns, spans, strict=True):
         names.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(column.place.title)}}}")
         rules.append(rf"\cmidrule(lr){{{at}-{at + span - 1}}}")

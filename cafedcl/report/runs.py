@@ -1,6 +1,8 @@
-"""Reading run folders into a typed summary: who ran, on what, how far, and which runs belong together.
+"""Reading run folders into a typed summary: who ran, on what, how far, and which runs belong
+together.
 
-A run that is unfinished, failed or damaged is kept with its state and never stops the others from being read.
+A run that is unfinished, failed or damaged is kept with its state and never stops the others from
+being read.
 """
 
 import math
@@ -24,7 +26,9 @@ SCORES = {
     "server": {"accuracy": "accuracy", "std": "client_std", "worst": "client_worst"},
     "own": {"accuracy": "client_mean", "std": "client_std", "worst": "client_worst"},
 }
-"""What stands for accuracy, spread between clients and worst tenth: for the server's model, for the clients' own."""
+"""What stands for accuracy, spread between clients and worst tenth: for the server's model, for the
+clients' own.
+"""
 KEPT_OUT = (
     "run.", "engine.", "store.", "data.dir", "data.download", "data.strict", "evaluate.batch", "method.name",
     "augment.name",
@@ -119,7 +123,8 @@ class Setting:
         value = "" if main is None else str(settings.get(f"split.{main}", ""))
         if kind == "dirichlet" and settings.get("split.form") == "class":
             value += ",form=class"
-        ratio, clients = settings.get("split.ir", 1.0), settings.get("federation.clients", 0)
+        ratio = settings.get("split.ir", 1.0)
+        clients = settings.get("federation.clients", 0)
         return cls(str(settings.get("data.name", "?")), kind, value, float(ratio), int(clients))
 
     @property
@@ -186,7 +191,9 @@ class Group:
         return tuple(entry for entry in self.entries if entry.swept is None)
 
     def differing(self) -> dict[str, list[str]]:
-        """Return the seeds and the options beyond the method's own in which its main entries differ: what is unfair."""
+        """Return the seeds and the options beyond the method's own in which its main entries
+        differ: what is unfair.
+        """
         kept = ("model.", "train.", "federation.", "evaluate.")
         values: dict[str, Counter[str]] = {}
         for entry in self.main:
@@ -235,7 +242,9 @@ def summarise(found: Sequence[RunSummary]) -> Summary:
 
 
 def find_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders among and below the paths, each once; nothing is searched inside a run folder."""
+    """Return the run folders among and below the paths, each once; nothing is searched inside a run
+    folder.
+    """
     found: list[Path] = []
     seen: set[Path] = set()
     for path in paths:
@@ -262,7 +271,9 @@ def read_run(path: Path) -> RunSummary:
         return RunSummary(path, "damaged", str(error))
     run = RunSummary(path, "finished", "", settings)
     try:
-        setting, rounds, seed = run.setting, run.rounds, run.seed
+        setting = run.setting
+        rounds = run.rounds
+        seed = run.seed
         lines, cut = read_lines(path)
     except (OSError, ValueError, TypeError) as error:
         return RunSummary(
@@ -375,7 +386,9 @@ def set_repeats_aside(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 
 def entries(runs: Sequence[RunSummary]) -> tuple[Entry, ...]:
-    """Return the rows of one setting: a method's runs that differ in nothing but the seed are one row."""
+    """Return the rows of one setting: a method's runs that differ in nothing but the seed are one
+    row.
+    """
     rows = []
     for method in sorted({run.method for run in runs}, key=method_order):
         variants: dict[Any, list[RunSummary]] = {}
@@ -400,7 +413,8 @@ def entry(method: str, members: Sequence[RunSummary], main: RunSummary) -> Entry
     """Return one row; its finished runs, or all if none is."""
     finished = [run for run in members if run.state == "finished"]
     chosen = sorted(finished or members, key=lambda run: run.seed)
-    before, now = dict(main.variant), dict(members[0].variant)
+    before = dict(main.variant)
+    now = dict(members[0].variant)
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changed = {name: members[0].settings.get(name) for name in names}
     words = [f"{name.removeprefix('method.')}={value}" for name, value in changed.items()]
@@ -409,7 +423,9 @@ def entry(method: str, members: Sequence[RunSummary], main: RunSummary) -> Entry
 
 
 def main_variant(variants: dict[Any, list[RunSummary]]) -> list[RunSummary]:
-    """Return the variant that the others depart from: most seeds, then nearest to all others, then first by path."""
+    """Return the variant that the others depart from: most seeds, then nearest to all others, then
+    first by path.
+    """
 
     def distance(one: Any) -> int:
         return sum(len(set(one) ^ set(other)) for other in variants)
@@ -424,7 +440,9 @@ ORDER = (
     "local", "central", "fedavg", "fedprox", "scaffold", "fedbn", "moon", "fedproto", "fedrcl", "fedproc", "fedlc",
     "mp-fedcl", "fedtgp", "fednh",
 )  # fmt: skip
-"""The order of rows: references, then the paper's, then whatever is not named here, and CAFedCL last."""
+"""The order of rows: references, then the paper's, then whatever is not named here, and CAFedCL
+last.
+"""
 
 
 def method_order(name: str) -> tuple[int, str]:

@@ -1,4 +1,6 @@
-"""What moves over rounds: confidence, prototypes, and the bias loop. One run each, from its evaluation tables."""
+"""What moves over rounds: confidence, prototypes, and the bias loop. One run each, from its
+evaluation tables.
+"""
 
 import math
 from typing import Any
@@ -8,7 +10,9 @@ import numpy as np
 from cafedcl.report.frames import Array, Film, Frame, spaced
 
 CELLS = 120_000
-"""Numbers per part of the confidence over all rounds: with many clients and classes, fewer rounds are shown."""
+"""Numbers per part of the confidence over all rounds: with many clients and classes, fewer rounds
+are shown.
+"""
 PARTS = {
     "trust": "confidence",
     "data": "confidence_data",
@@ -20,9 +24,11 @@ LOOP = ("drift", "feedback", "heterogeneity", "variance")
 
 
 def confidence(film: Film, shown: Array) -> dict[str, Any] | None:
-    """Return confidence per round, client and class: the trust, its parts, and the weights it gives.
+    """Return confidence per round, client and class: the trust, its parts, and the weights it
+    gives.
 
-    ``shown`` are the clients to keep; the weights are trust/Σ trust over all clients that replied and hold the class.
+    ``shown`` are the clients to keep; the weights are trust/Σ trust over all clients that replied
+    and hold the class.
     """
     frames = film.having("notes/confidence")
     if film.data is None or not frames:
@@ -56,8 +62,8 @@ def shares(trust: Array) -> Array:
 def prototypes(film: Film, classes: int) -> dict[str, Any] | None:
     """Return the global prototypes in one plane for all rounds, and how far apart they are.
 
-    All are brought to length 1 first: directions are what is compared, and the ideal distance √(2C/(C−1)) is that of
-    a regular simplex on the unit sphere.
+    All are brought to length 1 first: directions are what is compared, and the ideal distance
+    √(2C/(C−1)) is that of a regular simplex on the unit sphere.
     """
     frames = [
         (frame.round, found)
@@ -84,7 +90,9 @@ def prototypes(film: Film, classes: int) -> dict[str, Any] | None:
 
 
 def prototypes_of(frame: Frame, classes: int) -> Array | None:
-    """Return one unit prototype per class, NaN for a class without one; several per class are averaged."""
+    """Return one unit prototype per class, NaN for a class without one; several per class are
+    averaged.
+    """
     tables = frame.tables
     if "anchors/prototypes" in tables:
         table = tables["anchors/prototypes"].astype(np.float64)
@@ -93,7 +101,8 @@ def prototypes_of(frame: Frame, classes: int) -> Array | None:
         known = tables.get("anchors/known", np.ones(classes, bool)).astype(bool)
         table = np.where(known[:, None], table, np.nan)
     elif "anchors/pool" in tables and "anchors/labels" in tables:
-        pool, labels = tables["anchors/pool"].astype(np.float64), tables["anchors/labels"]
+        pool = tables["anchors/pool"].astype(np.float64)
+        labels = tables["anchors/labels"]
         sums = np.zeros((classes, pool.shape[1]))
         np.add.at(sums, labels, pool)
         table = np.where(np.isin(np.arange(classes), labels)[:, None], sums, np.nan)
@@ -104,7 +113,9 @@ def prototypes_of(frame: Frame, classes: int) -> Array | None:
 
 
 def project(points: Array, known: Array) -> tuple[Array, list[float]]:
-    """Return (rounds, classes, 2) by principal components of all rounds together, and their shares of the variance."""
+    """Return (rounds, classes, 2) by principal components of all rounds together, and their shares
+    of the variance.
+    """
     flat = points[known]
     centre = flat.mean(0)
     _, scale, axes = np.linalg.svd(flat - centre, full_matrices=False)
@@ -142,7 +153,9 @@ def nearest_pair(found: Array) -> list[int] | None:
 
 
 def loop(film: Film, classes: int) -> dict[str, Any] | None:
-    """Return the drift of every global prototype and what it is made of, where a run has recorded it."""
+    """Return the drift of every global prototype and what it is made of, where a run has recorded
+    it.
+    """
     frames = [f for f in film.having("loop/drift") if f.tables["loop/drift"].shape == (classes,)]
     if not frames:
         return None

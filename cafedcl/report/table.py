@@ -1,4 +1,6 @@
-"""The tables of a paper from run folders: methods × settings, mean ± std over seeds, the best marked and tested."""
+"""The tables of a paper from run folders: methods × settings, mean ± std over seeds, the best
+marked and tested.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,9 @@ PROTOCOLS = {"server": "the server's model", "own": "each client's own model aft
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the table, in %, with its spread over seeds; ``rank`` is 1 for the best, 2 for the second."""
+    """One number of the table, in %, with its spread over seeds; ``rank`` is 1 for the best, 2 for
+    the second.
+    """
 
     values: tuple[float, ...]
     rank: int = 0
@@ -138,7 +142,9 @@ class Board:
 
 
 def board(summary: Summary, protocol: str | None = None, which: str = "last") -> Board:
-    """Return the table of a summary; without a protocol, the server's model where all methods have one."""
+    """Return the table of a summary; without a protocol, the server's model where all methods have
+    one.
+    """
     chosen = protocol or common_protocol(summary.groups)
     columns = [column(group, chosen, which) for group in summary.groups]
     columns.sort(
@@ -153,7 +159,9 @@ def board(summary: Summary, protocol: str | None = None, which: str = "last") ->
 
 
 def common_protocol(groups: Sequence[Group]) -> str:
-    """Return the server's model if every method has one, else the clients' own if every method has them."""
+    """Return the server's model if every method has one, else the clients' own if every method has
+    them.
+    """
     everyone = [entry for group in groups for entry in group.main]
     for protocol in ("server", "own"):
         if all(entry.scores(protocol, "accuracy") for entry in everyone):
@@ -199,7 +207,9 @@ def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
 
 
 def comparison(group: Group, protocol: str, which: str) -> Comparison | None:
-    """Test the most accurate entry against the most accurate one of another method, or else of another variant."""
+    """Test the most accurate entry against the most accurate one of another method, or else of
+    another variant.
+    """
     scores = {entry.label: entry.scores(protocol, "accuracy", which) for entry in group.entries}
     known = [entry for entry in contenders(group) if scores[entry.label]]
     ordered = sorted(known, key=lambda entry: -mean(scores[entry.label].values()))
@@ -207,7 +217,8 @@ def comparison(group: Group, protocol: str, which: str) -> Comparison | None:
         return None
     best = ordered[0]
     rival = next((entry for entry in ordered if entry.base != best.base), ordered[1])
-    ours, theirs = scores[best.label], scores[rival.label]
+    ours = scores[best.label]
+    theirs = scores[rival.label]
     differences = [100 * gap for gap in paired(ours, theirs)]
     if len(differences) < 2:
         gap = 100 * (mean(ours.values()) - mean(theirs.values()))
@@ -229,7 +240,9 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 
 
 def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, str]:
-    """Return the two-sided p-values of the paired t-test and of Wilcoxon's signed-rank test, or why there are none."""
+    """Return the two-sided p-values of the paired t-test and of Wilcoxon's signed-rank test, or why
+    there are none.
+    """
     try:
         stats = import_module("scipy.stats")
     except ImportError:

@@ -1,4 +1,6 @@
-"""The report as a page that renews itself while runs go on. The server needs nothing but the standard library."""
+"""The report as a page that renews itself while runs go on. The server needs nothing but the
+standard library.
+"""
 
 import errno
 import hashlib
@@ -49,7 +51,9 @@ WAITING = """<!doctype html>
 
 
 class Reports:
-    """The page of some runs, built again when their metrics have changed, but no sooner than every so many seconds."""
+    """The page of some runs, built again when their metrics have changed, but no sooner than every
+    so many seconds.
+    """
 
     def __init__(self, runs: Sequence[Path], every: float) -> None:
         for path in runs:
@@ -57,10 +61,12 @@ class Reports:
                 raise CafedclError(
                     f"{path}: there is no such folder; give run folders, or folders that contain them"
                 )
-        self.runs, self.every = list(runs), every
+        self.runs = list(runs)
+        self.every = every
         self.lock = threading.Lock()
         self.looked = -every
-        self.version, self.html = "", ""
+        self.version = ""
+        self.html = ""
 
     def current(self) -> tuple[str, str]:
         """Return the page's version and the page."""
@@ -105,7 +111,9 @@ class Reports:
         return WAITING % escape(said)
 
     def with_script(self, html: str, version: str) -> str:
-        """Return the page with the script that looks for a new version; it may ask this server, and nobody else."""
+        """Return the page with the script that looks for a new version; it may ask this server, and
+        nobody else.
+        """
         pause = round(1000 * self.every)
         allowed = html.replace(POLICY, f"{POLICY}connect-src 'self'; ", 1)
         body, end, rest = allowed.rpartition("</body>")

@@ -1,4 +1,6 @@
-"""Measures this machine: what a client's step costs, what a round adds to it, and how far that is from the ceiling."""
+"""Measures this machine: what a client's step costs, what a round adds to it, and how far that is
+from the ceiling.
+"""
 
 import resource
 import statistics
@@ -27,7 +29,8 @@ from cafedcl.task.build import Setup, prepare
 from cafedcl.task.resolve import resolve
 from cafedcl.task.task import Task
 
-CLASSES, TEST = 10, 10_000
+CLASSES = 10
+TEST = 10_000
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Measurement:
     method: str
     engine: str
     step_ms: float
-    """Training alone, per client and optimizer step: gather, forward, loss, backward, clipping, update.
+    """Training alone, per client and optimizer step: gather, forward, loss, backward, clipping,
+    update.
 
     On a CPU it is that of one process, however many there are.
     """
@@ -76,9 +80,13 @@ class Measurement:
     The bias loop is not measured in it, unless `evaluate.loop` asks for it.
     """
     phases: dict[str, float]
-    """The seconds of it that are spent on training and waiting for it, on aggregation, and on scoring."""
+    """The seconds of it that are spent on training and waiting for it, on aggregation, and on
+    scoring.
+    """
     own_s: float
-    """What scoring every client's own model on the complete test set adds to a round in which that is due."""
+    """What scoring every client's own model on the complete test set adds to a round in which that
+    is due.
+    """
     overhead: float
     """A whole round over its training alone; on a CPU, of one process."""
     ceiling: float
@@ -153,8 +161,8 @@ def measure(
 ) -> Measurement:
     """Measure one task with one method on the engine that the settings ask for.
 
-    Rounds are timed before and after training alone, so that a machine that slows down does so for both; no other
-    engine is there meanwhile.
+    Rounds are timed before and after training alone, so that a machine that slows down does so for
+    both; no other engine is there meanwhile.
     """
     workload = find_workload(name)
     data = random_images(workload, TEST)
@@ -170,10 +178,8 @@ def measure(
         steps = sum(
             setup.task.schedule.steps(len(part)) for part in setup.task.clients.shards.train
         )
-        down, memories = (
-            Down(federation.round, federation.method.broadcast(federation.state)),
-            federation.memories,
-        )
+        down = Down(federation.round, federation.method.broadcast(federation.state))
+        memories = federation.memories
         jobs = [
             Job(client, down, memories.get(client, {}), False)
             for client in range(len(setup.task.clients.shards))
@@ -271,8 +277,11 @@ def peak_memory(device: torch.device) -> float:
 
 
 def step_flops(task: Task) -> float:
-    """Return the floating-point operations of training on one image: forward and backward of the network."""
-    device, shape = task.device, task.clients.data.shape
+    """Return the floating-point operations of training on one image: forward and backward of the
+    network.
+    """
+    device = task.device
+    shape = task.clients.data.shape
     counter = FlopCounterMode(display=False)
     with counter:
         task.network.features(torch.zeros(1, *shape, device=device)).sum().backward()
@@ -285,7 +294,8 @@ def matrix_ceiling(device: torch.device, precision: str) -> float:
     size = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     matmul: Any = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = precision == "tf32"
     try:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         for _ in range(3):

@@ -24,7 +24,9 @@ from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
-"""A GPU takes work from so many queues at most; with its default of 8, more streams than that wait for each other."""
+"""A GPU takes work from so many queues at most; with its default of 8, more streams than that wait
+for each other.
+"""
 SITES = "sites"
 """The data set's name where every site of a deployment has its own."""
 
@@ -82,8 +84,13 @@ def load(config: Config) -> Dataset:
 
 
 def settle(config: Config, data: Dataset, device: torch.device) -> Config:
-    """Return the config with every `auto` that decides what is computed, and every path, as it stands for here."""
-    model, engine, source, dealt = config.model, config.engine, config.data, config.split
+    """Return the config with every `auto` that decides what is computed, and every path, as it
+    stands for here.
+    """
+    model = config.model
+    engine = config.engine
+    source = config.data
+    dealt = config.split
     if source.name != SITES and is_own(source.name):
         source = replace(source, name=str(Path(source.name).resolve()))
     if source.test and is_own(source.test):
@@ -126,8 +133,11 @@ def settle_engine(engine: EngineOptions, device: torch.device) -> EngineOptions:
 
 
 def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
-    """Deal the images; a split with clients of its own (natural, or from a file) decides how many there are."""
-    kind, clients = config.split.kind, config.federation.clients
+    """Deal the images; a split with clients of its own (natural, or from a file) decides how many
+    there are.
+    """
+    kind = config.split.kind
+    clients = config.federation.clients
     if kind == "auto":
         kind = "natural" if len(data.owners) else "dirichlet"
     if kind == "natural":
@@ -152,14 +162,17 @@ def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, 
         encoder = build_encoder(config.model.name, shape, config.model.width)
     cls, _ = find_method(config.method.name)
     with torch_stream(config.run.seed, "method"):
-        dim, clients = feature_dim(encoder, shape), config.federation.clients
+        dim = feature_dim(encoder, shape)
+        clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
         network = Network(encoder, method.head())
         return method, network, method.start(network)
 
 
 def prepare(config: Config, data: Dataset | None = None) -> Setup:
-    """Build everything a config stands for. ``data`` is given where it is already at hand, as in a worker process."""
+    """Build everything a config stands for. ``data`` is given where it is already at hand, as in a
+    worker process.
+    """
     data = load(config) if data is None else data
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
@@ -173,7 +186,9 @@ def assemble(
     device: torch.device,
     census: tuple[Tensor, Tensor] | None = None,
 ) -> Setup:
-    """Put a settled config and its data together; ``census`` is told to a site that does not know all clients."""
+    """Put a settled config and its data together; ``census`` is told to a site that does not know
+    all clients.
+    """
     check_schedule(config)
     method, network, state = build(config, data.shape, data.classes)
     network.to(device)
@@ -222,7 +237,8 @@ def check_schedule(config: Config) -> dict[int, set[int]]:
     for entry in config.federation.drop:
         head, _, tail = entry.partition(":")
         try:
-            round_, clients = int(head), {int(client) for client in tail.split(",")}
+            round_ = int(head)
+            clients = {int(client) for client in tail.split(",")}
         except ValueError:
             raise CafedclError(
                 f'federation.drop: "{entry}" is not "round:client,client", such as "3:0,4"'

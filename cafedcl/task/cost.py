@@ -9,7 +9,9 @@ from cafedcl.models.base import Network
 
 @torch.no_grad()
 def operations(network: Network, shape: Shape) -> float:
-    """Return the floating-point operations of one image's forward pass in convolutions and linear layers."""
+    """Return the floating-point operations of one image's forward pass in convolutions and linear
+    layers.
+    """
     counted = [0.0]
 
     def count(layer: nn.Module, _inputs: object, output: Tensor) -> None:

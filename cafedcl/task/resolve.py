@@ -20,7 +20,9 @@ from cafedcl.methods import find_method
 
 
 def resolve(tables: Mapping[str, Any]) -> Config:
-    """Check every section and fill in every default; raises CafedclError for the first thing that does not fit."""
+    """Check every section and fill in every default; raises CafedclError for the first thing that
+    does not fit.
+    """
     for name, table in tables.items():
         if name not in SECTIONS and name not in CHOICES:
             raise CafedclError(

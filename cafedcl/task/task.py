@@ -1,4 +1,5 @@
-"""What a run is about: the method and its network, the clients' data, their synthetic images, and the local schedule.
+"""What a run is about: the method and its network, the clients' data, their synthetic images, and
+the local schedule.
 
 None of it changes between rounds. Every engine works on one `Task`.
 """
@@ -64,7 +65,9 @@ class ClientData:
         return tuple(counts.nonzero().flatten() for counts in self.shards.counts)
 
     def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:
-        """Return the uint8 test images and labels: the complete set, or under `pfllib` the clients' own (None: all)."""
+        """Return the uint8 test images and labels: the complete set, or under `pfllib` the clients'
+        own (None: all).
+        """
         if not self.shards.test:
             return self.data.test_x, self.data.test_y
         indices = torch.cat(self.shards.test) if client is None else self.shards.test[client]
@@ -104,7 +107,8 @@ class TailAugmentation:
     def rows(self) -> tuple[npt.NDArray[np.int64], ...]:
         """The images each client trains on, on the host.
 
-        They are rows of the training set, then of the client's synthetic images, which are counted on from its end.
+        They are rows of the training set, then of the client's synthetic images, which are counted
+        on from its end.
         """
         end = len(self.clients.data.train_x)
         own = [rows.cpu().numpy() for rows in self.clients.shards.train]
@@ -119,7 +123,9 @@ class TailAugmentation:
         return replace(job, memory={**job.memory, **prefixed(AUGMENT, memory)})
 
     def extra(self, job: Job, features: Callable[[], Tensor]) -> SyntheticImages:
-        """Return the synthetic images of a client; ``features`` gives the encoder's features of its own images."""
+        """Return the synthetic images of a client; ``features`` gives the encoder's features of its
+        own images.
+        """
         if not self.augmented[job.client]:
             return self._nothing
         return self.augmenter.make(self._own(job, "augment", features))
@@ -162,7 +168,9 @@ class LocalSchedule:
     """Whether one client has all images: its batches are then those of an average client."""
 
     def batch_size(self, samples: int) -> int:
-        """Return a client's batch size: fixed, or such that an epoch has the wanted number of iterations."""
+        """Return a client's batch size: fixed, or such that an epoch has the wanted number of
+        iterations.
+        """
         size = self.typical if self.pooled else samples
         return self.options.batch_size or math.ceil(size / self.options.iterations)
 
@@ -210,8 +218,9 @@ class Task:
     def server_device(self) -> torch.device:
         """Where the server keeps its state besides the model, and what clients send per class.
 
-        Means of a few numbers are fastest on the host. The state is on the device if nothing is sent per class, or if
-        the server trains; but not on MPS, which has no float64 to take means in.
+        Means of a few numbers are fastest on the host. The state is on the device if nothing is
+        sent per class, or if the server trains; but not on MPS, which has no float64 to take means
+        in.
         """
         trains = self.method.server_trains and self.device.type != "mps"
         return torch.device("cpu") if self.per_class and not trains else self.device
@@ -223,7 +232,9 @@ class Task:
 
     @cached_property
     def per_class(self) -> frozenset[str]:
-        """The names of what clients send per class, which is small: the server works on it on its own device."""
+        """The names of what clients send per class, which is small: the server works on it on its
+        own device.
+        """
         names = {name for name, field in self.fields.items() if field.per_class}
         return frozenset({"classes", *names} if names else ())
 

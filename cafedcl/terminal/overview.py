@@ -123,7 +123,9 @@ def series(lines: Sequence[Line], path: str) -> list[float]:
 
 
 def headline(lines: Sequence[Line]) -> str:
-    """Return which score stands for a run: the server's accuracy, or the clients' where there is no server model."""
+    """Return which score stands for a run: the server's accuracy, or the clients' where there is no
+    server model.
+    """
     return "server.accuracy" if series(lines, "server.accuracy") else "own.client_mean"
 
 
@@ -203,7 +205,9 @@ def _best(values: Sequence[float | None], highest: bool) -> float | None:
 
 
 def overview(name: str, lines: list[Line], rounds: int, about: dict[str, Any]) -> RenderableType:
-    """Return one run on one screen: how far it is, last and best round, who failed, where it was made."""
+    """Return one run on one screen: how far it is, last and best round, who failed, where it was
+    made.
+    """
     path = headline(lines)
     parts: list[RenderableType] = []
     for what, line in (

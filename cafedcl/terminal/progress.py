@@ -32,7 +32,9 @@ class Pace:
 
 
 class LiveProgress(Watcher):
-    """Rounds, clients within the round, time left, accuracy and client std as they develop, and who failed."""
+    """Rounds, clients within the round, time left, accuracy and client std as they develop, and who
+    failed.
+    """
 
     def __init__(self, console: Console) -> None:
         self.live = Live(console=console, refresh_per_second=REFRESH)

@@ -28,12 +28,16 @@ class Statistics:
     imbalance_ratio: float | None
     """Largest over smallest class of the global training set; None if a class is empty."""
     divergence: float
-    """Mean total-variation distance between the label distributions of two clients: 0 the same, 1 disjoint."""
+    """Mean total-variation distance between the label distributions of two clients: 0 the same, 1
+    disjoint.
+    """
 
 
 def statistics(counts: Tensor) -> Statistics:
     """Return the numbers of a split from its training images per client and class."""
-    sizes, held, classes = counts.sum(1), (counts > 0).sum(1), counts.sum(0)
+    sizes = counts.sum(1)
+    held = (counts > 0).sum(1)
+    classes = counts.sum(0)
     return Statistics(
         clients=len(counts),
         images=int(sizes.sum()),
@@ -49,7 +53,9 @@ def statistics(counts: Tensor) -> Statistics:
 
 
 def label_divergence(counts: Tensor) -> float:
-    """Return the mean total-variation distance between the label distributions of two different clients."""
+    """Return the mean total-variation distance between the label distributions of two different
+    clients.
+    """
     share = counts[:PAIRS].double()
     share = share / share.sum(1, keepdim=True)
     number = len(share)
@@ -57,7 +63,9 @@ def label_divergence(counts: Tensor) -> float:
 
 
 def draw(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
-    """Draw the paper's data-distribution figure, several splits side by side: a disc per client and class."""
+    """Draw the paper's data-distribution figure, several splits side by side: a disc per client and
+    class.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

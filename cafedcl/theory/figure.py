@@ -1,4 +1,5 @@
-"""`cafedcl theory`: the model of Section 4.2 of the CAFedCL paper as a table, as JSON and as a figure.
+"""`cafedcl theory`: the model of Section 4.2 of the CAFedCL paper as a table, as JSON and as a
+figure.
 
 Nothing here imports NumPy, PyTorch or matplotlib before the command needs it.
 """
@@ -26,13 +27,11 @@ RULES = ("uniform", "counts", "confidence", "optimal")
 LARGEST = 10**8
 """Rounds × repetitions that a simulation keeps, at most."""
 
-EXACT, SIMULATED, PRINTED, CORRECTED, NEUTRAL = (
-    "#000000",
-    "#56B4E9",
-    "#D55E00",
-    "#0072B2",
-    "#8C8C8C",
-)
+EXACT = "#000000"
+SIMULATED = "#56B4E9"
+PRINTED = "#D55E00"
+CORRECTED = "#0072B2"
+NEUTRAL = "#8C8C8C"
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""
 DASHES = (0, (4, 1.5))
 TITLES = {
@@ -102,7 +101,9 @@ def theory(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Check the paper's bound on the prototype error against its own model, and compare the server's weights."""
+    """Check the paper's bound on the prototype error against its own model, and compare the
+    server's weights.
+    """
     if figure and figure.suffix.lower() not in FORMATS:
         raise CafedclError(
             f"--figure: {figure} does not end in {', '.join(FORMATS)}; choose one of them"
@@ -151,7 +152,8 @@ def study(
 ) -> Study:
     """Check the options, build the model from them, and run it: exactly and many times.
 
-    The clients' centres are drawn around one that is √Δ from μ = 0, so that Δ is the given gap; p_g starts at μ.
+    The clients' centres are drawn around one that is √Δ from μ = 0, so that Δ is the given gap; p_g
+    starts at μ.
     """
     import numpy as np
 
@@ -178,7 +180,8 @@ def study(
     ways = of.weighings(n, sd, u, dim, repetitions, stream(seed, "variances"))
     alpha = ways[weights].alpha
     rng = stream(seed, "centres")
-    offsets, direction = rng.standard_normal((len(n), dim)) / np.sqrt(dim), rng.standard_normal(dim)
+    offsets = rng.standard_normal((len(n), dim)) / np.sqrt(dim)
+    direction = rng.standard_normal(dim)
     centres = offsets - alpha @ offsets + np.sqrt(gap) * direction / np.linalg.norm(direction)
     model = of.Model(rho, alpha, centres, n, sd, np.zeros(dim), np.zeros(dim))
     estimate = of.simulate(model, rounds, repetitions, stream(seed, "simulation"))
@@ -188,7 +191,9 @@ def study(
 def settle(
     clients: int | None, counts: str | None, sigma: str, uncertainty: str
 ) -> "tuple[Array, Array, Array]":
-    """Return n, σ and u per client; whichever option lists several numbers says how many clients there are."""
+    """Return n, σ and u per client; whichever option lists several numbers says how many clients
+    there are.
+    """
     import numpy as np
 
     lists = {"sigma": parse("sigma", sigma), "uncertainty": parse("uncertainty", uncertainty)}
@@ -234,17 +239,17 @@ def parse(name: str, text: str) -> list[float]:
 def numbers(study: Study) -> dict[str, Any]:
     """Return everything that was found, ready for JSON.
 
-    A bound in a round is what the inequality says of it given the true error of the round before; in ``stationary``,
-    given the stationary error. ``limits`` are what the inequalities converge to when they are iterated instead.
+    A bound in a round is what the inequality says of it given the true error of the round before;
+    in ``stationary``, given the stationary error. ``limits`` are what the inequalities converge to
+    when they are iterated instead.
     """
     from cafedcl.theory import model as of
 
-    model, errors = study.model, study.course.error
+    model = study.model
+    errors = study.course.error
     rest = (model.gap, model.rho, model.injected)
-    printed, corrected = (
-        of.printed_bound(errors[:-1], *rest),
-        of.corrected_bound(errors[:-1], *rest),
-    )
+    printed = of.printed_bound(errors[:-1], *rest)
+    corrected = of.corrected_bound(errors[:-1], *rest)
     rows = [
         {
             "round": t + 1,
@@ -363,19 +368,21 @@ def draw(study: Study, path: Path) -> None:
 
 
 def rounds_panel(figure: "Figure", place: "SubplotSpec", study: Study) -> None:
-    """Draw the error over rounds: exact, simulated, and what both bounds say given the round before."""
+    """Draw the error over rounds: exact, simulated, and what both bounds say given the round
+    before.
+    """
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
     from cafedcl.theory import model as of
 
-    model, errors, seen = study.model, study.course.error, study.estimate
+    model = study.model
+    errors = study.course.error
+    seen = study.estimate
     rest = (model.gap, model.rho, model.injected)
     t = np.arange(len(errors))
-    printed, corrected = (
-        of.printed_bound(errors[:-1], *rest),
-        of.corrected_bound(errors[:-1], *rest),
-    )
+    printed = of.printed_bound(errors[:-1], *rest)
+    corrected = of.corrected_bound(errors[:-1], *rest)
     parts = place.subgridspec(2, 1, height_ratios=(3.2, 1), hspace=0.03)
     ax = figure.add_subplot(parts[0])
     ax.fill_between(
@@ -426,7 +433,9 @@ def rounds_panel(figure: "Figure", place: "SubplotSpec", study: Study) -> None:
 
 
 def region_panel(figure: "Figure", place: "SubplotSpec") -> None:
-    """Draw where Eq. 8 fails without noise, by ρ and by the angle between e and b, for three lengths of e."""
+    """Draw where Eq. 8 fails without noise, by ρ and by the angle between e and b, for three
+    lengths of e.
+    """
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -457,7 +466,9 @@ def region_panel(figure: "Figure", place: "SubplotSpec") -> None:
 
 
 def weights_panel(figure: "Figure", place: "SubplotSpec", ways: "list[Weighing]") -> None:
-    """Draw the injected variance over its optimum, and the sum of squared weights, for every way to weight."""
+    """Draw the injected variance over its optimum, and the sum of squared weights, for every way to
+    weight.
+    """
     parts = place.subgridspec(1, 2, wspace=0.05)
     first = figure.add_subplot(parts[0])
     second = figure.add_subplot(parts[1], sharey=first)
@@ -494,11 +505,9 @@ def stationary_panel(ax: "Axes", model: "Model") -> None:
 
     rho = np.linspace(0, 0.99, 400)
     rest = (model.gap, rho, model.injected)
-    exact, printed, corrected = (
-        of.stationary_error(*rest),
-        of.printed_limit(*rest),
-        of.corrected_limit(*rest),
-    )
+    exact = of.stationary_error(*rest)
+    printed = of.printed_limit(*rest)
+    corrected = of.corrected_limit(*rest)
     ax.fill_between(
         rho, printed, exact, where=exact > printed, color=PRINTED, alpha=0.13, linewidth=0
     )

@@ -1,9 +1,11 @@
-"""The model of Section 4.2 of the CAFedCL paper: the exact error of a global prototype, and which bounds on it hold.
+"""The model of Section 4.2 of the CAFedCL paper: the exact error of a global prototype, and which
+bounds on it hold.
 
-One class, K clients. A round is Eqs. 6 and 7 of the paper: p_k⁺ = (1−ρ) μ̃_k + ρ p_g + ξ_k and p_g⁺ = Σ_k α_k p_k⁺.
-With e = p_g − μ, b = Σ_k α_k (μ̃_k − μ) and ξ̄ = Σ_k α_k ξ_k this is e⁺ = (1−ρ) b + ρ e + ξ̄. Throughout, E = E‖e‖² is
-the error, Δ = ‖b‖² the gap, s_k = σ_k²/n_k^eff the noise of a client and V = Σ_k α_k² s_k the injected variance.
-Proofs are in docs/theory.md. Where a function takes arrays, it works on all instances along their first axes at once.
+One class, K clients. A round is Eqs. 6 and 7 of the paper: p_k⁺ = (1−ρ) μ̃_k + ρ p_g + ξ_k and p_g⁺
+= Σ_k α_k p_k⁺. With e = p_g − μ, b = Σ_k α_k (μ̃_k − μ) and ξ̄ = Σ_k α_k ξ_k this is e⁺ = (1−ρ) b +
+ρ e + ξ̄. Throughout, E = E‖e‖² is the error, Δ = ‖b‖² the gap, s_k = σ_k²/n_k^eff the noise of a
+client and V = Σ_k α_k² s_k the injected variance. Proofs are in docs/theory.md. Where a function
+takes arrays, it works on all instances along their first axes at once.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,9 @@ Values = Array | float
 """One number, or one per instance."""
 
 BLOCK = 2**21
-"""Numbers that the simulation draws at a time, so that its memory does not grow with the repetitions."""
+"""Numbers that the simulation draws at a time, so that its memory does not grow with the
+repetitions.
+"""
 BETA = 0.5
 """The paper's β in conf^val = exp(−β u)."""
 PARTS = (0.4, 0.3, 0.3)
@@ -30,8 +34,9 @@ PARTS = (0.4, 0.3, 0.3)
 class Model:
     """One class in the paper's model (Eqs. 6 and 7).
 
-    The noise ξ_k is Gaussian, isotropic and independent over clients and rounds, with E‖ξ_k‖² = σ_k²/n_k: the largest
-    that the paper allows, so that a bound that fails here fails for a case it claims.
+    The noise ξ_k is Gaussian, isotropic and independent over clients and rounds, with E‖ξ_k‖² =
+    σ_k²/n_k: the largest that the paper allows, so that a bound that fails here fails for a case it
+    claims.
     """
 
     rho: float
@@ -111,14 +116,16 @@ def next_mean(mean: Array, shift: Array, rho: Values) -> Array:
 
 def next_error(error: Values, mean: Array, shift: Array, rho: Values, injected: Values) -> Array:
     """Return the exact recursion E⁺ = ρ² E + (1−ρ)² Δ + 2ρ(1−ρ) ⟨b, E e⟩ + V."""
-    gap, cross = np.sum(shift * shift, -1), np.sum(shift * mean, -1)
+    gap = np.sum(shift * shift, -1)
+    cross = np.sum(shift * mean, -1)
     return np.asarray(
         rho**2 * error + (1 - rho) ** 2 * gap + 2 * rho * (1 - rho) * cross + injected
     )
 
 
 def printed_bound(error: Values, gap: Values, rho: Values, injected: Values) -> Array:
-    """Return the right-hand side of Proposition 1 as printed, Eq. 8 (eq:bias_rec): ρ² E + 2(1−ρ)² Δ + 2V.
+    """Return the right-hand side of Proposition 1 as printed, Eq. 8 (eq:bias_rec): ρ² E + 2(1−ρ)² Δ
+    + 2V.
 
     It is not a bound: it fails if and only if 2ρ(1−ρ) ⟨b, E e⟩ > (1−ρ)² Δ + V.
     """
@@ -126,17 +133,23 @@ def printed_bound(error: Values, gap: Values, rho: Values, injected: Values) -> 
 
 
 def young_bound(error: Values, gap: Values, rho: Values, injected: Values, eta: Values) -> Array:
-    """Return Young's form of the corrected Proposition 1, for any η > 0: (1+η) ρ² E + (1+1/η) (1−ρ)² Δ + V."""
+    """Return Young's form of the corrected Proposition 1, for any η > 0: (1+η) ρ² E + (1+1/η)
+    (1−ρ)² Δ + V.
+    """
     return np.asarray((1 + eta) * rho**2 * error + (1 + 1 / eta) * (1 - rho) ** 2 * gap + injected)
 
 
 def corrected_bound(error: Values, gap: Values, rho: Values, injected: Values) -> Array:
-    """Return the corrected Proposition 1, ρ E + (1−ρ) Δ + V: Young's form with η = (1−ρ)/ρ, tight at e = b."""
+    """Return the corrected Proposition 1, ρ E + (1−ρ) Δ + V: Young's form with η = (1−ρ)/ρ, tight
+    at e = b.
+    """
     return np.asarray(rho * error + (1 - rho) * gap + injected)
 
 
 def tightest_bound(error: Values, gap: Values, rho: Values, injected: Values) -> Array:
-    """Return the least of Young's forms over η, (ρ √E + (1−ρ) √Δ)² + V; no bound in E, Δ and V alone is smaller."""
+    """Return the least of Young's forms over η, (ρ √E + (1−ρ) √Δ)² + V; no bound in E, Δ and V
+    alone is smaller.
+    """
     return np.asarray((rho * np.sqrt(error) + (1 - rho) * np.sqrt(gap)) ** 2 + injected)
 
 
@@ -146,7 +159,8 @@ def stationary_error(gap: Values, rho: Values, injected: Values) -> Array:
 
 
 def persistent_error(gap: Values, rho: Values, injected: Values) -> Array:
-    """Return the limit if the noise is drawn once and stays: e = b + ξ̄/(1−ρ), so Δ + V/(1−ρ)², above all the others.
+    """Return the limit if the noise is drawn once and stays: e = b + ξ̄/(1−ρ), so Δ + V/(1−ρ)²,
+    above all the others.
 
     Then p_g knows the noise, and neither the recursion nor any of the bounds applies.
     """
@@ -154,7 +168,9 @@ def persistent_error(gap: Values, rho: Values, injected: Values) -> Array:
 
 
 def printed_limit(gap: Values, rho: Values, injected: Values) -> Array:
-    """Return what Eq. 8 (eq:bias_rec) as printed converges to when it is iterated: 2(1−ρ)/(1+ρ) Δ + 2V/(1−ρ²)."""
+    """Return what Eq. 8 (eq:bias_rec) as printed converges to when it is iterated: 2(1−ρ)/(1+ρ) Δ +
+    2V/(1−ρ²).
+    """
     return np.asarray(2 * (1 - rho) / (1 + rho) * gap + 2 * injected / (1 - rho**2))
 
 
@@ -164,7 +180,9 @@ def corrected_limit(gap: Values, rho: Values, injected: Values) -> Array:
 
 
 def holds(error: Values, bound: Values) -> NDArray[np.bool_]:
-    """Return whether error ≤ bound, up to rounding in the last digits: the corrected bound is tight."""
+    """Return whether error ≤ bound, up to rounding in the last digits: the corrected bound is
+    tight.
+    """
     return np.asarray(error <= bound * (1 + 1e-12) + 1e-15)
 
 
@@ -179,7 +197,9 @@ class Course:
 
 
 def course(model: Model, rounds: int) -> Course:
-    """Return E^t and E e^t for all rounds by the exact recursion; a start that is known has E = ‖e‖²."""
+    """Return E^t and E e^t for all rounds by the exact recursion; a start that is known has E =
+    ‖e‖².
+    """
     means = [model.start - model.truth]
     errors = [means[0] @ means[0]]
     for _ in range(rounds):
@@ -199,7 +219,9 @@ class Estimate:
 
 
 def simulate(model: Model, rounds: int, repetitions: int, rng: np.random.Generator) -> Estimate:
-    """Play the model, client by client as Eqs. 6 and 7 have it, many times, and return the mean squared error."""
+    """Play the model, client by client as Eqs. 6 and 7 have it, many times, and return the mean
+    squared error.
+    """
     if repetitions < 2:
         raise CafedclError(f"repetitions: {repetitions} have no standard error; give at least 2")
     clients, dim = model.centres.shape
@@ -236,9 +258,11 @@ def count_weights(counts: Array) -> Array:
 def confidence_weights(
     counts: Array, u: Array, beta: float = BETA, parts: Sequence[float] = PARTS
 ) -> Array:
-    """Return α_k ∝ conf_k, Eq. 9 (eq:conf_def) without a generator, from the predictive uncertainties u_k.
+    """Return α_k ∝ conf_k, Eq. 9 (eq:conf_def) without a generator, from the predictive
+    uncertainties u_k.
 
-    conf^data is n_k over the largest count, conf^val = exp(−β u_k), as in :mod:`cafedcl.functional.confidence`.
+    conf^data is n_k over the largest count, conf^val = exp(−β u_k), as in
+    :mod:`cafedcl.functional.confidence`.
     """
     import torch
 
@@ -251,12 +275,16 @@ def confidence_weights(
 
 
 def largest_weight_ratio(beta: float = BETA, parts: Sequence[float] = PARTS) -> float:
-    """Return (w1 + w3)/(w3 e^−β): the confidences of two clients never differ by more, whatever n and u ∈ [0, 1]."""
+    """Return (w1 + w3)/(w3 e^−β): the confidences of two clients never differ by more, whatever n
+    and u ∈ [0, 1].
+    """
     return float((parts[0] + parts[2]) / (parts[2] * np.exp(-beta)))
 
 
 def inverse_variance_weights(counts: Array, variance: Array) -> Array:
-    """Return α_k ∝ n_k/σ_k², from variances that may be estimates; with the true ones this is the optimum."""
+    """Return α_k ∝ n_k/σ_k², from variances that may be estimates; with the true ones this is the
+    optimum.
+    """
     return normalised(counts / variance)
 
 
@@ -265,8 +293,8 @@ def estimated_variances(
 ) -> Array:
     """Return unbiased estimates σ̂_k² from the clients' own n_k Gaussian samples, drawn (times, K).
 
-    σ̂² = σ² χ²/f with f = d(n−1) degrees of freedom. One sample tells nothing of its variance: such a client gets the
-    estimate pooled over the others, and if all have one sample, all get the same.
+    σ̂² = σ² χ²/f with f = d(n−1) degrees of freedom. One sample tells nothing of its variance: such
+    a client gets the estimate pooled over the others, and if all have one sample, all get the same.
     """
     freedom = dim * np.maximum(counts - 1, 0)
     known = freedom > 0
@@ -283,18 +311,24 @@ def estimated_variances(
 
 
 def injected_variance(alpha: Array, noise: Array) -> Array:
-    """Return V(α) = Σ_k α_k² s_k, the variance injection of Proposition 1 for noise uncorrelated over clients."""
+    """Return V(α) = Σ_k α_k² s_k, the variance injection of Proposition 1 for noise uncorrelated
+    over clients.
+    """
     return np.asarray(np.sum(alpha**2 * noise, -1))
 
 
 def correlated_variance(alpha: Array, noise: Array, correlation: float) -> Array:
-    """Return E‖ξ̄‖² if the noise of any two clients has this correlation: (1−r) V + r (Σ_k α_k √s_k)²."""
+    """Return E‖ξ̄‖² if the noise of any two clients has this correlation: (1−r) V + r (Σ_k α_k
+    √s_k)².
+    """
     together = np.sum(alpha * np.sqrt(noise), -1) ** 2
     return np.asarray((1 - correlation) * injected_variance(alpha, noise) + correlation * together)
 
 
 def least_variance(noise: Array) -> float:
-    """Return V* = 1/Σ_k(1/s_k), the least V(α) over all weights that sum to 1; σ²/Σn^eff if all σ are equal."""
+    """Return V* = 1/Σ_k(1/s_k), the least V(α) over all weights that sum to 1; σ²/Σn^eff if all σ
+    are equal.
+    """
     return float(1 / np.sum(1 / noise))
 
 
@@ -331,9 +365,11 @@ class Weighing:
 def weighings(
     counts: Array, sigma: Array, u: Array, dim: int, times: int, rng: np.random.Generator
 ) -> dict[str, Weighing]:
-    """Return all ways to weight the clients: uniform, counts, confidence, inverse-variance (σ̂²) and optimal (σ²).
+    """Return all ways to weight the clients: uniform, counts, confidence, inverse-variance (σ̂²)
+    and optimal (σ²).
 
-    For Gaussian samples σ̂² is independent of the mean, so that V(α) averaged over σ̂² is what estimated weights inject.
+    For Gaussian samples σ̂² is independent of the mean, so that V(α) averaged over σ̂² is what
+    estimated weights inject.
     """
     s = noise(counts, sigma)
     ways = {
@@ -345,7 +381,8 @@ def weighings(
         ),
         "optimal": optimal_weights(s),
     }
-    least, found = least_variance(s), {}
+    least = least_variance(s)
+    found = {}
     for name, alpha in ways.items():
         drawn = np.atleast_2d(alpha)
         injected = float(injected_variance(drawn, s).mean())
@@ -367,9 +404,11 @@ def prototype_error(
     synthetic_variance: float,
     bias_square: float = 0.0,
 ) -> float:
-    """Return E‖p_w − μ‖² of p_w = (Σ f_i + w Σ f̃_j)/(n + w m), with m independent synthetic samples.
+    """Return E‖p_w − μ‖² of p_w = (Σ f_i + w Σ f̃_j)/(n + w m), with m independent synthetic
+    samples.
 
-    (n σ² + w² m σ_s²)/(n + w m)² + (w m/(n + w m))² ‖b‖², where they have mean μ + b and variance σ_s².
+    (n σ² + w² m σ_s²)/(n + w m)² + (w m/(n + w m))² ‖b‖², where they have mean μ + b and variance
+    σ_s².
     """
     total = n + weight * m
     spread = (n * variance + weight**2 * m * synthetic_variance) / total**2
@@ -379,11 +418,15 @@ def prototype_error(
 def lemma_holds(
     gamma: float, m: float, variance: float, synthetic_variance: float, bias_square: float = 0.0
 ) -> bool:
-    """Return whether Lemma 1 holds for p_w with w = γ > 0 and m > 0: if and only if σ_s² + m ‖b‖² ≤ σ²/γ."""
+    """Return whether Lemma 1 holds for p_w with w = γ > 0 and m > 0: if and only if σ_s² + m ‖b‖² ≤
+    σ²/γ.
+    """
     return synthetic_variance + m * bias_square <= variance / gamma
 
 
 def memorised_error(n: float, m: float, weight: float, variance: float) -> float:
-    """Return E‖p_w − μ‖² if each synthetic sample repeats one of the n real ones at random: never below σ²/n."""
+    """Return E‖p_w − μ‖² if each synthetic sample repeats one of the n real ones at random: never
+    below σ²/n.
+    """
     total = n + weight * m
     return variance / n + weight**2 * m / total**2 * variance * (n - 1) / n

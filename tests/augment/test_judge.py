@@ -38,7 +38,9 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
 
 @pytest.mark.parametrize("apart", [-10.0, 10.0])
 def test_images_that_are_told_from_held_out_ones_score_low_either_way(apart: float) -> None:
-    """Below: they look made. Above: the discriminator knows its training images, and takes these for them."""
+    """Below: they look made. Above: the discriminator knows its training images, and takes these
+    for them.
+    """
     found = judge(images(200), scores(200, apart), images(200), scores(50))
     assert found.quality < 0.01
     assert found.verdict == FINE

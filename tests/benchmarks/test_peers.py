@@ -1,4 +1,6 @@
-"""The comparison with other simulators: its data, the two drivers that need no other package, and its arithmetic."""
+"""The comparison with other simulators: its data, the two drivers that need no other package, and
+its arithmetic.
+"""
 
 import importlib
 import json

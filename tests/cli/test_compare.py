@@ -76,7 +76,9 @@ Notes = Callable[[], list[list[Any]]]
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
-    """Jobs that only write three lines of metrics; gives what they noted: start or end, command, folder, time."""
+    """Jobs that only write three lines of metrics; gives what they noted: start or end, command,
+    folder, time.
+    """
     program, notes = tmp_path / "stub.py", tmp_path / "notes.jsonl"
     program.write_text(STUB)
     monkeypatch.setattr(schedule_jobs, "PROGRAM", (sys.executable, "-S", str(program)))

@@ -125,7 +125,9 @@ def test_at_the_smoke_scale_the_digits_can_be_dealt_in_every_setting(
 
 @pytest.mark.slow
 def test_the_whole_of_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path) -> None:
-    """At the smoke scale; what the runs may take is counted in seconds of two processors, whoever else uses them."""
+    """At the smoke scale; what the runs may take is counted in seconds of two processors, whoever
+    else uses them.
+    """
     out, spent = str(tmp_path / "out"), processor_seconds()
     part = ["--scale", "smoke", "--out", out, "--jobs", "2", "--devices", "cpu"]
     first = run("table1", *part, "--only", "cifar10-practical", "--methods", "fedavg")

@@ -38,7 +38,9 @@ class Ended:
 
 
 class Instant:
-    """Jobs that are done at once: a score that is best at a learning rate of 0.05 and with method.geo = cross."""
+    """Jobs that are done at once: a score that is best at a learning rate of 0.05 and with
+    method.geo = cross.
+    """
 
     def __init__(self, slots: int = 2) -> None:
         self.slots = [DeviceShare("cpu")] * slots

@@ -38,7 +38,9 @@ def fields_of(section):
 
 @st.composite
 def sections(draw, name):
-    """A section with some of its own keys, most with a value of the right kind, and now and then a foreign key."""
+    """A section with some of its own keys, most with a value of the right kind, and now and then a
+    foreign key.
+    """
     table = {}
     for field in draw(
         st.lists(st.sampled_from(fields_of(name)), max_size=3, unique_by=lambda f: f.name)

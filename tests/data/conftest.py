@@ -1,4 +1,6 @@
-"""The data folder of these tests is a temporary one, and files are built in the forms people have them in."""
+"""The data folder of these tests is a temporary one, and files are built in the forms people have
+them in.
+"""
 
 import gzip
 import struct

@@ -90,7 +90,9 @@ def test_the_smaller_sets(name, train, test, shape, classes, real):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="memory is measured the Unix way")
 def test_the_second_load_of_cifar10_is_quick_and_small(real, mirror):
-    """In a process of its own, where memory can be measured: what is resident after touching every pixel."""
+    """In a process of its own, where memory can be measured: what is resident after touching every
+    pixel.
+    """
     real("cifar10")
     code = f"""
 import resource, sys, time

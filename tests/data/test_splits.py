@@ -31,7 +31,9 @@ def labels_of(sizes, seed=0):
 
 
 def tail_by_hand(n_max, ir, classes):
-    """The largest k with k ≤ n_max·IR^(−c/(C−1)), in whole numbers only: k^(C−1)·IR^c ≤ n_max^(C−1)."""
+    """The largest k with k ≤ n_max·IR^(−c/(C−1)), in whole numbers only: k^(C−1)·IR^c ≤
+    n_max^(C−1).
+    """
     kept = []
     for c in range(classes):
         k = n_max

@@ -1,4 +1,6 @@
-"""The Flower app: the one in pyproject.toml, for `flwr run .`, and the small one that is handed to a SuperLink."""
+"""The Flower app: the one in pyproject.toml, for `flwr run .`, and the small one that is handed to
+a SuperLink.
+"""
 
 import tomllib
 from pathlib import Path

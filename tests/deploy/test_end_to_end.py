@@ -1,4 +1,6 @@
-"""A whole deployment as processes on the loopback, with TLS and keys: a SuperLink and three SuperNodes."""
+"""A whole deployment as processes on the loopback, with TLS and keys: a SuperLink and three
+SuperNodes.
+"""
 
 import os
 import signal
@@ -22,7 +24,9 @@ from cafedcl.task.resolve import resolve
 
 SITES = ("north", "south", "west")
 DEADLINE = 60.0
-"""Enough for a round on a machine that is busy with other tests; the round in which a site is killed takes as long."""
+"""Enough for a round on a machine that is busy with other tests; the round in which a site is
+killed takes as long.
+"""
 
 
 def config(engine):
@@ -51,7 +55,9 @@ def started(path):
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    """A running server and three sites, each with a simulated shard of the digits, and a stranger that knocks."""
+    """A running server and three sites, each with a simulated shard of the digits, and a stranger
+    that knocks.
+    """
     folder = tmp_path_factory.mktemp("deployment") / "d"
     place, *others = make_places(
         folder, ServerOptions(port=free_port()), dict.fromkeys(SITES, ""), simulated=True
@@ -100,7 +106,9 @@ class Killer(Watcher):
 def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a_site(
     deployment, stranger, tmp_path
 ):
-    """All sites answer for three rounds, which equal the reference engine's; in the fourth, one is killed."""
+    """All sites answer for three rounds, which equal the reference engine's; in the fourth, one is
+    killed.
+    """
     server, running = deployment
     killer = Killer(running["south"], 3)
     finished = server.run(config("flower"), tmp_path / "run", [killer])

@@ -1,4 +1,6 @@
-"""Three hosts with addresses of their own, as network namespaces: a server and two sites, one cut off and healed."""
+"""Three hosts with addresses of their own, as network namespaces: a server and two sites, one cut
+off and healed.
+"""
 
 import importlib.util
 import json

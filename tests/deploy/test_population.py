@@ -1,4 +1,6 @@
-"""Sites with data of their own: what they tell, how the server puts it together, and that nothing else is needed."""
+"""Sites with data of their own: what they tell, how the server puts it together, and that nothing
+else is needed.
+"""
 
 from dataclasses import replace
 
@@ -51,7 +53,8 @@ def population():
 def test_the_server_knows_every_class_that_any_site_has(population):
     assert population.sites == ("north", "south")
     assert population.names == ("ant", "cat", "dog")
-    # A tenth of every class is held out for validation: at least one where there are two, never the last.
+    # A tenth of every class is held out for validation: at least one where there are two, never the
+    # last.
     assert population.counts.tolist() == [[0, 9, 3], [5, 18, 1]]
 
 

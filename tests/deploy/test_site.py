@@ -1,4 +1,6 @@
-"""A site's two processes, played by short scripts: whichever ends is started again, unless there is no use in that."""
+"""A site's two processes, played by short scripts: whichever ends is started again, unless there is
+no use in that.
+"""
 
 import sys
 
@@ -15,7 +17,9 @@ STAY = "import time; time.sleep(60)"
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Returns a function that starts a site whose worker and SuperNode run one script after another."""
+    """Returns a function that starts a site whose worker and SuperNode run one script after
+    another.
+    """
     made = []
 
     def start(workers, nodes):

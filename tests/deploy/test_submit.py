@@ -1,4 +1,6 @@
-"""A run that another process works on, watched as if it ran here; Flower's command is played by the test."""
+"""A run that another process works on, watched as if it ran here; Flower's command is played by the
+test.
+"""
 
 import threading
 import time
@@ -64,7 +66,9 @@ class FlowerEngine:
 
 @pytest.fixture
 def submitted(tmp_path, monkeypatch):
-    """Returns a function that submits a run whose server does as told, and gives what a watcher saw."""
+    """Returns a function that submits a run whose server does as told, and gives what a watcher
+    saw.
+    """
 
     def go(work, config=None):
         flower, notes = FlowerEngine(work), Notes()

@@ -21,7 +21,9 @@ def test_on_a_host_a_step_is_taken_so_many_times(times: int) -> None:
 def test_plain_and_replayed_steps_are_so_many_together(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """With a device that is not there: a capture does nothing but remember the work, as a real one does."""
+    """With a device that is not there: a capture does nothing but remember the work, as a real one
+    does.
+    """
     taken: list[str] = []
     captured: list[int] = []
 

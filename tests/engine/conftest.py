@@ -9,7 +9,9 @@ from cafedcl.engine.cuda.engine import CudaEngine
 
 @pytest.fixture
 def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread and no oneDNN: small tensors are faster, and bf16 is no warning on older processors."""
+    """One thread and no oneDNN: small tensors are faster, and bf16 is no warning on older
+    processors.
+    """
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -252,7 +252,9 @@ def test_a_method_that_cannot_be_captured_leaves_the_reference_engine_and_the_re
 
 @pytest.fixture
 def prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten seconds to compile; half a second saved per step, and a quarter per image where there is normalisation."""
+    """Ten seconds to compile; half a second saved per step, and a quarter per image where there is
+    normalisation.
+    """
     for name, value in {"COMPILE_TIME": 10.0, "STEP_GAIN": 0.5, "IMAGE_GAIN": 0.25}.items():
         monkeypatch.setattr(choose_module, name, value)
 

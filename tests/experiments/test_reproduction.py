@@ -1,4 +1,6 @@
-"""The tables of the reproduction page: their numbers against a computation by hand, and a page that cannot drift."""
+"""The tables of the reproduction page: their numbers against a computation by hand, and a page that
+cannot drift.
+"""
 
 import json
 import math

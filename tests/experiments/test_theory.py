@@ -1,4 +1,6 @@
-"""Statements of docs/theory.md, which names these tests. Expected values are computed here, never by the package."""
+"""Statements of docs/theory.md, which names these tests. Expected values are computed here, never
+by the package.
+"""
 
 import math
 
@@ -49,7 +51,9 @@ def test_the_recursion_is_what_a_simulation_shows(seed, rho, clients, dim, monke
 
 
 def test_the_recursion_is_what_sample_means_do():
-    """Every client draws its samples and averages them: Lemma 1 without synthetic samples, then Eqs. 6 and 7."""
+    """Every client draws its samples and averages them: Lemma 1 without synthetic samples, then
+    Eqs. 6 and 7.
+    """
     rng, rho, times = np.random.default_rng(5), 0.6, 20_000
     counts, sigma, alpha = (5, 2, 1), (0.5, 1.0, 2.0), (0.5, 0.3, 0.2)
     centres = np.array([[1.0, 0.0], [0.5, 2.0], [-1.0, 1.0]])
@@ -148,7 +152,9 @@ def test_at_its_own_fixed_point_the_printed_bound_fails_for_all_rho_above_a_thir
 
 @given(st.floats(0, 0.99), st.floats(0, 10), st.floats(0, 10))
 def test_at_rest_the_printed_bound_holds_only_if_the_noise_hides_the_bias(rho, gap, v):
-    """If and only if V ≥ (1 − ρ)(3ρ − 1) Δ, for one step and for the iterated bound; always from V = Δ/3 on."""
+    """If and only if V ≥ (1 − ρ)(3ρ − 1) Δ, for one step and for the iterated bound; always from V
+    = Δ/3 on.
+    """
     needed = (1 - rho) * (3 * rho - 1) * gap
     assert needed <= gap / 3 + 1e-12
     if abs(v - needed) > 1e-9 * (1 + gap + v):
@@ -417,7 +423,9 @@ def test_correlated_noise_injects_more():
 
 @pytest.mark.parametrize(("x", "gap", "ends"), [(1.0, 0.25, 0.0), (0.5, 0.0, 0.25)])
 def test_normalised_prototypes_leave_the_model(x, gap, ends):
-    """All centres at (½, 0) and μ = (x, 0): the model settles at Δ, below or above where a unit prototype does."""
+    """All centres at (½, 0) and μ = (x, 0): the model settles at Δ, below or above where a unit
+    prototype does.
+    """
     centre, anchor = np.array([0.5, 0.0]), np.array([0.0, 1.0])
     model = of.Model(
         0.5, np.ones(1), centre[None], np.ones(1), np.zeros(1), np.array([x, 0.0]), anchor

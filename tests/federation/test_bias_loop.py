@@ -33,7 +33,9 @@ def test_the_parts_add_up_to_the_drift_and_none_is_negative(seed, noise):
 
 
 def test_known_embeddings_are_taken_apart_as_they_were_made():
-    """e⁺ = ρ e + (1−ρ) b + ξ with b and ξ orthogonal to e: ρ is found, and the parts are the squares of each."""
+    """e⁺ = ρ e + (1−ρ) b + ξ with b and ξ orthogonal to e: ρ is found, and the parts are the
+    squares of each.
+    """
     rho, e, b = 0.6, np.array([2.0, 0, 0, 0]), np.array([0, 1.0, 0, 0])
     xi = np.array([0, 0, 0.3, 0])
     centre = np.array([0.5, -0.2, 0.1, 0.9])

@@ -118,7 +118,9 @@ def test_models_can_be_let_go_as_soon_as_they_are_added():
 
 
 def in_form(arrays, form):
-    """A model of a (2, 3, 2, 2) and a (4,) weight: each by itself, or laid in one vector in one of three ways."""
+    """A model of a (2, 3, 2, 2) and a (4,) weight: each by itself, or laid in one vector in one of
+    three ways.
+    """
     if form == "plain":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     slices, parts, begin = {}, [], 0

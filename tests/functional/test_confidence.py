@@ -116,7 +116,9 @@ def test_only_a_generator_weight_leaves_no_confidence_without_a_generator():
 
 
 def test_the_letter_trusts_few_samples_and_a_generator_more_than_many_real_ones():
-    """Client 0: 5 real, 10 made, u = 0.6. Client 1: 20 real, none made, u = 0.2. Client 2: 30 real, u = 0.2."""
+    """Client 0: 5 real, 10 made, u = 0.6. Client 1: 20 real, none made, u = 0.2. Client 2: 30 real,
+    u = 0.2.
+    """
     made, quality = torch.tensor([10.0, 0.0, 0.0]), torch.tensor([0.9, 0.0, 0.0])
     n_eff = conf.effective_counts(torch.tensor([5.0, 20.0, 30.0]), made, 0.6)
     data = conf.data_confidence(n_eff, n_eff.max(), n_eff.sum(), "max", 1.0)

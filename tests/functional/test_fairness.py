@@ -1,4 +1,6 @@
-"""The claim of the front page, tested over seeds: CAFedCL is fairer than FedAvg, and both beat training alone."""
+"""The claim of the front page, tested over seeds: CAFedCL is fairer than FedAvg, and both beat
+training alone.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,9 @@ ROUNDS = 30
 
 
 def scores(method: str) -> list[dict[str, float]]:
-    """One local epoch instead of five, which is harder for FedAvg and five times cheaper; all else as by default."""
+    """One local epoch instead of five, which is harder for FedAvg and five times cheaper; all else
+    as by default.
+    """
     settings = {
         "train.epochs": 1,
         "engine.workers": 1,

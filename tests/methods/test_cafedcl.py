@@ -26,7 +26,9 @@ def method_with(**options):
 
 
 class Scene:
-    """A client with classes 0, 2 and 3 of four, a linear encoder and random unit anchors, in float64."""
+    """A client with classes 0, 2 and 3 of four, a linear encoder and random unit anchors, in
+    float64.
+    """
 
     def __init__(self, visit_with, t=0, known=(True,) * CLASSES):
         rng = np.random.default_rng(0)

@@ -84,7 +84,9 @@ def test_clients_go_on_from_their_own_normalisation(after, norms):
 
 
 def test_a_visit_trains_the_received_weights_with_the_clients_own_normalisation(after, norms, tiny):
-    """Before any step: the network of a second visit is the server's, with the memory's normalisation in it."""
+    """Before any step: the network of a second visit is the server's, with the memory's
+    normalisation in it.
+    """
     federation = tiny("fedbn", **RESNET)
     federation.step()
     seen, loss = {}, federation.method.loss

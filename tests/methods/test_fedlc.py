@@ -36,7 +36,9 @@ class Scene:
         return term.item(), x.grad.numpy()
 
     def by_hand(self, margins, exclusive):
-        """Return −log e^{z_y − m_y} / Σ e^{z_j − m_j}, the sum over j ≠ y if exclusive, and its gradient."""
+        """Return −log e^{z_y − m_y} / Σ e^{z_j − m_j}, the sum over j ≠ y if exclusive, and its
+        gradient.
+        """
         total, gradient = 0.0, np.zeros_like(self.logits)
         for i, c in enumerate(self.y):
             share, shifted = self.weight[i] / self.weight.sum(), self.logits[i] - margins

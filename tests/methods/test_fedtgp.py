@@ -228,7 +228,9 @@ def test_the_network_persists_over_epochs_and_rounds_and_its_optimiser_keeps_not
 
 
 def test_every_batch_is_a_step():
-    """Three equal uploads of one class in batches of two: steps on two, then on one, which are all the same."""
+    """Three equal uploads of one class in batches of two: steps on two, then on one, which are all
+    the same.
+    """
     method = method_with(epochs=2, lr=0.2, batch=2, tau=3.0)
     rows = torch.randn(1, DIM, generator=torch.Generator().manual_seed(5))
     ups = [Up(k, 10, {"classes": torch.tensor([1]), "prototypes": rows}) for k in range(3)]

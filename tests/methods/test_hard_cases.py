@@ -1,4 +1,6 @@
-"""Every method in the corners: tiny clients, missing classes, single images, drop-outs, and a stop in the middle."""
+"""Every method in the corners: tiny clients, missing classes, single images, drop-outs, and a stop
+in the middle.
+"""
 
 import json
 from dataclasses import replace
@@ -21,7 +23,9 @@ QUICK = {"fedtgp": {"epochs": 5, "batch": 4}, "mp-fedcl": {"k": 2}}
 
 
 def federation_of(name, digits, parts=None, **sections):
-    """Four clients with a small MLP; ``parts`` are the clients' training and validation images, if not as split."""
+    """Four clients with a small MLP; ``parts`` are the clients' training and validation images, if
+    not as split.
+    """
     tables = {
         "method": {"name": name, **QUICK.get(name, {})},
         "split": {"kind": "pathological", "classes": 3},
@@ -54,7 +58,9 @@ def federation_of(name, digits, parts=None, **sections):
 
 
 def images(digits, **wanted):
-    """Indices of training images: ``images(digits, c3=2, c5=1)`` gives two of class 3 and one of class 5."""
+    """Indices of training images: ``images(digits, c3=2, c5=1)`` gives two of class 3 and one of
+    class 5.
+    """
     rows = [(digits.train_y == int(c[1:])).nonzero().flatten()[:n] for c, n in wanted.items()]
     return torch.cat(rows).tolist()
 
@@ -111,7 +117,9 @@ def test_every_client_may_have_one_and_the_same_class(digits, name):
 
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_class_may_have_no_holder_in_a_round(digits, name):
-    """Client 0 alone has class 5: it is missing at first, then there, then gone again; class 8 is never there."""
+    """Client 0 alone has class 5: it is missing at first, then there, then gone again; class 8 is
+    never there.
+    """
     five, others = (
         images(digits, c5=8),
         [images(digits, c0=8, c1=8), images(digits, c2=8, c1=8), images(digits, c0=8)],

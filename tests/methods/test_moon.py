@@ -45,7 +45,9 @@ def cosine(a, b):
 
 
 def contrast(z, z_glob, z_prev, weight):
-    """mean_i −log e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}), with weighted samples."""
+    """mean_i −log e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}), with
+    weighted samples.
+    """
     total = 0.0
     for i in range(len(z)):
         near = math.exp(cosine(z[i], z_glob[i]) / OPTIONS.tau)

@@ -22,7 +22,9 @@ def method_with(**options):
 
 
 class Scene:
-    """Features as inputs, a linear head and a pool with two, one, three and no entries per class, in float64."""
+    """Features as inputs, a linear head and a pool with two, one, three and no entries per class,
+    in float64.
+    """
 
     def __init__(self, visit_with):
         rng = np.random.default_rng(0)
@@ -50,7 +52,9 @@ class Scene:
         ), network
 
     def by_hand(self, h, tau):
-        """mean_i (−1/|Q_y|) Σ_{q∈Q_y} log e^{ẑ·q̂/τ} / Σ_{q'∈Q} e^{ẑ·q̂'/τ}, without samples whose Q_y is empty."""
+        """mean_i (−1/|Q_y|) Σ_{q∈Q_y} log e^{ẑ·q̂/τ} / Σ_{q'∈Q} e^{ẑ·q̂'/τ}, without samples whose
+        Q_y is empty.
+        """
         total = weight = 0.0
         for i, c in enumerate(self.y):
             mine = [j for j in range(len(self.pool)) if self.labels[j] == c]

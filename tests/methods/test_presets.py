@@ -1,4 +1,6 @@
-"""Every preset runs, CAFedCL's presets are what they say, and methods stay as short as they claim to be."""
+"""Every preset runs, CAFedCL's presets are what they say, and methods stay as short as they claim
+to be.
+"""
 
 import math
 from pathlib import Path

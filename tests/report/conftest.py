@@ -90,7 +90,9 @@ def tables(
 
 @pytest.fixture(scope="session")
 def make_run() -> Maker:
-    """Write a run folder. ``accuracy`` is the last round's; earlier rounds are worse. ``extras`` is what it records."""
+    """Write a run folder. ``accuracy`` is the last round's; earlier rounds are worse. ``extras`` is
+    what it records.
+    """
 
     def make(
         path: Path,

@@ -47,7 +47,9 @@ def test_a_class_that_nobody_trusts_has_no_weights() -> None:
 
 
 def test_a_regular_simplex_is_at_the_ideal_distance() -> None:
-    """Three directions at 120°: √3 apart, which is √(2C/(C−1)) for C = 3; their lengths do not matter."""
+    """Three directions at 120°: √3 apart, which is √(2C/(C−1)) for C = 3; their lengths do not
+    matter.
+    """
     angles = np.radians([90, 210, 330])
     corners = np.stack([np.cos(angles), np.sin(angles)], 1) * [[1], [2], [5]]
     found = scenes.prototypes(film({"anchors/prototypes": corners}), 3)

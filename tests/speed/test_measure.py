@@ -160,7 +160,9 @@ def test_training_alone_says_and_keeps_nothing_and_is_otherwise_the_method(
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_training_alone_is_what_worker_processes_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What training is timed with says nothing per class; the rounds' engine does, in workers or without them."""
+    """What training is timed with says nothing per class; the rounds' engine does, in workers or
+    without them.
+    """
     said: dict[Engine, set[str]] = {}
 
     def spying(engine: Engine, jobs: Iterable[Job]) -> None:
@@ -264,7 +266,9 @@ def flops(task: Task, shape: tuple[int, int, int], encoder: nn.Module) -> float:
 
 
 def test_operations_of_linear_layers_by_hand(tiny: Callable[..., Federation]) -> None:
-    """Two per product: forward and for the weights' gradient in each layer, for the input's in all but the first."""
+    """Two per product: forward and for the weights' gradient in each layer, for the input's in all
+    but the first.
+    """
     encoder = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 3)
     )

@@ -1,4 +1,6 @@
-"""Files from their official address: resumed where a download broke off, checked, and moved into place whole."""
+"""Files from their official address: resumed where a download broke off, checked, and moved into
+place whole.
+"""
 
 import hashlib
 import http.client
@@ -41,7 +43,9 @@ class _Bar(Protocol):
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
-    """Return the file in ``folder``, downloaded if it is not there; nothing unchecked ever has the final name."""
+    """Return the file in ``folder``, downloaded if it is not there; nothing unchecked ever has the
+    final name.
+    """
     target = folder / remote.name
     if target.exists():
         return target
@@ -74,7 +78,9 @@ def _md5(path: Path) -> str:
 
 
 def _transfer(remote: Remote, part: Path) -> None:
-    """Bring the part file to its full length; a transfer that breaks off is taken up again a few times."""
+    """Bring the part file to its full length; a transfer that breaks off is taken up again a few
+    times.
+    """
     with _progress(remote.name) as bar:
         for left in reversed(range(TRIES)):
             before = part.stat().st_size if part.exists() else 0
@@ -101,7 +107,8 @@ def _one_transfer(remote: Remote, part: Path, bar: _Bar) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and have:
-            # The part is as long as the file or longer: the checksum decides, and a wrong one starts afresh.
+            # The part is as long as the file or longer: the checksum decides, and a wrong one
+            # starts afresh.
             return
         raise CafedclError(
             f"{remote.url}: cannot be fetched: HTTP {error.code} {error.reason}"

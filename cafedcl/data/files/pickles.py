@@ -1,4 +1,6 @@
-"""CIFAR's batches are Python pickles. Here a pickle may hold plain values and byte arrays, and can run nothing."""
+"""CIFAR's batches are Python pickles. Here a pickle may hold plain values and byte arrays, and can
+run nothing.
+"""
 
 import io
 import pickle
@@ -76,7 +78,9 @@ class _Reader(pickle.Unpickler):
 
 
 def unpickle(data: bytes, where: str) -> dict[str, Any]:
-    """Return a pickled dict of plain values and byte arrays; anything else in it is refused, and nothing runs."""
+    """Return a pickled dict of plain values and byte arrays; anything else in it is refused, and
+    nothing runs.
+    """
     try:
         value = _Reader(io.BytesIO(data), encoding="bytes").load()
     except _RefusedError as error:

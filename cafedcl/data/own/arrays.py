@@ -23,7 +23,8 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
     """Return the data set of an ``.npz`` file, with remarks on what was left out."""
     arrays = {name.lower(): array for name, array in read_npz(path).items()}
     remarks = Remarks()
-    train, test = _pair(arrays, "train"), _pair(arrays, "test")
+    train = _pair(arrays, "train")
+    test = _pair(arrays, "test")
     validation = _pair(arrays, "val")
     if test is None:
         test = validation
@@ -40,9 +41,12 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
 
 
 def read_npy_set(path: Path, options: DataOptions) -> Dataset:
-    """Return the data set of ``images.npy`` and ``labels.npy`` in a folder, or of X.npy and its labels beside it."""
+    """Return the data set of ``images.npy`` and ``labels.npy`` in a folder, or of X.npy and its
+    labels beside it.
+    """
     if path.is_dir():
-        images, labels = path / "images.npy", path / "labels.npy"
+        images = path / "images.npy"
+        labels = path / "labels.npy"
     else:
         images = path
         choices = [
@@ -79,7 +83,8 @@ def _make(
     if options.size and train_x.shape[2:] != (options.size, options.size):
         from cafedcl.data.images import resize
 
-        train_x, test_x = resize(train_x, options.size), resize(test_x, options.size)
+        train_x = resize(train_x, options.size)
+        test_x = resize(test_x, options.size)
     return checked(path, (train_x, train_y), (test_x, test_y), names)
 
 
@@ -100,7 +105,8 @@ def _classes(
     everything = np.concatenate([first, second])
     if not len(first):
         raise CafedclError(f"{path}: there are no training images")
-    low, high = int(everything.min()), int(everything.max())
+    low = int(everything.min())
+    high = int(everything.max())
     if low < 0 or high >= len(first):
         # Every class needs a training image, so there cannot be more classes than these.
         wrong = low if low < 0 else high

@@ -1,4 +1,6 @@
-"""Image folders: one folder per class, or one per client with one per class inside, perhaps below train/ and test/."""
+"""Image folders: one folder per class, or one per client with one per class inside, perhaps below
+train/ and test/.
+"""
 
 import os
 from pathlib import Path
@@ -70,7 +72,9 @@ def _depth(folder: Path, found: list[tuple[Path, tuple[str, ...]]]) -> int:
 
 
 def _walk(folder: Path, inside: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
-    """Return all images below a folder with the names of the folders they are in; four levels are enough to see."""
+    """Return all images below a folder with the names of the folders they are in; four levels are
+    enough to see.
+    """
     found = [(path, inside) for path in _images(folder)]
     if len(inside) < 4:
         for name in _subfolders(folder):

@@ -76,5 +76,6 @@ def _gather(where: str, side: str, part: Any, undecoded: Any, items: list[Item])
 
 
 def _opener(cell: Mapping[str, Any]) -> Path | Callable[[], BinaryIO]:
-    content, path = cell.get("bytes"), cell.get("path")
+    content = cell.get("bytes")
+    path = cell.get("path")
     return (lambda: io.BytesIO(content)) if content is not None else Path(str(path))

@@ -1,4 +1,6 @@
-"""Your own images, one by one: each with its class, and perhaps its client and its side of the train/test split."""
+"""Your own images, one by one: each with its class, and perhaps its client and its side of the
+train/test split.
+"""
 
 import hashlib
 import re
@@ -53,7 +55,9 @@ class Collection:
 def load_items(
     collection: Collection, options: DataOptions, files: Sequence[Path]
 ) -> tuple[Dataset, Remarks]:
-    """Return the data set of a collection that depends on ``files``, decoded once and then kept in the cache."""
+    """Return the data set of a collection that depends on ``files``, decoded once and then kept in
+    the cache.
+    """
     where = Path(collection.where).resolve()
     choice = hashlib.sha256(f"{where}|{options.size}|{options.strict}".encode()).hexdigest()[:8]
     label = f"own-{re.sub('[^A-Za-z0-9_-]', '_', where.stem)[:40]}-{choice}"
@@ -62,7 +66,8 @@ def load_items(
 
 def assemble(collection: Collection, options: DataOptions) -> tuple[Dataset, Remarks]:
     """Decode a collection and return the data set, with remarks on what was left out."""
-    where, remarks = collection.where, Remarks()
+    where = collection.where
+    remarks = Remarks()
     items = list(collection.items)
     sides = {item.side for item in items}
     validation = sum(item.side == "validation" for item in items)

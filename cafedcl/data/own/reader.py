@@ -17,7 +17,8 @@ def read_own(options: DataOptions) -> tuple[Dataset, Remarks]:
     """Return the data set at the path that the options name, with remarks on what was left out."""
     try:
         path = Path(options.name).expanduser()
-        there, folder = path.exists(), path.is_dir()
+        there = path.exists()
+        folder = path.is_dir()
     except (OSError, ValueError, RuntimeError) as error:
         raise CafedclError(f"data.name = '{options.name}': not a path: {error}") from None
     if not there:

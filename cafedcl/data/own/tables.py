@@ -1,4 +1,6 @@
-"""Tables of images: CSV or Parquet with a path and a label in every row, perhaps a client and a split."""
+"""Tables of images: CSV or Parquet with a path and a label in every row, perhaps a client and a
+split.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -50,7 +50,9 @@ class Source:
         return root / (self.folder or self.name)
 
     def locate(self, root: Path) -> tuple[Form, list[Path]] | None:
-        """Return the first form whose files are all there, in the set's own folder or in the data folder."""
+        """Return the first form whose files are all there, in the set's own folder or in the data
+        folder.
+        """
         for form in self.forms:
             for place in dict.fromkeys(
                 [self.home(root), *(root / name for name in (self.name, *self.aliases)), root]
@@ -65,7 +67,9 @@ class Source:
         return None
 
     def load(self, options: DataOptions) -> Dataset:
-        """Load the set from files in the data folder, from the cache of decoded sets, or from its address."""
+        """Load the set from files in the data folder, from the cache of decoded sets, or from its
+        address.
+        """
         if self.embedded:
             return self.forms[0].read((), options)
         root = data_folder(options.dir)
@@ -105,7 +109,9 @@ class Source:
 
 
 def data_folder(given: str) -> Path:
-    """Return the folder with data files: the one given, else CAFEDCL_DATA, else the platform's cache folder."""
+    """Return the folder with data files: the one given, else CAFEDCL_DATA, else the platform's
+    cache folder.
+    """
     chosen = given or os.environ.get("CAFEDCL_DATA", "")
     try:
         if chosen:

@@ -1,4 +1,6 @@
-"""CIFAR-10 and CIFAR-100: batches of 32×32 colour images, as pickles in the official archive or already unpacked."""
+"""CIFAR-10 and CIFAR-100: batches of 32×32 colour images, as pickles in the official archive or
+already unpacked.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,9 +70,11 @@ def _folders(folders: Sequence[str], members: Sequence[str], read: Reader) -> li
 
 
 def _join(where: str, batches: list[dict[str, Any]], key: str) -> tuple[Array, Array]:
-    images, labels = [], []
+    images = []
+    labels = []
     for batch in batches:
-        data, label = batch.get("data"), batch.get(key)
+        data = batch.get("data")
+        label = batch.get(key)
         if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
             raise CafedclError(f"{where}: a batch holds no rows of 3,072 bytes; {AGAIN}")
         if not isinstance(label, list) or not all(isinstance(item, int) for item in label):

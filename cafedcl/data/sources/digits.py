@@ -32,7 +32,9 @@ def load() -> Dataset:
 
 
 def read() -> npt.NDArray[np.float64]:
-    """Return 64 pixels and the label of every image, from scikit-learn's file: to import it takes over a second."""
+    """Return 64 pixels and the label of every image, from scikit-learn's file: to import it takes
+    over a second.
+    """
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None

@@ -1,4 +1,6 @@
-"""GTSRB, German traffic signs: 43 classes of colour images of many sizes, in the official zips or unpacked."""
+"""GTSRB, German traffic signs: 43 classes of colour images of many sizes, in the official zips or
+unpacked.
+"""
 
 import csv
 import io
@@ -33,7 +35,9 @@ _SIGN = re.compile(r"GTSRB/(?:Training|Final_Training/Images)/(\d{5})/[^/]+\.ppm
 def decode_whole(
     where: object, names: Sequence[str], openers: Sequence[Opener], size: int, *, crop: bool
 ) -> Array:
-    """Return all images of an official set (N, height, width, channels), or say which one is broken."""
+    """Return all images of an official set (N, height, width, channels), or say which one is
+    broken.
+    """
     batch = decode(openers, size, crop=crop)
     if batch.bad:
         index, reason = next(iter(batch.bad.items()))
@@ -74,7 +78,8 @@ def _finish(
         raise CafedclError(
             f"{where}: {missing[0]} and {len(missing) - 1} more test images are not there; {AGAIN}"
         )
-    train_names, test_names = sorted(signs), sorted(labels)
+    train_names = sorted(signs)
+    test_names = sorted(labels)
     train = decode_whole(
         where, train_names, [signs[name][1] for name in train_names], size, crop=False
     )

@@ -1,4 +1,6 @@
-"""HAM10000, dermatoscopic images of skin lesions: the official table and image folders, split by lesion."""
+"""HAM10000, dermatoscopic images of skin lesions: the official table and image folders, split by
+lesion.
+"""
 
 import csv
 import io
@@ -25,7 +27,8 @@ PARTS = ("HAM10000_images_part_1", "HAM10000_images_part_2")
 
 
 def _read(files: Sequence[Path], options: DataOptions) -> Dataset:
-    table, parts = files[0], files[1:]
+    table = files[0]
+    parts = files[1:]
     rows = _rows(table)
     names = sorted({row["dx"] for row in rows})
     labels = np.array([names.index(row["dx"]) for row in rows], dtype=np.int64)
@@ -57,7 +60,9 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 
 def _held_out(table: Path, rows: Sequence[dict[str, str]], labels: Ints) -> npt.NDArray[np.bool_]:
-    """Choose a fifth of the lesions for testing, stratified by diagnosis: no lesion has images on both sides."""
+    """Choose a fifth of the lesions for testing, stratified by diagnosis: no lesion has images on
+    both sides.
+    """
     lesions = sorted({row["lesion_id"] for row in rows})
     number = {lesion: i for i, lesion in enumerate(lesions)}
     lesion = np.array([number[row["lesion_id"]] for row in rows])

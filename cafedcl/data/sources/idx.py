@@ -26,7 +26,8 @@ FILES = tuple(
     for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
 )
 # MNIST's and Fashion-MNIST's files have the same names; the first test labels tell them apart.
-MNIST_HEAD, FASHION_HEAD = bytes([7, 2, 1, 0, 4, 1, 4, 9]), bytes([9, 2, 1, 1, 6, 1, 4, 6])
+MNIST_HEAD = bytes([7, 2, 1, 0, 4, 1, 4, 9])
+FASHION_HEAD = bytes([9, 2, 1, 1, 6, 1, 4, 6])
 MNIST_MD5 = (
     "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "d53e105ee54ea40749a09fcbcd1e9432",
@@ -137,7 +138,8 @@ def _emnist(kind: str) -> Source:
 
     def finish(where: object, contents: Sequence[bytes], places: Sequence[object]) -> Dataset:
         train_x, train_y, test_x, test_y = _parse(where, contents, places)
-        # The files hold every image with rows and columns exchanged, and the letters counted from 1.
+        # The files hold every image with rows and columns exchanged, and the letters counted from
+        # 1.
         shift = 1 if kind == "letters" else 0
         train, test = (
             (x.transpose(0, 2, 1), y.astype("int64") - shift)

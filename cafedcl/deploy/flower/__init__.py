@@ -1,1 +1,3 @@
-"""The flower engine: the same jobs over the network, on Flower. Nothing outside this folder imports Flower."""
+"""The flower engine: the same jobs over the network, on Flower. Nothing outside this folder imports
+Flower.
+"""

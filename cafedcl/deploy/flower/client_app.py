@@ -1,8 +1,8 @@
 """The Flower client: hands every message to the site's worker and its answer back.
 
-Flower starts a process for every message, so this module imports nothing heavy: PyTorch, the data and the model stay
-in the long-lived worker of the site, which the node config names by its ``socket``. Without one, as in a simulation
-where processes do stay, the worker is this process.
+Flower starts a process for every message, so this module imports nothing heavy: PyTorch, the data
+and the model stay in the long-lived worker of the site, which the node config names by its
+``socket``. Without one, as in a simulation where processes do stay, the worker is this process.
 """
 
 from pathlib import Path
@@ -26,7 +26,8 @@ _here: "list[Site]" = []
 @app.query()
 def relay(message: Message, context: Context) -> Message:
     """Pass a message on and return the answer."""
-    parts, socket = unwrap(message.content), context.node_config.get("socket")
+    parts = unwrap(message.content)
+    socket = context.node_config.get("socket")
     answer = (
         ask(str(socket), parts, message.metadata.ttl) if socket else _answer_here(parts, context)
     )

@@ -1,4 +1,6 @@
-"""The flower engine: sends every client's job to its site, and takes whatever comes back as far as it can be read."""
+"""The flower engine: sends every client's job to its site, and takes whatever comes back as far as
+it can be read.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +40,10 @@ class FlowerEngine:
     """Runs jobs at sites. What a client keeps stays at its site; here it is only a ticket."""
 
     def __init__(self, task: Task, terms: Terms, mail: Mail, where: Where) -> None:
-        self.task, self.terms, self.mail, self.where = task, terms, mail, where
+        self.task = task
+        self.terms = terms
+        self.mail = mail
+        self.where = where
         self.local = ReferenceEngine(task)
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -65,8 +70,11 @@ class FlowerEngine:
                 yield read_train(answer, client, down.round)
 
     def limit(self, down: Down) -> int:
-        """Return how many bytes a reply may have: twice what a whole one of this method takes, and some room."""
-        classes, fields = self.task.method.classes, self.task.fields.values()
+        """Return how many bytes a reply may have: twice what a whole one of this method takes, and
+        some room.
+        """
+        classes = self.task.method.classes
+        fields = self.task.fields.values()
         numbers = sum(
             math.prod(field.shape) * (classes if field.per_class else 1) for field in fields
         )
@@ -74,7 +82,9 @@ class FlowerEngine:
         return ROOM + 2 * (nbytes(self.task.shared()) + nbytes(down.tensors) + 4 * numbers * copies)
 
     def survey(self, tensors: Tensors) -> Tensors:
-        """Return how the server's model does at every site, on the site's own test images; 0 where there is none."""
+        """Return how the server's model does at every site, on the site's own test images; 0 where
+        there is none.
+        """
         nodes = self.where()
         clients = {node: client for client, node in nodes.items()}
         shared = ask_all(SURVEY, Down(0, self.task.method.broadcast(tensors)), self.terms)

@@ -1,6 +1,8 @@
-"""The line between Flower's short-lived client process and a site's worker: a Unix socket only its owner may open.
+"""The line between Flower's short-lived client process and a site's worker: a Unix socket only its
+owner may open.
 
-Both ways a message is a number of parts, each a name and bytes, with their lengths in front. Free of PyTorch.
+Both ways a message is a number of parts, each a name and bytes, with their lengths in front. Free
+of PyTorch.
 """
 
 import socket
@@ -33,7 +35,9 @@ def receive(line: socket.socket) -> Parts:
 
 
 def ask(path: str | Path, parts: Parts, patience: float | None = None) -> Parts:
-    """Send a message to the worker behind a socket and return its answer; raises if there is none in time."""
+    """Send a message to the worker behind a socket and return its answer; raises if there is none
+    in time.
+    """
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(patience)
         line.connect(str(path))
@@ -50,7 +54,8 @@ def _piece(line: socket.socket) -> bytes:
 
 def _exactly(line: socket.socket, length: int) -> bytes:
     data = bytearray(length)
-    view, got = memoryview(data), 0
+    view = memoryview(data)
+    got = 0
     while got < length:
         size = line.recv_into(view[got:])
         if not size:

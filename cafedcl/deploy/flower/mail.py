@@ -1,4 +1,6 @@
-"""Asking many sites at once over Flower's grid, and reading what comes back until all have answered or time is up."""
+"""Asking many sites at once over Flower's grid, and reading what comes back until all have answered
+or time is up.
+"""
 
 import time
 from collections.abc import Iterator
@@ -29,7 +31,8 @@ class Mail:
     """Sends a round's requests and yields the answers as they come."""
 
     def __init__(self, grid: Grid, deadline: float) -> None:
-        self.grid, self.deadline = grid, deadline
+        self.grid = grid
+        self.deadline = deadline
 
     def online(self) -> set[int]:
         """Return the nodes that are connected."""
@@ -49,7 +52,9 @@ class Mail:
             if name is None:
                 yield node, NoAnswer("Flower did not take the request; it may be too large")
         sent = {name: node for node, name in zip(nodes, names, strict=True) if name is not None}
-        until, look, pause = time.monotonic() + self.deadline, time.monotonic() + LOOK, PAUSE[0]
+        until = time.monotonic() + self.deadline
+        look = time.monotonic() + LOOK
+        pause = PAUSE[0]
         while sent:
             answers = list(self.grid.pull_messages(list(sent)))
             for answer in answers:
@@ -57,7 +62,8 @@ class Mail:
                     yield sent.pop(answer.metadata.reply_to_message_id), read(answer, limit)
             now = time.monotonic()
             if sent and now > look:
-                there, look = self.online(), now + LOOK
+                there = self.online()
+                look = now + LOOK
                 for name in [name for name, node in sent.items() if node not in there]:
                     yield sent.pop(name), NoAnswer("its site went away")
             if now > until:

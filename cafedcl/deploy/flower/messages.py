@@ -11,12 +11,16 @@ from cafedcl.deploy.population import SiteAssignment
 from cafedcl.engine.cpu import messages as wire
 
 Parts = dict[str, bytes]
-ENROL, TRAIN, SURVEY = "enrol", "train", "survey"
+ENROL = "enrol"
+TRAIN = "train"
+SURVEY = "survey"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run asks of every site: its config, and with sites' own data the places (all but the client's number)."""
+    """What a run asks of every site: its config, and with sites' own data the places (all but the
+    client's number).
+    """
 
     config: Config
     place: SiteAssignment | None
@@ -93,7 +97,9 @@ def answer_error(reason: str) -> Parts:
 
 
 def read_plain(parts: Parts) -> tuple[Tensors, Header]:
-    """Return an enrolment or what a survey found; raises ValueError if it cannot be read or is an error."""
+    """Return an enrolment or what a survey found; raises ValueError if it cannot be read or is an
+    error.
+    """
     if OWN not in parts:
         raise ValueError("it has no answer in it")
     tensors, header = unpack(parts[OWN])

@@ -22,17 +22,23 @@ Read = Callable[[int, Tensors, Header], T]
 
 
 class Roster(Generic[T]):
-    """Nodes by what they enrolled as; a node that comes later, or comes back under a new number, is asked then."""
+    """Nodes by what they enrolled as; a node that comes later, or comes back under a new number, is
+    asked then.
+    """
 
     def __init__(
         self, mail: Mail, config: Config, read: "Read[T]", notice: Callable[[str], None]
     ) -> None:
-        self.mail, self.request, self.notice = mail, ask_enrol(config), notice
+        self.mail = mail
+        self.request = ask_enrol(config)
+        self.notice = notice
         self.read: Read[T] = read
         self.known: dict[int, T | None] = {}
 
     def online(self) -> Iterator[tuple[int, T]]:
-        """Yield the nodes that are there and what they enrolled as, the newest last; new ones are asked first."""
+        """Yield the nodes that are there and what they enrolled as, the newest last; new ones are
+        asked first.
+        """
         there = self.mail.online()
         for node, found in self.known.items():
             if node not in there and found is not None:

@@ -51,7 +51,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def read_config(options: Mapping[str, Any]) -> Config:
-    """Return the config that Flower's run config stands for; its keys are the flags of `cafedcl run`."""
+    """Return the config that Flower's run config stands for; its keys are the flags of `cafedcl
+    run`.
+    """
     flags = {
         name: options[name] or None for name in ("method", "data", "split", "clients", "rounds")
     }
@@ -64,19 +66,24 @@ class GridHost:
     """Makes federations whose clients are the nodes of a Flower grid."""
 
     def __init__(self, grid: Grid, journal: Journal, deployment: str) -> None:
-        self.grid, self.journal, self.deployment = grid, journal, deployment
+        self.grid = grid
+        self.journal = journal
+        self.deployment = deployment
 
     def __call__(
         self, config: Config, watchers: Sequence[Watcher], folder: RunFolder | None
     ) -> Federation:
-        """Return the federation of a config; a run that goes on finds its sites by what its folder says of them."""
+        """Return the federation of a config; a run that goes on finds its sites by what its folder
+        says of them.
+        """
         mail = Mail(self.grid, config.engine.deadline)
         about = folder.environment().get("flower", {}) if folder else {}
         run = about.get("run") or secrets.token_hex(8)
         if is_remote(config):
             federation, sites = self._remote(config, watchers, mail, run, folder)
         else:
-            federation, sites = self._simulated(config, watchers, mail, run, folder), []
+            federation = self._simulated(config, watchers, mail, run, folder)
+            sites = []
         federation.about = {"flower": {"run": run, "sites": sites, "deployment": self.deployment}}
         return federation
 
@@ -120,7 +127,9 @@ class GridHost:
         return self._made(setup, watchers, mail, terms, where), list(population.sites)
 
     def _gathered(self, roster: Roster[T], config: Config, folder: RunFolder | None) -> list[T]:
-        """Wait for the sites; a run that goes on does so after a while without those that are still missing."""
+        """Wait for the sites; a run that goes on does so after a while without those that are still
+        missing.
+        """
         patience = (
             config.engine.deadline if folder is None else min(config.engine.deadline, PATIENCE)
         )
@@ -133,7 +142,9 @@ class GridHost:
         return found
 
     def _enrolled(self, node: int, tensors: Tensors, header: Header) -> Enrolled:
-        """Read an enrolment; where sites have keys, a node is who its key says, whatever it calls itself."""
+        """Read an enrolment; where sites have keys, a node is who its key says, whatever it calls
+        itself.
+        """
         site = Enrolled.unpacked(tensors, header)
         names = node_names(Path(self.deployment)) if self.deployment else {}
         if names and names.get(site.site) != str(node):

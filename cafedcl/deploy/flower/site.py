@@ -1,4 +1,6 @@
-"""A site's worker: holds PyTorch, its data and what it keeps between rounds, and answers the server's requests."""
+"""A site's worker: holds PyTorch, its data and what it keeps between rounds, and answers the
+server's requests.
+"""
 
 import json
 import re
@@ -37,12 +39,16 @@ from cafedcl.task.resolve import resolve
 
 @dataclass(frozen=True)
 class Shelf:
-    """What one client keeps for one run, a file per round; the server only holds the number of the round."""
+    """What one client keeps for one run, a file per round; the server only holds the number of the
+    round.
+    """
 
     folder: Path
 
     def take(self, ticket: Tensors) -> Tensors:
-        """Return what was kept in the round that the ticket names; a site that lost it starts anew, and says so."""
+        """Return what was kept in the round that the ticket names; a site that lost it starts anew,
+        and says so.
+        """
         if not ticket:
             return {}
         file = self._file(int(ticket[TICKET]))
@@ -57,7 +63,9 @@ class Shelf:
             return {}
 
     def keep(self, round: int, memory: Tensors, reach: int) -> Tensors:
-        """Write down what is kept and return its ticket; rounds that nobody can go back to are thrown away."""
+        """Write down what is kept and return its ticket; rounds that nobody can go back to are
+        thrown away.
+        """
         if not memory:
             return {}
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -74,10 +82,12 @@ class Shelf:
 
 
 class Site:
-    """Answers what the server asks: enrol, train a client, or test the server's model on the site's own part.
+    """Answers what the server asks: enrol, train a client, or test the server's model on the site's
+    own part.
 
-    ``data`` is where the site's own images are; without it, it holds the simulated shard of ``client``. A server may
-    name code of the site's own packages as its method or model only if ``plugins`` allows it.
+    ``data`` is where the site's own images are; without it, it holds the simulated shard of
+    ``client``. A server may name code of the site's own packages as its method or model only if
+    ``plugins`` allows it.
     """
 
     def __init__(
@@ -88,13 +98,11 @@ class Site:
         device: str = "auto",
         plugins: bool = False,
     ) -> None:
-        self.home, self.name, self.data, self.device, self.plugins = (
-            home,
-            name,
-            data,
-            device,
-            plugins,
-        )
+        self.home = home
+        self.name = name
+        self.data = data
+        self.device = device
+        self.plugins = plugins
         self._engine: tuple[str, ReferenceEngine] | None = None
         self._images: tuple[Header, Dataset] | None = None
 
@@ -122,7 +130,8 @@ class Site:
 
     def _train(self, request: Request, client: int | None) -> Parts:
         job, terms = self._accepted(request, client)
-        engine, shelf = self._bench(request, terms), self._shelf(terms, job)
+        engine = self._bench(request, terms)
+        shelf = self._shelf(terms, job)
         result = engine.attempt(replace(job, memory=shelf.take(job.memory)))
         if isinstance(result, Reply):
             reach = 2 * terms.config.store.checkpoint_every
@@ -147,7 +156,9 @@ class Site:
         return job, Terms.of(request.terms, self._allowed(request.terms["config"]), job.client)
 
     def _allowed(self, plain: Header) -> Config:
-        """Return a config as it stands for here, unless it names code that the site has not allowed to be imported."""
+        """Return a config as it stands for here, unless it names code that the site has not allowed
+        to be imported.
+        """
         names = {
             section: str(plain.get(section, {}).get("name", ""))
             for section in ("method", "model", "data")
@@ -183,7 +194,8 @@ class Site:
             json.dumps(request.terms, sort_keys=True).encode(), digest_size=16
         ).hexdigest()
         if self._engine is None or self._engine[0] != asked:
-            config, place = terms.config, terms.place
+            config = terms.config
+            place = terms.place
             own = (
                 None if place is None else prepare_site(config, self._own(config), place, self.name)
             )

@@ -1,4 +1,6 @@
-"""The process that holds a site's PyTorch, data and memory, and answers over a socket only its owner may open."""
+"""The process that holds a site's PyTorch, data and memory, and answers over a socket only its
+owner may open.
+"""
 
 import os
 import socket

@@ -1,8 +1,9 @@
 """Layers of several clients at once, each with its own weights, as matrix products on a CPU.
 
-PyTorch's own way to run a convolution with one set of weights per client is a grouped convolution, which a CPU does
-group by group with most of the time spent between groups. Here the patches under the filter are laid side by side,
-channels last, and one batched product does the rest; that is faster for a single small client too.
+PyTorch's own way to run a convolution with one set of weights per client is a grouped convolution,
+which a CPU does group by group with most of the time spent between groups. Here the patches under
+the filter are laid side by side, channels last, and one batched product does the rest; that is
+faster for a single small client too.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,9 @@ IntPair = tuple[int, int]
 
 
 def use_grouped_convolutions(network: nn.Module) -> None:
-    """Let a network's convolutions and linear layers run by these kernels when vmap gives every client its weights."""
+    """Let a network's convolutions and linear layers run by these kernels when vmap gives every
+    client its weights.
+    """
     for module in network.modules():
         if type(module) is nn.Linear:
             module.forward = _linear(module)  # type: ignore[assignment]
@@ -40,7 +43,8 @@ def _linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 def _convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
-    stride, padding = layer.stride, layer.padding
+    stride = layer.stride
+    padding = layer.padding
     assert not isinstance(padding, str)
 
     def together(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,7 +60,9 @@ def _convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
 
 class PerClient(torch.autograd.Function):
-    """A layer under vmap: ``together`` where clients have weights of their own, else ``alone`` on all their images."""
+    """A layer under vmap: ``together`` where clients have weights of their own, else ``alone`` on
+    all their images.
+    """
 
     @staticmethod
     def forward(
@@ -100,7 +106,9 @@ class PerClient(torch.autograd.Function):
 
 
 class Linear(torch.autograd.Function):
-    """(G, B, inputs) by weights (G, outputs, inputs). Gradients come as the weights lie, without a transposed copy."""
+    """(G, B, inputs) by weights (G, outputs, inputs). Gradients come as the weights lie, without a
+    transposed copy.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -144,7 +152,8 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of input, filters and bias."""
         patches, filters = ctx.saved_tensors
-        form, wanted = ctx.form, ctx.needs_input_grad
+        form = ctx.form
+        wanted = ctx.needs_input_grad
         clients, images, outputs = gradient.shape[:3]
         gradient = gradient.permute(0, 1, 3, 4, 2).reshape(clients, -1, outputs)
         changed = torch.bmm(gradient.transpose(1, 2), patches).view(
@@ -176,8 +185,12 @@ class ConvForm:
         stride: IntPair,
         padding: IntPair,
     ) -> None:
-        self.images, self.channels, self.size, self.kernel = images, channels, size, kernel
-        self.stride, self.padding = stride, padding
+        self.images = images
+        self.channels = channels
+        self.size = size
+        self.kernel = kernel
+        self.stride = stride
+        self.padding = padding
         self.whole = size[0] + 2 * padding[0], size[1] + 2 * padding[1]
         self.out = (
             (self.whole[0] - kernel[0]) // stride[0] + 1,
@@ -186,7 +199,9 @@ class ConvForm:
         self.reach = kernel[0] * kernel[1] * channels
 
     def patches(self, x: Tensor) -> Tensor:
-        """Return the patches (images, rows, columns, h, w·C) of images (…, H, W, C), one after another."""
+        """Return the patches (images, rows, columns, h, w·C) of images (…, H, W, C), one after
+        another.
+        """
         if any(self.padding):
             framed = x.new_zeros(*x.shape[:-3], *self.whole, self.channels)
             self._inside(framed).copy_(x)
@@ -203,11 +218,14 @@ class ConvForm:
         return x.contiguous().as_strided(shape, steps).contiguous()
 
     def summed(self, patches: Tensor) -> Tensor:
-        """Return images (images, H, W, C) in which every pixel is the sum over the patches it lies in.
+        """Return images (images, H, W, C) in which every pixel is the sum over the patches it lies
+        in.
 
         First along the lines, then across them: h + w additions instead of h·w.
         """
-        (high, wide), (rows, columns), channels = self.kernel, self.out, self.channels
+        (high, wide) = self.kernel
+        (rows, columns) = self.out
+        channels = self.channels
         channel = self.whole[1] * channels
         lines = patches.new_zeros(self.images, rows, high, channel)
         shape = (self.images, rows, high, columns, channels)

@@ -1,4 +1,6 @@
-"""Which clients of a round train side by side. It follows from the jobs alone, so every run has the same groups."""
+"""Which clients of a round train side by side. It follows from the jobs alone, so every run has the
+same groups.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
@@ -13,10 +15,14 @@ from cafedcl.task.task import Task
 
 JobGroup = tuple[Job, ...]
 WINDOW = 4
-"""Groups are made of so many groups' jobs at a time: results come nearly in order, and few have to be kept waiting."""
-ENOUGH, LARGE = 0.3e9, 1.5e9
-"""Floating-point operations in the forward pass of a stack's step that are enough for it, and of a client's step above
-which it gains nothing."""
+"""Groups are made of so many groups' jobs at a time: results come nearly in order, and few have to
+be kept waiting.
+"""
+ENOUGH = 0.3e9
+LARGE = 1.5e9
+"""Floating-point operations in the forward pass of a stack's step that are enough for it, and of a
+client's step above which it gains nothing.
+"""
 WIDTHS = 8
 """Different sizes of batches up to which every one is recorded as it is, without padding."""
 MOST = 10
@@ -24,7 +30,9 @@ MOST = 10
 
 
 def make_groups(task: Task, jobs: Iterable[Job], size: int) -> Iterator[JobGroup]:
-    """Part a round's jobs into groups of at most ``size`` that can train side by side, of like length and width."""
+    """Part a round's jobs into groups of at most ``size`` that can train side by side, of like
+    length and width.
+    """
     if size == 1:
         yield from ((job,) for job in jobs)
         return
@@ -51,13 +59,17 @@ def _length(task: Task, job: Job) -> tuple[int, int]:
 
 
 def widths(task: Task) -> Callable[[int], int]:
-    """Return what gives the width that a batch is padded to: its own where there are few different ones."""
+    """Return what gives the width that a batch is padded to: its own where there are few different
+    ones.
+    """
     sizes = {task.schedule.batch_size(len(rows)) for rows in task.clients.shards.train}
     return grid if len(sizes) > WIDTHS else lambda width: width
 
 
 def grid(width: int) -> int:
-    """Return the next width of those that batches are padded to: four to every doubling, so that steps are shared."""
+    """Return the next width of those that batches are padded to: four to every doubling, so that
+    steps are shared.
+    """
     step = 1 << max(0, width.bit_length() - 3)
     return -(-width // step) * step
 

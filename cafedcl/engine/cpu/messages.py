@@ -9,9 +9,14 @@ from cafedcl.core.tensors import Header, Tensors, pack, prefixed, under, unpack
 from cafedcl.engine.cpu.groups import JobGroup
 from cafedcl.engine.cpu.shared_memory import SharedMemory
 
-READY, DOWN, JOBS, RESULTS = b"r", b"d", b"j", b"a"
-"""What a message is: a process is ready, what the server sends, a group of jobs, what came of it."""
-HERE, THERE = b"h", b"t"
+READY = b"r"
+DOWN = b"d"
+JOBS = b"j"
+RESULTS = b"a"
+"""What a message is: a process is ready, what the server sends, a group of jobs, what came of it.
+"""
+HERE = b"h"
+THERE = b"t"
 """Where a message's content is: behind these letters, or in the shared memory."""
 
 
@@ -107,10 +112,13 @@ class Channel:
     """One end of a pipe, and the shared memory beside it, through which goes whatever fits."""
 
     def __init__(self, pipe: Connection, memories: dict[bytes, SharedMemory]) -> None:
-        self.pipe, self.memories = pipe, memories
+        self.pipe = pipe
+        self.memories = memories
 
     def send(self, kind: bytes, parts: Message) -> None:
-        """Send a message. Each kind has memory of its own, and is sent again only when the last has been dealt with."""
+        """Send a message. Each kind has memory of its own, and is sent again only when the last has
+        been dealt with.
+        """
         memory = self.memories.get(kind)
         if memory is not None and memory.write(*parts):
             self.pipe.send_bytes(kind + THERE)
@@ -120,7 +128,8 @@ class Channel:
     def receive(self, *, copied: bool) -> tuple[bytes, Message]:
         """Return the next message; what is not copied is good until the next message of its kind."""
         frame = self.pipe.recv_bytes()
-        kind, where = frame[:1], frame[1:2]
+        kind = frame[:1]
+        where = frame[1:2]
         if where == THERE:
             return kind, Message(*self.memories[kind].read(copied=copied))
         return kind, Message(*unpack(frame[2:])) if where == HERE else Message({}, {})

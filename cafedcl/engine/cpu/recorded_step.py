@@ -1,7 +1,9 @@
-"""A step recorded once as a list of kernel calls and played again: no autograd, no vmap, no modules in between.
+"""A step recorded once as a list of kernel calls and played again: no autograd, no vmap, no modules
+in between.
 
-On small networks those cost more than the arithmetic. It is to a CPU what a captured graph is to a GPU, and asks the
-same of what is recorded: that it reads no tensor's value, draws nothing, and does the same whenever it is played.
+On small networks those cost more than the arithmetic. It is to a CPU what a captured graph is to a
+GPU, and asks the same of what is recorded: that it reads no tensor's value, draws nothing, and does
+the same whenever it is played.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +23,17 @@ HOMES: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C.TensorBase, torc
 def record(
     step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
 ) -> tuple[StepFunction, tuple[Tensor, ...]]:
-    """Run a step and return the call that plays it on other inputs of the same form, and what it has returned now.
+    """Run a step and return the call that plays it on other inputs of the same form, and what it
+    has returned now.
 
-    What the step writes into its inputs, playing it writes into those it is given. Raises ValueError for a step that
-    cannot be repeated.
+    What the step writes into its inputs, playing it writes into those it is given. Raises
+    ValueError for a step that cannot be repeated.
     """
     slices = [_place(value) for value in inputs if value.numel()]
     if len(set(slices)) < len(slices) or not all(value.is_contiguous() for value in inputs):
         raise ValueError("two inputs are the same tensor, or one is not contiguous")
-    before, recorder = torch.get_rng_state(), KernelRecorder(inputs)
+    before = torch.get_rng_state()
+    recorder = KernelRecorder(inputs)
     with recorder:
         outputs = tuple(step(*inputs))
     if not torch.equal(before, torch.get_rng_state()):
@@ -52,8 +56,8 @@ class Call(NamedTuple):
 class KernelRecorder(TorchDispatchMode):
     """Sees every call of a kernel, below autograd and vmap.
 
-    A tensor is known by its place in memory. All that were seen are kept until the end, so that two in the same place
-    are the same numbers.
+    A tensor is known by its place in memory. All that were seen are kept until the end, so that two
+    in the same place are the same numbers.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -79,7 +83,8 @@ class KernelRecorder(TorchDispatchMode):
         texts = [self._text(value, reads) for value in args]
         texts += [f"{key}={self._text(value, reads)}" for key, value in (kwargs or {}).items()]
         kernel, result = bound(func, args, kwargs or {})
-        several, writes = isinstance(result, (list, tuple)), bool(func._schema.is_mutable)
+        several = isinstance(result, (list, tuple))
+        writes = bool(func._schema.is_mutable)
         made = list(result) if several else [result]
         fresh = any(isinstance(value, Tensor) and _place(value) not in self.names for value in made)
         self.seen += [value for value in made if isinstance(value, Tensor)]
@@ -109,9 +114,12 @@ class KernelRecorder(TorchDispatchMode):
         return repr(value) if value is None or isinstance(value, (bool, int)) else self._keep(value)
 
     def player(self, outputs: Sequence[Tensor]) -> StepFunction:
-        """Return the recorded calls as a function of the inputs; those that nobody reads are left out."""
+        """Return the recorded calls as a function of the inputs; those that nobody reads are left
+        out.
+        """
         returned = [self._text(value, set()) for value in outputs]
-        needed, calls = set(returned), list[Call]()
+        needed = set(returned)
+        calls = list[Call]()
         lines = [f"    return {', '.join(returned)},"]
         for call in reversed(self.calls):
             if not (call.writes or needed.intersection(call.gives)):
@@ -136,7 +144,9 @@ class KernelRecorder(TorchDispatchMode):
 
 
 def looks_inside(func: Any, args: Any) -> bool:
-    """Return whether a kernel's result, or its shape, follows from a tensor's values in a way that is not recorded."""
+    """Return whether a kernel's result, or its shape, follows from a tensor's values in a way that
+    is not recorded.
+    """
     if func is torch.ops.aten.index.Tensor:
         return any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -145,11 +155,15 @@ def looks_inside(func: Any, args: Any) -> bool:
 
 
 class Probe(TorchDispatchMode):
-    """Lets one call through, if it is the one that is expected, and refuses any other before it does anything."""
+    """Lets one call through, if it is the one that is expected, and refuses any other before it
+    does anything.
+    """
 
     def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.func, self.given, self.ran = func, (_bare(args), _bare(kwargs)), False
+        self.func = func
+        self.given = (_bare(args), _bare(kwargs))
+        self.ran = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -165,13 +179,14 @@ class Probe(TorchDispatchMode):
 def bound(func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any]:
     """Return a quick way to call a kernel with such arguments, and the result of doing so.
 
-    PyTorch's operators can be called by their full name, which takes up to ten microseconds more than the function or
-    method most of them also are.
+    PyTorch's operators can be called by their full name, which takes up to ten microseconds more
+    than the function or method most of them also are.
     """
     name = func._schema.name.removeprefix("aten::")
     for home in HOMES:
         if hasattr(home, name):
-            probe, quick = Probe(func, args, kwargs), getattr(home, name)
+            probe = Probe(func, args, kwargs)
+            quick = getattr(home, name)
             try:
                 with probe:
                     return quick, quick(*args, **kwargs)

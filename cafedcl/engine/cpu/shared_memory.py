@@ -15,7 +15,9 @@ ALIGNED = 64
 
 
 class SharedMemory:
-    """A stretch of unnamed memory that processes forked from here see too. What is written replaces what was there."""
+    """A stretch of unnamed memory that processes forked from here see too. What is written replaces
+    what was there.
+    """
 
     def __init__(self, size: int) -> None:
         self.memory = mmap.mmap(-1, size)
@@ -23,7 +25,8 @@ class SharedMemory:
 
     def write(self, tensors: Mapping[str, Tensor], header: Header) -> bool:
         """Write tensors and a header; returns whether there was room."""
-        entries, end = list[tuple[str, str, list[int], int]](), 0
+        entries = list[tuple[str, str, list[int], int]]()
+        end = 0
         for name, value in tensors.items():
             entries.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), end))
             end += -(-value.numel() * value.element_size() // ALIGNED) * ALIGNED
@@ -37,7 +40,9 @@ class SharedMemory:
         return True
 
     def read(self, *, copied: bool) -> tuple[Tensors, Header]:
-        """Return what was written last; without a copy it is good until the next time something is written."""
+        """Return what was written last; without a copy it is good until the next time something is
+        written.
+        """
         length = int.from_bytes(self.memory[:8], "little")
         start = -(-(8 + length) // ALIGNED) * ALIGNED
         index = json.loads(self.memory[8 : 8 + length])

@@ -1,4 +1,6 @@
-"""Small clients on a CPU, trained side by side: one step of the stack is one step of every client in it."""
+"""Small clients on a CPU, trained side by side: one step of the stack is one step of every client
+in it.
+"""
 
 import copy
 import time
@@ -33,7 +35,8 @@ STRETCH = 16
 """Batches are gathered for so many steps at a time."""
 TAPES = 64
 """Recorded steps are kept for so many different shapes."""
-MINE, COMMON = "mine/", "common/"
+MINE = "mine/"
+COMMON = "common/"
 """What every client of a stack has of its own, along the first axis, and what all share."""
 
 
@@ -57,8 +60,9 @@ class RecordedStep(NamedTuple):
 class StackedClients(ReferenceEngine):
     """Trains groups of clients as one, and whatever cannot be stacked one after another.
 
-    Weights are one tensor (clients, weights). The method's loss is recorded once under vmap with its gradient and the
-    update, and played at every step. Clients are in falling order of their steps; those that are done fall off the end.
+    Weights are one tensor (clients, weights). The method's loss is recorded once under vmap with
+    its gradient and the update, and played at every step. Clients are in falling order of their
+    steps; those that are done fall off the end.
     """
 
     def __init__(self, task: Task, size: int) -> None:
@@ -82,7 +86,9 @@ class StackedClients(ReferenceEngine):
         return make_groups(self.task, jobs, self.size)
 
     def together(self, group: JobGroup) -> Iterator[Reply | Failure]:
-        """Train a group side by side, then let every client summarize alone; its failure is its own."""
+        """Train a group side by side, then let every client summarize alone; its failure is its
+        own.
+        """
         try:
             if len(group) > 1:
                 with suppress(Exception), arithmetic(self.task):
@@ -105,7 +111,9 @@ class StackedClients(ReferenceEngine):
         return replace(reply, up=replace(reply.up, seconds=reply.up.seconds + seconds))
 
     def load(self, weights: Tensors) -> None:
-        """Make these the network's weights; a client that is trained already need not receive any first."""
+        """Make these the network's weights; a client that is trained already need not receive any
+        first.
+        """
         if self.done:
             self.done = False
         else:
@@ -122,19 +130,19 @@ class StackedClients(ReferenceEngine):
 
     def stacked(self, group: JobGroup) -> dict[int, Trained]:
         """Train all clients of a group."""
-        began, task = time.perf_counter(), self.task
+        began = time.perf_counter()
+        task = self.task
         shards = [task.clients.shards.train[job.client] for job in group]
         width = self.width(max(task.schedule.batch_size(len(shard)) for shard in shards))
-        schedules, start = list[Schedule](), 0
+        schedules = list[Schedule]()
+        start = 0
         for job, shard in zip(group, shards, strict=True):
             local = np.arange(start, start + len(shard))
             schedules.append(make_schedule(task, local, job.client, job.down.round, width))
             start += len(shard)
         rows = torch.cat(shards)
-        images, labels = (
-            task.clients.data.images(task.clients.data.train_x[rows]),
-            task.clients.data.train_y[rows],
-        )
+        images = task.clients.data.images(task.clients.data.train_x[rows])
+        labels = task.clients.data.train_y[rows]
         tables = stack_tables(schedules)
         tensors = self.receive(group)
         log, names = self.steps(
@@ -154,7 +162,8 @@ class StackedClients(ReferenceEngine):
 
     def receive(self, group: JobGroup) -> Tensors:
         """Return all that a step reads and writes besides its batch, as it is before the first."""
-        task, down = self.task, group[0].down
+        task = self.task
+        down = group[0].down
         sent = {**task.initial, **under(MODEL, down.tensors)}
         own = [under(MODEL, job.memory) for job in group]
         personal = {name for weights in own for name in weights}
@@ -196,8 +205,11 @@ class StackedClients(ReferenceEngine):
     def steps(
         self, steps: list[int], tables: Tensors, images: Tensor, labels: Tensor, tensors: Tensors
     ) -> tuple[Tensor, tuple[str, ...]]:
-        """Do all steps; returns every term of the loss (steps, clients, terms), and the terms' names."""
-        options, log = self.task.schedule.options, list[Tensor]()
+        """Do all steps; returns every term of the loss (steps, clients, terms), and the terms'
+        names.
+        """
+        options = self.task.schedule.options
+        log = list[Tensor]()
         names: tuple[str, ...] = ()
         for start, stop, active in stretches(steps):
             now = {name: table[start:stop, :active] for name, table in tables.items()}
@@ -205,7 +217,8 @@ class StackedClients(ReferenceEngine):
             x = images.index_select(0, rows.flatten())
             if options.flip or options.crop:
                 drawn = {name: value.flatten(0, 2) for name, value in under("draw/", now).items()}
-                x, now = augment(x, drawn, options), without("draw/", now)
+                x = augment(x, drawn, options)
+                now = without("draw/", now)
             now |= {
                 "x": x.view(*rows.shape, *x.shape[1:]),
                 "y": labels.index_select(0, rows.flatten()).view_as(rows),
@@ -218,7 +231,8 @@ class StackedClients(ReferenceEngine):
             tape = self.tape(
                 [*now, *given], [*next(batches), *given.values()], terms := list[Tensor]()
             )
-            names, rest = tape.names, tuple(given.values())
+            names = tape.names
+            rest = tuple(given.values())
             terms += [tape.play(*batch, *rest)[0] for batch in batches]
             log.append(F.pad(torch.stack(terms), (0, 0, 0, len(steps) - active)))
         return torch.cat(log), names
@@ -235,7 +249,8 @@ class StackedClients(ReferenceEngine):
                 raise ValueError("this step cannot be recorded")
             terms.append(tape.play(*tensors)[0])
             return tape
-        self.tapes[key], called = None, list[str]()
+        self.tapes[key] = None
+        called = list[str]()
 
         def once(*values: Tensor) -> list[Tensor]:
             found, terms = self.objective(dict(zip(names, values, strict=True)))
@@ -252,10 +267,13 @@ class StackedClients(ReferenceEngine):
         return tape
 
     def objective(self, tensors: Tensors) -> tuple[Tensor, tuple[str, ...]]:
-        """Loss, gradient and update of all clients; returns the terms (clients, terms) and their names."""
+        """Loss, gradient and update of all clients; returns the terms (clients, terms) and their
+        names.
+        """
         flat = tensors["flat"]
         leaves = [leaf.detach().requires_grad_() for leaf in self.layout.views(flat).values()]
-        mine, common = under(MINE, tensors), under(COMMON, tensors)
+        mine = under(MINE, tensors)
+        common = under(COMMON, tensors)
         for value in under("scratch/", mine).values():
             value.masked_fill_(tensors["first"].view(-1, *[1] * (value.dim() - 1)), 0)
         batch = Batch(tensors["x"], tensors["y"], tensors["weight"])
@@ -297,7 +315,9 @@ class StackedClients(ReferenceEngine):
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the steps from and to which the same number of clients is at work, and that number; at most so many."""
+    """Yield the steps from and to which the same number of clients is at work, and that number; at
+    most so many.
+    """
     start = 0
     while start < steps[0]:
         active = sum(number > start for number in steps)
@@ -307,7 +327,9 @@ def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def stack_tables(schedules: list[Schedule]) -> Tensors:
-    """Return the tables of several clients as (steps, clients, …); those with fewer steps end in nothing."""
+    """Return the tables of several clients as (steps, clients, …); those with fewer steps end in
+    nothing.
+    """
     most = schedules[0].steps
     tables: Tensors = {}
     for name, first in schedules[0].tables.items():

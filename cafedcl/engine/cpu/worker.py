@@ -43,7 +43,9 @@ def serve(channel: Channel, engine: StackedClients) -> None:
 
 
 class Forked:
-    """A process that goes on from here with a piece of work of its own; it can be waited for like a subprocess."""
+    """A process that goes on from here with a piece of work of its own; it can be waited for like a
+    subprocess.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         with warnings.catch_warnings():
@@ -75,7 +77,9 @@ class Forked:
 
 
 def _run(work: Callable[[], None]) -> None:
-    """Do a piece of work and end the process, whatever happens: nothing of its parent's must be done twice."""
+    """Do a piece of work and end the process, whatever happens: nothing of its parent's must be
+    done twice.
+    """
     code = 1
     try:
         os.setsid()
@@ -93,7 +97,9 @@ def _run(work: Callable[[], None]) -> None:
 
 
 def start(pipe: Connection, shared: int) -> None:
-    """Build a bench of its own and serve; ``shared`` is the file that holds the data, mapped and never copied."""
+    """Build a bench of its own and serve; ``shared`` is the file that holds the data, mapped and
+    never copied.
+    """
     tensors, header = map_file(f"/dev/fd/{shared}")
     data = Dataset.from_tensors(tensors, tuple(header["names"]))
     _, begin = unpack(pipe.recv_bytes())

@@ -1,4 +1,6 @@
-"""Clients in parallel on a CPU: worker processes that share the data, with results identical to serial."""
+"""Clients in parallel on a CPU: worker processes that share the data, with results identical to
+serial.
+"""
 
 import os
 import subprocess
@@ -37,14 +39,20 @@ from cafedcl.engine.cpu.worker import GONE, Forked, serve
 from cafedcl.task.cost import operations
 from cafedcl.task.task import Task
 
-PAYS_OFF, PAYS_OFF_FORKED = 8.0, 0.5
-"""Seconds of serial work left above which starting processes is faster: anew takes two to three seconds each."""
+PAYS_OFF = 8.0
+PAYS_OFF_FORKED = 0.5
+"""Seconds of serial work left above which starting processes is faster: anew takes two to three
+seconds each.
+"""
 FASTEST = 2e11
 """Floating-point operations a second that no core exceeds."""
 TRIES = 2
 """How often a job may take its worker down with it before it counts as failed."""
-ROOM, MODELS = 2**22, 6
-"""Bytes of shared memory besides the models, and how many models it holds for every client of a group."""
+ROOM = 2**22
+MODELS = 6
+"""Bytes of shared memory besides the models, and how many models it holds for every client of a
+group.
+"""
 
 
 class Worker:
@@ -53,13 +61,16 @@ class Worker:
     def __init__(
         self, channel: Channel, process: "Forked | subprocess.Popen[bytes]", *, ready: bool
     ) -> None:
-        self.channel, self.process, self.ready = channel, process, ready
+        self.channel = channel
+        self.process = process
+        self.ready = ready
         self.group: JobGroup = ()
         self.round: Down | None = None
 
     def submit(self, group: JobGroup) -> None:
         """Send a group of jobs, and the round's Down if this worker does not have it yet."""
-        self.group, down = group, group[0].down
+        self.group = group
+        down = group[0].down
         if self.round is not down:
             self.channel.send(DOWN, down_parts(down))
             self.round = down
@@ -78,13 +89,14 @@ class Worker:
 class CpuEngine:
     """Hands groups of jobs to worker processes, and does them itself until the first is ready.
 
-    ``number`` is how many processes; 0 starts as many as there are cores once a job's number of operations, or its
-    measured time, says that it pays. Every group gives the same bits wherever it runs, so none of this shows in the
-    results.
+    ``number`` is how many processes; 0 starts as many as there are cores once a job's number of
+    operations, or its measured time, says that it pays. Every group gives the same bits wherever it
+    runs, so none of this shows in the results.
     """
 
     def __init__(self, task: Task, config: Config, number: int, jobs: int) -> None:
-        self.task, self.config = task, config
+        self.task = task
+        self.config = config
         self.local = StackedClients(
             task, 1 if stacking_obstacle(task) else max(1, config.engine.stack)
         )
@@ -119,7 +131,9 @@ class CpuEngine:
             self.crew.remove(worker)
 
     def _deadly(self, group: JobGroup) -> bool:
-        """Return whether a worker has died of a group's jobs, which are better not done in this process."""
+        """Return whether a worker has died of a group's jobs, which are better not done in this
+        process.
+        """
         return any((job.client, job.down.round) in self.deaths for job in group)
 
     def _busy(self) -> bool:
@@ -140,10 +154,11 @@ class CpuEngine:
 
     @property
     def forks(self) -> bool:
-        """Whether workers go on from this process. They cannot where it has had threads at work in its kernels.
+        """Whether workers go on from this process. They cannot where it has had threads at work in
+        its kernels.
 
-        On ARM oneDNN may have started threads of its own, whatever number it is asked for; after a fork it waits for
-        them forever.
+        On ARM oneDNN may have started threads of its own, whatever number it is asked for; after a
+        fork it waits for them forever.
         """
         return (
             sys.platform == "linux"
@@ -152,7 +167,9 @@ class CpuEngine:
         )
 
     def _hire(self, waiting: int) -> None:
-        """Start the processes that are missing, if it pays; one that could not even start is not tried again."""
+        """Start the processes that are missing, if it pays; one that could not even start is not
+        tried again.
+        """
         missing = (self.number or cores()) - len(self.crew)
         if missing < 1 or waiting < (1 if self.forks else 2) or self.number == 1:
             return
@@ -166,7 +183,8 @@ class CpuEngine:
 
     def _fork(self) -> Worker:
         """Return a worker that goes on from this process, with its data and its engine."""
-        (ours, theirs), memories = Pipe(), self._slabs()
+        (ours, theirs) = Pipe()
+        memories = self._slabs()
 
         def work() -> None:
             for pipe in (ours, *(worker.channel.pipe for worker in self.crew)):
@@ -178,7 +196,9 @@ class CpuEngine:
         return Worker(Channel(ours, memories), process, ready=True)
 
     def _slabs(self) -> dict[bytes, SharedMemory]:
-        """Return memory to share with a worker, of which only what is used is taken; none if it cannot be had."""
+        """Return memory to share with a worker, of which only what is used is taken; none if it
+        cannot be had.
+        """
         model = nbytes(self.task.initial) + 4 * (
             len(self.task.clients.data.test_y) + len(self.task.clients.data.train_y)
         )
@@ -243,7 +263,9 @@ class CpuEngine:
         return iter(results)
 
     def _bury(self, worker: Worker, waiting: deque[JobGroup]) -> list[Reply | Failure]:
-        """Take leave of a dead worker and give its jobs another try, each alone, so that the killer is found."""
+        """Take leave of a dead worker and give its jobs another try, each alone, so that the killer
+        is found.
+        """
         code = worker.process.wait()
         worker.channel.pipe.close()
         self.crew.remove(worker)
@@ -280,13 +302,17 @@ class CpuEngine:
 
 
 def least_seconds(task: Task) -> float:
-    """Return the least that a typical client's training takes: what is long on any core need not be tried out first."""
+    """Return the least that a typical client's training takes: what is long on any core need not be
+    tried out first.
+    """
     images = task.schedule.typical * task.schedule.options.epochs
     return 3 * operations(task.network, task.clients.data.shape) * images / FASTEST
 
 
 def share(task: Task) -> IO[bytes]:
-    """Write the data once into an unnamed file, in memory where there is such a place, for workers to map."""
+    """Write the data once into an unnamed file, in memory where there is such a place, for workers
+    to map.
+    """
     memory = Path("/dev/shm")
     file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)  # noqa: SIM115
     file.write(pack(task.clients.data.tensors(), {"names": list(task.clients.data.names)}))

@@ -10,11 +10,14 @@ from torch import Tensor
 from cafedcl.engine.schedule import Schedule
 
 ON_THEIR_WAY = 3
-"""Visits of a lane whose tables may not have left the host: one that runs, one that is queued, one that failed."""
+"""Visits of a lane whose tables may not have left the host: one that runs, one that is queued, one
+that failed.
+"""
 
 
 class BatchTables:
-    """The tables of one width on the device, and the pages on the host from which they are copied there.
+    """The tables of one width on the device, and the pages on the host from which they are copied
+    there.
 
     The pages are locked in memory once and for all, which takes longer than filling them.
     """

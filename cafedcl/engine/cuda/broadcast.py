@@ -1,4 +1,6 @@
-"""What the server tells every client of a round besides the weights, laid once where all lanes read it."""
+"""What the server tells every client of a round besides the weights, laid once where all lanes read
+it.
+"""
 
 import torch
 from torch import Tensor
@@ -7,14 +9,17 @@ from cafedcl.core.tensors import ANCHORS, Tensors, under
 
 Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
 KEPT = 4
-"""Anchors of so many different shapes keep their place, and so many sets of anchors and memories their captures."""
+"""Anchors of so many different shapes keep their place, and so many sets of anchors and memories
+their captures.
+"""
 
 
 class Broadcast:
     """Anchors, the round and the progress of the run, in tensors that captures refer to."""
 
     def __init__(self, device: torch.device, rounds: int) -> None:
-        self.device, self.rounds = device, rounds
+        self.device = device
+        self.rounds = rounds
         self.round, self.progress = (torch.zeros((), device=device) for _ in range(2))
         self.slices: dict[Shapes, Tensors] = {}
         self.anchors: Tensors = {}

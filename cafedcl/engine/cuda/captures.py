@@ -1,4 +1,6 @@
-"""Captures for visits of one shape: the static tensors of a visit, and what a loss and a summary may know of it."""
+"""Captures for visits of one shape: the static tensors of a visit, and what a loss and a summary
+may know of it.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +14,9 @@ from cafedcl.device.lane import Lane
 from cafedcl.device.packed_bytes import PackedBytes
 
 CHAINS = (1, 4, 16)
-"""How often a piece of work is repeated in its captures: the more, the fewer launches many repetitions take."""
+"""How often a piece of work is repeated in its captures: the more, the fewer launches many
+repetitions take.
+"""
 
 
 class VisitResult(NamedTuple):
@@ -22,7 +26,9 @@ class VisitResult(NamedTuple):
     """What goes up, but for entries per class."""
     kept: Tensors
     broadcast: Tensor
-    """What goes to the host, in one parcel: entries per class, notes, the losses, and whether all is sound."""
+    """What goes to the host, in one parcel: entries per class, notes, the losses, and whether all
+    is sound.
+    """
     packed: PackedBytes
     whole: bool
     """Whether entries are of all classes, and not yet of those the client holds."""
@@ -51,7 +57,9 @@ class Plan:
         work: Callable[[], None],
         before: Callable[[], object],
     ) -> None:
-        """Capture work that is done up to ``most`` times in a row, if it is not yet; ``before`` makes ready for it."""
+        """Capture work that is done up to ``most`` times in a row, if it is not yet; ``before``
+        makes ready for it.
+        """
         for number in CHAINS:
             if number > most or (what, size, number) in self.captures:
                 continue

@@ -1,4 +1,6 @@
-"""One lane's place of work: static tensors, the steps captured on them, and a client's whole visit queued there."""
+"""One lane's place of work: static tensors, the steps captured on them, and a client's whole visit
+queued there.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +39,8 @@ from cafedcl.engine.views import LossView, SummaryView, embeds_nothing
 from cafedcl.functional.metrics import KINDS, correct
 from cafedcl.functional.reply_check import sound
 
-STEP, OUTCOME = "step", "outcome"
+STEP = "step"
+OUTCOME = "outcome"
 """What is captured of a visit: a step of its training, and what it comes to."""
 
 
@@ -66,7 +69,9 @@ class ClientSlot(Replica):
     # receiving
 
     def plan(self, job: Job) -> Plan:
-        """Return the plan for the anchors of a round and the shapes of a client's memory, which is copied in."""
+        """Return the plan for the anchors of a round and the shapes of a client's memory, which is
+        copied in.
+        """
         memory = without((MODEL, AUGMENT), job.memory)
         shape = (id(self.device_data.broadcast.anchors), shapes(memory))
         plan = self.plans.pop(shape, None)
@@ -80,11 +85,9 @@ class ClientSlot(Replica):
         return plan
 
     def _static_visit(self, index: int, memory: Tensors) -> Visit:
-        device, client, broadcast = (
-            self.task.device,
-            self.task.clients.client(index),
-            self.device_data.broadcast,
-        )
+        device = self.task.device
+        client = self.task.clients.client(index)
+        broadcast = self.device_data.broadcast
         known = LossView(client.counts.clone(), client.most, client.total)
         return Visit(
             client=cast(Client, known),
@@ -125,8 +128,12 @@ class ClientSlot(Replica):
     # training
 
     def step(self, plan: Plan, width: int) -> None:
-        """One optimizer step: gather, forward, loss, backward, clip, update. This is what is captured."""
-        program, feed, at = self.device_data.program, self.feed(width).tables, self.cursor
+        """One optimizer step: gather, forward, loss, backward, clip, update. This is what is
+        captured.
+        """
+        program = self.device_data.program
+        feed = self.feed(width).tables
+        at = self.cursor
         asked = [*self.leaves.values(), *self.halves.values()]
         with torch.enable_grad():
             loss, terms = program.objective(
@@ -139,8 +146,11 @@ class ClientSlot(Replica):
         )
 
     def gradients(self, found: Sequence[Tensor | None]) -> list[list[Tensor]]:
-        """Return each weight's gradients as it lies: through the weight itself, through its half, or both."""
-        own, half = found[: len(self.leaves)], found[len(self.leaves) :]
+        """Return each weight's gradients as it lies: through the weight itself, through its half,
+        or both.
+        """
+        own = found[: len(self.leaves)]
+        half = found[len(self.leaves) :]
         gradients = []
         for entry, weight, *both in zip_longest(
             self.layout.entries.values(), self.leaves.values(), own, half
@@ -166,7 +176,8 @@ class ClientSlot(Replica):
         if not plan.names:
             self.cursor.zero_()
             feed = self.feed(width).tables
-            program, images = self.device_data.program, self.device_data.training
+            program = self.device_data.program
+            images = self.device_data.training
             plan.names = program.names(
                 self.weights, images, self.extra, feed, self.cursor, plan.visit
             )
@@ -183,18 +194,21 @@ class ClientSlot(Replica):
     # a client's visit
 
     def visit(self, job: Job, sent: Tensor, room: float) -> Iterator[Reply | None]:
-        """Queue a client's training, then what it comes to, and wait for the reply: three stages, each when asked for.
+        """Queue a client's training, then what it comes to, and wait for the reply: three stages,
+        each when asked for.
 
         ``room`` is how many bytes of its memory may stay on the device.
         """
-        task, method = self.task, self.task.method
+        task = self.task
+        method = self.task.method
         job = task.tail.learned(job)
         client = task.clients.client(job.client)
         augmented = (
             prefixed(AUGMENT, under(AUGMENT, job.memory)) if task.tail.augmented[job.client] else {}
         )
         with self.lane.on(), torch.no_grad():
-            began, width = self.lane.mark(), self.device_data.width(job.client)
+            began = self.lane.mark()
+            width = self.device_data.width(job.client)
             plan = self.plan(job)
             plan.visit.client.counts.copy_(client.counts)
             self.prepare(plan, width)
@@ -210,7 +224,8 @@ class ClientSlot(Replica):
 
         with self.lane.on(), torch.no_grad():
             outcome = self.outcome(plan, job, extra)
-            trained, rest = self.flat.clone(), self.fresh(self.layout.rest)
+            trained = self.flat.clone()
+            rest = self.fresh(self.layout.rest)
             shared, own = self.parted(trained, rest)
             memory = {**prefixed(MODEL, own), **outcome.kept, **augmented}
             predicted = None
@@ -225,7 +240,8 @@ class ClientSlot(Replica):
 
         done.wait()
         broadcast = outcome.packed.read(outcome.broadcast)
-        small, held = as_tensors(SENT, broadcast), task.clients.holds[job.client]
+        small = as_tensors(SENT, broadcast)
+        held = task.clients.holds[job.client]
         if outcome.whole and len(held) < method.classes:
             small = {name: value[held] for name, value in small.items()}
         up = Up(
@@ -248,7 +264,9 @@ class ClientSlot(Replica):
         yield Reply(up, memory, right, sound=not augmented and bool(broadcast[SOUND]))
 
     def score(self, job: Job, sent: Tensor, rows: Tensor) -> Pending:
-        """Queue a look of the received model at test images, and return the call that waits for its predictions."""
+        """Queue a look of the received model at test images, and return the call that waits for its
+        predictions.
+        """
         self.lane.follow()
         with self.lane.on():
             self.receive(sent, job)
@@ -270,8 +288,10 @@ class ClientSlot(Replica):
 
     def outcome(self, plan: Plan, job: Job, extra: SyntheticImages) -> VisitResult:
         """Return what a visit comes to, with what it tells on its way to the host."""
-        client, task = job.client, self.task
-        made, keep = None if len(extra) else self.replayed(plan, client), cloned
+        client = job.client
+        task = self.task
+        made = None if len(extra) else self.replayed(plan, client)
+        keep = cloned
         if made is None:
             visit = replace(
                 plan.visit,
@@ -280,12 +300,10 @@ class ClientSlot(Replica):
                 rates=task.rates(client, job.down.round),
                 signals=extra.signals,
             )
-            made, keep = (
-                self.conclude(plan, visit, self.device_data.program.summarize)._replace(
-                    whole=False
-                ),
-                self.fresh,
+            made = self.conclude(plan, visit, self.device_data.program.summarize)._replace(
+                whole=False
             )
+            keep = self.fresh
         return made._replace(
             sent=keep(made.sent),
             kept=keep(made.kept),
@@ -293,7 +311,8 @@ class ClientSlot(Replica):
         )
 
     def replayed(self, plan: Plan, client: int) -> VisitResult | None:
-        """Return what a visit comes to by one replay, if the method can be captured and the client's images are few.
+        """Return what a visit comes to by one replay, if the method can be captured and the
+        client's images are few.
 
         It is good until the next replay.
         """
@@ -305,12 +324,11 @@ class ClientSlot(Replica):
             self.looked[size] = torch.zeros_like(looked)
         place = self.looked[size].copy_(looked)
         if (OUTCOME, size, 1) not in plan.captures:
-            known, holds = (
-                plan.visit.client,
-                torch.arange(self.task.method.classes, device=looked.device),
-            )
+            known = plan.visit.client
+            holds = torch.arange(self.task.method.classes, device=looked.device)
             anyone = cast(Client, SummaryView(known.counts, holds, known.most, known.total))
-            program, first = self.device_data.program, CapturedEmbedder(self, place)
+            program = self.device_data.program
+            first = CapturedEmbedder(self, place)
             program.play.eval()
             whole = self.conclude(
                 plan, replace(plan.visit, client=anyone, embed=first), program.summarize
@@ -342,7 +360,8 @@ class ClientSlot(Replica):
             LOG: plan.log,
             SOUND: sound([self.flat, *numbers], summary, self.task.fields),
         }
-        packed, whole = PackedBytes(broadcast), summary.get("classes") is visit.client.holds
+        packed = PackedBytes(broadcast)
+        whole = summary.get("classes") is visit.client.holds
         return VisitResult(
             sent, kept, packed.wrap(moved(broadcast, self.task.device)), packed, whole
         )
@@ -379,5 +398,10 @@ def as_tensors(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Tensors:
     )
 
 
-LOG, SOUND, SENT, NOTE = "log", "sound", "sent/", "note/"
-"""What the host is told of a visit: the losses, whether all numbers are as they should be, entries per class, notes."""
+LOG = "log"
+SOUND = "sound"
+SENT = "sent/"
+NOTE = "note/"
+"""What the host is told of a visit: the losses, whether all numbers are as they should be, entries
+per class, notes.
+"""

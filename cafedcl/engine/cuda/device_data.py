@@ -26,7 +26,8 @@ class DeviceData:
     program: Program
     channels_last: bool
     train_x: Tensor
-    """All training images as the encoder sees them; uint8 where there are too many to keep them so."""
+    """All training images as the encoder sees them; uint8 where there are too many to keep them so.
+    """
     test_x: Tensor
     widths: list[int]
     steps: int
@@ -42,15 +43,14 @@ class DeviceData:
         return next(width for width in self.widths if width >= size)
 
     def looked(self, client: int) -> Tensor | None:
-        """Return a client's images, padded to a few passes, and the number of each one's part, which is −1 for padding.
+        """Return a client's images, padded to a few passes, and the number of each one's part,
+        which is −1 for padding.
 
         There is nothing for a client that has more images than that.
         """
         if client not in self._looked:
-            train, validation = (
-                self.task.clients.shards.train[client],
-                self.task.clients.shards.validation[client],
-            )
+            train = self.task.clients.shards.train[client]
+            validation = self.task.clients.shards.validation[client]
             number = len(train) + len(validation)
             passes = 1 << max(-(-number // self.look) - 1, 0).bit_length()
             place = torch.zeros(2, passes * self.look, dtype=torch.int64, device=self.task.device)
@@ -65,7 +65,8 @@ class DeviceData:
         return {}
 
     def test_rows(self, client: int | None) -> Tensor:
-        """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib` the client's own.
+        """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib`
+        the client's own.
 
         It is the same tensor every time.
         """
@@ -80,11 +81,15 @@ class DeviceData:
         )
 
     def room(self) -> Tensors:
-        """Return the place for a client's synthetic images, their labels, and what is added to their features."""
-        most, method = int(self.task.tail.wanted.sum(1).max()), self.task.method
+        """Return the place for a client's synthetic images, their labels, and what is added to
+        their features.
+        """
+        most = int(self.task.tail.wanted.sum(1).max())
+        method = self.task.method
         if not most:
             return {}
-        device, more = self.task.device, {}
+        device = self.task.device
+        more = {}
         if self.task.tail.augmenter.shifts:
             more["shift"] = torch.zeros(most, method.dim, device=device)
         empty = self.train_x.new_zeros(most, *self.train_x.shape[1:])
@@ -102,7 +107,8 @@ class DeviceData:
                 room[name][: len(values)].copy_(values)
 
     def training(self, rows: Tensor, extra: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return training images as the encoder sees them, their labels, and what is added to their features.
+        """Return training images as the encoder sees them, their labels, and what is added to their
+        features.
 
         Rows beyond the training set are synthetic images.
         """
@@ -114,13 +120,16 @@ class DeviceData:
                 None,
             )
         beyond = rows - len(labels)
-        real, own, other = beyond < 0, rows.clamp(max=len(labels) - 1), beyond.clamp(min=0)
+        real = beyond < 0
+        own = rows.clamp(max=len(labels) - 1)
+        other = beyond.clamp(min=0)
 
         def either(ours: Tensor, theirs: Tensor) -> Tensor:
             mask = real.view(-1, *[1] * (ours.dim() - 1))
             return torch.where(mask, ours.index_select(0, own), theirs.index_select(0, other))
 
-        x, y = self._seen(either(self.train_x, extra["x"])), either(labels, extra["y"])
+        x = self._seen(either(self.train_x, extra["x"]))
+        y = either(labels, extra["y"])
         if "shift" not in extra:
             return x, y, None
         return x, y, extra["shift"].index_select(0, other).masked_fill(real[:, None], 0)
@@ -137,7 +146,9 @@ class DeviceData:
         )
 
     def lay_out(self, x: Tensor, *, ready: bool) -> Tensor:
-        """Return uint8 images (N, C, H, W) the way they are read, normalised once and for all if asked."""
+        """Return uint8 images (N, C, H, W) the way they are read, normalised once and for all if
+        asked.
+        """
         if ready:
             parts = x.split(4096) if len(x) else [x]
             x = torch.cat(

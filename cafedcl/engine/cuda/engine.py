@@ -1,4 +1,6 @@
-"""The fast engine: steps captured once as CUDA graphs and replayed for every client, on several streams at once."""
+"""The fast engine: steps captured once as CUDA graphs and replayed for every client, on several
+streams at once.
+"""
 
 import math
 from collections import deque
@@ -23,14 +25,21 @@ from cafedcl.engine.cuda.step import Program
 from cafedcl.engine.schedule import choose_widths
 from cafedcl.task.task import Task
 
-WIDTHS, COMPILED_WIDTHS = 8, 3
+WIDTHS = 8
+COMPILED_WIDTHS = 3
 """Into how many widths batches are padded at most; compiling takes seconds for each."""
 READY_SHARE = 0.1
 """Images are kept normalised on the device if they take no more of its memory than this."""
 MEMORY_SHARE = 0.3
-"""Clients' memories stay on the device as long as they take no more of it than this; then they go to the host."""
-LANES, LARGE_LANES, LARGE = 12, 4, 5_000_000
-"""Visits at a time, at most; fewer fill the device if the network has so many weights. More only end all at once."""
+"""Clients' memories stay on the device as long as they take no more of it than this; then they go
+to the host.
+"""
+LANES = 12
+LARGE_LANES = 4
+LARGE = 5_000_000
+"""Visits at a time, at most; fewer fill the device if the network has so many weights. More only
+end all at once.
+"""
 SCORERS = 4
 """Lanes that score the server's model."""
 LEARNERS = 8
@@ -41,13 +50,15 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 class CudaEngine:
     """Queues whole visits on several lanes and hands out replies as they are done.
 
-    Nothing in a visit waits for the device. It computes what the eager engine computes, in the precision asked for.
+    Nothing in a visit waits for the device. It computes what the eager engine computes, in the
+    precision asked for.
     """
 
     def __init__(
         self, task: Task, options: EngineOptions, participants: int, *, compiled: bool
     ) -> None:
-        self.task, self.precision = task, options.precision
+        self.task = task
+        self.precision = options.precision
         with self.arithmetic():
             self.device_data = make_device_data(task, DTYPES[options.precision], compiled=compiled)
         large = sum(value.numel() for value in task.initial.values()) >= LARGE
@@ -69,7 +80,8 @@ class CudaEngine:
             torch.cuda.get_rng_state(self.task.device) if self.task.device.type == "cuda" else None
         )
         with self.arithmetic(), torch.no_grad():
-            slot, job = self._slot(0), Job(0, down, {}, False)
+            slot = self._slot(0)
+            job = Job(0, down, {}, False)
             with slot.lane.on():
                 slot.receive(self._sent(down), job)
                 plan = slot.plan(job)
@@ -83,11 +95,13 @@ class CudaEngine:
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round.
 
-        Training begins on all lanes before anything else is queued, then on every lane one visit is queued while the
-        one before it runs, and replies are waited for as late as possible: the device always has work. A summary that
-        is not replayed may wait for its lane, so those of all lanes wait together.
+        Training begins on all lanes before anything else is queued, then on every lane one visit is
+        queued while the one before it runs, and replies are waited for as late as possible: the
+        device always has work. A summary that is not replayed may wait for its lane, so those of
+        all lanes wait together.
         """
-        waiting, turn = deque(self._learned(jobs)), 0
+        waiting = deque(self._learned(jobs))
+        turn = 0
         later = 1 if self.task.method.replayed else self.number
         queued: deque[Iterator[Reply | Failure | None]] = deque()
         sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
@@ -114,7 +128,9 @@ class CudaEngine:
                 torch.cuda.synchronize(self.task.device)
 
     def _visit(self, job: Job, sent: Tensor, turn: int) -> Iterator[Reply | Failure | None]:
-        """Go through the stages of a visit on the lane whose turn it is; one that cannot be queued is a failure."""
+        """Go through the stages of a visit on the lane whose turn it is; one that cannot be queued
+        is a failure.
+        """
         slot = self._slot(turn % self.number)
         if turn < self.number:
             slot.lane.follow()
@@ -129,7 +145,9 @@ class CudaEngine:
         yield from stages
 
     def _learned(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Let clients learn what their augmentation needs, several at a time; one that fails does so in its turn."""
+        """Let clients learn what their augmentation needs, several at a time; one that fails does
+        so in its turn.
+        """
         if self.learners is None:
             return jobs
         return list(self.learners.map(self._learn, jobs))
@@ -144,7 +162,8 @@ class CudaEngine:
         here = {
             name: v for name, v in reply.memory.items() if v.device.type == self.task.device.type
         }
-        size, client = nbytes(here), reply.up.client
+        size = nbytes(here)
+        client = reply.up.client
         self.used += size - self.ledger.get(client, 0)
         self.ledger[client] = size
 
@@ -159,9 +178,11 @@ class CudaEngine:
 
     @torch.no_grad()
     def _sent(self, down: Down) -> Tensor:
-        """Return the server's weights, laid with all else it tells where lanes take it from; none is at work now.
+        """Return the server's weights, laid with all else it tells where lanes take it from; none
+        is at work now.
 
-        What was scored at the end of a round is what the next one begins with, and lies there already.
+        What was scored at the end of a round is what the next one begins with, and lies there
+        already.
         """
         news = {name: (value, value._version) for name, value in down.tensors.items()}
         if self.sent is None or not same(self.laid, news):
@@ -183,8 +204,11 @@ class CudaEngine:
 
     @cached_property
     def _shares(self) -> tuple[Tensor, ...]:
-        """The test images that each lane scores the server's model on: whole chunks, but for the last."""
-        rows, size = self.device_data.test_rows(None), self.task.eval_batch
+        """The test images that each lane scores the server's model on: whole chunks, but for the
+        last.
+        """
+        rows = self.device_data.test_rows(None)
+        size = self.task.eval_batch
         chunks = max(1, -(-len(rows) // size))
         return tuple(rows.split(size * -(-chunks // min(self.number, SCORERS))))
 

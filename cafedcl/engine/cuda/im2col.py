@@ -13,8 +13,9 @@ MULTIPLE = 8
 class Im2ColConv(nn.Conv2d):
     """A convolution as one product of its filters with all patches of the images.
 
-    Libraries have no fast kernels for one channel or three, which makes the first layer the slowest of a small network.
-    Where a gradient is wanted of its input, which is then no image, it is the library's convolution.
+    Libraries have no fast kernels for one channel or three, which makes the first layer the slowest
+    of a small network. Where a gradient is wanted of its input, which is then no image, it is the
+    library's convolution.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,12 +27,17 @@ class Im2ColConv(nn.Conv2d):
         return F.linear(self.patches(self.strips(x)), filters, self.bias).permute(0, 3, 1, 2)
 
     def strips(self, x: Tensor) -> Tensor:
-        """Return what lies under a row of the filter: (images, rows, columns, w·C), padded to a multiple."""
+        """Return what lies under a row of the filter: (images, rows, columns, w·C), padded to a
+        multiple.
+        """
         assert not isinstance(self.padding, str)
-        (high, wide), right, broad = self.padding, self.stride[1], self.kernel_size[1]
+        (high, wide) = self.padding
+        right = self.stride[1]
+        broad = self.kernel_size[1]
         pixels = F.pad(x.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high)).contiguous()
         images, rows, columns, channels = pixels.shape
-        row, reach = columns * channels, broad * channels
+        row = columns * channels
+        reach = broad * channels
         strips = pixels.as_strided(
             (images, rows, (columns - broad) // right + 1, reach),
             (rows * row, row, right * channels, 1),
@@ -41,10 +47,12 @@ class Im2ColConv(nn.Conv2d):
     def patches(self, strips: Tensor) -> Tensor:
         """Return the strips under a filter, one after another: (images, rows, columns, h·strip).
 
-        They are copied eight bytes at a time, because what the copy costs is finding where each piece lies.
+        They are copied eight bytes at a time, because what the copy costs is finding where each
+        piece lies.
         """
         pieces = strips.view(torch.int64)
-        tall, down = self.kernel_size[0], self.stride[0]
+        tall = self.kernel_size[0]
+        down = self.stride[0]
         images, rows, columns, strip = pieces.shape
         row = columns * strip
         patches = pieces.as_strided(

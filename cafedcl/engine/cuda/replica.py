@@ -21,18 +21,22 @@ SCORE = "score"
 
 
 class Replica:
-    """A copy of the network on one lane, whose weights always lie in the same tensors, and what it sees in images.
+    """A copy of the network on one lane, whose weights always lie in the same tensors, and what it
+    sees in images.
 
     Its callers have switched gradients off.
     """
 
     def __init__(self, device_data: DeviceData) -> None:
-        self.device_data, self.task = device_data, device_data.task
+        self.device_data = device_data
+        self.task = device_data.task
         self.lane = Lane(self.task.device)
         self.network = copy.deepcopy(self.task.network).eval()
         self.layout = Layout(self.network, device_data.channels_last)
-        self.flat, self.leaves = self.layout.flat, self.layout.leaves
-        dtype, network = device_data.program.dtype, {**self.leaves, **self.layout.rest}
+        self.flat = self.layout.flat
+        self.leaves = self.layout.leaves
+        dtype = device_data.program.dtype
+        network = {**self.leaves, **self.layout.rest}
         self.half = self.flat if dtype == self.flat.dtype else self.flat.to(dtype)
         self.halves = {} if self.half is self.flat else under(ENCODER, self.layout.views(self.half))
         for half in self.halves.values():
@@ -41,7 +45,8 @@ class Replica:
         self.still = {} if self.half is self.flat else device_data.program.play.runner.cast(rest)
         self.weights = Given(network, {**under(ENCODER, network), **self.still, **self.halves})
         self.network.runner = Bound(device_data.program.play.runner, self.weights.body)
-        self.received, device = torch.empty_like(self.flat), self.task.device
+        self.received = torch.empty_like(self.flat)
+        device = self.task.device
         self.extra = device_data.room()
         self.looking = torch.zeros(device_data.look, dtype=torch.int64, device=device)
         self.seen: Tensor | None = None
@@ -83,12 +88,12 @@ class Replica:
         )
 
     def embedder(self, client: int, extra: SyntheticImages) -> Embed:
-        """Return the function that gives a method its client's embeddings; real images are embedded all at once."""
-        own, held_out, y = (
-            self.task.clients.shards.train[client],
-            self.task.clients.shards.validation[client],
-            self.task.clients.data.train_y,
-        )
+        """Return the function that gives a method its client's embeddings; real images are embedded
+        all at once.
+        """
+        own = self.task.clients.shards.train[client]
+        held_out = self.task.clients.shards.validation[client]
+        y = self.task.clients.data.train_y
         cache: dict[tuple[bool, Weights], Tensor] = {}
 
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
@@ -126,11 +131,15 @@ class Replica:
         )
 
     def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor | None) -> Tensor:
-        """Return the predicted classes of test images, among all and among those held, on their way to the host.
+        """Return the predicted classes of test images, among all and among those held, on their way
+        to the host.
 
-        Rows that are the same tensor as the last are not copied again. Nobody asks for classes held if it is None.
+        Rows that are the same tensor as the last are not copied again. Nobody asks for classes held
+        if it is None.
         """
-        program, anchors, size = self.device_data.program, plan.visit.anchors, self.task.eval_batch
+        program = self.device_data.program
+        anchors = plan.visit.anchors
+        size = self.task.eval_batch
         chunks = -(-len(rows) // size)
         if shapes(kept) != shapes(plan.kept):
             plan.kept = cloned(kept)
@@ -148,12 +157,10 @@ class Replica:
             self.at.zero_()
 
         def score() -> None:
-            images, asked, at, predicted = (
-                self.device_data.testing,
-                self.asked,
-                self.at,
-                self.predicted,
-            )
+            images = self.device_data.testing
+            asked = self.asked
+            at = self.at
+            predicted = self.predicted
             program.predict(
                 self.weights, images, asked, at, anchors, plan.kept, plan.held, predicted
             )
@@ -165,7 +172,9 @@ class Replica:
 
 
 class CapturedEmbedder:
-    """Gives a method its client's embeddings under a capture; what is not of the part asked for has label −1."""
+    """Gives a method its client's embeddings under a capture; what is not of the part asked for has
+    label −1.
+    """
 
     def __init__(self, sight: Replica, looked: Tensor) -> None:
         self.sight = sight
@@ -188,7 +197,9 @@ class CapturedEmbedder:
 
 
 def over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tensor) -> Tensor:
-    """Return the answers for all rows: a static tensor is filled with as many as fit, replayed and read, in turn."""
+    """Return the answers for all rows: a static tensor is filled with as many as fit, replayed and
+    read, in turn.
+    """
     answers = []
     for part in rows.split(len(asked)):
         asked[: len(part)].copy_(part)

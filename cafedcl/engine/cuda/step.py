@@ -1,6 +1,8 @@
-"""A training step as two functions of tensors, which can be compiled: the objective, and the update of the weights.
+"""A training step as two functions of tensors, which can be compiled: the objective, and the update
+of the weights.
 
-The encoder runs in a lower precision if asked; the weights themselves, the head and the losses are in float32.
+The encoder runs in a lower precision if asked; the weights themselves, the head and the losses are
+in float32.
 """
 
 import copy
@@ -24,7 +26,8 @@ from cafedcl.models.base import Encoder, Network, Runner
 
 ENCODER = "encoder."
 Images = Callable[[Tensor, Tensors], tuple[Tensor, Tensor, Tensor | None]]
-"""Gives images as the encoder sees them, their labels, and what is added to their features, if anything.
+"""Gives images as the encoder sees them, their labels, and what is added to their features, if
+anything.
 
 It is asked for rows, and given the client's synthetic images.
 """
@@ -35,10 +38,13 @@ Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 class Body(Runner):
-    """Runs a stand-in for the encoder that holds its weights in another precision; features come back in float32."""
+    """Runs a stand-in for the encoder that holds its weights in another precision; features come
+    back in float32.
+    """
 
     def __init__(self, body: nn.Module, dtype: torch.dtype) -> None:
-        self.body, self.dtype = body, dtype
+        self.body = body
+        self.dtype = dtype
 
     def features(self, _encoder: nn.Module, x: Tensor) -> Tensor:
         """Return the encoder's features."""
@@ -63,9 +69,11 @@ class Body(Runner):
 
 @dataclass(frozen=True)
 class Given:
-    """The weights of a call: the network's own in float32, and its encoder's once more in the body's precision.
+    """The weights of a call: the network's own in float32, and its encoder's once more in the
+    body's precision.
 
-    The two are parted so that a loss may look at the weights themselves, and no step has to cast them.
+    The two are parted so that a loss may look at the weights themselves, and no step has to cast
+    them.
     """
 
     network: Tensors
@@ -76,7 +84,8 @@ class Bound(Runner):
     """Runs an encoder with the weights of one lane."""
 
     def __init__(self, body: Body, weights: Tensors) -> None:
-        self.body, self.weights = body, weights
+        self.body = body
+        self.weights = weights
 
     def features(self, encoder: nn.Module, x: Tensor) -> Tensor:
         """Return the encoder's features."""
@@ -88,7 +97,9 @@ class Bound(Runner):
 
 
 class FunctionalNetwork(nn.Module):
-    """A network whose weights are given at every call. Its encoder's part is played by a body in another precision."""
+    """A network whose weights are given at every call. Its encoder's part is played by a body in
+    another precision.
+    """
 
     def __init__(self, network: Network, dtype: torch.dtype, *, patches: bool = False) -> None:
         super().__init__()
@@ -106,7 +117,9 @@ class FunctionalNetwork(nn.Module):
 
 
 class Program:
-    """What is done at a step and in a pass over images, for one method, model and precision; all lanes share it."""
+    """What is done at a step and in a pass over images, for one method, model and precision; all
+    lanes share it.
+    """
 
     def __init__(
         self,
@@ -117,7 +130,10 @@ class Program:
         *,
         compiled: bool,
     ) -> None:
-        self.method, self.options, self.dtype, self.compiled = method, options, dtype, compiled
+        self.method = method
+        self.options = options
+        self.dtype = dtype
+        self.compiled = compiled
         if compiled:
             settings: Any = torch._dynamo.config
             settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
@@ -187,10 +203,12 @@ class Program:
         terms: Tensor,
         log: Tensor,
     ) -> None:
-        """Clip the gradient's norm, decay, move the weights; log the terms and go on to the next step.
+        """Clip the gradient's norm, decay, move the weights; log the terms and go on to the next
+        step.
 
-        ``weights`` are all that move, in one tensor, and ``half`` is the same in the body's precision. ``gradients``
-        are of every weight as it lies, one or several that are added; those of one type are joined, then cast.
+        ``weights`` are all that move, in one tensor, and ``half`` is the same in the body's
+        precision. ``gradients`` are of every weight as it lies, one or several that are added;
+        those of one type are joined, then cast.
         """
         alike: list[list[Tensor]] = []
         for part in (reduce(torch.add, each).flatten() for each in gradients):
@@ -224,7 +242,9 @@ class Program:
         held: Tensor,
         predicted: Tensor,
     ) -> None:
-        """Note the predicted class of the images that are next, among all classes and among those held, and go on."""
+        """Note the predicted class of the images that are next, among all classes and among those
+        held, and go on.
+        """
         x, _, _ = images(asked.index_select(0, at)[0], {})
         scores = self._act(
             weights, lambda network: self.method.scores(network, x, anchors, memory), None

@@ -19,7 +19,9 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server:
-    """Serves ``files`` on a free port of this machine; breaks off after ``cuts`` bytes, one per request."""
+    """Serves ``files`` on a free port of this machine; breaks off after ``cuts`` bytes, one per
+    request.
+    """
 
     def __init__(self):
         self.files = {"file.bin": CONTENT}

@@ -17,7 +17,9 @@ FORMS = {
 
 
 def batches(name, protocol=2):
-    """The official files of a tiny set with every class once per batch, and the images and labels in them."""
+    """The official files of a tiny set with every class once per batch, and the images and labels
+    in them.
+    """
     key, classes = FORMS[name][2:]
     files = {
         "cifar10": [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"],

@@ -19,7 +19,9 @@ def image(value, size=(40, 30), form="PPM"):
 
 
 def signs(training="Training"):
-    """GTSRB's files by their paths in the official zips: every class twice for training, once for testing."""
+    """GTSRB's files by their paths in the official zips: every class twice for training, once for
+    testing.
+    """
     train = {
         f"GTSRB/{training}/{c:05d}/{track:05d}_00000.ppm": image(c, (20 + c, 25))
         for c in range(43)

@@ -1,4 +1,6 @@
-"""A network made by hand: Flower's grid, with sites that answer in this process and can be told to misbehave."""
+"""A network made by hand: Flower's grid, with sites that answer in this process and can be told to
+misbehave.
+"""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -85,7 +87,9 @@ SHORT = {
 
 
 def short_config(method: str = "cafedcl", **settings: Any) -> Config:
-    """Three clients with four classes each; settings by their names in the config, with __ for the dot."""
+    """Three clients with four classes each; settings by their names in the config, with __ for the
+    dot.
+    """
     tables: dict[str, Any] = {name: dict(table) for name, table in SHORT.items()} | {
         "method": {"name": method}
     }
@@ -123,7 +127,9 @@ def host(net: Net, journal: Journal) -> GridHost:
 
 @pytest.fixture
 def same() -> Callable[[Federation, Federation], None]:
-    """Asserts that two federations are in the same state, to the last bit, and have the same history."""
+    """Asserts that two federations are in the same state, to the last bit, and have the same
+    history.
+    """
 
     def check(one: Federation, other: Federation) -> None:
         assert one.state.keys() == other.state.keys()

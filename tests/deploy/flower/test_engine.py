@@ -1,4 +1,6 @@
-"""The same jobs at sites give the same bits, and whatever a site does, the round goes on with the others."""
+"""The same jobs at sites give the same bits, and whatever a site does, the round goes on with the
+others.
+"""
 
 from dataclasses import replace
 
@@ -41,7 +43,9 @@ def test_every_method_gives_the_same_bits_as_the_reference_engine(method, config
 
 
 def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_path, journal):
-    """Tail augmentation needs what a client keeps; the server gets notes about it, and never an image."""
+    """Tail augmentation needs what a client keeps; the server gets notes about it, and never an
+    image.
+    """
     tail = {
         "augment__name": "gan",
         "augment__steps": 5,

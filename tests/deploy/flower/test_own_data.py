@@ -1,4 +1,6 @@
-"""Sites with their own images: the same methods, and the same Federation, without an image at the server."""
+"""Sites with their own images: the same methods, and the same Federation, without an image at the
+server.
+"""
 
 import json
 
@@ -24,7 +26,9 @@ HOLDS = {"a": [0, 1, 2, 3], "b": [3, 4, 5, 6], "c": [6, 7, 8, 9, 0]}
 
 @pytest.fixture
 def places(net, digits, tmp_path):
-    """Three sites, each with the digits of some classes in a file, and the server's own test images."""
+    """Three sites, each with the digits of some classes in a file, and the server's own test
+    images.
+    """
     x, y = digits.train_x.numpy(), digits.train_y.numpy()
     for number, (name, classes) in enumerate(HOLDS.items()):
         mine = np.flatnonzero(np.isin(y, classes))[number::3][:90]

@@ -12,7 +12,9 @@ def inputs(seed: int) -> list[Tensor]:
 
 
 def step(weight: Tensor, x: Tensor, target: Tensor, total: Tensor) -> list[Tensor]:
-    """A step of gradient descent with views, writing in place, several results of one call, and a fresh constant."""
+    """A step of gradient descent with views, writing in place, several results of one call, and a
+    fresh constant.
+    """
     leaf = weight.detach().requires_grad_()
     with torch.enable_grad():
         first, rest = F.relu(x @ leaf).split([1, 2], 1)

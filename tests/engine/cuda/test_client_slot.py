@@ -316,7 +316,9 @@ def test_a_weight_that_is_used_twice_is_refused_by_the_trial(tiny: Tiny) -> None
 
 
 def test_new_shapes_of_anchors_are_new_plans_and_only_the_last_few_are_kept(tiny: Tiny) -> None:
-    """The pool of MP-FedCL grows with the clients that have replied, so many rounds have a shape of their own."""
+    """The pool of MP-FedCL grows with the clients that have replied, so many rounds have a shape of
+    their own.
+    """
     settings = {
         "federation__rounds": KEPT + 3,
         "federation__clients": 12,

@@ -51,7 +51,9 @@ pytestmark = pytest.mark.usefixtures("plain_kernels", "no_engine_outlives_its_te
 def test_tail_augmentation_is_that_of_the_reference_engine(
     tiny: Tiny, method: str, kind: str
 ) -> None:
-    """To a relative 1e-5, with synthetic images that weigh less, in the prototypes too, and generators kept."""
+    """To a relative 1e-5, with synthetic images that weigh less, in the prototypes too, and
+    generators kept.
+    """
     settings: dict[str, Any] = {"augment__name": kind, "augment__weight": 0.5, "train__lr": 0.03}
     settings |= {"augment__steps": 3} if kind == "gan" else {}
     settings |= {"method__prototype_of": "augmented"} if method == "cafedcl" else {}
@@ -66,7 +68,9 @@ def test_tail_augmentation_is_that_of_the_reference_engine(
 
 @pytest.mark.parametrize("method", method_names())
 def test_a_round_is_the_reference_engines_round(tiny: Tiny, method: str) -> None:
-    """To a relative 1e-5 after one round, and 1e-4 after a visit more: padded batches sum in another order."""
+    """To a relative 1e-5 after one round, and 1e-4 after a visit more: padded batches sum in
+    another order.
+    """
     settings = {
         "federation__clients": 3,
         "train__epochs": 2,

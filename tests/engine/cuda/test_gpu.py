@@ -99,7 +99,9 @@ def test_a_capture_keeps_what_only_its_work_refers_to() -> None:
 
 @pytest.mark.parametrize("times", [1, 11, 12, 25, 1003])
 def test_steps_are_repeated_between_what_the_caller_queues_before_and_after(times: int) -> None:
-    """On a stream of the caller's own, which is kept busy, so that a step that does not wait would be overwritten."""
+    """On a stream of the caller's own, which is kept busy, so that a step that does not wait would
+    be overwritten.
+    """
     caller = torch.cuda.Stream()
     with torch.cuda.stream(caller):
         count = torch.zeros(1, device="cuda")
@@ -113,7 +115,9 @@ def test_steps_are_repeated_between_what_the_caller_queues_before_and_after(time
 
 @pytest.mark.parametrize("batch", [7, 10, 500])
 def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch: int) -> None:
-    """To a relative 1e-3 of the norm, over two rounds; the second one begins with what the first one left."""
+    """To a relative 1e-3 of the norm, over two rounds; the second one begins with what the first
+    one left.
+    """
     method, draws = (
         FedTGP(FedTGPOptions(batch=batch, epochs=30), 10, 64),
         torch.Generator().manual_seed(0),
@@ -147,7 +151,9 @@ def test_a_server_that_trains_on_the_gpu_learns_what_it_learns_on_the_cpu(batch:
 
 
 def clouds() -> tuple[torch.Tensor, torch.Tensor]:
-    """Classes of 3, 9, 45 and 300 points in three clouds each, and one that is the same point twenty times."""
+    """Classes of 3, 9, 45 and 300 points in three clouds each, and one that is the same point
+    twenty times.
+    """
     draws, sizes = torch.Generator().manual_seed(0), (3, 9, 45, 300)
     z = [
         6 * torch.randn(3, 64, generator=draws).repeat(n // 3, 1)

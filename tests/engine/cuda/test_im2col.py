@@ -37,7 +37,9 @@ def test_a_product_of_patches_is_the_convolution(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_numbers_of_16_bits_are_copied_whole(name: str) -> None:
-    """Several of them are copied at a time. Whole numbers of a few bits have exact sums in bfloat16."""
+    """Several of them are copied at a time. Whole numbers of a few bits have exact sums in
+    bfloat16.
+    """
     make, shape = LAYERS[name]
     drawn = torch.Generator().manual_seed(0)
     plain = make()
