@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from cafedcl.api import run
     from cafedcl.config.sections import Config
     from cafedcl.core.errors import CafedclError
-    from cafedcl.federation.rounds import Federation, Record, Watcher
+    from cafedcl.federation.rounds import Federation
     from cafedcl.federation.runs import Run, load
+    from cafedcl.federation.watcher import Record, Watcher
     from cafedcl.task.resolve import resolve
 
 __all__ = [
@@ -37,9 +38,9 @@ _HOME = {
     "CafedclError": "core.errors",
     "Config": "config.sections",
     "Federation": "federation.rounds",
-    "Record": "federation.rounds",
+    "Record": "federation.watcher",
     "Run": "federation.runs",
-    "Watcher": "federation.rounds",
+    "Watcher": "federation.watcher",
     "load": "federation.runs",
     "resolve": "task.resolve",
     "run": "api",

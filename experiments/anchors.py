@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from cafedcl.core.environment import environment
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
 READINGS: dict[str, dict[str, Any]] = {

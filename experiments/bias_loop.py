@@ -31,7 +31,8 @@ from cafedcl.core.environment import environment
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.base import Results
 from cafedcl.engine.reference import ReferenceEngine
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models.base import Network
 from cafedcl.task.build import prepare
@@ -72,7 +73,7 @@ def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
     if kind == "biased":
         x = data.train_x.clone()
         x[rows] = 255 - x[rows]
-        return replace(task, data=replace(data, train_x=x), network=network)
+        return replace(task.with_clients(data=replace(data, train_x=x)), network=network)
     y, train = data.train_y.clone(), list(shards.train)
     if kind == "labels":
         y[rows] = (y[rows] + 1) % classes
@@ -81,7 +82,9 @@ def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
             train[k] = torch.stack([train[k][y[train[k]] == c][0] for c in y[train[k]].unique()])
     counts = torch.stack([torch.bincount(y[part], minlength=classes) for part in train])
     dirty = replace(shards, train=tuple(train), counts=counts)
-    return replace(task, data=replace(data, train_y=y), shards=dirty, network=network)
+    return replace(
+        task.with_clients(data=replace(data, train_y=y), shards=dirty), network=network
+    )
 
 
 class SometimesCorrupted(ReferenceEngine):

@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from cafedcl.compare.results import Record, by_setting, member_of, scores
+from cafedcl.compare.results import ResultRow, by_setting, member_of, scores
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.report.paper import place
+from cafedcl.report.paper import paper_position
 from cafedcl.report.runs import Setting
 from cafedcl.report.table import Cell, p_values, paired, ranks
 
@@ -58,7 +58,7 @@ Statistics = tuple[float, float, float | None]
 """Mean difference in points, its standard error, p."""
 
 
-def methods_of(records: Sequence[Record]) -> list[str]:
+def methods_of(records: Sequence[ResultRow]) -> list[str]:
     """Return the methods in the order of the file."""
     return list(dict.fromkeys(one["method"] for one in records))
 
@@ -104,7 +104,7 @@ def title_of(score: str) -> str:
     return f"{protocol}: {TITLES[name]}"
 
 
-def marked(rows: Mapping[str, Sequence[Record]], wanted: Sequence[str]) -> dict[str, list[str]]:
+def marked(rows: Mapping[str, Sequence[ResultRow]], wanted: Sequence[str]) -> dict[str, list[str]]:
     """Return every row's scores as mean ± std over seeds, the best of each score in bold."""
     found: dict[str, list[str]] = {name: [] for name in rows}
     for score in wanted:
@@ -120,7 +120,7 @@ def marked(rows: Mapping[str, Sequence[Record]], wanted: Sequence[str]) -> dict[
     return found
 
 
-def heading(setting: str, records: Sequence[Record]) -> str:
+def heading(setting: str, records: Sequence[ResultRow]) -> str:
     """Return what stands above the table of a setting."""
     one, images = records[0], dict.fromkeys(str(it["images"]) for it in records)
     return (
@@ -129,16 +129,16 @@ def heading(setting: str, records: Sequence[Record]) -> str:
     )
 
 
-def paper_figures(record: Record) -> dict[str, tuple[float, float]]:
+def paper_figures(record: ResultRow) -> dict[str, tuple[float, float]]:
     """Return the paper's accuracy and std by method, if the setting is one of its own."""
     split = {f"split.{name}": value for name, value in parse_split(record["split"]).items()}
     shown = Setting.of(
         {**split, "data.name": record["data"], "federation.clients": record["clients"]}
     )
-    return place(shown).figures
+    return paper_position(shown).figures
 
 
-def overview(records: Sequence[Record], wanted: Sequence[str], paper: bool) -> str:
+def overview(records: Sequence[ResultRow], wanted: Sequence[str], paper: bool) -> str:
     """Return a table per setting: methods × scores, and the paper's figures where it has any."""
     text = ""
     for setting, mine in by_setting(records):
@@ -158,18 +158,18 @@ def overview(records: Sequence[Record], wanted: Sequence[str], paper: bool) -> s
     return text
 
 
-def methods_table(records: Sequence[Record]) -> str:
+def methods_table(records: Sequence[ResultRow]) -> str:
     """Return methods × scores beside the paper's figures."""
     return overview(records, MAIN, True)
 
 
-def skin_table(records: Sequence[Record]) -> str:
+def skin_table(records: Sequence[ResultRow]) -> str:
     """Return what counts where classes are rare."""
     return overview(records, SKIN, False)
 
 
 def differences(
-    records: Sequence[Record], pairs: Sequence[tuple[str, str]], tested: Sequence[str]
+    records: Sequence[ResultRow], pairs: Sequence[tuple[str, str]], tested: Sequence[str]
 ) -> str:
     """Return a row per pair: how much more the first one's scores are, and p, corrected over all
     rows.
@@ -203,7 +203,7 @@ def differences(
     return rows_text(head, lines)
 
 
-def most_shared(records: Sequence[Record], one: str, other: str, tested: Sequence[str]) -> int:
+def most_shared(records: Sequence[ResultRow], one: str, other: str, tested: Sequence[str]) -> int:
     """Return how many seeds two methods share, in the score in which it is most."""
     return max(
         len(paired(scores(records, one, score), scores(records, other, score))) for score in tested
@@ -215,7 +215,7 @@ def base_of(method: str) -> str:
     return re.split("[:+]", method)[0]
 
 
-def rivals_table(records: Sequence[Record], tested: Sequence[str] = MAIN) -> str:
+def rivals_table(records: Sequence[ResultRow], tested: Sequence[str] = MAIN) -> str:
     """Return CAFedCL against every rival, per setting."""
     text = ""
     for setting, mine in by_setting(records):
@@ -247,7 +247,7 @@ def verdict(gap: Statistics | None, leads: bool, higher: bool) -> str:
     return "**does not hold**" if sure else "not ahead, not significantly behind"
 
 
-def claims_table(records: Sequence[Record]) -> str:
+def claims_table(records: Sequence[ResultRow]) -> str:
     """Return, per setting and score, whether CAFedCL leads all rivals, with the test against the
     best of them.
     """
@@ -291,7 +291,7 @@ def claims_table(records: Sequence[Record]) -> str:
     )
 
 
-def ablation_table(records: Sequence[Record]) -> str:
+def ablation_table(records: Sequence[ResultRow]) -> str:
     """Return every variant against the whole with the same tail augmentation, and the whole without
     any against it.
     """
@@ -308,7 +308,7 @@ def ablation_table(records: Sequence[Record]) -> str:
     return text
 
 
-def sensitivity_table(records: Sequence[Record]) -> str:
+def sensitivity_table(records: Sequence[ResultRow]) -> str:
     """Return a small table per setting, method and option: value → scores."""
     text = ""
     for setting, usual in by_setting(records):
@@ -380,7 +380,7 @@ def tuning_table(result: Mapping[str, Any]) -> str:
     return table + f"<sub>{'; '.join(said)}; <code>{' '.join(where['command'])}</code></sub>\n\n"
 
 
-def of_runs(table: Callable[[Sequence[Record]], str], result: Mapping[str, Any]) -> str:
+def of_runs(table: Callable[[Sequence[ResultRow]], str], result: Mapping[str, Any]) -> str:
     """Return a table of runs and what stands below it."""
     return table(result["runs"]) + small_print(result) if result["runs"] else ""
 
@@ -472,7 +472,7 @@ def small_print(result: Mapping[str, Any]) -> str:
     return f"<sub>{'; '.join(words)}; <code>{' '.join(where['command'])}</code></sub>\n\n"
 
 
-def own_options(records: Sequence[Record]) -> list[str]:
+def own_options(records: Sequence[ResultRow]) -> list[str]:
     """Return the options of training and of methods in which runs of one setting depart from each
     other's.
     """

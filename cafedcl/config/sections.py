@@ -140,6 +140,10 @@ class FederationOptions:
     )
     min_replies: int = option(1, "fewer good replies than this, and the round is skipped", low=1)
 
+    def participants(self, clients: int) -> int:
+        """Return how many of the given number of clients are sampled in a round: at least one."""
+        return max(1, round(self.participation * clients))
+
 
 @dataclass(frozen=True)
 class EvaluateOptions:

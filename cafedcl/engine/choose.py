@@ -42,7 +42,7 @@ def choose_engine(setup: Setup, notice: Notice) -> Engine:
     task = setup.task
     config = settle_stack(setup)
     clients = len(task.clients.shards)
-    participants = max(1, round(config.federation.participation * clients))
+    participants = config.federation.participants(clients)
     if config.engine.name == "flower":
         raise CafedclError(
             "engine.name = flower: a Federation is made by Flower's server; use cafedcl.run"

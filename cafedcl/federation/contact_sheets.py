@@ -11,7 +11,8 @@ from cafedcl.core.contract import TICKET, Down, Job
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import AUGMENT, Tensors
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Record, Watcher
 
 ACROSS = 8
 ROWS = 12

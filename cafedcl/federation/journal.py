@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.core.contract import Failure
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Record, Watcher
 
 NAME = "events.jsonl"
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import optional
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Record, Watcher
 
 LOGS = ("tensorboard", "mlflow")
 MLFLOW_FILE = "mlflow.json"

@@ -8,8 +8,9 @@ import os
 from cafedcl.core.environment import environment
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import pack
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import FORMAT, RunFolder, digest
+from cafedcl.federation.watcher import Record, Watcher
 
 CHECKPOINTS_KEPT = 2
 

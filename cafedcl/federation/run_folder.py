@@ -22,10 +22,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from cafedcl.config.sections import read_file
+from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from cafedcl.config.sections import Config
     from cafedcl.core.tensors import Header, Tensors
 
-Array = NDArray[Any]
+MetricsLine = dict[str, Any]
+"""A line of metrics.jsonl: what is recorded of one round."""
 FORMAT = 2
 """The version of run folders that this code writes; it reads all versions before."""
 
@@ -173,9 +174,9 @@ class RunFolder:
             return {}
         return about
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[MetricsLine]:
         """Return the rounds written so far; a line cut off by a crash ends them."""
-        rounds: list[dict[str, Any]] = []
+        rounds: list[MetricsLine] = []
         try:
             text = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -187,7 +188,7 @@ class RunFolder:
                 break
         return rounds
 
-    def rewind(self, rounds: int) -> list[dict[str, Any]]:
+    def rewind(self, rounds: int) -> list[MetricsLine]:
         """Forget what was written after a checkpoint of ``rounds`` rounds, and return what is left."""
         kept = self.metrics()[:rounds]
         if len(kept) < rounds:

@@ -16,8 +16,9 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, under
 from cafedcl.federation.contact_sheets import Sheets
 from cafedcl.federation.recorder import Recorder
-from cafedcl.federation.rounds import Federation, Record, Watcher, memories_of
+from cafedcl.federation.rounds import Federation, memories_of
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.methods.base import Method
 from cafedcl.models import Network
 from cafedcl.task.build import build

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cafedcl.core.arrays import Array
 from cafedcl.core.tensors import Tensors
 
 Scores = dict[str, float | None]
-Array = npt.NDArray[np.float64]
 
 
 def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -1,6 +1,5 @@
 """What a method is: a client objective, what goes up, a server step, and how it predicts."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,8 +12,8 @@ from cafedcl.functional.aggregation import Average, Entries
 from cafedcl.functional.contrast import class_means
 from cafedcl.models.base import Network
 
-TOGETHER = 8
-"""So many replies are weighed at a time, and their models counted in and let go."""
+REPLIES_AT_A_TIME = 8
+"""Replies that are weighed together; then their models are averaged in and freed."""
 
 
 @dataclass(frozen=True)
@@ -118,30 +117,9 @@ class Method:
         """Return the entries of the server's state that change besides the model, as new tensors."""
         return {}
 
-    def aggregate(self, state: Tensors, ups: Iterable[Up]) -> Tensors:
-        """The server step: a weighted mean of the models as they come in, then what the method
-        itself keeps.
-        """
-        average = Average(self.epsilon)
-        waiting = list[Up]()
-        counted = list[Up]()
-        for up in ups:
-            waiting.append(up)
-            if self.separable and len(waiting) == TOGETHER:
-                self._count(average, waiting, counted)
-        self._count(average, waiting, counted)
-        if not counted:
-            return state
-        return {**state, **prefixed(MODEL, average.result()), **self.update(state, counted)}
-
-    def _count(self, average: Average, waiting: list[Up], counted: list[Up]) -> None:
-        """Add the waiting replies to the average and let go of their models."""
-        for up, weight in zip(
-            waiting, self.weigh(waiting).tolist() if waiting else (), strict=True
-        ):
-            average.add(up.model, weight)
-            counted.append(replace(up, model={}))
-        waiting.clear()
+    def aggregator(self, state: Tensors) -> "Aggregator":
+        """Start the server step of a round."""
+        return Aggregator(self, state)
 
     def centre(self, z: Tensor, y: Tensor) -> Tensor:
         """Return what each class's global prototype would be if all images with these embeddings
@@ -166,3 +144,45 @@ class Method:
     def similarity(self, scores: Tensor) -> Tensor:
         """Return scores in a unit that people understand: here, probabilities."""
         return scores.softmax(-1)
+
+
+class Aggregator:
+    """The server step of one round: replies are added as they arrive, then the step is finished.
+
+    It averages the models by the method's weights, then lets the method update what it keeps
+    besides. Models are freed as soon as they are averaged in, so that memory does not grow with
+    the number of clients; a method that is not ``separable`` weighs all replies together, at the
+    end.
+    """
+
+    def __init__(self, method: Method, state: Tensors) -> None:
+        self.method = method
+        self.state = state
+        self.average = Average(method.epsilon)
+        self.waiting: list[Up] = []
+        """Replies whose models are not averaged in yet."""
+        self.counted: list[Up] = []
+        """The other replies, without their models."""
+
+    def add(self, up: Up) -> None:
+        """Take in a reply."""
+        self.waiting.append(up)
+        if self.method.separable and len(self.waiting) == REPLIES_AT_A_TIME:
+            self._average_waiting()
+
+    def finish(self) -> Tensors:
+        """Return the server's new state; the old one if there was no reply."""
+        self._average_waiting()
+        if not self.counted:
+            return self.state
+        model = prefixed(MODEL, self.average.result())
+        return {**self.state, **model, **self.method.update(self.state, self.counted)}
+
+    def _average_waiting(self) -> None:
+        if not self.waiting:
+            return
+        weights = self.method.weigh(self.waiting).tolist()
+        for up, weight in zip(self.waiting, weights, strict=True):
+            self.average.add(up.model, weight)
+            self.counted.append(replace(up, model={}))
+        self.waiting.clear()

@@ -257,6 +257,11 @@ class Task:
         """Whether there is a server model to score: every weight is shared."""
         return len(self.shared()) == len(self.initial)
 
+    def with_clients(self, **changes: Any) -> "Task":
+        """Return the task with other data, shards or census, for its tail augmentation as well."""
+        clients = replace(self.clients, **changes)
+        return replace(self, clients=clients, tail=replace(self.tail, clients=clients))
+
     def rates(self, client: int, round: int) -> float:
         """Return the sum of the learning rates over all steps of a client's visit."""
         return self.schedule.summed_rates(len(self.tail.rows[client]), round)

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,9 @@ AWAY = torch.device("meta")
 
 
 def away(federation: Federation) -> Federation:
-    federation.task = replace(federation.task, data=federation.task.clients.data.to(AWAY))
+    federation.task = federation.task.with_clients(
+        data=federation.task.clients.data.to(AWAY)
+    )
     return federation
 
 

@@ -17,6 +17,7 @@ from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.task.build import Setup, prepare, settle_engine
 from cafedcl.task.resolve import resolve
+from cafedcl.task.task import LocalSchedule
 
 Make = Callable[..., Setup]
 
@@ -255,7 +256,7 @@ def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds to compile; half a second saved per step, and a quarter per image where there is
     normalisation.
     """
-    for name, value in {"COMPILE_TIME": 10.0, "STEP_GAIN": 0.5, "IMAGE_GAIN": 0.25}.items():
+    for name, value in {"COMPILE_SECONDS": 10.0, "SECONDS_SAVED_PER_STEP": 0.5, "SECONDS_SAVED_PER_IMAGE": 0.25}.items():
         monkeypatch.setattr(choose_module, name, value)
 
 
@@ -273,7 +274,8 @@ def test_images_count_where_there_are_layers_that_plain_kernels_are_slow_at(
 ) -> None:
     """A batch of 6 makes a step worth 0.5 + 6 × 0.25 = 2 seconds."""
     task = with_layer(make(), layer).task
-    task = replace(task, train=replace(task.schedule.options, batch_size=6))
+    options = replace(task.schedule.options, batch_size=6)
+    task = replace(task, schedule=replace(task.schedule, options=options))
     assert not compiling_pays_off(task, 5)
     assert compiling_pays_off(task, 6)
 
@@ -295,7 +297,7 @@ def test_steps_of_an_average_visit(
     train = replace(
         task.schedule.options, iterations=iterations, batch_size=batch_size, epochs=epochs
     )
-    assert replace(task, typical=typical, train=train).steps(typical) == steps
+    assert LocalSchedule(train, typical, pooled=False).steps(typical) == steps
 
 
 @pytest.mark.parametrize("worth", [False, True])
@@ -309,7 +311,7 @@ def test_auto_compiles_if_the_steps_of_the_whole_run_are_worth_it(
         asked.append(steps)
         return worth
 
-    monkeypatch.setattr(choose_module, "pays_off", asking)
+    monkeypatch.setattr(choose_module, "compiling_pays_off", asking)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     engine = choose_engine(asking_for_captures(make()), pytest.fail)
     assert isinstance(engine, CudaEngine)
@@ -321,7 +323,7 @@ def test_auto_compiles_if_the_steps_of_the_whole_run_are_worth_it(
 def test_on_and_off_do_not_ask_whether_it_pays(
     make: Make, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
-    monkeypatch.setattr(choose_module, "pays_off", lambda *_: pytest.fail("nobody should ask"))
+    monkeypatch.setattr(choose_module, "compiling_pays_off", lambda *_: pytest.fail("nobody should ask"))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     engine = choose_engine(asking_for_captures(make(), compile=choice), pytest.fail)
     assert isinstance(engine, CudaEngine)

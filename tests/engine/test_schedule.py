@@ -40,6 +40,11 @@ def task(tiny: Tiny) -> Task:
     return tiny("fedavg").task
 
 
+
+def trained_with(task: Task, options: TrainOptions) -> Task:
+    return replace(task, schedule=replace(task.schedule, options=options))
+
+
 def batch_size(options: TrainOptions, images: int) -> int:
     return options.batch_size or math.ceil(images / options.iterations)
 
@@ -60,7 +65,7 @@ def plain_batches(task: Task, shard: np.ndarray, client: int, round: int) -> lis
 def test_a_schedule_is_the_plain_batches_and_padding_of_weight_0(
     task: Task, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int], slack: int
 ) -> None:
-    task = replace(task, train=options)
+    task = trained_with(task, options)
     width = batch_size(options, len(shard)) + slack
     schedule = make_schedule(task, shard, *visit, width)
     epochs = plain_batches(task, shard, *visit)
@@ -83,7 +88,7 @@ def test_a_schedule_is_the_plain_batches_and_padding_of_weight_0(
 def test_the_rate_decays_by_round_and_within_it_only_if_asked(
     task: Task, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int]
 ) -> None:
-    schedule = make_schedule(replace(task, train=options), shard, *visit, len(shard) + 12)
+    schedule = make_schedule(trained_with(task, options), shard, *visit, len(shard) + 12)
     steps = math.ceil(len(shard) / batch_size(options, len(shard)))
     expected = [
         options.lr * options.lr_decay ** (visit[1] + epoch * options.lr_decay_in_round)
@@ -97,7 +102,7 @@ def test_the_rate_decays_by_round_and_within_it_only_if_asked(
 def test_augmentation_is_drawn_from_the_clients_stream_batch_by_batch(
     task: Task, options: TrainOptions, shard: np.ndarray, visit: tuple[int, int], slack: int
 ) -> None:
-    task = replace(task, train=options)
+    task = trained_with(task, options)
     before = torch.get_rng_state()
     schedule = make_schedule(task, shard, *visit, batch_size(options, len(shard)) + slack)
     assert torch.equal(torch.get_rng_state(), before)
@@ -118,7 +123,7 @@ def test_augmentation_is_drawn_from_the_clients_stream_batch_by_batch(
 def test_tables_of_the_same_mark_are_the_same(
     task: Task, visits: list[tuple[np.ndarray, tuple[int, int]]], options: TrainOptions
 ) -> None:
-    task = replace(task, train=options)
+    task = trained_with(task, options)
     schedules = [make_schedule(task, shard, *visit, 40) for shard, visit in visits]
     again = [make_schedule(task, shard, visit[0] + 1, visit[1], 40) for shard, visit in visits]
     alike = 0

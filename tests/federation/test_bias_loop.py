@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cafedcl.federation.bias_loop import Injection, decompose, reference_rows
-from cafedcl.federation.rounds import Watcher
+from cafedcl.federation.watcher import Watcher
 from cafedcl.functional.contrast import class_scatter
 
 PARTS = ("feedback", "heterogeneity", "variance")

@@ -14,8 +14,9 @@ from cafedcl import api
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
 

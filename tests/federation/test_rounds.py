@@ -12,7 +12,8 @@ from cafedcl.core.contract import Batch, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import MODEL, Tensors, floats, nbytes
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 from cafedcl.task.build import prepare

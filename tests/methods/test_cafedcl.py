@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
@@ -277,7 +278,7 @@ def means_by_hand(trust, ups):
 def test_anchors_are_confidence_weighted_means_made_unit_and_unseen_ones_are_kept():
     method, ups = method_with(), ups_with(TRUST)
     state = state_of(method)
-    after = method.aggregate(state, ups)
+    after = aggregated(method, state, ups)
     expected = unit(means_by_hand(TRUST, ups)[[0, 1, 3]])
     np.testing.assert_allclose(after["anchors/prototypes"][[0, 1, 3]], expected, atol=1e-6)
     assert torch.equal(after["anchors/prototypes"][2], state["anchors/prototypes"][2])
@@ -302,14 +303,14 @@ def test_encoders_are_averaged_by_client_confidence(options, conf_k):
     expected = np.average([up.model["w"].numpy() for up in ups], axis=0, weights=conf_k)
     method = method_with(**options)
     np.testing.assert_allclose(
-        method.aggregate(state_of(method), ups)["model/w"], expected, atol=1e-6
+        aggregated(method, state_of(method), ups)["model/w"], expected, atol=1e-6
     )
 
 
 def test_counts_as_weights_are_the_count_weighted_means_of_fedavg():
     counts = np.array([[5.0, 1, 0, 0], [20, 0, 0, 2], [1, 9, 0, 0]])
     method, ups = method_with(weights="counts"), ups_with(counts)
-    after = method.aggregate(state_of(method), ups)
+    after = aggregated(method, state_of(method), ups)
     expected = np.average([up.model["w"].numpy() for up in ups], axis=0, weights=counts.sum(1))
     np.testing.assert_allclose(after["model/w"], expected, atol=1e-6)
     np.testing.assert_allclose(
@@ -322,7 +323,7 @@ def test_counts_as_weights_are_the_count_weighted_means_of_fedavg():
 def test_equal_confidences_average_the_holders_alike():
     held = np.array([[0.5, 0.5, 0, 0], [0.5, 0, 0, 0.5], [0.5, 0.5, 0, 0]])
     method, ups = method_with(), ups_with(held)
-    after = method.aggregate(state_of(method), ups)
+    after = aggregated(method, state_of(method), ups)
     first = np.mean([up.tensors["prototypes"][0].numpy() for up in ups], axis=0)
     np.testing.assert_allclose(after["anchors/prototypes"][0], unit(first), atol=1e-6)
     both = np.mean([ups[k].tensors["prototypes"][1].numpy() for k in (0, 2)], axis=0)
@@ -332,7 +333,7 @@ def test_equal_confidences_average_the_holders_alike():
 def test_the_printed_epsilon_shrinks_the_encoder():
     method, plain, ups = method_with(epsilon=0.25), method_with(), ups_with(TRUST)
     total = TRUST.sum() / CLASSES
-    shrunk, mean = (m.aggregate(state_of(m), ups)["model/w"] for m in (method, plain))
+    shrunk, mean = (aggregated(m, state_of(m), ups)["model/w"] for m in (method, plain))
     torch.testing.assert_close(shrunk, mean * total / (total + 0.25), atol=1e-6, rtol=1e-6)
 
 
@@ -341,7 +342,7 @@ def test_momentum_keeps_a_share_of_the_old_anchor():
     state = state_of(method)
     fresh = unit(means_by_hand(TRUST, ups)[[0, 1, 3]])
     expected = unit(0.3 * fresh + 0.7 * state["anchors/prototypes"][[0, 1, 3]].numpy())
-    after = method.aggregate(state, ups)
+    after = aggregated(method, state, ups)
     np.testing.assert_allclose(after["anchors/prototypes"][[0, 1, 3]], expected, atol=1e-6)
     assert torch.equal(after["anchors/prototypes"][2], state["anchors/prototypes"][2])
 
@@ -349,14 +350,14 @@ def test_momentum_keeps_a_share_of_the_old_anchor():
 def test_fixed_anchors_stay_as_they_began():
     method = method_with(anchors="fixed")
     state = state_of(method)
-    after = method.aggregate(state, ups_with(TRUST))
+    after = aggregated(method, state, ups_with(TRUST))
     assert torch.equal(after["anchors/prototypes"], state["anchors/prototypes"])
     assert not torch.equal(after["model/w"], state["model/w"])
 
 
 def test_the_letter_forgets_the_anchor_of_a_class_nobody_reported():
     method = method_with(unseen="literal")
-    after = method.aggregate(state_of(method), ups_with(TRUST))
+    after = aggregated(method, state_of(method), ups_with(TRUST))
     assert not after["anchors/prototypes"][2].any()
 
 
@@ -371,13 +372,13 @@ def test_geometry_on_the_server_parts_the_anchors_of_the_round():
         for up in crowd
     ]
     near, far = (
-        method.aggregate(state_of(method), ups)["anchors/prototypes"]
+        aggregated(method, state_of(method), ups)["anchors/prototypes"]
         for method in (method_with(), method_with(geo="server"))
     )
     assert torch.pdist(far[[0, 1, 3]]).min() > torch.pdist(near[[0, 1, 3]]).min() + 0.1
     assert torch.equal(far[2], near[2])
     off = method_with(geo="server", lam_geo=0.0)
-    assert torch.equal(off.aggregate(state_of(off), ups)["anchors/prototypes"], near)
+    assert torch.equal(aggregated(off, state_of(off), ups)["anchors/prototypes"], near)
 
 
 def test_initial_anchors_are_orthonormal_simplex_or_unknown():
@@ -454,7 +455,7 @@ def test_from_counts_alone_the_anchors_are_the_count_weighted_means(tiny):
             Down(0, federation.method.broadcast(federation.state)), [0, 2, 3]
         )
     ]
-    after = federation.method.aggregate(federation.state, ups)
+    after = aggregated(federation.method, federation.state, ups)
     counts = federation.task.clients.shards.counts.double().numpy()
     sums, totals = np.zeros((10, federation.method.dim)), np.zeros(10)
     for up in ups:

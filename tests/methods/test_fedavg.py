@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Up
@@ -38,7 +39,7 @@ def test_models_are_averaged_by_their_samples():
         Up(k, n, {}, model={"w": torch.from_numpy(a)})
         for k, (n, a) in enumerate(zip(samples, arrays, strict=True))
     ]
-    state = FedAvg(NoOptions(), 3, 2).aggregate({"model/w": torch.zeros(2, 2).double()}, ups)
+    state = aggregated(FedAvg(NoOptions(), 3, 2), {"model/w": torch.zeros(2, 2).double()}, ups)
     np.testing.assert_allclose(
         state["model/w"], np.tensordot(np.array(samples) / 100, arrays, 1), atol=1e-15
     )

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
@@ -169,7 +170,7 @@ def test_models_and_scales_are_averaged_uniformly():
     method, ups = method_with(), ups_of(rng)
     start = method.start(Network(nn.Identity(), nn.Identity()))
     state = {"model/head.scale": torch.ones(1), "model/w": torch.zeros(3).double(), **start}
-    after = method.aggregate(state, ups)
+    after = aggregated(method, state, ups)
     assert after["model/head.scale"].item() == pytest.approx(10.0)
     np.testing.assert_allclose(
         after["model/w"], np.mean([up.model["w"].numpy() for up in ups], 0), atol=1e-12

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
@@ -134,7 +135,7 @@ def test_the_server_takes_the_plain_mean_over_the_holders():
     method = method_with()
     state = method.start(Network(nn.Identity(), nn.Identity()))
     state["anchors/prototypes"][3], state["anchors/known"][3] = 7.0, True
-    after = method.aggregate(state, ups)
+    after = aggregated(method, state, ups)
     expected = np.stack([a[0], np.zeros(DIM), (a[1] + b[0]) / 2, np.full(DIM, 7.0)])
     np.testing.assert_allclose(after["anchors/prototypes"], expected, atol=1e-6)
     assert after["anchors/known"].tolist() == [True, False, True, True]
@@ -174,8 +175,8 @@ def test_among_its_own_classes_a_client_never_predicts_a_class_it_lacks(tiny, mo
     ]
     assert len(set.union(*classes)) == 10
     replies = list(federation.train(down_of(federation), [0]))
-    federation.state = federation.method.aggregate(
-        federation.state, [reply.up for reply in replies]
+    federation.state = aggregated(
+        federation.method, federation.state, [reply.up for reply in replies]
     )
     for client in range(1, 5):
         called.clear()

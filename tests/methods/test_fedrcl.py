@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Up
@@ -224,7 +225,7 @@ def test_the_server_averages_models_uniformly():
         Up(k, n, {}, model={"w": torch.from_numpy(a)})
         for k, (n, a) in enumerate(zip((1, 50, 900), arrays, strict=True))
     ]
-    after = FedRCL(FedRCLOptions(), 4, 2).aggregate({"model/w": torch.zeros(2, 2).double()}, ups)
+    after = aggregated(FedRCL(FedRCLOptions(), 4, 2), {"model/w": torch.zeros(2, 2).double()}, ups)
     np.testing.assert_allclose(after["model/w"], arrays.mean(0), atol=1e-12)
 
 

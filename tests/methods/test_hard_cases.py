@@ -53,7 +53,7 @@ def federation_of(name, digits, parts=None, **sections):
             validation=tuple(validation),
             counts=counts,
         )
-        setup = replace(setup, task=replace(setup.task, shards=shards), counts=known)
+        setup = replace(setup, task=setup.task.with_clients(shards=shards), counts=known)
     return Federation(setup, engine=ReferenceEngine(setup.task))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from aggregating import aggregated
 
 import cafedcl.methods
 from cafedcl.core.contract import Down
@@ -83,7 +84,7 @@ def round_of(tiny, preset):
     federation = tiny(f"cafedcl:{preset}", **SKEWED)
     down = Down(0, federation.method.broadcast(federation.state))
     ups = [reply.up for reply in federation.train(down, [0, 2, 3])]
-    return federation, ups, federation.method.aggregate(federation.state, ups)
+    return federation, ups, aggregated(federation.method, federation.state, ups)
 
 
 def means_by_hand(ups, weight_of):

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Reply, Up
@@ -177,7 +178,7 @@ def test_models_are_averaged_uniformly_and_variates_over_all_clients():
     ]
     start = rng.normal(size=(3, 2))
     state = {"model/w": torch.zeros(3, 2).double(), "anchors/control/w": torch.from_numpy(start)}
-    after = Scaffold(NoOptions(), 2, 2, clients=8).aggregate(state, ups)
+    after = aggregated(Scaffold(NoOptions(), 2, 2, clients=8), state, ups)
     np.testing.assert_allclose(after["model/w"], models.mean(0), atol=1e-12)
     np.testing.assert_allclose(after["anchors/control/w"], start + changes.sum(0) / 8, atol=1e-12)
 

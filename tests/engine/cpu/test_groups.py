@@ -11,6 +11,7 @@ from torch import nn
 
 from cafedcl.core.contract import Down, Job
 from cafedcl.data import Dataset
+from cafedcl.engine.choose import settle_stack
 from cafedcl.engine.cpu.groups import (
     WINDOW,
     choose_size,
@@ -157,14 +158,14 @@ def test_large_steps_are_stacked_less_and_very_large_ones_not_at_all(
 
 
 def test_what_auto_stands_for_is_written_into_the_config(make: Make) -> None:
-    assert make(train={"batch_size": 8}).config.engine.stack == 10
-    assert make(engine={"stack": 3}).config.engine.stack == 3
-    assert make(engine={"stack": 1}).config.engine.stack == 1
+    assert settle_stack(make(train={"batch_size": 8})).engine.stack == 10
+    assert settle_stack(make(engine={"stack": 3})).engine.stack == 3
+    assert settle_stack(make(engine={"stack": 1})).engine.stack == 1
 
 
 def test_onednns_convolutions_are_not_stacked_of_its_own_accord(make: Make) -> None:
-    assert make(engine={"onednn": "on"}).config.engine.stack == 1
-    assert make(engine={"onednn": "on"}, model={"name": "mlp"}).config.engine.stack == 10
+    assert settle_stack(make(engine={"onednn": "on"})).engine.stack == 1
+    assert settle_stack(make(engine={"onednn": "on"}, model={"name": "mlp"})).engine.stack == 10
 
 
 def test_what_stands_in_the_way(make: Make) -> None:
@@ -183,14 +184,14 @@ def test_what_stands_in_the_way(make: Make) -> None:
         == "'encoder.conv1.bias' is kept besides the weights that are trained"
     )
     assert stacking_obstacle(make("central").task) == "all data lie in one place"
-    assert make("central").config.engine.stack == 1
+    assert settle_stack(make("central")).engine.stack == 1
 
 
 def test_clients_with_synthetic_images_train_one_after_another(make: Make) -> None:
     setup = make("cafedcl+mixup")
     assert stacking_obstacle(setup.task) == "tail augmentation gives clients images of their own"
-    assert setup.config.engine.stack == 1
-    assert make("cafedcl").config.engine.stack > 1
+    assert settle_stack(setup).engine.stack == 1
+    assert settle_stack(make("cafedcl")).engine.stack > 1
 
 
 def test_few_sizes_of_batches_are_not_padded_and_many_share_widths(make: Make) -> None:

@@ -241,7 +241,7 @@ def test_a_few_lanes_share_the_test_images(
     )
     shared = federation.engine.predict(federation.state)()
     assert len(parts) == lanes
-    assert sum(parts) == len(shared) == len(federation.judge.y)
+    assert sum(parts) == len(shared) == len(federation.evaluator.y)
     assert all(part % batch == 0 for part in parts[:-1])
     assert torch.equal(shared, alone.engine.predict(federation.state)())
 

@@ -12,7 +12,8 @@ from cafedcl.device.capture import repeat
 from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.reference import ReferenceEngine
-from cafedcl.federation.rounds import Federation, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Watcher
 from cafedcl.functional.kmeans import k_means
 from cafedcl.methods import method_names
 from cafedcl.methods.fedtgp import FedTGP, FedTGPOptions

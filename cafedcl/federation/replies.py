@@ -1,0 +1,76 @@
+"""The replies of one round: in the order of clients, counted, and without the models."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from cafedcl.core.contract import Failure, Reply
+from cafedcl.core.flat import storage_tensors
+from cafedcl.core.tensors import floats, nbytes
+
+
+@dataclass
+class RoundReplies:
+    """What came back in a round.
+
+    Replies are kept without what is large: the aggregator has taken in their models by then.
+    """
+
+    per_class: frozenset[str]
+    """The names of what clients send per class, which is kept."""
+    good: list[Reply] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    floats: int = 0
+    bytes: int = 0
+
+    def add(self, result: Reply | Failure) -> None:
+        """Take note of a result."""
+        if isinstance(result, Failure):
+            self.failures.append(result)
+            return
+        up = result.up
+        for sent in (storage_tensors(up.model), up.tensors):
+            self.floats += floats(sent)
+            self.bytes += nbytes(sent)
+        kept = {name: value for name, value in up.tensors.items() if name in self.per_class}
+        self.good.append(replace(result, up=replace(up, model={}, tensors=kept)))
+
+    @property
+    def notes_bytes(self) -> int:
+        """How many bytes of notes clients sent."""
+        return sum(nbytes(reply.up.notes) for reply in self.good)
+
+    def mean_losses(self) -> dict[str, float]:
+        """Return every term of the loss, averaged over clients by samples; a missing term is 0."""
+        ups = [reply.up for reply in self.good]
+        samples = sum(up.samples for up in ups)
+        names = dict.fromkeys(name for up in ups for name in up.losses)
+        means = {
+            name: sum(up.losses.get(name, 0.0) * up.samples for up in ups) / samples
+            for name in names
+        }
+        return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def client_of(result: Reply | Failure) -> int:
+    """Return whose result it is."""
+    return result.up.client if isinstance(result, Reply) else result.client
+
+
+def in_order(
+    results: Iterable[Reply | Failure], clients: Iterable[int]
+) -> Iterator[Reply | Failure]:
+    """Yield results in the order of the clients; those of unknown clients come last.
+
+    Engines finish clients in any order, and float sums depend on it: a fixed order makes the bits
+    the same on every engine. Only results that come early are held back.
+    """
+    early: dict[int, Reply | Failure] = {}
+    waiting = deque(clients)
+    for result in results:
+        early[client_of(result)] = result
+        while waiting and waiting[0] in early:
+            yield early.pop(waiting.popleft())
+    for client in sorted(early):
+        yield early[client]

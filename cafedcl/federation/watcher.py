@@ -1,0 +1,54 @@
+"""What a run tells those who watch it: the record of a round, and the events of a federation."""
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from cafedcl.core.contract import Failure
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.metrics import Scores
+
+if TYPE_CHECKING:
+    from cafedcl.federation.rounds import Federation
+
+
+@dataclass
+class Record:
+    """What happened in one round.
+
+    ``seconds`` is the only part that differs between two runs with the same seed.
+    """
+
+    round: int
+    status: str
+    participants: list[int]
+    dropped: list[int]
+    failed: list[dict[str, Any]]
+    traffic: dict[str, int]
+    lr: float
+    loss: dict[str, float]
+    server: Scores | None = None
+    own: Scores | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    tables: Tensors = field(default_factory=dict)
+    """Per-client and per-class results behind the scores; not in metrics.jsonl nor in the history."""
+
+    def line(self) -> dict[str, Any]:
+        """Return the record as plain values, without the tables."""
+        names = [entry.name for entry in fields(self) if entry.name != "tables"]
+        return {name: getattr(self, name) for name in names}
+
+
+class Watcher:
+    """Sees a federation at work. Every event may be overridden; none has to be."""
+
+    def noticed(self, federation: "Federation", message: str) -> None:
+        """Something is not as it was asked for, before the first round or in one; the run goes on."""
+
+    def round_began(self, federation: "Federation", clients: int) -> None:
+        """A round has sampled its clients."""
+
+    def client_done(self, federation: "Federation", client: int, failure: Failure | None) -> None:
+        """A client has replied, or failed."""
+
+    def round_done(self, federation: "Federation", record: Record) -> None:
+        """A round is over; the federation's state is the new one."""
