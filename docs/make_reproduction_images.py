@@ -16,8 +16,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cafedcl.compare.results import Record, by_setting, scores
-from cafedcl.report.palette import look
+from cafedcl.compare.results import ResultRow, by_setting, scores
+from cafedcl.report.palette import series_style
 from cafedcl.report.plots import STYLE, sheet
 from cafedcl.report.table import paired
 
@@ -59,7 +59,7 @@ RARE = {
 REACH = {"server.accuracy": (-16, 13), "server.client_std": (-13, 16)}
 """How far the overview's axes go; what lies beyond is at their edge."""
 
-Records = Sequence[Record]
+Records = Sequence[ResultRow]
 Make = Callable[[Records], Figure]
 FIGURES: dict[str, tuple[tuple[str, ...], Make]] = {}
 
@@ -92,12 +92,12 @@ def overview(records: Records) -> Figure:
                         "marker": "D" if best else "o",
                         "markersize": 7 if method in HIGHLIGHT else 4.5,
                     }
-                    face = "white" if best else look(method).colour
+                    face = "white" if best else series_style(method).colour
                     at = min(max(mean(found), low), high)
                     ax.plot(
                         at,
                         row,
-                        color=look(method).colour,
+                        color=series_style(method).colour,
                         mfc=face,
                         linestyle="none",
                         label=method,
@@ -164,7 +164,7 @@ def dots(
             if found:
                 ax.errorbar(
                     mean(found), row, xerr=stdev(found) if len(found) > 1 else 0, marker=marker, linestyle="none",
-                    color=look(method).colour, mfc=look(method).colour if marker == "o" else "white",
+                    color=series_style(method).colour, mfc=series_style(method).colour if marker == "o" else "white",
                     markersize=5, elinewidth=0.8, label=words if method == OURS else "",
                 )  # fmt: skip
     for row, colour in (

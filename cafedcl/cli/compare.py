@@ -11,7 +11,7 @@ from cafedcl.cli.options import DataDir, Quiet, Settings
 from cafedcl.core.errors import CafedclError
 from cafedcl.terminal.console import console
 
-Config = Annotated[
+ConfigFile = Annotated[
     Path | None,
     typer.Argument(metavar="[CONFIG.toml]", help="A config file with what all runs share."),
 ]
@@ -38,13 +38,13 @@ RayAddress = Annotated[
         help="Run on a Ray cluster that shares this file system: auto, HOST:PORT, local.",
     ),
 ]
-Json = Annotated[
+JsonRuns = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per run, and nothing else.")
 ]
 
 
 def compare(
-    config: Config = None,
+    config: ConfigFile = None,
     methods: Annotated[
         list[str] | None, typer.Option(help="Methods, separated by commas; see `cafedcl methods`.")
     ] = None,
@@ -67,7 +67,7 @@ def compare(
     devices: Devices = None,
     ray: RayAddress = None,
     quiet: Quiet = False,
-    as_json: Json = False,
+    as_json: JsonRuns = False,
 ) -> None:
     """Train several methods on several data sets and splits with several seeds, and compare them.
 
@@ -80,7 +80,7 @@ def compare(
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
-        alone(
+        refuse_with_resume(
             config,
             methods,
             data,
@@ -103,14 +103,14 @@ def compare(
         splits=splits or (),
         seeds=1 if seeds is None else seeds,
         first_seed=first_seed or 0,
-        tables=read(config),
+        tables=read_config_file(config),
         settings=[*flags(clients, rounds, data_dir), *(settings or ())],
     )
     run_comparison(plan, wanted(out), means)
 
 
 def sweep(
-    config: Config = None,
+    config: ConfigFile = None,
     method: Annotated[str | None, typer.Option(help="The method; see `cafedcl methods`.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set.")] = None,
     split: Annotated[str | None, typer.Option(help="The split, such as dirichlet:0.1.")] = None,
@@ -173,7 +173,7 @@ def sweep(
     devices: Devices = None,
     ray: RayAddress = None,
     quiet: Quiet = False,
-    as_json: Json = False,
+    as_json: JsonRuns = False,
 ) -> None:
     """Train a method with several values of its options: a grid, or a search for the best ones.
 
@@ -189,15 +189,17 @@ def sweep(
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
-        alone(config, method, data, split, grid, ranges, choices, score, on, hold_out, prune)
-        alone(seeds, first_seed, clients, rounds, out, data_dir, settings)
+        refuse_with_resume(
+            config, method, data, split, grid, ranges, choices, score, on, hold_out, prune
+        )
+        refuse_with_resume(seeds, first_seed, clients, rounds, out, data_dir, settings)
         plan = Sweep.from_plain(stored_plan(resume, Sweep.FILE, "sweep"))
         run_sweep(plan, resume, tune, means)
         return
     check_kind(grid, tune, [*(ranges or ()), *(choices or ())], prune)
     plan = Sweep(
         settings=sweep_settings(
-            read(config),
+            read_config_file(config),
             method,
             data,
             split,
@@ -234,14 +236,14 @@ def watch(
     """Serve the report of runs while they run: the page renews itself as rounds come in. Ctrl-C
     ends it.
     """
-    from cafedcl.report.watch import Reports, serve
+    from cafedcl.report.watch import Reports, serve_report
 
-    with serve(Reports(runs, every), host, port) as server:
+    with serve_report(Reports(runs, every), host, port) as server:
         console().print(f"serving {server.address}  (Ctrl-C ends it)", soft_wrap=True)
         server.run()
 
 
-def read(config: Path | None) -> dict[str, Any]:
+def read_config_file(config: Path | None) -> dict[str, Any]:
     """Return a config file's tables, if there is one."""
     from cafedcl.config.sections import read_file
 
@@ -263,7 +265,7 @@ def wanted(out: Path | None) -> Path:
     return out
 
 
-def alone(*others: Any) -> None:
+def refuse_with_resume(*others: Any) -> None:
     """Refuse anything that --resume knows already."""
     if any(other not in (None, [], ()) for other in others):
         raise CafedclError(

@@ -43,7 +43,7 @@ Log = Annotated[
         "--log", metavar="tensorboard|mlflow", help="Also log the rounds there; repeatable."
     ),
 ]
-Json = Annotated[
+JsonRounds = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")
 ]
 
@@ -113,7 +113,7 @@ def run(
     settings: Settings = None,
     log: Log = None,
     quiet: Quiet = False,
-    as_json: Json = False,
+    as_json: JsonRounds = False,
 ) -> None:
     """Train a method and write a run folder."""
     from cafedcl.task.resolve import gather
@@ -139,7 +139,9 @@ def run(
 
 
 @app.command()
-def resume(path: RunPath, log: Log = None, quiet: Quiet = False, as_json: Json = False) -> None:
+def resume(
+    path: RunPath, log: Log = None, quiet: Quiet = False, as_json: JsonRounds = False
+) -> None:
     """Go on with a run that was interrupted; it ends as if it had never stopped."""
     from cafedcl import api
     from cafedcl.federation.run_folder import RunFolder
@@ -169,7 +171,7 @@ def show(
     from cafedcl.federation.run_folder import RunFolder
     from cafedcl.terminal.overview import (
         best_round,
-        comparison,
+        comparison_table,
         headline,
         last_scored,
         overview,
@@ -195,7 +197,7 @@ def show(
         return
     screen = console()
     if len(folders) > 1:
-        screen.print(comparison(named, screen.width))
+        screen.print(comparison_table(named, screen.width))
     else:
         rounds = int(tables[0]["federation"]["rounds"])
         screen.print(overview(*named[0], rounds, folders[0].environment()))
@@ -233,7 +235,7 @@ def split(
     from cafedcl.task.build import load, settle_split
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.overview import split_map, split_numbers
-    from cafedcl.terminal.split_statistics import draw, statistics
+    from cafedcl.terminal.split_statistics import draw_splits, statistics
 
     sets: list[str | None] = [*data] if data else [None]
     if export and len(sets) > 1:
@@ -271,7 +273,7 @@ def split(
         if export:
             save_shards(shards, images.train_y, export)
     if figure:
-        draw(drawn, figure)
+        draw_splits(drawn, figure)
     for path in filter(None, (figure, export)):
         if not as_json:
             screen.print(f"written: {path}", soft_wrap=True)
@@ -348,7 +350,7 @@ def demo(
     """
     from cafedcl.task.build import prepare
     from cafedcl.task.resolve import gather
-    from cafedcl.terminal.overview import comparison, split_map
+    from cafedcl.terminal.overview import comparison_table, split_map
 
     folder = out or new_folder("demo")
     screen = console()
@@ -370,7 +372,7 @@ def demo(
             finished.append(api.start(config, path, watchers, ["cafedcl", "demo"]))
         screen.print()
     screen.print(
-        comparison([(run.config.method.name, run.records) for run in finished], screen.width)
+        comparison_table([(run.config.method.name, run.records) for run in finished], screen.width)
     )
     for run in finished:
         screen.print(f"written: {run.path}  (cafedcl show {run.path})", soft_wrap=True)

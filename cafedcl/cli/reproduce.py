@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cafedcl.cli.compare import Devices, Jobs, Json, RayAddress
+from cafedcl.cli.compare import Devices, Jobs, JsonRuns, RayAddress
 from cafedcl.cli.options import DataDir, Quiet, Settings
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
     from cafedcl.compare.results import Member
-    from cafedcl.compare.study import Scale, Study
+    from cafedcl.compare.study import Study, StudyScale
 
 FILE = "reproduce.toml"
-TABLE = "table.md"
+TABLE_FILE = "table.md"
 
 
 def reproduce(
@@ -67,7 +67,7 @@ def reproduce(
     devices: Devices = None,
     ray: RayAddress = None,
     quiet: Quiet = False,
-    as_json: Json = False,
+    as_json: JsonRuns = False,
 ) -> None:
     """Run a table or figure of the paper and set it beside the paper's figures.
 
@@ -82,7 +82,7 @@ def reproduce(
     folder = folder_of()
     scales = read_scales(folder)
     if study is None:
-        listing(folder)
+        list_studies(folder)
         return
     if scale not in scales:
         raise CafedclError(
@@ -153,7 +153,7 @@ def unreadable(names: Iterable[str], overrides: Sequence[str]) -> dict[str, Cafe
     return absent
 
 
-def listing(folder: Path) -> None:
+def list_studies(folder: Path) -> None:
     """List the studies and the scales."""
     from cafedcl.compare.study import read_scales, read_study, study_names
 
@@ -172,7 +172,7 @@ def write(
     out: Path,
     study: "Study",
     plan: dict[str, Any],
-    size: "Scale",
+    size: "StudyScale",
     elsewhere: "Sequence[Sequence[Member]]",
     silent: bool,
     part: tuple[Sequence[str], Sequence[str]] = ((), ()),
@@ -181,13 +181,13 @@ def write(
 
     ``part`` has the settings and the methods that are wanted, if not all of them are.
     """
-    from cafedcl.compare.results import RESULTS, as_text, merged, read_folder, results_of
+    from cafedcl.compare.results import RESULTS_FILE, as_text, merged, read_study_folder, results_of
     from cafedcl.core.files import explained, write_atomically
 
     name = plan["study"]
     scale = plan["scale"]
     settings, methods = part
-    found = merged([read_folder(out, study, size, plan["settings"]), *elsewhere], study)
+    found = merged([read_study_folder(out, study, size, plan["settings"]), *elsewhere], study)
     members = [
         one
         for one in found
@@ -195,26 +195,26 @@ def write(
     ]
     with explained(out):
         write_atomically(
-            out / RESULTS, as_text(results_of(members, name, study, scale, size)).encode()
+            out / RESULTS_FILE, as_text(results_of(members, name, study, scale, size)).encode()
         )
     write_table(out, members, f"# {study.title}\n\nScale {scale}: {size.about}.\n", silent)
 
 
 def from_elsewhere(
-    path: Path, study: "Study", plan: dict[str, Any], size: "Scale"
+    path: Path, study: "Study", plan: dict[str, Any], size: "StudyScale"
 ) -> "list[Member]":
     """Return the runs of another folder, or of a results file."""
-    from cafedcl.compare.results import read_folder, read_results
+    from cafedcl.compare.results import read_results, read_study_folder
 
     name = plan["study"]
     scale = plan["scale"]
     if path.is_dir():
-        return read_folder(path, study, size, settings_of(path, name, scale))
+        return read_study_folder(path, study, size, settings_of(path, name, scale))
     return read_results(path, name, study, scale)
 
 
 def done_elsewhere(
-    out: Path, study: "Study", size: "Scale", elsewhere: "Sequence[Sequence[Member]]"
+    out: Path, study: "Study", size: "StudyScale", elsewhere: "Sequence[Sequence[Member]]"
 ) -> set[Path]:
     """Return the folders of runs that need not be made, because they are finished elsewhere."""
     from cafedcl.compare.results import key_of
@@ -255,8 +255,8 @@ def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool)
     for protocol, words in (("server", "The server's model"), ("own", "The clients' own models")):
         text += f"\n## {words}\n\n{as_markdown(board(summary, protocol), True)}"
     with explained(out):
-        write_atomically(out / TABLE, text.encode())
+        write_atomically(out / TABLE_FILE, text.encode())
     if not silent:
         screen = console()
         screen.print(as_rich(board(summary), True, screen.width))
-        screen.print(f"written: {out / TABLE}", soft_wrap=True)
+        screen.print(f"written: {out / TABLE_FILE}", soft_wrap=True)

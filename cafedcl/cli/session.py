@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
-    from cafedcl.federation.rounds import Watcher
     from cafedcl.federation.runs import Run
+    from cafedcl.federation.watcher import Watcher
 
 
 def warn(message: str) -> None:

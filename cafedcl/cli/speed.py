@@ -47,12 +47,12 @@ def bench(
     from cafedcl.config.sections import assign
     from cafedcl.core.environment import environment
     from cafedcl.methods import find_method, method_names
-    from cafedcl.speed.measure import WORKLOADS, find_workload, matrix_ceiling, measure, settled
+    from cafedcl.speed.measure import WORKLOADS, find_workload, matrix_ceiling, measure, tiny_setup
 
     tables: dict[str, Any] = {"engine": {"name": engine, "device": device}}
     for setting in settings or []:
         assign(tables, setting)
-    asked = settled(tables)
+    asked = tiny_setup(tables)
     here = asked.task.device
     small = [name for name, workload in WORKLOADS.items() if workload.model != "resnet18"]
     names = {"all": list(WORKLOADS), "auto": list(WORKLOADS) if here.type == "cuda" else small}.get(
@@ -66,7 +66,7 @@ def bench(
     engines = [(tables, asked.config.engine.precision)]
     if against:
         other = {**tables, "engine": {**tables["engine"], "name": against, "precision": "auto"}}
-        engines.append((other, settled(other).config.engine.precision))
+        engines.append((other, tiny_setup(other).config.engine.precision))
     screen = console()
     about = environment(["cafedcl", *sys.argv[1:]], str(here))
     found: list[Measurement] = []
@@ -89,7 +89,7 @@ def bench(
     if as_json:
         print(json.dumps(result))
         return
-    screen.print(table(found, bool(against)))
+    screen.print(measurement_table(found, bool(against)))
     screen.print(f"\n{legend(found)}", style="dim", highlight=False, soft_wrap=True)
     screen.print(
         "ceiling: " + ", ".join(f"{v / 1e12:.2f} TFLOP/s in {n}" for n, v in ceilings.items()),
@@ -115,7 +115,7 @@ ratio: a round over its training alone; peak: of a large matrix product's rate""
 """What the columns are, in lines of at most 80 characters."""
 
 
-def table(found: "list[Measurement]", compared: bool) -> "Table":
+def measurement_table(found: "list[Measurement]", compared: bool) -> "Table":
     """Return measurements as a table of at most 80 columns.
 
     In a comparison, how much faster it is than the other engine's row of the same task and method

@@ -14,7 +14,7 @@ from cafedcl.core.environment import QUEUES, cores
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
-SHARED = {QUEUES: "8"}
+SHARED_GPU = {QUEUES: "8"}
 """What jobs that share a GPU are told: all its queues for each of them are more than it has for a
 dozen.
 """
@@ -72,7 +72,7 @@ def slot_of(device: str, jobs: int = 1) -> DeviceShare:
 
 def queues(jobs: int) -> dict[str, str]:
     """Return what jobs are told that share a GPU, unless somebody has told them already."""
-    return SHARED if jobs > 1 and QUEUES not in os.environ else {}
+    return SHARED_GPU if jobs > 1 and QUEUES not in os.environ else {}
 
 
 class RayLauncher:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from cafedcl.config.options import to_toml
 from cafedcl.core.errors import CafedclError
-from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.run_folder import MetricsLine, RunFolder
 from cafedcl.task.resolve import resolve
 
 PROGRAM = (sys.executable, "-m", "cafedcl")
@@ -24,10 +24,8 @@ POLL = 0.1
 """Seconds between two looks at the running jobs."""
 GRACE = 60.0
 """Seconds that a job has to save itself when it is stopped."""
-LOGS = "logs"
+LOG_FOLDER = "logs"
 """The folder, beside the runs, with what each job wrote to its standard error."""
-
-MetricsLine = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class RunSpec:
     @property
     def log(self) -> Path:
         """Where the job's standard error goes."""
-        return self.out / LOGS / f"{self.place}.txt"
+        return self.out / LOG_FOLDER / f"{self.place}.txt"
 
     @property
     def begun(self) -> bool:

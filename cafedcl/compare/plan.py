@@ -12,12 +12,13 @@ from cafedcl.config.options import to_toml
 from cafedcl.config.sections import CHOICES, SECTIONS, SPLITS, assign, label, parse_split, read_file
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.slug import slug
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
 
 Tables = dict[str, dict[str, Any]]
 
-AXES = ("data.name", "run.seed", "engine.device")
+SET_PER_RUN = ("data.name", "run.seed", "engine.device")
 """Options that a plan sets for every run, besides the method and the split."""
 
 
@@ -77,9 +78,10 @@ class Comparison:
         share_out("augment", tail, options)
         flat = {**flattened(base), **flattened(chosen)}
         sets = unique(
-            [settled(name) for name in data or [str(flat.get("data.name", "digits"))]], "--data"
+            [absolute_data_name(name) for name in data or [str(flat.get("data.name", "digits"))]],
+            "--data",
         )
-        kept = {key: value for key, value in flat.items() if key not in AXES}
+        kept = {key: value for key, value in flat.items() if key not in SET_PER_RUN}
         return cls(
             tuple(named), tuple(sets), tuple(split_names(splits)), seeds, first_seed, kept, options
         )
@@ -109,7 +111,7 @@ class Comparison:
         overlay(tables, self.settings)
         if split is not None:
             tables["split"] = {**tables.get("split", {}), **parse_split(split)}
-        return alone(tables)
+        return with_one_worker(tables)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -133,7 +135,7 @@ class Comparison:
         return cls(**values)
 
 
-def alone(tables: Tables) -> Tables:
+def with_one_worker(tables: Tables) -> Tables:
     """Return the tables of a run that shares its machine with others: one worker."""
     tables["engine"] = {**tables.get("engine", {}), "workers": 1}
     return tables
@@ -225,7 +227,7 @@ def split_names(values: Iterable[str]) -> list[str]:
     return unique(names, "--splits")
 
 
-def settled(data: str) -> str:
+def absolute_data_name(data: str) -> str:
     """Return a data set's name so that it means the same in every folder."""
     from cafedcl.data import is_own
 
@@ -237,11 +239,6 @@ def place_of(data: str) -> str:
     from cafedcl.data import is_own
 
     return slug(Path(data).stem if is_own(data) else data)
-
-
-def slug(text: str) -> str:
-    """Return a text that can be the name of a folder."""
-    return re.sub(r"[^\w.,=+-]+", "-", text).strip("-.") or "-"
 
 
 @contextmanager

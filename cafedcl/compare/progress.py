@@ -14,12 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cafedcl.compare.jobs import MetricsLine, Running, RunOutcome, RunSpec, View
-from cafedcl.terminal.overview import describe, duration, percent, value_of
+from cafedcl.compare.jobs import Running, RunOutcome, RunSpec, View
+from cafedcl.federation.run_folder import MetricsLine
+from cafedcl.terminal.overview import describe_round, duration, percent, value_of
 
-SHOWN = 20
+MOST_ROWS = 20
 """Running jobs in the view, at most."""
-STYLES = {"finished": "green", "skipped": "dim", "stopped": "yellow", "failed": "red"}
+STATUS_STYLES = {"finished": "green", "skipped": "dim", "stopped": "yellow", "failed": "red"}
 
 
 def accuracy(line: MetricsLine | None) -> float | None:
@@ -106,7 +107,7 @@ class LiveView(View):
             "runs", bar, f"{self.count.done}/{self.count.jobs}", Text(", ".join(words), style="dim")
         )
         rows = Table.grid(padding=(0, 1))
-        for one in running[:SHOWN]:
+        for one in running[:MOST_ROWS]:
             left = "–" if one.left is None else duration(one.left)
             rows.add_row(
                 Text(one.job.place),
@@ -116,8 +117,8 @@ class LiveView(View):
                 Text(f"{left} left", style="dim"),
             )
         parts: list[RenderableType] = [whole, rows]
-        if len(running) > SHOWN:
-            parts.append(Text(f"… and {len(running) - SHOWN} more", style="dim"))
+        if len(running) > MOST_ROWS:
+            parts.append(Text(f"… and {len(running) - MOST_ROWS} more", style="dim"))
         self.live.update(Group(*parts))
 
 
@@ -142,7 +143,7 @@ class PlainView(View):
         self.count.add(outcome)
         words = [f"{outcome.status:<9} {outcome.job.place}", f"{self.count.done}/{self.count.jobs}"]
         if outcome.last:
-            words.append(describe(outcome.last))
+            words.append(describe_round(outcome.last))
         words += [outcome.error] if outcome.error else []
         if outcome.status != "skipped":
             others = [one for one in self.running if one.job != outcome.job]

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.plan import Tables, overlay
-from cafedcl.compare.study import Scale, Study
+from cafedcl.compare.study import Study, StudyScale
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.report.runs import SCORES, RunSummary, flat, read_run
+from cafedcl.report.runs import PROTOCOL_SCORES, RunSummary, flat, read_run
 from cafedcl.task.resolve import resolve
 
-RESULTS = "results.json"
+RESULTS_FILE = "results.json"
 DIGITS = 6
 UNSAID = ("run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds")
 """Options that are said elsewhere, or that change no result."""
-OWN = ("train.", "method.", "augment.")
+METHOD_SECTIONS = ("train.", "method.", "augment.")
 """Sections whose options a study may give to single methods."""
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
 """What is kept of where a run was made."""
 WHERE = "environment"
 
-Record = dict[str, Any]
+ResultRow = dict[str, Any]
 Key = tuple[str, str, str, int]
 
 
@@ -39,7 +39,7 @@ class Member:
     key: Key
     """Setting, method, what was changed (as JSON), seed."""
     run: RunSummary
-    record: Record | None
+    record: ResultRow | None
     where: dict[str, Any]
     """Where it was made, and the `--set` options of all runs that it belongs to."""
 
@@ -56,7 +56,9 @@ def key_of(setting: str, method: str, changed: Mapping[str, Any], seed: int) -> 
     return setting, method, json.dumps(changed, sort_keys=True), seed
 
 
-def read_folder(out: Path, study: Study, scale: Scale, settings: Sequence[str]) -> list[Member]:
+def read_study_folder(
+    out: Path, study: Study, scale: StudyScale, settings: Sequence[str]
+) -> list[Member]:
     """Return all runs of a study, begun or finished, that a folder holds."""
     found = []
     shared = [text for text in settings if not text.startswith("data.dir")]
@@ -68,7 +70,7 @@ def read_folder(out: Path, study: Study, scale: Scale, settings: Sequence[str]) 
                 run = read_run(path)
                 key = key_of(setting.name, method, changed, int(path.name[1:]))
                 record = (
-                    {"setting": setting.name, **record_of(run, changed)}
+                    {"setting": setting.name, **result_row_of(run, changed)}
                     if run.state == "finished"
                     else None
                 )
@@ -81,15 +83,17 @@ def read_folder(out: Path, study: Study, scale: Scale, settings: Sequence[str]) 
     return found
 
 
-def record_of(run: RunSummary, changed: Mapping[str, Any]) -> Record:
+def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
     """Return what is kept of a finished run, the setting's name apart."""
     counts = RunFolder(run.path).data()[0]["counts"]
     options = run.settings
     scores = {}
-    for protocol in SCORES:
+    for protocol in PROTOCOL_SCORES:
         last = next((line for line in reversed(run.lines) if line.get(protocol)), {})
-        scores[protocol] = {name: rounded(value) for name, value in last.get(protocol, {}).items()}
-    best = {protocol: run.chosen(protocol, "best") for protocol in SCORES}
+        scores[protocol] = {
+            name: rounded_score(value) for name, value in last.get(protocol, {}).items()
+        }
+    best = {protocol: run.chosen(protocol, "best") for protocol in PROTOCOL_SCORES}
     return {
         "data": run.setting.data,
         "split": run.setting.split,
@@ -99,7 +103,7 @@ def record_of(run: RunSummary, changed: Mapping[str, Any]) -> Record:
         "rounds": run.rounds,
         **scores,
         "best": {
-            protocol: None if line is None else rounded(run.value(line, protocol, "accuracy"))
+            protocol: None if line is None else rounded_score(run.value(line, protocol, "accuracy"))
             for protocol, line in best.items()
         },
         "seconds": round(sum(sum((line.get("seconds") or {}).values()) for line in run.lines), 3),
@@ -117,7 +121,7 @@ def record_of(run: RunSummary, changed: Mapping[str, Any]) -> Record:
     }
 
 
-def rounded(value: Any) -> Any:
+def rounded_score(value: Any) -> Any:
     """Return a score with as many digits as mean something."""
     return round(value, DIGITS) if isinstance(value, float) else value
 
@@ -150,7 +154,7 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
     except OSError as error:
         raise CafedclError(f"--from {path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CafedclError(f"--from {path}: not a {RESULTS} of `cafedcl reproduce`") from None
+        raise CafedclError(f"--from {path}: not a {RESULTS_FILE} of `cafedcl reproduce`") from None
     if size != scale:
         raise CafedclError(f"--from {path}: it is of {there} at scale {size}, not at scale {scale}")
     if there == name:
@@ -171,15 +175,19 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
     ]
 
 
-def of_its_own(record: Record, shared: Sequence[str]) -> list[str]:
+def of_its_own(record: ResultRow, shared: Sequence[str]) -> list[str]:
     """Return the options of training and method that a run has besides its method's and those set
     for all runs.
     """
     common = {text.partition("=")[0] for text in shared}
-    return [name for name in record["options"] if name.startswith(OWN) and name not in common]
+    return [
+        name
+        for name in record["options"]
+        if name.startswith(METHOD_SECTIONS) and name not in common
+    ]
 
 
-def member_of(record: Record, place: Mapping[str, Any]) -> Member:
+def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
     """Return the run that a line of a results file stands for; its last round is all there is of
     it.
     """
@@ -204,7 +212,10 @@ def member_of(record: Record, place: Mapping[str, Any]) -> Member:
             "federation.clients": record["clients"],
         },
     )
-    line = {"round": record["rounds"] - 1, **{protocol: record[protocol] for protocol in SCORES}}
+    line = {
+        "round": record["rounds"] - 1,
+        **{protocol: record[protocol] for protocol in PROTOCOL_SCORES},
+    }
     key = key_of(record["setting"], record["method"], record["changed"], record["seed"])
     path = Path(record["setting"], record["method"], f"s{record['seed']}")
     return Member(
@@ -241,7 +252,7 @@ def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
 
 
 def results_of(
-    members: Sequence[Member], name: str, study: Study, scale: str, size: Scale
+    members: Sequence[Member], name: str, study: Study, scale: str, size: StudyScale
 ) -> dict[str, Any]:
     """Return what the file says. Where most runs were made is said once; a run that was made
     elsewhere says so.
@@ -272,7 +283,7 @@ def most_common(places: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return json.loads(written.most_common(1)[0][0]) if written else {}
 
 
-def narrowed(records: Sequence[Record], study: Study, size: Scale) -> list[str]:
+def narrowed(records: Sequence[ResultRow], study: Study, size: StudyScale) -> list[str]:
     """Return the options by which a command makes these runs, where they are not the whole study."""
     words = ["--seeds", str(max((record["seed"] for record in records), default=0) + 1)]
     for option, key, whole in (
@@ -297,14 +308,14 @@ def as_text(results: Mapping[str, Any]) -> str:
     )
 
 
-def scores(records: Sequence[Record], method: str, score: str) -> dict[int, float]:
+def scores(records: Sequence[ResultRow], method: str, score: str) -> dict[int, float]:
     """Return a method's score by seed, in %."""
     protocol, _, name = score.partition(".")
     mine = ((one["seed"], one[protocol].get(name)) for one in records if one["method"] == method)
     return {seed: 100 * value for seed, value in mine if value is not None}
 
 
-def by_setting(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
+def by_setting(records: Sequence[ResultRow]) -> Iterator[tuple[str, list[ResultRow]]]:
     """Yield the settings with their runs; those with a changed option are left out."""
     plain = [one for one in records if not one["changed"]]
     for setting in dict.fromkeys(one["setting"] for one in plain):

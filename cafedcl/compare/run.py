@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cafedcl.compare.tune import Search
 
 BEST = "best.toml"
-SHOWN = 10
+MOST_TRIALS = 10
 """Trials in the table of a search, at most."""
 
 
@@ -173,14 +173,14 @@ def trial_table(search: "Search") -> "Table":
     rows = search.rows()
     names = [*search.sweep.ranges, *search.sweep.choices]
     table = Table("trial", "state", search.sweep.score, *names, box=None, header_style="bold")
-    for number, state, value, point in rows[:SHOWN]:
+    for number, state, value, point in rows[:MOST_TRIALS]:
         shown = [
             f"{point[name]:.4g}" if isinstance(point.get(name), float) else str(point.get(name))
             for name in names
         ]
         table.add_row(str(number), state, "–" if value is None else f"{value:.4f}", *shown)
-    if len(rows) > SHOWN:
-        table.caption = f"the best {SHOWN} of {len(rows)} trials"
+    if len(rows) > MOST_TRIALS:
+        table.caption = f"the best {MOST_TRIALS} of {len(rows)} trials"
     return table
 
 

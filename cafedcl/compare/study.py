@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import RunSpec
-from cafedcl.compare.plan import Comparison, slug
+from cafedcl.compare.plan import Comparison
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.slug import slug
 from cafedcl.task.resolve import resolve
 
 SCALES = "scales.toml"
@@ -23,7 +24,7 @@ folder.
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudySetting:
     """Data and split that every method of a study is run on."""
 
     name: str
@@ -35,7 +36,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Scale:
+class StudyScale:
     """How large a study is run."""
 
     about: str
@@ -51,7 +52,7 @@ class Study:
 
     title: str
     methods: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[StudySetting, ...]
     vary: dict[str, list[Any]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     each: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class Study:
         )
 
     def jobs(
-        self, out: Path, setting: Setting, seeds: int, overrides: Sequence[str]
+        self, out: Path, setting: StudySetting, seeds: int, overrides: Sequence[str]
     ) -> Iterator[RunSpec]:
         """Yield the runs of one setting: with everything as it is, then with one option changed at
         a time.
@@ -82,7 +83,7 @@ class Study:
             for plan in self._plans(setting, seeds, point, overrides):
                 yield from plan.jobs(place)
 
-    def points(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], Path]]:
+    def points(self, out: Path, setting: StudySetting) -> Iterator[tuple[dict[str, Any], Path]]:
         """Yield what is changed in one setting, at first nothing, and where the runs with it are."""
         for point in ({}, *self.changes()):
             words = ",".join(
@@ -90,16 +91,18 @@ class Study:
             )
             yield point, out / setting.name / slug(words) if point else out / setting.name
 
-    def places(self, out: Path, setting: Setting) -> Iterator[tuple[dict[str, Any], str, Path]]:
+    def places(
+        self, out: Path, setting: StudySetting
+    ) -> Iterator[tuple[dict[str, Any], str, Path]]:
         """Yield what is changed, the method, and the folder with a run per seed."""
         for point, place in self.points(out, setting):
             for plan in self._plans(setting, 1, point, ()):
                 for method, job in zip(plan.methods, plan.jobs(place), strict=True):
                     yield point, method, job.folder.parent
 
-    def at(self, scale: Scale) -> "Study":
+    def at(self, scale: StudyScale) -> "Study":
         """Return it as it is at a scale: settings that become the same there are there once."""
-        known: dict[object, Setting] = {}
+        known: dict[object, StudySetting] = {}
         for one in self.settings:
             split = (one.smoke or one.split) if scale.data else one.split
             options = {**self.options, **one.options, **scale.options}
@@ -115,7 +118,7 @@ class Study:
             yield from ({name: value} for value in values if value != usual[section].get(key))
 
     def _plans(
-        self, setting: Setting, seeds: int, point: Mapping[str, Any], overrides: Sequence[str]
+        self, setting: StudySetting, seeds: int, point: Mapping[str, Any], overrides: Sequence[str]
     ) -> Iterator[Comparison]:
         """Yield the plan of all methods that share their options, then those of methods that have
         their own.
@@ -167,8 +170,11 @@ def read_study(name: str, folder: Path) -> Study:
     if not path.is_file():
         raise CafedclError(f"{name}: there is no such study; {nearest(name, study_names(folder))}")
     table = read_file(path)
-    settings = tuple(build(Setting, one, f"{path}: settings") for one in table.pop("settings", []))
-    made: Study = build(Study, {**table, "settings": settings}, str(path))
+    settings = tuple(
+        build_from_table(StudySetting, one, f"{path}: settings")
+        for one in table.pop("settings", [])
+    )
+    made: Study = build_from_table(Study, {**table, "settings": settings}, str(path))
     for method in made.each:
         if method not in made.methods:
             raise CafedclError(
@@ -179,13 +185,16 @@ def read_study(name: str, folder: Path) -> Study:
     return made
 
 
-def read_scales(folder: Path) -> dict[str, Scale]:
+def read_scales(folder: Path) -> dict[str, StudyScale]:
     """Return all scales by name."""
     path = folder / SCALES
-    return {name: build(Scale, table, f"{path}: {name}") for name, table in read_file(path).items()}
+    return {
+        name: build_from_table(StudyScale, table, f"{path}: {name}")
+        for name, table in read_file(path).items()
+    }
 
 
-def build(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
+def build_from_table(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
     """Make one of these from a table, or say which entry is wrong."""
     known = [entry.name for entry in fields(cls)]
     for name in table:

@@ -16,23 +16,23 @@ import numpy as np
 from cafedcl.compare.jobs import RunSpec
 from cafedcl.compare.plan import (
     Tables,
-    alone,
+    absolute_data_name,
     check_seeds,
     checked_tables,
     flattened,
     overlay,
-    settled,
-    slug,
+    with_one_worker,
 )
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import assign, parse_split
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.slug import slug
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
 from cafedcl.terminal.overview import last_scored, value_of
 
-SHARED = (
+COMMON_SCORES = (
     "accuracy",
     "balanced",
     "client_mean",
@@ -42,8 +42,8 @@ SHARED = (
     "medium",
     "few",
 )
-SCORES = tuple(f"server.{key}" for key in SHARED) + tuple(
-    f"own.{key}" for key in (*SHARED, "held_mean", "held_std")
+SWEEP_SCORES = tuple(f"server.{key}" for key in COMMON_SCORES) + tuple(
+    f"own.{key}" for key in (*COMMON_SCORES, "held_mean", "held_std")
 )
 HELD_OUT = "held-out.npz"
 
@@ -77,9 +77,9 @@ class Sweep:
     def __post_init__(self) -> None:
         """Refuse what cannot be swept."""
         check_seeds(self.seeds, self.first_seed)
-        if self.score not in SCORES:
+        if self.score not in SWEEP_SCORES:
             raise CafedclError(
-                f"--score {self.score}: there is no such score; {nearest(self.score, list(SCORES))}"
+                f"--score {self.score}: there is no such score; {nearest(self.score, list(SWEEP_SCORES))}"
             )
         if self.on not in ("validation", "test"):
             raise CafedclError(
@@ -137,7 +137,7 @@ class Sweep:
         """Return the runs of a point, one per seed."""
         jobs = []
         for seed in range(self.first_seed, self.first_seed + self.seeds):
-            tables = alone(self.tables(point, seed))
+            tables = with_one_worker(self.tables(point, seed))
             if self.on == "validation":
                 overlay(tables, {"data.name": str((out / HELD_OUT).resolve()), "data.size": 0})
             jobs.append(RunSpec.of(out, f"{place}/s{seed}", tables))
@@ -156,7 +156,7 @@ class Sweep:
         """
         if self.on == "test":
             return "the test set"
-        return hold_out(out, self.tables({}), self.hold_out)
+        return write_held_out(out, self.tables({}), self.hold_out)
 
     def value(self, jobs: Sequence[RunSpec]) -> float:
         """Return the score of finished runs: the last round's, averaged over the seeds; NaN if a
@@ -253,7 +253,7 @@ def sweep_settings(
     for setting in settings:
         assign(base, setting)
     flat = flattened(base)
-    flat["data.name"] = settled(str(flat.get("data.name", "digits")))
+    flat["data.name"] = absolute_data_name(str(flat.get("data.name", "digits")))
     return {
         name: value for name, value in flat.items() if name not in ("run.seed", "engine.device")
     }
@@ -310,7 +310,7 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def hold_out(out: Path, tables: Tables, share: float) -> str:
+def write_held_out(out: Path, tables: Tables, share: float) -> str:
     """Write the data set of a search: part of every class's training images takes the place of the
     test set.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import optuna
 
 STUDY = "study.db"
-WARM_UP = 4
+TRIALS_BEFORE_PRUNING = 4
 """Finished trials before any is pruned."""
 
 
@@ -159,7 +159,7 @@ class Search:
             now = self.sweep.score_at(first, third)
             before = [self.sweep.score_at(other.jobs[0], third) for other in self.finished()]
             others = [value for value in before if value is not None]
-            if now is None or len(others) < WARM_UP:
+            if now is None or len(others) < TRIALS_BEFORE_PRUNING:
                 continue
             if now < median(others) if self.sweep.higher else now > median(others):
                 self.drop(trial, "PRUNED", pool)

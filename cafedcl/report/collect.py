@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.run_folder import MetricsLine, RunFolder
 from cafedcl.report import scenes
 from cafedcl.report.details import data_map, details, shown_clients
 from cafedcl.report.frames import Film, read_film, spaced
-from cafedcl.report.palette import look
-from cafedcl.report.runs import SCORES, Entry, Group, Line, RunSummary, Summary
+from cafedcl.report.palette import series_style
+from cafedcl.report.runs import PROTOCOL_SCORES, RunSummary, SettingGroup, Summary, TableRow
 from cafedcl.report.table import MEASURES, Column, column, common_protocol
 
-POINTS = 400
+MOST_POINTS = 400
 """Rounds of a curve, at most."""
 PICTURES = 12
 """Contact sheets of a run, at most, and how many bytes they may have together."""
@@ -30,10 +30,14 @@ def collect(summary: Summary) -> dict[str, Any]:
     """Return the data of all panels of all settings."""
     problems: list[str] = []
     groups = [collect_group(group, problems) for group in summary.groups]
-    return {"groups": groups, "runs": [describe(run) for run in summary.runs], "problems": problems}
+    return {
+        "groups": groups,
+        "runs": [describe_run(run) for run in summary.runs],
+        "problems": problems,
+    }
 
 
-def collect_group(group: Group, problems: list[str]) -> dict[str, Any]:
+def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
     """Return the data of one setting's panels; one seed per method is looked at in detail."""
     films = [read_film(entry.runs[0]) for entry in group.main]
     for film in films:
@@ -46,31 +50,35 @@ def collect_group(group: Group, problems: list[str]) -> dict[str, Any]:
         "split": setting.split,
         "clients": setting.clients,
         "protocol": common_protocol([group]),
-        "entries": [about(entry) for entry in group.main],
+        "entries": [describe_row(entry) for entry in group.main],
         "notes": [
             f"methods differ in {name}: {' / '.join(values)}"
             for name, values in group.differing().items()
         ],
         "ranking": {
-            protocol: ranking(group, protocol) for protocol in SCORES if measured(group, protocol)
+            protocol: collect_ranking(group, protocol)
+            for protocol in PROTOCOL_SCORES
+            if measured(group, protocol)
         },
-        "curves": [curves(entry) for entry in group.main],
+        "curves": [collect_curves(entry) for entry in group.main],
         "details": [details(film) for film in films],
-        "cost": [cost(entry) for entry in group.main],
+        "cost": [collect_cost(entry) for entry in group.main],
         "shots": {
-            protocol: shots(group, protocol) for protocol in SCORES if measured(group, protocol)
+            protocol: collect_shots(group, protocol)
+            for protocol in PROTOCOL_SCORES
+            if measured(group, protocol)
         },
-        "ablation": ablation(group),
-        "sensitivity": sensitivity(group),
-        "samples": samples(group),
+        "ablation": collect_ablation(group),
+        "sensitivity": collect_sensitivity(group),
+        "samples": collect_samples(group),
     }
     if first is not None and first.data is not None:
         classes = first.data.counts.shape[1]
         shown = shown_clients(len(first.data.counts))
         found["map"] = data_map(first)
-        found["confidence"] = gathered(films, lambda film: scenes.confidence(film, shown))
-        found["prototypes"] = gathered(films, lambda film: scenes.prototypes(film, classes))
-        found["loop"] = gathered(films, lambda film: scenes.loop(film, classes))
+        found["confidence"] = gathered(films, lambda film: scenes.collect_confidence(film, shown))
+        found["prototypes"] = gathered(films, lambda film: scenes.collect_prototypes(film, classes))
+        found["loop"] = gathered(films, lambda film: scenes.collect_loop(film, classes))
     return found
 
 
@@ -83,14 +91,14 @@ def gathered(
     ]
 
 
-def measured(group: Group, protocol: str) -> bool:
+def measured(group: SettingGroup, protocol: str) -> bool:
     """Return whether any method has scores under a protocol."""
     return any(entry.scores(protocol, "accuracy") for entry in group.main)
 
 
-def about(entry: Entry) -> dict[str, Any]:
+def describe_row(entry: TableRow) -> dict[str, Any]:
     """Return who an entry is and how it is drawn."""
-    style = look(entry.label)
+    style = series_style(entry.label)
     return {
         "label": entry.label,
         "base": entry.base,
@@ -103,9 +111,9 @@ def about(entry: Entry) -> dict[str, Any]:
     }
 
 
-def ranking(group: Group, protocol: str) -> dict[str, Any]:
+def collect_ranking(group: SettingGroup, protocol: str) -> dict[str, Any]:
     """Return the last scored round of every entry: per seed, mean, std and rank."""
-    found: Column = column(Group(group.setting, group.main), protocol, "last")
+    found: Column = column(SettingGroup(group.setting, group.main), protocol, "last")
     rows: list[dict[str, Any] | None] = []
     for entry in group.main:
         cells = found.cells[entry.label]
@@ -119,16 +127,16 @@ def ranking(group: Group, protocol: str) -> dict[str, Any]:
     return {"rows": rows, "comparison": found.comparison.text if found.comparison else None}
 
 
-def curves(entry: Entry) -> dict[str, Any]:
+def collect_curves(entry: TableRow) -> dict[str, Any]:
     """Return the scores over rounds, with bytes sent and seconds spent so far: mean and std over
     seeds.
     """
-    rounds = spaced(list(range(max(len(run.lines) for run in entry.runs))), POINTS)
+    rounds = spaced(list(range(max(len(run.lines) for run in entry.runs))), MOST_POINTS)
     found: dict[str, Any] = {"rounds": rounds}
     for name, amount in (("bytes", sent), ("seconds", spent)):
         sums = [np.cumsum([amount(line) for line in run.lines]) for run in entry.runs]
         found[name] = [mean(float(s[t]) for s in sums if t < len(s)) for t in rounds]
-    for protocol in SCORES:
+    for protocol in PROTOCOL_SCORES:
         found[protocol] = (
             {m: bands(entry, rounds, protocol, m) for m in MEASURES}
             if any_scored(entry, protocol)
@@ -137,13 +145,13 @@ def curves(entry: Entry) -> dict[str, Any]:
     return found
 
 
-def any_scored(entry: Entry, protocol: str) -> bool:
+def any_scored(entry: TableRow, protocol: str) -> bool:
     """Return whether an entry has any score under a protocol."""
     return any(run.scored(protocol) for run in entry.runs)
 
 
 def bands(
-    entry: Entry, rounds: Sequence[int], protocol: str, measure: str
+    entry: TableRow, rounds: Sequence[int], protocol: str, measure: str
 ) -> dict[str, list[float | None]]:
     """Return mean and sample standard deviation over seeds of a score in %, at every round."""
     means: list[float | None] = []
@@ -157,18 +165,18 @@ def bands(
     return {"mean": means, "std": stds}
 
 
-def sent(line: Line) -> float:
+def sent(line: MetricsLine) -> float:
     """Return the bytes sent in a round, up and down."""
     traffic = line.get("traffic") or {}
     return float(traffic.get("up_bytes", 0)) + float(traffic.get("down_bytes", 0))
 
 
-def spent(line: Line) -> float:
+def spent(line: MetricsLine) -> float:
     """Return the seconds that a round took."""
     return float(sum((line.get("seconds") or {}).values()))
 
 
-def shots(group: Group, protocol: str) -> dict[str, list[dict[str, float | None]]]:
+def collect_shots(group: SettingGroup, protocol: str) -> dict[str, list[dict[str, float | None]]]:
     """Return the recall of many-, medium- and few-shot classes, where a group of classes exists."""
     found: dict[str, list[dict[str, float | None]]] = {}
     for shot in SHOTS:
@@ -190,7 +198,7 @@ def deviation(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def ablation(group: Group) -> list[dict[str, Any]]:
+def collect_ablation(group: SettingGroup) -> list[dict[str, Any]]:
     """Return the families of which several presets or variants ran, as the numbers of their
     entries.
     """
@@ -202,13 +210,13 @@ def ablation(group: Group) -> list[dict[str, Any]]:
     ]
 
 
-def sensitivity(group: Group) -> list[dict[str, Any]]:
+def collect_sensitivity(group: SettingGroup) -> list[dict[str, Any]]:
     """Return the curves of options that were swept: the main variant, and those that differ in that
     option alone.
 
     Where all points share some seeds, only those count.
     """
-    sweeps: dict[tuple[str, str], list[tuple[float, Entry]]] = {}
+    sweeps: dict[tuple[str, str], list[tuple[float, TableRow]]] = {}
     for entry in group.entries:
         if entry.swept is not None:
             option, value = entry.swept
@@ -225,8 +233,8 @@ def sensitivity(group: Group) -> list[dict[str, Any]]:
             "option": option,
             "values": [value for value, _ in points],
         }
-        sweep |= {"colour": look(method).colour, "centre": centre}
-        for protocol in SCORES:
+        sweep |= {"colour": series_style(method).colour, "centre": centre}
+        for protocol in PROTOCOL_SCORES:
             if all(entry.scores(protocol, "accuracy") for _, entry in points):
                 sweep[protocol] = {
                     m: shared([e.scores(protocol, m) for _, e in points])
@@ -245,7 +253,7 @@ def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
     ]
 
 
-def samples(group: Group) -> list[dict[str, Any]]:
+def collect_samples(group: SettingGroup) -> list[dict[str, Any]]:
     """Return the generator's contact sheets as PNG files in text, for those runs that have them."""
     found: list[dict[str, Any]] = []
     for i, entry in enumerate(group.main):
@@ -260,7 +268,7 @@ def samples(group: Group) -> list[dict[str, Any]]:
     return found
 
 
-def cost(entry: Entry) -> dict[str, Any]:
+def collect_cost(entry: TableRow) -> dict[str, Any]:
     """Return what a round costs: seconds per phase, bytes, who failed; means over rounds and seeds."""
     lines = [line for run in entry.runs for line in run.lines]
     phases: dict[str, float] = {}
@@ -281,7 +289,7 @@ def cost(entry: Entry) -> dict[str, Any]:
     }
 
 
-def describe(run: RunSummary) -> dict[str, Any]:
+def describe_run(run: RunSummary) -> dict[str, Any]:
     """Return what is needed to find a run, to judge it and to repeat it."""
     read: Any = RunFolder(run.path).environment()
     about: dict[str, Any] = read if isinstance(read, dict) else {}

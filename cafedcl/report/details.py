@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.report.frames import Array, Film
+from cafedcl.core.arrays import Array
+from cafedcl.report.frames import Film
 
 WORST = 6
 """Clients that are looked at one by one."""

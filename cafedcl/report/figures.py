@@ -8,9 +8,10 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.slug import slug
 from cafedcl.report import plots, plots_rounds
 from cafedcl.report.collect import collect
-from cafedcl.report.plots import AXES, STYLE, Group, slug
+from cafedcl.report.plots import CURVE_AXES, STYLE, PlotGroup
 from cafedcl.report.runs import Summary
 
 FORMATS = ("png", "svg", "pdf")
@@ -28,8 +29,8 @@ def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         groups = collect(summary)["groups"]
         for group in groups:
-            start = "" if len(groups) == 1 else slug(group["title"]) + "-"
-            for name, figure in drawn(group):
+            start = "" if len(groups) == 1 else file_name(group["title"]) + "-"
+            for name, figure in setting_figures(group):
                 path = out / f"{start}{name}.{form}"
                 figure.savefig(path, dpi=200, metadata=dates[form])
                 written.append(path)
@@ -40,48 +41,53 @@ def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
     return written
 
 
-def drawn(group: Group) -> Iterator[tuple[str, Figure]]:
+def setting_figures(group: PlotGroup) -> Iterator[tuple[str, Figure]]:
     """Yield every figure of a setting with its name; what there are no data for is left out."""
     with mpl.rc_context(STYLE):
         for protocol in group["ranking"]:
             if len(group["entries"]) > 1:
-                yield f"ranking-{protocol}", plots.ranking(group, protocol)
-            for axis in AXES:
-                yield f"curves-{protocol}-{axis}", plots.curves(group, protocol, axis)
+                yield f"ranking-{protocol}", plots.plot_ranking(group, protocol)
+            for axis in CURVE_AXES:
+                yield f"curves-{protocol}-{axis}", plots.plot_curves(group, protocol, axis)
             if any(protocol in one["clients"] for one in group["details"]):
-                yield f"clients-{protocol}", plots.clients(group, protocol)
+                yield f"clients-{protocol}", plots.plot_clients(group, protocol)
             if len(group["shots"][protocol]) > 1:
-                yield f"shots-{protocol}", plots.shots(group, protocol)
+                yield f"shots-{protocol}", plots.plot_shots(group, protocol)
             if "map" in group and any(protocol in one["recall"] for one in group["details"]):
-                yield f"recall-{protocol}", plots.recall(group, protocol)
+                yield f"recall-{protocol}", plots.plot_recall(group, protocol)
             for family in group["ablation"]:
                 yield (
                     f"ablation-{family['base']}-{protocol}",
-                    plots.ablation(group, family, protocol),
+                    plots.plot_ablation(group, family, protocol),
                 )
             for sweep in group["sensitivity"]:
                 if protocol in sweep:
                     yield (
-                        f"sensitivity-{slug(sweep['method'])}-{sweep['option']}-{protocol}",
-                        plots.sensitivity(sweep, protocol),
+                        f"sensitivity-{file_name(sweep['method'])}-{sweep['option']}-{protocol}",
+                        plots.plot_sensitivity(sweep, protocol),
                     )
         if "map" in group:
-            yield "data", plots_rounds.data(group)
-            yield from scenes(group)
-        yield "cost", plots.cost(group)
+            yield "data", plots_rounds.plot_data(group)
+            yield from method_figures(group)
+        yield "cost", plots.plot_cost(group)
 
 
-def scenes(group: Group) -> Iterator[tuple[str, Figure]]:
+def method_figures(group: PlotGroup) -> Iterator[tuple[str, Figure]]:
     """Yield the figures of single methods: confusion, confidence, prototypes and the bias loop."""
-    names = [slug(entry["label"]) for entry in group["entries"]]
+    names = [file_name(entry["label"]) for entry in group["entries"]]
     for name, one in zip(names, group["details"], strict=True):
         if "confusion" in one:
-            yield f"confusion-{name}", plots_rounds.confusion(group, one)
+            yield f"confusion-{name}", plots_rounds.plot_confusion(group, one)
     for scene in group["confidence"]:
-        yield f"confidence-{names[scene['entry']]}", plots_rounds.confidence(scene)
+        yield f"confidence-{names[scene['entry']]}", plots_rounds.plot_confidence(scene)
     for scene in group["prototypes"]:
-        yield f"prototypes-{names[scene['entry']]}", plots_rounds.prototypes(group, scene)
+        yield f"prototypes-{names[scene['entry']]}", plots_rounds.plot_prototypes(group, scene)
     if group["prototypes"]:
-        yield "distances", plots_rounds.distances(group)
+        yield "distances", plots_rounds.plot_distances(group)
     for scene in group["loop"]:
-        yield f"loop-{names[scene['entry']]}", plots_rounds.loop(group, scene)
+        yield f"loop-{names[scene['entry']]}", plots_rounds.plot_loop(group, scene)
+
+
+def file_name(text: str) -> str:
+    """Return a label or a title as part of a figure's file name."""
+    return slug(text, keep=".=-")

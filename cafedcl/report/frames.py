@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report.runs import RunSummary
 
-Array = NDArray[Any]
-
-MOST = 40
+MOST_FRAMES = 40
 """Rounds whose tables are read."""
 WANTED = (
     "server/c",
@@ -85,7 +83,7 @@ def spaced(items: list[Any], most: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def read_film(run: RunSummary, most: int = MOST) -> Film:
+def read_film(run: RunSummary, most: int = MOST_FRAMES) -> Film:
     """Read a run's tables; a file that is damaged is named and left out."""
     problems: list[str] = []
     files = [

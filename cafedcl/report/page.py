@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.version import __version__
 from cafedcl.report.collect import collect
-from cafedcl.report.frames import Array
 from cafedcl.report.runs import Summary
 
-STYLES = ("report.css", "cards.css", "media.css")
+STYLE_SHEETS = ("report.css", "cards.css", "media.css")
 SCRIPTS = (
     "base.js", "charts.js", "compare.js", "curves.js", "data.js", "classes.js", "confidence.js", "prototypes.js",
     "cost.js", "main.js",
@@ -45,7 +45,7 @@ def page(data: dict[str, Any]) -> str:
     title = titles[0] if len(titles) == 1 else f"{len(titles)} settings"
     parts = {
         "title": escape(f"cafedcl: {title}"),
-        "style": "\n".join(static(name) for name in STYLES),
+        "style": "\n".join(static(name) for name in STYLE_SHEETS),
         "data": block({"version": __version__, **data}),
         "echarts": static("echarts.min.js"),
         "script": "\n".join(static(name) for name in SCRIPTS),
@@ -64,26 +64,28 @@ def static(name: str) -> str:
 
 def block(data: Any) -> str:
     """Return the data as JSON that can stand inside a script element whatever it says."""
-    text = json.dumps(plain(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        to_json_values(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def plain(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
     """Return plain JSON values: numbers with five digits, None for what is missing, tables packed."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_values(item) for item in value]
     if isinstance(value, np.ndarray):
-        return pack(value) if value.ndim > 1 else plain(value.tolist())
+        return pack_array(value) if value.ndim > 1 else to_json_values(value.tolist())
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return to_json_values(value.item())
     if isinstance(value, float):
-        return rounded(value)
+        return five_digits(value)
     return value
 
 
-def rounded(value: float) -> float | int | None:
+def five_digits(value: float) -> float | int | None:
     """Return a number with five significant digits, without a fraction where it has none."""
     if not math.isfinite(value):
         return None
@@ -91,7 +93,7 @@ def rounded(value: float) -> float | int | None:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def pack(values: Array) -> dict[str, Any]:
+def pack_array(values: Array) -> dict[str, Any]:
     """Return an array as 16-bit steps from its smallest to its largest number, in base64; counts
     exactly.
     """

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How a method is drawn: colour, marker and line."""
 
     colour: str
@@ -23,28 +23,28 @@ SYMBOLS = ("circle", "rect", "triangle", "diamond", "plus", "down")
 MARKERS = {"circle": "o", "rect": "s", "triangle": "^", "diamond": "D", "plus": "P", "down": "v"}
 DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 
-LOOKS = {
-    "cafedcl": Look("#D55E00", "circle", "solid"),
-    "fedavg": Look("#0A7ABF", "rect", "solid"),
-    "fedproto": Look("#009E73", "triangle", "solid"),
-    "fedtgp": Look("#CC79A7", "diamond", "solid"),
-    "moon": Look("#8F72D8", "plus", "solid"),
-    "fedprox": Look("#45A5DD", "rect", "dashed"),
-    "fedlc": Look("#C79200", "down", "solid"),
-    "fedrcl": Look("#B8477A", "diamond", "dashed"),
-    "fedproc": Look("#A5673F", "triangle", "dashed"),
-    "mp-fedcl": Look("#2B9A94", "down", "dashed"),
-    "scaffold": Look("#6E7FD0", "plus", "dashed"),
-    "fedbn": Look("#8B8B2B", "rect", "dotted"),
-    "fednh": Look("#5FA84A", "circle", "dotted"),
-    "local": Look("#8A8F98", "down", "dotted"),
-    "central": Look("#66758A", "diamond", "dotted"),
-    "cafedcl:literal": Look("#C44569", "rect", "dashed"),
-    "cafedcl:no-geo": Look("#EFA24A", "triangle", "dashed"),
-    "cafedcl:no-confagg-uniform": Look("#B39A25", "diamond", "dashed"),
-    "cafedcl:no-confagg-counts": Look("#A0582A", "down", "dashed"),
-    "cafedcl:inverse-variance": Look("#E58A7B", "plus", "dotted"),
-    "cafedcl:fixed-anchors": Look("#9C6B62", "rect", "dotted"),
+SERIES_STYLES = {
+    "cafedcl": SeriesStyle("#D55E00", "circle", "solid"),
+    "fedavg": SeriesStyle("#0A7ABF", "rect", "solid"),
+    "fedproto": SeriesStyle("#009E73", "triangle", "solid"),
+    "fedtgp": SeriesStyle("#CC79A7", "diamond", "solid"),
+    "moon": SeriesStyle("#8F72D8", "plus", "solid"),
+    "fedprox": SeriesStyle("#45A5DD", "rect", "dashed"),
+    "fedlc": SeriesStyle("#C79200", "down", "solid"),
+    "fedrcl": SeriesStyle("#B8477A", "diamond", "dashed"),
+    "fedproc": SeriesStyle("#A5673F", "triangle", "dashed"),
+    "mp-fedcl": SeriesStyle("#2B9A94", "down", "dashed"),
+    "scaffold": SeriesStyle("#6E7FD0", "plus", "dashed"),
+    "fedbn": SeriesStyle("#8B8B2B", "rect", "dotted"),
+    "fednh": SeriesStyle("#5FA84A", "circle", "dotted"),
+    "local": SeriesStyle("#8A8F98", "down", "dotted"),
+    "central": SeriesStyle("#66758A", "diamond", "dotted"),
+    "cafedcl:literal": SeriesStyle("#C44569", "rect", "dashed"),
+    "cafedcl:no-geo": SeriesStyle("#EFA24A", "triangle", "dashed"),
+    "cafedcl:no-confagg-uniform": SeriesStyle("#B39A25", "diamond", "dashed"),
+    "cafedcl:no-confagg-counts": SeriesStyle("#A0582A", "down", "dashed"),
+    "cafedcl:inverse-variance": SeriesStyle("#E58A7B", "plus", "dotted"),
+    "cafedcl:fixed-anchors": SeriesStyle("#9C6B62", "rect", "dotted"),
 }
 SPARE = (
     "#7A6FB0",
@@ -58,15 +58,15 @@ SPARE = (
     "#B98A4E",
     "#6F8F9F",
 )
-"""Colours of what is not in ``LOOKS``."""
+"""Colours of what is not in ``SERIES_STYLES``."""
 
 
-def look(name: str) -> Look:
+def series_style(name: str) -> SeriesStyle:
     """Return how a method is drawn. An unknown name gets a look that depends on nothing but the
     name.
     """
-    if name in LOOKS:
-        return LOOKS[name]
+    if name in SERIES_STYLES:
+        return SERIES_STYLES[name]
     digest = blake2b(name.encode(), digest_size=4).digest()
     dash = ("dashed", "dotted")[digest[2] % 2]
-    return Look(SPARE[digest[0] % len(SPARE)], SYMBOLS[digest[1] % len(SYMBOLS)], dash)
+    return SeriesStyle(SPARE[digest[0] % len(SPARE)], SYMBOLS[digest[1] % len(SYMBOLS)], dash)

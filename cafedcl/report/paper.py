@@ -76,7 +76,7 @@ FACTORS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class PaperPosition:
     """Where a setting stands: in Table 1 (the two defaults), in Table 2 (one factor changed), or in
     neither (3).
     """
@@ -88,7 +88,7 @@ class Place:
     """What the paper reports here, in %."""
 
 
-def place(setting: Setting) -> Place:
+def paper_position(setting: Setting) -> PaperPosition:
     """Return where a setting belongs in the layout of the paper's tables, with its figures if it is
     one of theirs.
     """
@@ -105,7 +105,7 @@ def place(setting: Setting) -> Place:
             "dirichlet": f"Practical heterogeneous (α = 0.1, K = {setting.clients})",
             "pathological": f"Pathological heterogeneous (K = {setting.clients}, IR = 10)",
         }[kind]
-        return Place(1, heading, name, FIRST.get((kind, data), {}))
+        return PaperPosition(1, heading, name, FIRST.get((kind, data), {}))
     if factor in FACTORS:
         heading, form = FACTORS[factor]
         regime = "practical" if setting.kind == "dirichlet" else "pathological"
@@ -113,8 +113,8 @@ def place(setting: Setting) -> Place:
         home = "cifar100" if factor == "classes" else "cifar10"
         known = data == home and (factor != "clients" or regime == "practical")
         figures = SECOND.get((factor, value), {}) if known else {}
-        return Place(2, heading, f"{name}, {form.format(value)}", figures)
-    return Place(3, f"{setting.split}, K = {setting.clients}", name)
+        return PaperPosition(2, heading, f"{name}, {form.format(value)}", figures)
+    return PaperPosition(3, f"{setting.split}, K = {setting.clients}", name)
 
 
 def changed_factor(setting: Setting, data: str) -> tuple[str | None, str]:

@@ -1,6 +1,5 @@
 """Figures that compare methods, and what all figures share."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from cafedcl.report.palette import DASHES, MARKERS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Group = dict[str, Any]
+PlotGroup = dict[str, Any]
 COLUMN = 3.4
 WIDE = 7.0
 """Inches: the width of a column, and of a page."""
@@ -33,13 +32,8 @@ STYLE: Any = {
     "svg.hashsalt": "cafedcl",
     "pdf.fonttype": 42,
 }
-AXES = {"rounds": "round", "bytes": "megabytes sent", "seconds": "seconds"}
+CURVE_AXES = {"rounds": "round", "bytes": "megabytes sent", "seconds": "seconds"}
 WHISKER = {"linewidth": 0.8, "capsize": 1.5}
-
-
-def slug(text: str) -> str:
-    """Return a text that can be part of a file's name."""
-    return re.sub(r"[^\w.=-]+", "-", text).strip("-")
 
 
 def sheet(
@@ -51,12 +45,12 @@ def sheet(
     return figure, [ax for row in axes for ax in row]
 
 
-def looks(entry: dict[str, Any]) -> dict[str, Any]:
+def marker_style(entry: dict[str, Any]) -> dict[str, Any]:
     """Return a method's colour and marker."""
     return {"color": entry["colour"], "marker": MARKERS[entry["symbol"]]}
 
 
-def numbers(values: Sequence[float | None]) -> Any:
+def nan_array(values: Sequence[float | None]) -> Any:
     """Return an array with NaN for what is missing."""
     return np.array([np.nan if value is None else value for value in values], float)
 
@@ -70,7 +64,7 @@ def name_axis(ax: "Axes", which: str, names: Sequence[str]) -> None:
             ax.tick_params(axis="x", labelrotation=90)
 
 
-def ranking(group: Group, protocol: str) -> Figure:
+def plot_ranking(group: PlotGroup, protocol: str) -> Figure:
     """Draw accuracy against the spread between clients: a mark per seed, a larger one for the mean."""
     figure, (ax,) = sheet(width=4.6, height=3.2)
     for entry, row in zip(group["entries"], group["ranking"][protocol]["rows"], strict=True):
@@ -81,32 +75,32 @@ def ranking(group: Group, protocol: str) -> Figure:
                 s=14,
                 alpha=0.4,
                 linewidths=0,
-                **looks(entry),
+                **marker_style(entry),
             )
             ax.scatter(
                 [row["std"]["mean"]],
                 [row["accuracy"]["mean"]],
                 s=52,
                 label=entry["label"],
-                **looks(entry),
+                **marker_style(entry),
             )
     ax.set(xlabel="standard deviation between clients, points", ylabel="accuracy, %")
     figure.legend(loc="outside right center")
     return figure
 
 
-def curves(group: Group, protocol: str, axis: str) -> Figure:
+def plot_curves(group: PlotGroup, protocol: str, axis: str) -> Figure:
     """Draw accuracy and spread over rounds, bytes or seconds; the band is one standard deviation
     over seeds.
     """
     figure, axes = sheet(2)
     for entry, curve in zip(group["entries"], group["curves"], strict=True):
-        xs = numbers(curve[axis]) / (1e6 if axis == "bytes" else 1)
+        xs = nan_array(curve[axis]) / (1e6 if axis == "bytes" else 1)
         if curve[protocol] is None or (axis != "rounds" and not xs[-1] > 0):
             continue
         for ax, measure in zip(axes, ("accuracy", "std"), strict=True):
-            mean = numbers(curve[protocol][measure]["mean"])
-            std = numbers(curve[protocol][measure]["std"])
+            mean = nan_array(curve[protocol][measure]["mean"])
+            std = nan_array(curve[protocol][measure]["std"])
             known = ~np.isnan(mean)
             style = {"color": entry["colour"], "linestyle": DASHES[entry["dash"]]}
             ax.plot(xs[known], mean[known], label=entry["label"], **style)
@@ -114,14 +108,14 @@ def curves(group: Group, protocol: str, axis: str) -> Figure:
                 xs, mean - std, mean + std, color=entry["colour"], alpha=0.13, linewidth=0
             )
     for ax, title in zip(axes, ("accuracy, %", "std between clients, points"), strict=True):
-        ax.set(xlabel=AXES[axis], ylabel=title)
+        ax.set(xlabel=CURVE_AXES[axis], ylabel=title)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "rounds"))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
     return figure
 
 
-def clients(group: Group, protocol: str) -> Figure:
+def plot_clients(group: PlotGroup, protocol: str) -> Figure:
     """Draw the accuracy of every client, a row per method; the line is the mean."""
     rows = [
         (e, d["clients"][protocol])
@@ -132,14 +126,14 @@ def clients(group: Group, protocol: str) -> Figure:
     for place, (entry, scores) in enumerate(rows):
         values = 100 * scores[~np.isnan(scores)]
         spots = place + 0.56 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
-        ax.scatter(values, spots, s=11, alpha=0.6, linewidths=0, **looks(entry))
+        ax.scatter(values, spots, s=11, alpha=0.6, linewidths=0, **marker_style(entry))
         ax.vlines(values.mean(), place - 0.34, place + 0.34, color="black", linewidth=1.2)
     ax.set(xlabel="accuracy of a client, %", ylim=(len(rows) - 0.5, -0.5))
     ax.set_yticks(range(len(rows)), [entry["label"] for entry, _ in rows])
     return figure
 
 
-def shots(group: Group, protocol: str) -> Figure:
+def plot_shots(group: PlotGroup, protocol: str) -> Figure:
     """Draw the recall of many-, medium- and few-shot classes."""
     found = group["shots"][protocol]
     used = [
@@ -153,8 +147,8 @@ def shots(group: Group, protocol: str) -> Figure:
         places = np.arange(len(found)) + (at - (len(used) - 1) / 2) * width
         entry = group["entries"][i]
         cells = [cells[i] for cells in found.values()]
-        means = numbers([cell["mean"] for cell in cells])
-        stds = numbers([cell["std"] for cell in cells])
+        means = nan_array([cell["mean"] for cell in cells])
+        stds = nan_array([cell["std"] for cell in cells])
         ax.bar(
             places,
             means,
@@ -170,7 +164,7 @@ def shots(group: Group, protocol: str) -> Figure:
     return figure
 
 
-def recall(group: Group, protocol: str) -> Figure:
+def plot_recall(group: PlotGroup, protocol: str) -> Figure:
     """Draw the recall of every class against its number of training images."""
     figure, (ax,) = sheet(width=4.6, height=2.8)
     for entry, one in zip(group["entries"], group["details"], strict=True):
@@ -181,14 +175,14 @@ def recall(group: Group, protocol: str) -> Figure:
                 s=16,
                 alpha=0.75,
                 label=entry["label"],
-                **looks(entry),
+                **marker_style(entry),
             )
     ax.set(xlabel="training images of the class", ylabel="recall, %", ylim=(-3, 103))
     figure.legend(loc="outside right center")
     return figure
 
 
-def ablation(group: Group, family: dict[str, Any], protocol: str) -> Figure:
+def plot_ablation(group: PlotGroup, family: dict[str, Any], protocol: str) -> Figure:
     """Draw the variants of one method as bars of accuracy and of spread between clients."""
     rows = group["ranking"][protocol]["rows"]
     used = [i for i in family["entries"] if rows[i] is not None]
@@ -221,7 +215,7 @@ def ablation(group: Group, family: dict[str, Any], protocol: str) -> Figure:
     return figure
 
 
-def sensitivity(sweep: dict[str, Any], protocol: str) -> Figure:
+def plot_sensitivity(sweep: dict[str, Any], protocol: str) -> Figure:
     """Draw accuracy and spread over the values of one option."""
     figure, axes = sheet(2, width=WIDE, height=2.2)
     for ax, measure, title in zip(
@@ -243,7 +237,7 @@ def sensitivity(sweep: dict[str, Any], protocol: str) -> Figure:
     return figure
 
 
-def cost(group: Group) -> Figure:
+def plot_cost(group: PlotGroup) -> Figure:
     """Draw seconds per round by phase, and bytes per round."""
     entries = group["entries"]
     figure, (time, sent) = sheet(2, height=0.9 + 0.24 * len(entries))
@@ -251,7 +245,7 @@ def cost(group: Group) -> Figure:
     shades = dict(
         zip(phases, ("#0A7ABF", "#D55E00", "#8A8F98", "#009E73", "#CC79A7"), strict=False)
     )
-    stack(
+    plot_stacked_bars(
         time,
         [
             (
@@ -263,7 +257,9 @@ def cost(group: Group) -> Figure:
         ],
     )
     ways = (("up", "#0A7ABF"), ("down", "#8A8F98"))
-    stack(sent, [(way, colour, [one[way] / 1e6 for one in group["cost"]]) for way, colour in ways])
+    plot_stacked_bars(
+        sent, [(way, colour, [one[way] / 1e6 for one in group["cost"]]) for way, colour in ways]
+    )
     time.set(xlabel="seconds per round")
     sent.set(xlabel="megabytes per round")
     time.set_yticks(range(len(entries)), [entry["label"] for entry in entries])
@@ -271,7 +267,7 @@ def cost(group: Group) -> Figure:
     return figure
 
 
-def stack(ax: "Axes", parts: Sequence[tuple[str, str, list[float]]]) -> None:
+def plot_stacked_bars(ax: "Axes", parts: Sequence[tuple[str, str, list[float]]]) -> None:
     """Draw stacked bars, a row per method."""
     left = np.zeros(len(parts[0][2]) if parts else 0)
     for name, colour, values in parts:

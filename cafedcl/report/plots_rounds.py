@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cafedcl.report.palette import DASHES
-from cafedcl.report.plots import COLUMN, WIDE, Group, name_axis, sheet
+from cafedcl.report.plots import COLUMN, WIDE, PlotGroup, name_axis, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAP = "Blues"
 
 
-def data(group: Group) -> Figure:
+def plot_data(group: PlotGroup) -> Figure:
     """Draw the clients × classes map: a disc per client and class."""
     known = group["map"]
     counts = known["counts"]
@@ -36,20 +36,20 @@ def data(group: Group) -> Figure:
     return figure
 
 
-def confusion(group: Group, one: dict[str, Any]) -> Figure:
+def plot_confusion(group: PlotGroup, one: dict[str, Any]) -> Figure:
     """Draw who is taken for whom, in % of a class's test images."""
     table = one["confusion"].astype(float)
     names = group["map"]["names"]
     figure, (ax,) = sheet(width=COLUMN, height=3.0)
     rows = table.sum(1, keepdims=True)
-    picture(ax, 100 * table / np.where(rows > 0, rows, 1), "%", 100)
+    plot_heatmap(ax, 100 * table / np.where(rows > 0, rows, 1), "%", 100)
     ax.set(xlabel="predicted", ylabel="class")
     name_axis(ax, "x", names)
     name_axis(ax, "y", names)
     return figure
 
 
-def picture(ax: "Axes", values: Any, title: str, high: float | None = None) -> None:
+def plot_heatmap(ax: "Axes", values: Any, title: str, high: float | None = None) -> None:
     """Draw a map of numbers with its scale."""
     image = ax.imshow(values, cmap=MAP, vmin=0, vmax=high, aspect="auto", interpolation="nearest")
     ax.grid(False)
@@ -58,7 +58,7 @@ def picture(ax: "Axes", values: Any, title: str, high: float | None = None) -> N
     bar.outline.set_visible(False)
 
 
-def confidence(scene: dict[str, Any]) -> Figure:
+def plot_confidence(scene: dict[str, Any]) -> Figure:
     """Draw the confidence of the last round, its parts, and the weights it gives."""
     titles = {
         "trust": "confidence",
@@ -72,14 +72,14 @@ def confidence(scene: dict[str, Any]) -> Figure:
     }
     figure, axes = sheet(len(parts), width=WIDE, height=2.8)
     for ax, (title, values) in zip(axes, parts.items(), strict=True):
-        picture(ax, values[-1], "", None)
+        plot_heatmap(ax, values[-1], "", None)
         ax.set(title=title, xlabel="class", ylabel="client" if ax is axes[0] else "")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(10, integer=True))
     return figure
 
 
-def prototypes(group: Group, scene: dict[str, Any]) -> Figure:
+def plot_prototypes(group: PlotGroup, scene: dict[str, Any]) -> Figure:
     """Draw the prototypes in one plane in the first, a middle and the last round."""
     xy = scene["xy"]
     rounds = scene["rounds"]
@@ -112,7 +112,7 @@ def prototypes(group: Group, scene: dict[str, Any]) -> Figure:
     return figure
 
 
-def distances(group: Group) -> Figure:
+def plot_distances(group: PlotGroup) -> Figure:
     """Draw the mean distance between prototypes over rounds, from closest to farthest, against the
     regular simplex.
     """
@@ -147,7 +147,7 @@ def distances(group: Group) -> Figure:
     return figure
 
 
-def loop(group: Group, scene: dict[str, Any]) -> Figure:
+def plot_loop(group: PlotGroup, scene: dict[str, Any]) -> Figure:
     """Draw the drift of the prototypes and what it is made of: over rounds, and by class in the
     last round.
     """

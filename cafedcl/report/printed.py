@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from cafedcl.report.palette import look
+from cafedcl.report.palette import series_style
 from cafedcl.report.table import MEASURES, TITLES, Board, Cell, Column
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def escape_markdown(text: str) -> str:
 
 def paper_cell(column: Column, method: str, measure: str) -> str:
     """Return the paper's own figure for a cell."""
-    figures = column.place.figures.get(method)
+    figures = column.position.figures.get(method)
     if figures is None or measure == "worst":
         return "–"
     return f"{figures[0 if measure == 'accuracy' else 1]:.2f}"
@@ -50,7 +50,7 @@ def fields(column: Column, paper: bool) -> list[tuple[str, str]]:
     """
     shown = [("ours", measure) for measure in MEASURES]
     return shown + (
-        [("paper", "accuracy"), ("paper", "std")] if paper and column.place.figures else []
+        [("paper", "accuracy"), ("paper", "std")] if paper and column.position.figures else []
     )
 
 
@@ -65,7 +65,7 @@ def as_markdown(board: Board, paper: bool = False) -> str:
     rules = ["---"]
     for column in board.columns:
         for source, measure in fields(column, paper):
-            name = escape_markdown(f"{column.place.title} ({column.place.heading})")
+            name = escape_markdown(f"{column.position.title} ({column.position.heading})")
             heads.append(f"{name}<br>{title_of(source, measure)}")
             rules.append("---:")
     lines = [heads, rules]
@@ -86,7 +86,7 @@ def as_markdown(board: Board, paper: bool = False) -> str:
 def as_latex(board: Board, paper: bool = False) -> str:
     """Return the paper's Tables 1 and 2 with our numbers: a block per heading, a rule per setting."""
     parts = ["% \\usepackage{booktabs,multirow,graphicx}"]
-    for number, columns in groupby(board.columns, key=lambda column: column.place.table):
+    for number, columns in groupby(board.columns, key=lambda column: column.position.table):
         parts.append(latex_table(board, list(columns), number, paper))
     parts += [f"% {note}" for note in board.notes]
     return "\n".join(parts) + "\n"
@@ -100,7 +100,7 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
     top_rules = []
     at = 2
     for heading, block in groupby(
-        zip(columns, spans, strict=True), key=lambda pair: pair[0].place.heading
+        zip(columns, spans, strict=True), key=lambda pair: pair[0].position.heading
     ):
         width = sum(span for _, span in block)
         top.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(heading)}}}")
@@ -110,7 +110,7 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
     rules = []
     at = 2
     for column, span in zip(columns, spans, strict=True):
-        names.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(column.place.title)}}}")
+        names.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(column.position.title)}}}")
         rules.append(rf"\cmidrule(lr){{{at}-{at + span - 1}}}")
         at += span
         first += [escape_latex(title_of(*field)) for field in fields(column, paper)]
@@ -173,7 +173,7 @@ def as_csv(board: Board, paper: bool = False) -> str:
                 for m in MEASURES
                 for value in (cells[m].mean, cells[m].std, cells[m].rank or None)
             ]
-            figures = list(column.place.figures.get(entry.label, (None, None))) if paper else []
+            figures = list(column.position.figures.get(entry.label, (None, None))) if paper else []
             head = [
                 setting.data,
                 setting.split,
@@ -217,20 +217,20 @@ def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "Rendera
     from rich.table import Table
     from rich.text import Text
 
-    headings = " | ".join(dict.fromkeys(column.place.heading for column in columns))
+    headings = " | ".join(dict.fromkeys(column.position.heading for column in columns))
     table = Table(
         box=SIMPLE_HEAD, title=headings, title_justify="left", header_style="bold", pad_edge=False
     )
     table.add_column("\nmethod", no_wrap=True)
     for column in columns:
         for index, (source, measure) in enumerate(fields(column, paper)):
-            above = column.place.title if index == 0 else ("paper" if source == "paper" else "")
+            above = column.position.title if index == 0 else ("paper" if source == "paper" else "")
             table.add_column(f"{above}\n{TITLES[measure]}", justify="right")
     styles = {0: "", 1: "bold", 2: "underline"}
     for row in board.rows:
         if not any(row.label in column.cells for column in columns):
             continue
-        cells = [Text(row.label, style=look(row.label).colour)]
+        cells = [Text(row.label, style=series_style(row.label).colour)]
         for column in columns:
             for source, measure in fields(column, paper):
                 cell = cell_of(column, row.label, measure)

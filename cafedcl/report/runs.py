@@ -16,13 +16,12 @@ from typing import Any
 
 from cafedcl.config.sections import SPLITS, label
 from cafedcl.core.errors import CafedclError
-from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.run_folder import MetricsLine, RunFolder
 
-Line = dict[str, Any]
-Settings = dict[str, Any]
+FlatSettings = dict[str, Any]
 """A config with flat names, such as ``train.lr``."""
 
-SCORES = {
+PROTOCOL_SCORES = {
     "server": {"accuracy": "accuracy", "std": "client_std", "worst": "client_worst"},
     "own": {"accuracy": "client_mean", "std": "client_std", "worst": "client_worst"},
 }
@@ -46,8 +45,8 @@ class RunSummary:
     state: str
     """finished, unfinished, failed, damaged or repeated."""
     problem: str = ""
-    settings: Settings = field(default_factory=dict)
-    lines: list[Line] = field(default_factory=list)
+    settings: FlatSettings = field(default_factory=dict)
+    lines: list[MetricsLine] = field(default_factory=list)
 
     @property
     def method(self) -> str:
@@ -81,18 +80,22 @@ class RunSummary:
             if not name.startswith((*KEPT_OUT, *SETTING))
         )
 
-    def value(self, line: Line, protocol: str, score: str) -> float | None:
+    def value(self, line: MetricsLine, protocol: str, score: str) -> float | None:
         """Return a score of a round, or None where it was not measured or is not a number."""
         scores = line.get(protocol)
-        value = scores.get(SCORES[protocol].get(score, score)) if isinstance(scores, dict) else None
+        value = (
+            scores.get(PROTOCOL_SCORES[protocol].get(score, score))
+            if isinstance(scores, dict)
+            else None
+        )
         usable = isinstance(value, int | float) and math.isfinite(value)
         return float(value) if usable and value is not None else None
 
-    def scored(self, protocol: str) -> list[Line]:
+    def scored(self, protocol: str) -> list[MetricsLine]:
         """Return the rounds in which a protocol was measured."""
         return [line for line in self.lines if self.value(line, protocol, "accuracy") is not None]
 
-    def chosen(self, protocol: str, which: str) -> Line | None:
+    def chosen(self, protocol: str, which: str) -> MetricsLine | None:
         """Return the last or the best scored round; the first of the best, if there are several."""
         scored = self.scored(protocol)
         if not scored:
@@ -116,7 +119,7 @@ class Setting:
     clients: int
 
     @classmethod
-    def of(cls, settings: Settings) -> "Setting":
+    def of(cls, settings: FlatSettings) -> "Setting":
         """Read it from a run's settings."""
         kind = str(settings.get("split.kind", "?"))
         main = SPLITS.get(kind)
@@ -140,7 +143,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableRow:
     """A row of a table: one variant of one method in one setting, with a run per seed."""
 
     label: str
@@ -179,14 +182,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class SettingGroup:
     """All that ran in one setting."""
 
     setting: Setting
-    entries: tuple[Entry, ...]
+    entries: tuple[TableRow, ...]
 
     @property
-    def main(self) -> tuple[Entry, ...]:
+    def main(self) -> tuple[TableRow, ...]:
         """The entries without those that only sweep a numeric option."""
         return tuple(entry for entry in self.entries if entry.swept is None)
 
@@ -210,7 +213,7 @@ class Group:
 class Summary:
     """Everything that was found."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[SettingGroup, ...]
     runs: tuple[RunSummary, ...]
 
     @property
@@ -235,7 +238,7 @@ def summarise(found: Sequence[RunSummary]) -> Summary:
     runs = set_repeats_aside(found)
     settings = sorted({run.setting for run in runs if usable(run)})
     groups = [
-        Group(setting, entries([r for r in runs if usable(r) and r.setting == setting]))
+        SettingGroup(setting, table_rows([r for r in runs if usable(r) and r.setting == setting]))
         for setting in settings
     ]
     return Summary(tuple(groups), tuple(runs))
@@ -299,7 +302,7 @@ def read_run(path: Path) -> RunSummary:
             state="failed",
             problem=f"all {len(lines)} rounds were skipped{first_reason(lines)}",
         )
-    if not any(run.scored(protocol) for protocol in SCORES):
+    if not any(run.scored(protocol) for protocol in PROTOCOL_SCORES):
         finished = len(lines) >= rounds
         state, problem = (
             ("failed", "no round has a score that is a number")
@@ -312,12 +315,16 @@ def read_run(path: Path) -> RunSummary:
     return run
 
 
-def read_lines(path: Path) -> tuple[list[Line], bool]:
+def read_lines(path: Path) -> tuple[list[MetricsLine], bool]:
     """Return the rounds, and whether more than a last, cut-off line could not be read."""
     lines = RunFolder(path).metrics()
-    whole: list[Line] = []
+    whole: list[MetricsLine] = []
     for line in lines:
-        if not isinstance(line, dict) or line.get("round") != len(whole) or not sound(line):
+        if (
+            not isinstance(line, dict)
+            or line.get("round") != len(whole)
+            or not is_well_formed(line)
+        ):
             return whole, True
         whole.append(line)
     file = path / "metrics.jsonl"
@@ -325,7 +332,7 @@ def read_lines(path: Path) -> tuple[list[Line], bool]:
     return whole, written > len(whole)
 
 
-def sound(line: Line) -> bool:
+def is_well_formed(line: MetricsLine) -> bool:
     """Return whether the parts of a line that are added up are what they should be."""
     sums = [line.get(name) or {} for name in ("traffic", "seconds")]
     lists = [line.get(name) or [] for name in ("failed", "dropped")]
@@ -338,7 +345,7 @@ def sound(line: Line) -> bool:
     )
 
 
-def first_reason(lines: Sequence[Line]) -> str:
+def first_reason(lines: Sequence[MetricsLine]) -> str:
     """Return why the first client failed, if one did."""
     for line in lines:
         for failure in line.get("failed") or ():
@@ -348,7 +355,7 @@ def first_reason(lines: Sequence[Line]) -> str:
     return ""
 
 
-def flat(tables: Settings) -> Settings:
+def flat(tables: FlatSettings) -> FlatSettings:
     """Return a config's options with flat names."""
     return {
         f"{section}.{name}": value
@@ -361,7 +368,7 @@ def flat(tables: Settings) -> Settings:
 def usable(run: RunSummary) -> bool:
     """Return whether a run has scores to show."""
     return run.state in ("finished", "unfinished") and any(
-        run.scored(protocol) for protocol in SCORES
+        run.scored(protocol) for protocol in PROTOCOL_SCORES
     )
 
 
@@ -385,7 +392,7 @@ def set_repeats_aside(runs: Sequence[RunSummary]) -> list[RunSummary]:
     return marked
 
 
-def entries(runs: Sequence[RunSummary]) -> tuple[Entry, ...]:
+def table_rows(runs: Sequence[RunSummary]) -> tuple[TableRow, ...]:
     """Return the rows of one setting: a method's runs that differ in nothing but the seed are one
     row.
     """
@@ -396,20 +403,20 @@ def entries(runs: Sequence[RunSummary]) -> tuple[Entry, ...]:
             if run.method == method:
                 variants.setdefault(run.variant, []).append(run)
         main = main_variant(variants)
-        made = [entry(method, members, main[0]) for members in variants.values()]
+        made = [table_row(method, members, main[0]) for members in variants.values()]
         rows += sorted(
-            made, key=lambda row: [(name, *in_order(value)) for name, value in row.changed.items()]
+            made, key=lambda row: [(name, *sort_key(value)) for name, value in row.changed.items()]
         )
     return tuple(rows)
 
 
-def in_order(value: Any) -> tuple[float, str]:
+def sort_key(value: Any) -> tuple[float, str]:
     """Return what sorts numbers as numbers, and everything else as text after them."""
     numeric = isinstance(value, int | float) and math.isfinite(value)
     return (float(value), "") if numeric else (math.inf, str(value))
 
 
-def entry(method: str, members: Sequence[RunSummary], main: RunSummary) -> Entry:
+def table_row(method: str, members: Sequence[RunSummary], main: RunSummary) -> TableRow:
     """Return one row; its finished runs, or all if none is."""
     finished = [run for run in members if run.state == "finished"]
     chosen = sorted(finished or members, key=lambda run: run.seed)
@@ -419,7 +426,7 @@ def entry(method: str, members: Sequence[RunSummary], main: RunSummary) -> Entry
     changed = {name: members[0].settings.get(name) for name in names}
     words = [f"{name.removeprefix('method.')}={value}" for name, value in changed.items()]
     label = f"{method} ({', '.join(words)})" if words else method
-    return Entry(label, method, tuple(chosen), not finished, changed)
+    return TableRow(label, method, tuple(chosen), not finished, changed)
 
 
 def main_variant(variants: dict[Any, list[RunSummary]]) -> list[RunSummary]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.report.frames import Array, Film, Frame, spaced
+from cafedcl.core.arrays import Array
+from cafedcl.report.frames import Film, Frame, spaced
 
 CELLS = 120_000
 """Numbers per part of the confidence over all rounds: with many clients and classes, fewer rounds
 are shown.
 """
-PARTS = {
+CONFIDENCE_PARTS = {
     "trust": "confidence",
     "data": "confidence_data",
     "val": "confidence_val",
@@ -23,7 +24,7 @@ PARTS = {
 LOOP = ("drift", "feedback", "heterogeneity", "variance")
 
 
-def confidence(film: Film, shown: Array) -> dict[str, Any] | None:
+def collect_confidence(film: Film, shown: Array) -> dict[str, Any] | None:
     """Return confidence per round, client and class: the trust, its parts, and the weights it
     gives.
 
@@ -42,7 +43,7 @@ def confidence(film: Film, shown: Array) -> dict[str, Any] | None:
     masked = film.run.settings.get("method.absent", "mask") == "mask"
     parts: dict[str, list[Array]] = {}
     for frame in frames:
-        for part, note in PARTS.items():
+        for part, note in CONFIDENCE_PARTS.items():
             values = frame.tables.get(f"notes/{note}")
             if values is not None and values.shape == shape:
                 known = np.where(held, values, np.nan) if masked else values
@@ -59,7 +60,7 @@ def shares(trust: Array) -> Array:
     return np.where(np.isnan(trust), np.nan, trust / np.where(total > 0, total, np.nan))
 
 
-def prototypes(film: Film, classes: int) -> dict[str, Any] | None:
+def collect_prototypes(film: Film, classes: int) -> dict[str, Any] | None:
     """Return the global prototypes in one plane for all rounds, and how far apart they are.
 
     All are brought to length 1 first: directions are what is compared, and the ideal distance
@@ -78,7 +79,7 @@ def prototypes(film: Film, classes: int) -> dict[str, Any] | None:
     if known.sum() < 3:
         return None
     plane, explained = project(points, known)
-    gaps = np.stack([spread(found) for found in points])
+    gaps = np.stack([distance_range(found) for found in points])
     return {
         "rounds": [number for number, _ in frames],
         "xy": plane,
@@ -130,29 +131,29 @@ def project(points: Array, known: Array) -> tuple[Array, list[float]]:
     return out, [float(s**2 / total) for s in scale[:2]]
 
 
-def distances(found: Array) -> Array:
+def pairwise_distances(found: Array) -> Array:
     """Return all pairwise distances between unit prototypes; NaN where one is missing."""
     cosine = np.clip(found @ found.T, -1, 1)
     return np.asarray(np.sqrt(2 - 2 * cosine))
 
 
-def spread(found: Array) -> Array:
+def distance_range(found: Array) -> Array:
     """Return the smallest, mean and largest distance between two classes."""
-    gaps = distances(found)[np.triu_indices(len(found), 1)]
+    gaps = pairwise_distances(found)[np.triu_indices(len(found), 1)]
     gaps = gaps[~np.isnan(gaps)]
     return np.array([gaps.min(), gaps.mean(), gaps.max()] if len(gaps) else [np.nan] * 3)
 
 
 def nearest_pair(found: Array) -> list[int] | None:
     """Return the two classes that are closest to each other."""
-    gaps = distances(found)
+    gaps = pairwise_distances(found)
     gaps[np.tril_indices(len(gaps))] = np.nan
     if np.isnan(gaps).all():
         return None
     return [int(i) for i in np.unravel_index(np.nanargmin(gaps), gaps.shape)]
 
 
-def loop(film: Film, classes: int) -> dict[str, Any] | None:
+def collect_loop(film: Film, classes: int) -> dict[str, Any] | None:
     """Return the drift of every global prototype and what it is made of, where a run has recorded
     it.
     """

@@ -9,8 +9,8 @@ from functools import cached_property
 from importlib import import_module
 from statistics import mean, stdev
 
-from cafedcl.report.paper import Place, place
-from cafedcl.report.runs import Entry, Group, RunSummary, Summary, method_order
+from cafedcl.report.paper import PaperPosition, paper_position
+from cafedcl.report.runs import RunSummary, SettingGroup, Summary, TableRow, method_order
 
 MEASURES = ("accuracy", "std", "worst")
 HIGHER = {"accuracy": True, "std": False, "worst": True}
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """The best method of a column against the best one of another family, on the seeds they share."""
 
     best: str
@@ -81,11 +81,11 @@ class Comparison:
 class Column:
     """One setting: where it stands, a cell per method and measure, and how its best compares."""
 
-    group: Group
-    place: Place
+    group: SettingGroup
+    position: PaperPosition
     cells: dict[str, dict[str, Cell]]
     """By row label, then by measure."""
-    comparison: Comparison | None
+    comparison: PairedComparison | None
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Board:
     """A table before it is printed."""
 
     columns: tuple[Column, ...]
-    rows: tuple[Entry, ...]
+    rows: tuple[TableRow, ...]
     """The first entry of every label, in the order of the rows."""
     protocol: str
     which: str
@@ -148,9 +148,9 @@ def board(summary: Summary, protocol: str | None = None, which: str = "last") ->
     chosen = protocol or common_protocol(summary.groups)
     columns = [column(group, chosen, which) for group in summary.groups]
     columns.sort(
-        key=lambda c: (c.place.table, c.group.setting.kind, c.place.heading, c.group.setting)
+        key=lambda c: (c.position.table, c.group.setting.kind, c.position.heading, c.group.setting)
     )
-    rows: dict[str, Entry] = {}
+    rows: dict[str, TableRow] = {}
     for group in summary.groups:
         for entry in group.entries:
             rows.setdefault(entry.label, entry)
@@ -158,7 +158,7 @@ def board(summary: Summary, protocol: str | None = None, which: str = "last") ->
     return Board(tuple(columns), tuple(ordered), chosen, which, summary.set_aside)
 
 
-def common_protocol(groups: Sequence[Group]) -> str:
+def common_protocol(groups: Sequence[SettingGroup]) -> str:
     """Return the server's model if every method has one, else the clients' own if every method has
     them.
     """
@@ -169,7 +169,7 @@ def common_protocol(groups: Sequence[Group]) -> str:
     return "server"
 
 
-def column(group: Group, protocol: str, which: str) -> Column:
+def column(group: SettingGroup, protocol: str, which: str) -> Column:
     """Return one setting's cells, ranked."""
     cells = {
         entry.label: {
@@ -186,10 +186,10 @@ def column(group: Group, protocol: str, which: str) -> Column:
         places = ranks(means, higher=HIGHER[measure])
         for row, rank in zip(cells.values(), places, strict=True):
             row[measure] = Cell(row[measure].values, rank)
-    return Column(group, place(group.setting), cells, comparison(group, protocol, which))
+    return Column(group, paper_position(group.setting), cells, compare_best(group, protocol, which))
 
 
-def contenders(group: Group) -> list[Entry]:
+def contenders(group: SettingGroup) -> list[TableRow]:
     """Return the entries that can be best: those that are finished, or all if none is."""
     return [entry for entry in group.entries if not entry.partial] or list(group.entries)
 
@@ -206,7 +206,7 @@ def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
     ]
 
 
-def comparison(group: Group, protocol: str, which: str) -> Comparison | None:
+def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedComparison | None:
     """Test the most accurate entry against the most accurate one of another method, or else of
     another variant.
     """
@@ -222,14 +222,14 @@ def comparison(group: Group, protocol: str, which: str) -> Comparison | None:
     differences = [100 * gap for gap in paired(ours, theirs)]
     if len(differences) < 2:
         gap = 100 * (mean(ours.values()) - mean(theirs.values()))
-        return Comparison(
+        return PairedComparison(
             best.label,
             rival.label,
             len(differences),
             gap,
             missing="significance needs two shared seeds",
         )
-    return Comparison(
+    return PairedComparison(
         best.label, rival.label, len(differences), mean(differences), *p_values(differences)
     )
 

@@ -120,7 +120,7 @@ class Reports:
         return body + SCRIPT % (json.dumps(version), pause, pause) + end + rest
 
 
-class Server:
+class ReportServer:
     """The web server of a page."""
 
     def __init__(self, reports: Reports, host: str, port: int) -> None:
@@ -171,9 +171,9 @@ class Server:
 
 
 @contextmanager
-def serve(reports: Reports, host: str, port: int) -> Iterator[Server]:
+def serve_report(reports: Reports, host: str, port: int) -> Iterator[ReportServer]:
     """Give a server that listens, and close it afterwards."""
-    server = Server(reports, host, port)
+    server = ReportServer(reports, host, port)
     try:
         yield server
     finally:

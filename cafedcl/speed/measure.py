@@ -29,8 +29,8 @@ from cafedcl.task.build import Setup, prepare
 from cafedcl.task.resolve import resolve
 from cafedcl.task.task import Task
 
-CLASSES = 10
-TEST = 10_000
+CLASS_COUNT = 10
+TEST_IMAGES = 10_000
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def random_images(workload: Workload, test: int) -> Dataset:
         torch.randint(0, 256, (n, *workload.shape), dtype=torch.uint8, generator=made)
         for n in sizes
     ]
-    y = [torch.randint(0, CLASSES, (n,), generator=made) for n in sizes]
-    return Dataset.of(x[0], y[0], x[1], y[1], tuple(str(c) for c in range(CLASSES)))
+    y = [torch.randint(0, CLASS_COUNT, (n,), generator=made) for n in sizes]
+    return Dataset.of(x[0], y[0], x[1], y[1], tuple(str(c) for c in range(CLASS_COUNT)))
 
 
 def make_config(
@@ -165,14 +165,14 @@ def measure(
     both; no other engine is there meanwhile.
     """
     workload = find_workload(name)
-    data = random_images(workload, TEST)
+    data = random_images(workload, TEST_IMAGES)
     began = time.perf_counter()
     setup = prepare(make_config(workload, method, rounds, settings), data)
     device = setup.task.device
     reset_peak(device)
     with Federation(setup) as federation:
         federation.step()
-        settle(device)
+        synchronize(device)
         start = time.perf_counter() - began
         federation.step()
         steps = sum(
@@ -240,10 +240,10 @@ def seconds_of(work: Callable[[], object], times: int, device: torch.device) -> 
     """Return the seconds that a piece of work takes every time."""
     took = []
     for _ in range(times):
-        settle(device)
+        synchronize(device)
         began = time.perf_counter()
         work()
-        settle(device)
+        synchronize(device)
         took.append(time.perf_counter() - began)
     return took
 
@@ -255,7 +255,7 @@ def drain(engine: Engine, jobs: Iterable[Job]) -> None:
             raise CafedclError(f"client {result.client} failed: {result.reason}")
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for all that is queued on a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -306,7 +306,7 @@ def matrix_ceiling(device: torch.device, precision: str) -> float:
     return 2 * size**3 / seconds
 
 
-def settled(settings: dict[str, dict[str, Any]]) -> Setup:
+def tiny_setup(settings: dict[str, dict[str, Any]]) -> Setup:
     """Return a tiny setup, from which the device and precision that settings stand for can be read."""
     workload = replace(WORKLOADS["digits"], clients=2, images=20)
     return prepare(make_config(workload, "fedavg", 1, settings), random_images(workload, 10))

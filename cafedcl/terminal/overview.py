@@ -10,7 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cafedcl.report.palette import look
+from cafedcl.federation.run_folder import MetricsLine
+from cafedcl.report.palette import series_style
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 SHADES = ("#1b1b2f", "#2b2d6e", "#3a4fa8", "#3f7fc1", "#46a9c4", "#6cc9a4", "#b5dd6b", "#f2e85c")
-
-Line = dict[str, Any]
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -48,7 +47,7 @@ def duration(seconds: float) -> str:
 
 def colour(method: str) -> str:
     """Return the one colour of a method, the same as in the report."""
-    return look(method).colour
+    return series_style(method).colour
 
 
 def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: float = 1.0) -> str:
@@ -109,7 +108,7 @@ def split_numbers(numbers: "Statistics") -> RenderableType:
     return table
 
 
-def value_of(line: Line, path: str) -> float | None:
+def value_of(line: MetricsLine, path: str) -> float | None:
     """Return ``server.accuracy`` or the like from a line of metrics."""
     section, _, key = path.partition(".")
     scores = line.get(section) or {}
@@ -117,32 +116,32 @@ def value_of(line: Line, path: str) -> float | None:
     return None if value is None else float(value)
 
 
-def series(lines: Sequence[Line], path: str) -> list[float]:
+def series(lines: Sequence[MetricsLine], path: str) -> list[float]:
     """Return a score over the rounds in which it was measured."""
     return [value for line in lines if (value := value_of(line, path)) is not None]
 
 
-def headline(lines: Sequence[Line]) -> str:
+def headline(lines: Sequence[MetricsLine]) -> str:
     """Return which score stands for a run: the server's accuracy, or the clients' where there is no
     server model.
     """
     return "server.accuracy" if series(lines, "server.accuracy") else "own.client_mean"
 
 
-def best_round(lines: Sequence[Line], path: str) -> Line | None:
+def best_round(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
     """Return the round in which a score was highest, the first if there are several."""
     scored = [line for line in lines if value_of(line, path) is not None]
     return max(scored, key=lambda line: value_of(line, path) or 0.0) if scored else None
 
 
-def last_scored(lines: Sequence[Line], path: str) -> Line | None:
+def last_scored(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
     """Return the last round in which a score was measured."""
     return next((line for line in reversed(lines) if value_of(line, path) is not None), None)
 
 
 NARROW = 96
-"""Below this width a comparison leaves out what can be spared."""
-COLUMNS = (
+"""Below this width a comparison_table leaves out what can be spared."""
+COMPARISON_COLUMNS = (
     ("global\naccuracy", "server.accuracy", True),
     ("balanced\naccuracy", "server.balanced", True),
     ("client\nstd", "server.client_std", False),
@@ -152,10 +151,10 @@ COLUMNS = (
 )
 
 
-def comparison(runs: Sequence[tuple[str, list[Line]]], width: int) -> RenderableType:
+def comparison_table(runs: Sequence[tuple[str, list[MetricsLine]]], width: int) -> RenderableType:
     """Return runs side by side at their last scored round, the best of each column in bold."""
     narrow = width < NARROW
-    columns = [column for column in COLUMNS if not (narrow and "balanced" in column[0])]
+    columns = [column for column in COMPARISON_COLUMNS if not (narrow and "balanced" in column[0])]
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
     table.add_column("\nmethod", no_wrap=True)
     for title, _, _ in columns:
@@ -194,7 +193,7 @@ def _style(value: float | None, best: float | None, runs: int) -> str:
     return "bold green" if runs > 1 and value is not None and value == best else ""
 
 
-def _last(lines: Sequence[Line], path: str) -> float | None:
+def _last(lines: Sequence[MetricsLine], path: str) -> float | None:
     line = last_scored(lines, path)
     return None if line is None else value_of(line, path)
 
@@ -204,7 +203,9 @@ def _best(values: Sequence[float | None], highest: bool) -> float | None:
     return (max(known) if highest else min(known)) if known else None
 
 
-def overview(name: str, lines: list[Line], rounds: int, about: dict[str, Any]) -> RenderableType:
+def overview(
+    name: str, lines: list[MetricsLine], rounds: int, about: dict[str, Any]
+) -> RenderableType:
     """Return one run on one screen: how far it is, last and best round, who failed, where it was
     made.
     """
@@ -215,7 +216,7 @@ def overview(name: str, lines: list[Line], rounds: int, about: dict[str, Any]) -
         ("best round", best_round(lines, path)),
     ):
         if line is not None:
-            parts.append(Text.assemble((f"{what} {line['round']}: ", "bold"), describe(line)))
+            parts.append(Text.assemble((f"{what} {line['round']}: ", "bold"), describe_round(line)))
     parts.append(Text.assemble("accuracy   ", (sparkline(series(lines, path), 60), colour(name))))
     spread = "server.client_std" if path.startswith("server") else "own.client_std"
     parts.append(
@@ -245,7 +246,7 @@ def overview(name: str, lines: list[Line], rounds: int, about: dict[str, Any]) -
     )
 
 
-def describe(line: Line) -> str:
+def describe_round(line: MetricsLine) -> str:
     """Return a round's scores in one line."""
     words = []
     if line.get("server"):

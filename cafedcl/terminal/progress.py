@@ -10,8 +10,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from cafedcl.core.contract import Failure
-from cafedcl.federation.rounds import Federation, Record, Watcher
-from cafedcl.terminal.overview import Line, colour, describe, duration, headline, series, sparkline
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.run_folder import MetricsLine
+from cafedcl.federation.watcher import Record, Watcher
+from cafedcl.terminal.overview import colour, describe_round, duration, headline, series, sparkline
 
 REFRESH = 8
 """Times per second that a terminal is redrawn."""
@@ -40,7 +42,7 @@ class LiveProgress(Watcher):
         self.live = Live(console=console, refresh_per_second=REFRESH)
         self.shown = 0.0
         self.pace = Pace()
-        self.lines: list[Line] = []
+        self.lines: list[MetricsLine] = []
         self.failures: list[str] = []
         self.rounds = Progress(
             TextColumn("{task.description}"),
@@ -123,7 +125,7 @@ class PlainProgress(Watcher):
         """Write the round's line."""
         self.pace.rounds += 1
         total = federation.options.rounds
-        words = [f"round {federation.round}/{total}", describe(record.line())]
+        words = [f"round {federation.round}/{total}", describe_round(record.line())]
         if record.dropped:
             words.append(f"dropped {len(record.dropped)}")
         words += [

@@ -62,7 +62,7 @@ def label_divergence(counts: Tensor) -> float:
     return float(torch.pdist(share, p=1).mean() / 2) if number > 1 else 0.0
 
 
-def draw(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
+def draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
     """Draw the paper's data-distribution figure, several splits side by side: a disc per client and
     class.
     """

@@ -30,10 +30,11 @@ from cafedcl.compare.jobs import (
     polite,
     run_all,
 )
-from cafedcl.compare.plan import Comparison, planned, slug, split_names
+from cafedcl.compare.plan import Comparison, planned, split_names
 from cafedcl.compare.progress import Count, JsonView, LiveView, PlainView
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.slug import slug
 from cafedcl.federation.run_folder import RunFolder
 
 STUB = """

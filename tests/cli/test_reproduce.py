@@ -20,7 +20,7 @@ from cafedcl.compare.study import (
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
-from cafedcl.report.paper import COLUMNS_2, FIRST, place
+from cafedcl.report.paper import COLUMNS_2, FIRST, paper_position
 from cafedcl.report.runs import Setting as Shown
 from cafedcl.report.runs import flat
 from cafedcl.task.build import prepare
@@ -376,7 +376,7 @@ def test_the_papers_figures_stand_beside_ours() -> None:
     practical = read_study("table1", HOME).settings[0]
     config = resolve({"data": {"name": practical.data}, "split": parse_split(practical.split)})
     shown = Shown.of(flat(config.to_plain()))
-    assert place(shown).figures["cafedcl"] == (91.15, 4.87)
+    assert paper_position(shown).figures["cafedcl"] == (91.15, 4.87)
 
 
 def test_data_that_cannot_be_had_is_left_out_and_said(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from benching import SMALL
 from rich.console import Console
 
 from cafedcl.cli import main as cli
-from cafedcl.cli.speed import bench, legend, table
+from cafedcl.cli.speed import bench, legend, measurement_table
 from cafedcl.core.errors import CafedclError
 from cafedcl.speed import measure as bench_module
 from cafedcl.speed.measure import Measurement
@@ -37,7 +37,7 @@ def measured(task: str, method: str, engine: str, step_ms: float, **others: floa
 
 
 def rows_of(found: list[Measurement], compared: bool) -> list[dict[str, str]]:
-    shown = table(found, compared)
+    shown = measurement_table(found, compared)
     columns = {str(column.header): list(column.cells) for column in shown.columns}
     return [{head: str(cells[row]) for head, cells in columns.items()} for row in range(len(found))]
 
@@ -88,7 +88,7 @@ def test_a_table_and_its_legend_fit_into_a_terminal_of_80_columns(compared: bool
         for engine in ("workers fp32", "cuda bf16")
     ]
     console = Console(width=80, file=io.StringIO())
-    console.print(table(found, compared))
+    console.print(measurement_table(found, compared))
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 3
     assert "…" not in "".join(lines)

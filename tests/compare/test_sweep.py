@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cafedcl.cli.compare import sweep as command
 from cafedcl.compare import jobs as schedule_jobs
 from cafedcl.compare.jobs import DeviceShare, Handle, Pool, View
-from cafedcl.compare.sweep import Range, Sweep, hold_out, parse_ranges, parse_values
+from cafedcl.compare.sweep import Range, Sweep, parse_ranges, parse_values, write_held_out
 from cafedcl.compare.tune import Search
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
@@ -179,7 +179,7 @@ def test_a_mistake_in_a_sweep_is_one_line(changes: dict[str, Any], said: str) ->
 
 def test_images_are_held_out_of_the_training_set(tmp_path: Path) -> None:
     tables = {"split": {"kind": "iid"}}
-    said = hold_out(tmp_path, tables, 0.1)
+    said = write_held_out(tmp_path, tables, 0.1)
     before = load_dataset(resolve(tables).data)
     after = load_dataset(resolve({"data": {"name": str(tmp_path / "held-out.npz")}}).data)
     assert (
@@ -196,10 +196,10 @@ def test_images_are_held_out_of_the_training_set(tmp_path: Path) -> None:
         for image in np.concatenate([after.train_x.numpy(), after.test_x.numpy()])
     )
     written = (tmp_path / "held-out.npz").stat().st_mtime_ns
-    assert hold_out(tmp_path, tables, 0.1) == said
+    assert write_held_out(tmp_path, tables, 0.1) == said
     assert (tmp_path / "held-out.npz").stat().st_mtime_ns == written
     with pytest.raises(CafedclError, match="images cannot be held out of this split"):
-        hold_out(tmp_path / "other", {"split": {"kind": "natural"}}, 0.1)
+        write_held_out(tmp_path / "other", {"split": {"kind": "natural"}}, 0.1)
     job = made(on="validation").jobs(tmp_path, "x", {})[0]
     assert str(tmp_path / "held-out.npz") in job.arguments
 

@@ -27,7 +27,9 @@ def film(*tables: dict[str, np.ndarray], counts: np.ndarray | None = None) -> Fi
 def test_weights_are_shares_of_trust_among_those_who_hold_the_class() -> None:
     trust = np.array([[0.2, 0.9], [0.6, 0.5], [np.nan, np.nan]])
     counts = np.array([[3, 0], [5, 2], [1, 1]])
-    found = scenes.confidence(film({"notes/confidence": trust}, counts=counts), np.arange(3))
+    found = scenes.collect_confidence(
+        film({"notes/confidence": trust}, counts=counts), np.arange(3)
+    )
     assert found is not None
     np.testing.assert_allclose(
         found["parts"]["alpha"][0], [[0.25, np.nan], [0.75, 1.0], [np.nan, np.nan]]
@@ -39,7 +41,7 @@ def test_weights_are_shares_of_trust_among_those_who_hold_the_class() -> None:
 
 def test_a_class_that_nobody_trusts_has_no_weights() -> None:
     counts = np.array([[1, 1], [1, 1]])
-    found = scenes.confidence(
+    found = scenes.collect_confidence(
         film({"notes/confidence": np.array([[0.0, 1], [0, 1]])}, counts=counts), np.arange(2)
     )
     assert found is not None
@@ -52,7 +54,7 @@ def test_a_regular_simplex_is_at_the_ideal_distance() -> None:
     """
     angles = np.radians([90, 210, 330])
     corners = np.stack([np.cos(angles), np.sin(angles)], 1) * [[1], [2], [5]]
-    found = scenes.prototypes(film({"anchors/prototypes": corners}), 3)
+    found = scenes.collect_prototypes(film({"anchors/prototypes": corners}), 3)
     assert found is not None
     assert found["ideal"] == pytest.approx(math.sqrt(3))
     for side in ("low", "mean", "high"):
@@ -67,8 +69,12 @@ def test_a_regular_simplex_is_at_the_ideal_distance() -> None:
 def test_one_plane_serves_all_rounds() -> None:
     rng = np.random.default_rng(0)
     early, late = rng.normal(size=(4, 6)), rng.normal(size=(4, 6))
-    found = scenes.prototypes(film({"anchors/prototypes": early}, {"anchors/prototypes": late}), 4)
-    again = scenes.prototypes(film({"anchors/prototypes": late}, {"anchors/prototypes": early}), 4)
+    found = scenes.collect_prototypes(
+        film({"anchors/prototypes": early}, {"anchors/prototypes": late}), 4
+    )
+    again = scenes.collect_prototypes(
+        film({"anchors/prototypes": late}, {"anchors/prototypes": early}), 4
+    )
     assert found is not None
     assert again is not None
     np.testing.assert_allclose(found["xy"][0], again["xy"][1], atol=1e-9)
@@ -88,8 +94,8 @@ def test_unknown_prototypes_are_left_out_and_several_per_class_averaged() -> Non
 
 
 def test_loop_is_absent_until_it_is_recorded() -> None:
-    assert scenes.loop(film({"server/clients": np.ones(2)}), 3) is None
-    found = scenes.loop(film({"loop/drift": np.ones(3), "loop/variance": np.zeros(3)}), 3)
+    assert scenes.collect_loop(film({"server/clients": np.ones(2)}), 3) is None
+    found = scenes.collect_loop(film({"loop/drift": np.ones(3), "loop/variance": np.zeros(3)}), 3)
     assert found is not None
     assert set(found["parts"]) == {"drift", "variance"}
 

@@ -11,8 +11,8 @@ import pytest
 from cafedcl.cli import report as commands
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.figures import write_figures
-from cafedcl.report.page import block, pack, plain, static, write_report
-from cafedcl.report.palette import LOOKS, MARKERS, look
+from cafedcl.report.page import block, pack_array, static, to_json_values, write_report
+from cafedcl.report.palette import MARKERS, SERIES_STYLES, series_style
 from cafedcl.report.runs import read_runs
 
 Maker = Callable[..., Path]
@@ -57,37 +57,39 @@ def test_the_page_asks_nobody_for_anything(make_run: Maker, tmp_path: Path) -> N
 
 
 def test_numbers_are_rounded_and_tables_packed() -> None:
-    assert plain({"a": 1 / 3, "b": 12345678.9, "c": np.float32(2), "d": (np.nan, None, True)}) == {
+    assert to_json_values(
+        {"a": 1 / 3, "b": 12345678.9, "c": np.float32(2), "d": (np.nan, None, True)}
+    ) == {
         "a": 0.33333,
         "b": 12346000,
         "c": 2,
         "d": [None, None, True],
     }
-    assert plain(np.array([1.5, np.nan])) == [1.5, None]
+    assert to_json_values(np.array([1.5, np.nan])) == [1.5, None]
 
 
 def test_packed_tables_come_back() -> None:
     values = np.array([[0.0, 0.5], [np.nan, -2.0]])
-    packed = pack(values)
+    packed = pack_array(values)
     steps = np.frombuffer(base64.b64decode(packed["b64"]), "<u2").reshape(packed["shape"])
     back = np.where(steps == 65535, np.nan, packed["low"] + packed["step"] * steps)
     np.testing.assert_allclose(back, values, atol=2.5 / 65534)
-    counts = pack(np.array([[3, 0], [65000, 7]]))
+    counts = pack_array(np.array([[3, 0], [65000, 7]]))
     assert np.frombuffer(base64.b64decode(counts["b64"]), "<u2").tolist() == [3, 0, 65000, 7]
     assert (counts["low"], counts["step"]) == (0.0, 1.0)
-    assert pack(np.full((2, 2), np.nan))["step"] == 1.0
+    assert pack_array(np.full((2, 2), np.nan))["step"] == 1.0
 
 
 def test_the_colours_stay_what_they_are() -> None:
-    assert look("cafedcl").colour == "#D55E00"
-    assert look("fedavg").colour == "#0A7ABF"
-    assert look("my.module:Method") == look("my.module:Method")
-    assert look("my.module:Method").colour == "#A36F9B", (
+    assert series_style("cafedcl").colour == "#D55E00"
+    assert series_style("fedavg").colour == "#0A7ABF"
+    assert series_style("my.module:Method") == series_style("my.module:Method")
+    assert series_style("my.module:Method").colour == "#A36F9B", (
         "a look depends on the name alone, today and tomorrow"
     )
-    assert len({(one.colour, one.symbol) for one in LOOKS.values()}) == len(LOOKS)
-    assert len({one.colour for one in LOOKS.values()}) == len(LOOKS)
-    assert {one.symbol for one in LOOKS.values()} <= MARKERS.keys()
+    assert len({(one.colour, one.symbol) for one in SERIES_STYLES.values()}) == len(SERIES_STYLES)
+    assert len({one.colour for one in SERIES_STYLES.values()}) == len(SERIES_STYLES)
+    assert {one.symbol for one in SERIES_STYLES.values()} <= MARKERS.keys()
 
 
 def luminance(colour: str) -> float:
@@ -98,10 +100,10 @@ def luminance(colour: str) -> float:
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 
-@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("name", SERIES_STYLES)
 def test_every_colour_can_be_seen_on_both_themes(name: str) -> None:
     """WCAG contrast against the cards of both themes."""
-    level = luminance(look(name).colour)
+    level = luminance(series_style(name).colour)
     for card in ("#ffffff", "#161b22"):
         low, high = sorted((level, luminance(card)))
         assert (high + 0.05) / (low + 0.05) > 2.0, card

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cafedcl.cli import report as commands
 from cafedcl.core.errors import CafedclError
-from cafedcl.report.paper import FIRST, SECOND, place
+from cafedcl.report.paper import FIRST, SECOND, paper_position
 from cafedcl.report.printed import as_csv, as_latex, as_markdown, as_rich, escape_latex
 from cafedcl.report.runs import Setting, read_runs
 from cafedcl.report.table import Board, board, p_values, ranks
@@ -227,7 +227,7 @@ def test_every_setting_of_the_paper_finds_its_place(
     setting: tuple[str, str, str, float, int],
 ) -> None:
     table, title, accuracy, std = PAPER[setting]
-    found = place(Setting(*setting))
+    found = paper_position(Setting(*setting))
     assert (found.table, found.title) == (table, title)
     assert found.figures["cafedcl"] == (accuracy, std)
 
@@ -239,7 +239,7 @@ def test_other_settings_have_no_figures() -> None:
         Setting("cifar10", "iid", "", 1.0, 20),
         Setting("cifar10", "pathological", "2", 10.0, 50),
     ):
-        assert not place(setting).figures
+        assert not paper_position(setting).figures
 
 
 def test_the_figures_of_the_paper_are_whole() -> None:

@@ -13,7 +13,7 @@ import pytest
 from cafedcl import api
 from cafedcl.cli.compare import watch
 from cafedcl.core.errors import CafedclError
-from cafedcl.report.watch import Reports, Server, serve
+from cafedcl.report.watch import Reports, ReportServer, serve_report
 
 SMALL = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1}
 
@@ -26,12 +26,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[[Reports], Server]]:
+def serving() -> Iterator[Callable[[Reports], ReportServer]]:
     """Serve in a thread, and stop at the end."""
     stops: list[Callable[[], None]] = []
 
-    def start(reports: Reports) -> Server:
-        context = serve(reports, "127.0.0.1", 0)
+    def start(reports: Reports) -> ReportServer:
+        context = serve_report(reports, "127.0.0.1", 0)
         server = context.__enter__()
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -52,7 +52,7 @@ def get(address: str) -> str:
 
 
 def test_the_page_is_served_and_a_new_version_after_a_new_line(
-    run: Path, serving: Callable[[Reports], Server]
+    run: Path, serving: Callable[[Reports], ReportServer]
 ) -> None:
     server = serving(Reports([run.parent], 0.1))
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", server.address)

@@ -29,8 +29,8 @@ from cafedcl.speed.measure import (
     measure,
     median_of,
     random_images,
-    settled,
     step_flops,
+    tiny_setup,
 )
 from cafedcl.task.build import prepare
 from cafedcl.task.task import Task
@@ -85,8 +85,8 @@ def test_a_tasks_config_is_what_it_says(name: str) -> None:
         0.5,
     )
     assert config.federation.clients == workload.clients
-    task = replace(settled(CPU).task, train=config.train)
-    assert task.schedule.steps(workload.images) == workload.epochs * math.ceil(
+    schedule = replace(tiny_setup(CPU).task.schedule, options=config.train)
+    assert schedule.steps(workload.images) == workload.epochs * math.ceil(
         workload.images / workload.batch
     )
 
@@ -106,7 +106,7 @@ def test_the_steps_of_a_task_by_hand(images: int, batch: int, epochs: int, steps
 
 
 def test_settled_tells_device_and_precision() -> None:
-    setup = settled(CPU)
+    setup = tiny_setup(CPU)
     assert (setup.task.device.type, setup.config.engine.precision) == ("cpu", "fp32")
 
 
@@ -262,7 +262,9 @@ class Convolutions(nn.Module):
 
 def flops(task: Task, shape: tuple[int, int, int], encoder: nn.Module) -> float:
     data = random_images(Workload("", shape, 1, 2, 1, 1, ""), 2)
-    return step_flops(replace(task, network=Network(encoder, nn.Identity()), data=data))
+    return step_flops(
+        replace(task.with_clients(data=data), network=Network(encoder, nn.Identity()))
+    )
 
 
 def test_operations_of_linear_layers_by_hand(tiny: Callable[..., Federation]) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from cafedcl.terminal.overview import (
     amount,
     best_round,
-    comparison,
+    comparison_table,
     duration,
     headline,
     overview,
@@ -70,7 +70,7 @@ def test_the_best_round_is_the_first_of_the_highest() -> None:
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_a_comparison_fits_the_terminal(width: int) -> None:
     text = drawn(
-        comparison([("fedavg", [line(0, 0.5)]), ("fedproto", [line(0, None)])], width), width
+        comparison_table([("fedavg", [line(0, 0.5)]), ("fedproto", [line(0, None)])], width), width
     )
     assert all(len(row) <= width for row in text.splitlines())
     assert "fedavg" in text

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.terminal.split_statistics import draw, label_divergence, statistics
+from cafedcl.terminal.split_statistics import draw_splits, label_divergence, statistics
 
 
 def test_the_numbers_of_a_split_are_those_counted_by_hand():
@@ -33,7 +33,7 @@ def test_the_divergence_is_the_mean_total_variation_over_pairs():
 def test_several_splits_are_drawn_side_by_side(tmp_path, suffix):
     counts = torch.randint(0, 50, (20, 10))
     path = tmp_path / f"figure.{suffix}"
-    draw(
+    draw_splits(
         [
             ("one", counts, [str(c) for c in range(10)]),
             ("two", counts, [str(c) for c in range(10)]),
@@ -47,4 +47,4 @@ def test_a_figure_that_cannot_be_written_is_one_clear_line(tmp_path):
     counts = torch.ones(2, 2, dtype=torch.int64)
     for path in (tmp_path / "none" / "x.png", tmp_path / "x.nonsense"):
         with pytest.raises(CafedclError, match="the figure cannot be written"):
-            draw([("one", counts, ["a", "b"])], path)
+            draw_splits([("one", counts, ["a", "b"])], path)
