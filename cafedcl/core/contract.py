@@ -86,7 +86,7 @@ class Reply:
     up: Up
     memory: Tensors
     correct: Tensors
-    sound: bool = False
+    valid_numbers: bool = False
     """Whether the engine has seen that all numbers are finite and in their ranges; others are
     looked through.
     """

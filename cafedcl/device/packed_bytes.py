@@ -1,7 +1,7 @@
-"""Several small tensors as one, so that one copy takes them to another device."""
+"""Several tensors in one vector of bytes: one copy takes them to another device or process."""
 
+from collections.abc import Mapping
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,70 +12,63 @@ from torch import Tensor
 from cafedcl.core.tensors import Tensors
 
 
-class Stretch(NamedTuple):
-    """Tensors of one type, which lie one after another."""
+class Entry(NamedTuple):
+    """A tensor in the vector: its name, type and shape, and its first byte."""
 
+    name: str
     dtype: torch.dtype
-    start: int
-    end: int
-    sizes: list[int]
-    shapes: dict[str, torch.Size]
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def end(self) -> int:
+        """The byte behind its last."""
+        return self.begin + self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
 class PackedBytes:
     """Where tensors of certain names, shapes and types lie in one vector of bytes."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self.stretches: list[Stretch] = []
-        start = 0
-        for dtype in sorted(
-            {value.dtype for value in tensors.values()},
-            key=lambda dtype: (-dtype.itemsize, str(dtype)),
-        ):
-            shapes = {name: value.shape for name, value in tensors.items() if value.dtype == dtype}
-            sizes = [shape.numel() for shape in shapes.values()]
-            end = start + dtype.itemsize * sum(sizes)
-            self.stretches.append(Stretch(dtype, start, end, sizes, shapes))
-            start = end
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.names = list(tensors)
+        # The widest types come first, so that each number lies at a multiple of its own size.
+        by_width = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+        self.entries: list[Entry] = []
+        self.size = 0
+        for name, value in by_width:
+            entry = Entry(name, value.dtype, tuple(value.shape), self.size)
+            self.entries.append(entry)
+            self.size = entry.end
 
     def wrap(self, tensors: Tensors) -> Tensor:
-        """Return the tensors as bytes, those of the widest types first, so that each lies where it
-        may be read.
-        """
-        names = (name for stretch in self.stretches for name in stretch.shapes)
-        return torch.cat([tensors[name].reshape(-1).view(torch.uint8) for name in names])
+        """Return the tensors as a new vector of bytes on their device."""
+        parts = [tensors[entry.name].reshape(-1).view(torch.uint8) for entry in self.entries]
+        return torch.cat(parts)
 
-    @cached_property
-    def _entries(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any], int]]:
-        """Every tensor's name, shape, type and first byte."""
-        entries = []
-        for dtype, start, _, sizes, shapes in self.stretches:
-            begins = accumulate(sizes, initial=0)
-            kind = torch.empty(0, dtype=dtype).numpy().dtype
-            parts = zip(shapes.items(), begins, strict=False)
-            entries += [
-                (name, tuple(shape), kind, start + dtype.itemsize * begin)
-                for (name, shape), begin in parts
-            ]
-        return entries
-
-    def read(self, data: Tensor) -> dict[str, npt.NDArray[Any]]:
-        """Return what lies in a vector on the host now, in memory of its own; types are those that
-        NumPy has.
-
-        That takes half the time of cutting tensors out of it.
-        """
-        whole = data.numpy().copy()
-        return {
-            name: np.ndarray(shape, kind, whole, begin)
-            for name, shape, kind, begin in self._entries
-        }
+    def write(self, tensors: Mapping[str, Tensor], data: Tensor) -> None:
+        """Copy the tensors into a vector of bytes that is there already."""
+        for name, view in self.unwrap(data).items():
+            view.copy_(tensors[name].detach())
 
     def unwrap(self, data: Tensor) -> Tensors:
-        """Return the tensors that lie in a vector, as views of it, which may be filled later."""
-        found: Tensors = {}
-        for dtype, start, end, sizes, shapes in self.stretches:
-            values = data[start:end].view(dtype).split_with_sizes(sizes)
-            for (name, shape), value in zip(shapes.items(), values, strict=True):
-                found[name] = value if len(shape) == 1 else value.view(shape)
-        return found
+        """Return the tensors as views of the vector, which may be filled later."""
+        views = {
+            entry.name: data[entry.begin : entry.end].view(entry.dtype).view(entry.shape)
+            for entry in self.entries
+        }
+        return {name: views[name] for name in self.names}
+
+    @cached_property
+    def _numpy_types(self) -> list[np.dtype[Any]]:
+        return [torch.empty(0, dtype=entry.dtype).numpy().dtype for entry in self.entries]
+
+    def read(self, data: Tensor) -> dict[str, npt.NDArray[Any]]:
+        """Return copies of what is in a vector on the host, as arrays; NumPy must have the types.
+
+        That takes half the time of making tensors, and every visit of a client is read so.
+        """
+        whole = data.numpy().copy()
+        pairs = zip(self.entries, self._numpy_types, strict=True)
+        return {
+            entry.name: np.ndarray(entry.shape, kind, whole, entry.begin) for entry, kind in pairs
+        }

@@ -58,7 +58,7 @@ def choose_engine(setup: Setup, notice: Notice) -> Engine:
 
 
 def _cuda_engine(setup: Setup, participants: int, notice: Notice) -> Engine:
-    """Return the CUDA engine, compiled if that pays; the reference where steps cannot be captured."""
+    """Return the CUDA engine, compiled if that pays, or the reference if it cannot capture."""
     task = setup.task
     options = setup.config.engine
     reason = capture_obstacle(task.network)

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.flip_and_crop import augment, draw
-from cafedcl.engine.sgd import SGD, flatten
-from cafedcl.functional.metrics import correct
+from cafedcl.engine.sgd import SGD
+from cafedcl.functional.metrics import count_correct
 from cafedcl.task.task import Task, arithmetic
 
 
@@ -24,7 +25,8 @@ class ReferenceEngine:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.network = task.network
-        self.weights = flatten(task.network)
+        self.flat = FlatNetwork(task.network)
+        self.gradient = self.flat.flat_gradient()
         self.tensors = {name: value.detach() for name, value in task.network.state_dict().items()}
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -79,7 +81,7 @@ class ReferenceEngine:
         if job.evaluate:
             x, _ = task.clients.test_set(job.client)
             predicted = self._predict(x, visit.anchors, kept, client.counts > 0)
-            right = correct(predicted, task.clients.test_labels(job.client), method.classes)
+            right = count_correct(predicted, task.clients.test_labels(job.client), method.classes)
         return Reply(
             Up(
                 client=job.client,
@@ -115,7 +117,7 @@ class ReferenceEngine:
         shift = None if extra.shift is None else F.pad(extra.shift, (0, 0, len(shard), 0))
         size = task.schedule.batch_size(len(y))
         draws = stream(task.seed, "batches", job.client, job.down.round)
-        sgd = SGD(self.weights, options)
+        sgd = SGD(self.flat.vector, self.gradient, options)
         self.network.train()
         seen: list[tuple[int, Tensors]] = []
         for epoch in range(options.epochs):

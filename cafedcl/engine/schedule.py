@@ -37,7 +37,7 @@ class Schedule:
     """
     shares: npt.NDArray[np.float64]
     """Per step of an epoch: its share of the epoch's images."""
-    marks: dict[str, object]
+    keys: dict[str, object]
     """Tables of the same name and mark have the same content; those without one have their own."""
 
     @cached_property
@@ -80,14 +80,14 @@ def make_schedule(
         tables |= {
             f"draw/{name}": _padded([each[name] for each in drawn], width) for name in drawn[0]
         }
-    marks: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
+    keys: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
     if task.tail.augmenter.options.weight != 1:
         synthetic = tables["rows"] >= len(task.clients.data.train_y)
         tables["weight"] = torch.where(
             synthetic, task.tail.augmenter.options.weight * pattern.weight, pattern.weight
         )
-        del marks["weight"]
-    return Schedule(tables, pattern.shares, marks)
+        del keys["weight"]
+    return Schedule(tables, pattern.shares, keys)
 
 
 class Pattern(NamedTuple):

@@ -3,25 +3,9 @@ layers.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cafedcl.config.sections import TrainOptions
-
-
-def flatten(network: nn.Module) -> Tensor:
-    """Lay a network's weights, and their gradients, in one tensor each; the network keeps views of
-    them.
-    """
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    sizes = [p.numel() for p in parameters]
-    flat = torch.cat([p.detach().flatten() for p in parameters])
-    flat.grad = torch.zeros_like(flat)
-    for parameter, values, gradients in zip(
-        parameters, flat.split(sizes), flat.grad.split(sizes), strict=True
-    ):
-        parameter.data = values.view_as(parameter)
-        parameter.grad = gradients.view_as(parameter)
-    return flat
 
 
 def descend(
@@ -48,14 +32,14 @@ def descend(
 
 
 class SGD:
-    """torch.optim.SGD after clipping the gradient's norm, on flat weights; a test holds it against
-    torch's own.
+    """torch.optim.SGD after clipping the gradient's norm, on flat weights and their flat gradient.
+
+    A test compares it with torch's own.
     """
 
-    def __init__(self, weights: Tensor, options: TrainOptions) -> None:
-        assert weights.grad is not None
+    def __init__(self, weights: Tensor, gradient: Tensor, options: TrainOptions) -> None:
         self.weights = weights
-        self.gradient = weights.grad
+        self.gradient = gradient
         self.options = options
         self.velocity = torch.zeros_like(weights) if options.momentum else None
         self.gradient.zero_()

@@ -93,7 +93,7 @@ class Federation:
         return self.history
 
     def step(self) -> Record:
-        """Run one round. It changes the federation at its end only: an interrupt leaves no trace."""
+        """Run one round. It changes the federation only at its end, so an interrupt is harmless."""
         clock = Clock()
         sampled, dropped = self.sample(self.round)
         self.notify("round_began", len(sampled))
@@ -154,7 +154,7 @@ class Federation:
             yield from in_order(map(self.received, results), clients)
 
     def received(self, result: Reply | Failure) -> Reply | Failure:
-        """Return a result with its per-class entries on the server's device, where they are used."""
+        """Return a result with its per-class entries on the server's device."""
         if isinstance(result, Failure):
             return result
         up = result.up

@@ -30,7 +30,7 @@ class Record:
     own: Scores | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     tables: Tensors = field(default_factory=dict)
-    """Per-client and per-class results behind the scores; not in metrics.jsonl nor in the history."""
+    """Per-client and per-class results behind the scores; kept in `evaluations/` only."""
 
     def line(self) -> dict[str, Any]:
         """Return the record as plain values, without the tables."""
@@ -42,7 +42,7 @@ class Watcher:
     """Sees a federation at work. Every event may be overridden; none has to be."""
 
     def noticed(self, federation: "Federation", message: str) -> None:
-        """Something is not as it was asked for, before the first round or in one; the run goes on."""
+        """Something differs from what was asked for, and the run continues."""
 
     def round_began(self, federation: "Federation", clients: int) -> None:
         """A round has sampled its clients."""

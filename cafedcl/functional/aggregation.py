@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.contract import Up
-from cafedcl.core.flat import FlatModel, WeightSlices, in_one, slices_of
+from cafedcl.core.flat import FlatModel, WeightSlices, as_vector, slices_of
 from cafedcl.core.tensors import Tensors
 
 
@@ -50,7 +50,7 @@ class Average:
             if self.sum is None:
                 self.slices = slices_of(floating)
                 self.kinds = {name: value.dtype for name, value in floating.items()}
-            flat = in_one(floating, self.slices)
+            flat = as_vector(floating, self.slices)
             self.sum = torch.zeros_like(flat, dtype=torch.float64) if self.sum is None else self.sum
             self.sum.add_(flat, alpha=weight)
         self.total += weight

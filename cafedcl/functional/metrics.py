@@ -25,7 +25,7 @@ def recalls(table: Tensor) -> Tensor:
     return table.diagonal().double() / table.sum(1).double()
 
 
-def correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
+def count_correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
     """Return how many images there are of each class, and by every name of predictions how many
     were called right.
     """

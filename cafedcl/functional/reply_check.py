@@ -40,7 +40,7 @@ class ReplyValidator:
         problem = self._entries(up)
         if problem:
             return problem
-        wrong = None if reply.sound else self._numbers(reply) or self._ranges(up)
+        wrong = None if reply.valid_numbers else self._numbers(reply) or self._ranges(up)
         return wrong or self._hits(reply.correct) or self._notes(up.notes)
 
     @cached_property
@@ -196,7 +196,7 @@ def largest(values: Sequence[Tensor]) -> Tensor:
     )
 
 
-def sound(numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]) -> Tensor:
+def numbers_are_valid(numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]) -> Tensor:
     """Return whether all numbers are finite and what is sent lies in its range, without waiting for
     the device.
     """

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cafedcl.core.flat import FlatModel, WeightSlice, in_one, slices_of, storage_tensors
+from cafedcl.core.flat import FlatModel, WeightSlice, as_vector, slices_of, storage_tensors
 from cafedcl.functional.aggregation import Average
 
 SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), min_size=1, max_size=5)
@@ -56,7 +56,7 @@ def test_weights_that_lie_in_one_vector_are_averaged_like_any_others(forms):
 @pytest.mark.parametrize("form", ["parts", "last"])
 def test_a_vector_that_is_there_is_not_copied(form):
     model = weights_of(0, form)
-    vector = in_one(model, slices_of(model))
+    vector = as_vector(model, slices_of(model))
     assert vector.data_ptr() == model["conv"].data_ptr()
     assert len(vector) == 26
     assert not vector.isnan().any()
@@ -129,8 +129,8 @@ def test_a_weight_that_is_not_laid_is_missing():
 def test_laid_weights_lie_where_they_say_and_their_vector_is_not_copied(shapes, last):
     model = laid_of(shapes, last)
     assert slices_of(model) == model.slices
-    assert in_one(model, slices_of(model)) is model.vector
-    assert in_one(model, dict(model.slices)) is model.vector
+    assert as_vector(model, slices_of(model)) is model.vector
+    assert as_vector(model, dict(model.slices)) is model.vector
 
 
 @given(SHAPES, st.booleans(), st.randoms(use_true_random=False))
@@ -139,8 +139,8 @@ def test_laid_weights_are_laid_elsewhere_like_any_others(shapes, last, random):
     names = list(model)
     random.shuffle(names)
     slices = places_for({name: model.slices[name].shape for name in names}, not last)
-    found, plain = in_one(model, slices), {name: value.clone() for name, value in model.items()}
-    assert torch.equal(found, in_one(plain, slices))
+    found, plain = as_vector(model, slices), {name: value.clone() for name, value in model.items()}
+    assert torch.equal(found, as_vector(plain, slices))
     for name, array in zip(
         names, cut(found.numpy(), [plain[name].shape for name in names], not last), strict=True
     ):

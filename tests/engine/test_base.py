@@ -14,9 +14,7 @@ AWAY = torch.device("meta")
 
 
 def away(federation: Federation) -> Federation:
-    federation.task = federation.task.with_clients(
-        data=federation.task.clients.data.to(AWAY)
-    )
+    federation.task = federation.task.with_clients(data=federation.task.clients.data.to(AWAY))
     return federation
 
 

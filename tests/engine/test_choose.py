@@ -80,7 +80,7 @@ def test_clients_that_cannot_be_stacked_as_asked_leave_one_notice_with_the_reaso
     assert engine.local.size == 1
     (notice,) = notices
     assert (
-        "one after another ('head.0.running_mean' is kept besides the weights that are trained)"
+        "not side by side ('head.0.running_mean' is kept besides the weights that are trained)"
         in notice
     )
     assert all(isinstance(result, Reply) for result in engine.train(jobs(setup)))
@@ -256,7 +256,11 @@ def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds to compile; half a second saved per step, and a quarter per image where there is
     normalisation.
     """
-    for name, value in {"COMPILE_SECONDS": 10.0, "SECONDS_SAVED_PER_STEP": 0.5, "SECONDS_SAVED_PER_IMAGE": 0.25}.items():
+    for name, value in {
+        "COMPILE_SECONDS": 10.0,
+        "SECONDS_SAVED_PER_STEP": 0.5,
+        "SECONDS_SAVED_PER_IMAGE": 0.25,
+    }.items():
         monkeypatch.setattr(choose_module, name, value)
 
 
@@ -323,7 +327,9 @@ def test_auto_compiles_if_the_steps_of_the_whole_run_are_worth_it(
 def test_on_and_off_do_not_ask_whether_it_pays(
     make: Make, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
-    monkeypatch.setattr(choose_module, "compiling_pays_off", lambda *_: pytest.fail("nobody should ask"))
+    monkeypatch.setattr(
+        choose_module, "compiling_pays_off", lambda *_: pytest.fail("nobody should ask")
+    )
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     engine = choose_engine(asking_for_captures(make(), compile=choice), pytest.fail)
     assert isinstance(engine, CudaEngine)

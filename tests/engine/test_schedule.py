@@ -40,7 +40,6 @@ def task(tiny: Tiny) -> Task:
     return tiny("fedavg").task
 
 
-
 def trained_with(task: Task, options: TrainOptions) -> Task:
     return replace(task, schedule=replace(task.schedule, options=options))
 
@@ -128,12 +127,12 @@ def test_tables_of_the_same_mark_are_the_same(
     again = [make_schedule(task, shard, visit[0] + 1, visit[1], 40) for shard, visit in visits]
     alike = 0
     for one, other in itertools.combinations([*schedules, *again], 2):
-        for name in one.marks.keys() & other.marks.keys():
-            if one.marks[name] == other.marks[name]:
+        for name in one.keys.keys() & other.keys.keys():
+            if one.keys[name] == other.keys[name]:
                 assert torch.equal(one.tables[name], other.tables[name]), name
                 alike += 1
     assert alike >= len(visits)
-    assert all(schedule.marks.keys() <= schedule.tables.keys() - {"rows"} for schedule in schedules)
+    assert all(schedule.keys.keys() <= schedule.tables.keys() - {"rows"} for schedule in schedules)
 
 
 @pytest.mark.parametrize("changes", [{}, {"train__flip": True, "train__crop": 2}])

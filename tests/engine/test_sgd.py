@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from cafedcl.config.sections import TrainOptions
-from cafedcl.engine.sgd import SGD, descend, flatten
+from cafedcl.core.flat import FlatNetwork
+from cafedcl.engine.sgd import SGD, descend
 
 
 def network():
@@ -24,7 +25,9 @@ def loss(model, step):
 )
 def test_steps_equal_torch_sgd_after_clipping_the_norm(momentum, decay, clip):
     ours, theirs = network(), network()
-    sgd = SGD(flatten(ours), TrainOptions(momentum=momentum, weight_decay=decay, clip=clip))
+    options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
+    flat = FlatNetwork(ours)
+    sgd = SGD(flat.vector, flat.flat_gradient(), options)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
     for step in range(5):
         rate = 0.02 * 0.9**step
@@ -44,7 +47,7 @@ def test_steps_equal_torch_sgd_after_clipping_the_norm(momentum, decay, clip):
 def test_flat_weights_are_the_network_and_outlive_loading():
     model = network()
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    flat = flatten(model)
+    flat = FlatNetwork(model).vector
     assert flat.tolist() == torch.cat([value.flatten() for value in state.values()]).tolist()
     flat.zero_()
     assert not any(p.any() for p in model.parameters())
@@ -54,21 +57,23 @@ def test_flat_weights_are_the_network_and_outlive_loading():
 
 def test_gradients_do_not_pile_up_over_steps_or_optimisers():
     model = network()
-    flat = flatten(model)
+    flat = FlatNetwork(model)
+    gradient = flat.flat_gradient()
     loss(model, 0).backward()
-    assert flat.grad.any()
-    sgd = SGD(flat, TrainOptions())
-    assert not flat.grad.any()
+    assert gradient.any()
+    sgd = SGD(flat.vector, gradient, TrainOptions())
+    assert not gradient.any()
     loss(model, 1).backward()
     sgd.step(0.1)
-    assert not flat.grad.any()
+    assert not gradient.any()
 
 
 def test_frozen_weights_stay():
     model = network()
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
-    sgd = SGD(flatten(model), TrainOptions(weight_decay=0.5))
+    flat = FlatNetwork(model)
+    sgd = SGD(flat.vector, flat.flat_gradient(), TrainOptions(weight_decay=0.5))
     loss(model, 0).backward()
     sgd.step(0.1)
     assert torch.equal(model[0].weight, before)

@@ -124,7 +124,7 @@ def test_a_client_model_is_scored_by_its_own_label_distribution(world, client):
         "all": torch.tensor(predicted, dtype=torch.int16),
         "held": torch.tensor(y, dtype=torch.int16),
     }
-    results = evaluator.own(client, correct(called, torch.tensor(y), classes))
+    results = evaluator.own(client, count_correct(called, torch.tensor(y), classes))
     recall = recall_by_hand(y, predicted, classes)
     assert float(results["all/score"]) == pytest.approx(
         by_client_by_hand(recall, counts)[client], abs=1e-6, nan_ok=True
@@ -161,7 +161,7 @@ def test_when_the_test_set_is_dealt_to_clients_each_is_scored_on_its_part(world,
         if right[part]:
             own = evaluator.own(
                 client,
-                correct({"all": torch.tensor(predicted[part])}, torch.tensor(y[part]), classes),
+                count_correct({"all": torch.tensor(predicted[part])}, torch.tensor(y[part]), classes),
             )
             assert float(own["all/score"]) == pytest.approx(clients[client])
             assert own["all/recall"].tolist() == pytest.approx(
@@ -186,7 +186,7 @@ def test_a_survey_gives_the_scores_of_the_parts_laid_together(world, data):
     sizes = tuple(b - a for a, b in itertools.pairwise([0, *cuts, len(y)]))
     together = Evaluator(torch.tensor(counts), torch.tensor(y), sizes, (50, 20))
     parts = zip(torch.tensor(predicted).split(sizes), torch.tensor(y).split(sizes), strict=True)
-    told = [correct({"all": called}, labels, classes) for called, labels in parts]
+    told = [count_correct({"all": called}, labels, classes) for called, labels in parts]
     survey = {name: torch.stack([answer[name] for answer in told]) for name in ("tested", "all")}
     apart = Evaluator(
         torch.tensor(counts), torch.zeros(0, dtype=torch.int64), (), (50, 20), apart=True
@@ -251,7 +251,7 @@ def test_scores_over_own_models_leave_out_clients_that_were_not_evaluated():
     predictions = {0: [0, 1, 1, 3, 0, 0], 2: [0, 0, 2, 0, 0, 1]}
     for client, predicted in predictions.items():
         called = {"all": torch.tensor(predicted), "held": y}
-        for name, value in evaluator.own(client, correct(called, y, 4)).items():
+        for name, value in evaluator.own(client, count_correct(called, y, 4)).items():
             table[name][client] = value
     recall = [recall_by_hand(y.tolist(), predicted, 4) for predicted in predictions.values()]
     scores = [

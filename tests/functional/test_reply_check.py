@@ -179,9 +179,9 @@ def test_a_note_of_another_shape_is_named():
 
 
 @pytest.mark.parametrize("sound", [False, True])
-def test_numbers_the_engine_has_seen_to_be_finite_are_not_looked_through_again(sound):
-    reply = replace(changed(spare=torch.full((4,), torch.nan)), sound=sound)
-    assert (problem(reply) is None) == sound
+def test_numbers_the_engine_has_seen_to_be_finite_are_not_looked_through_again(valid_numbers):
+    reply = replace(changed(spare=torch.full((4,), torch.nan)), valid_numbers=valid_numbers)
+    assert (problem(reply) is None) == valid_numbers
 
 
 @pytest.mark.parametrize(("value", "fits"), [(0.0, True), (-0.1, False), (1e30, True)])

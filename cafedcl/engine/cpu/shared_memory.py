@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.tensors import Header, Tensors
+from cafedcl.device.packed_bytes import PackedBytes
 
-ALIGNED = 64
-"""Tensors begin at multiples of so many bytes."""
+ALIGNMENT = 64
+"""The tensors begin at a multiple of this many bytes, which vector instructions like."""
+LENGTH_BYTES = 8
+"""The memory begins with the length of the index, as a number of this many bytes."""
 
 
 class SharedMemory:
-    """A stretch of unnamed memory that processes forked from here see too. What is written replaces
-    what was there.
+    """Unnamed memory that processes forked from here see too.
+
+    It holds an index (a header, and names, types and shapes of tensors), then the tensors' bytes.
+    Every message replaces the one before.
     """
 
     def __init__(self, size: int) -> None:
@@ -24,37 +29,38 @@ class SharedMemory:
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
 
     def write(self, tensors: Mapping[str, Tensor], header: Header) -> bool:
-        """Write tensors and a header; returns whether there was room."""
-        entries = list[tuple[str, str, list[int], int]]()
-        end = 0
-        for name, value in tensors.items():
-            entries.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), end))
-            end += -(-value.numel() * value.element_size() // ALIGNED) * ALIGNED
-        text = json.dumps({"header": header, "entries": entries}).encode()
-        start = -(-(8 + len(text)) // ALIGNED) * ALIGNED
-        if start + end > len(self.bytes):
+        """Write tensors and a header; return whether there was room."""
+        packed = PackedBytes(tensors)
+        entries = [
+            (name, str(value.dtype).removeprefix("torch."), list(value.shape))
+            for name, value in tensors.items()
+        ]
+        index = json.dumps({"header": header, "entries": entries}).encode()
+        begin = _data_begins(len(index))
+        if begin + packed.size > len(self.bytes):
             return False
-        self.memory[: 8 + len(text)] = len(text).to_bytes(8, "little") + text
-        for value, (_, dtype, shape, begin) in zip(tensors.values(), entries, strict=True):
-            self._at(start + begin, dtype, shape).copy_(value.detach())
+        length = len(index).to_bytes(LENGTH_BYTES, "little")
+        self.memory[: LENGTH_BYTES + len(index)] = length + index
+        packed.write(tensors, self.bytes[begin : begin + packed.size])
         return True
 
     def read(self, *, copied: bool) -> tuple[Tensors, Header]:
-        """Return what was written last; without a copy it is good until the next time something is
-        written.
-        """
-        length = int.from_bytes(self.memory[:8], "little")
-        start = -(-(8 + length) // ALIGNED) * ALIGNED
-        index = json.loads(self.memory[8 : 8 + length])
-        tensors = {
-            name: self._at(start + begin, dtype, shape)
-            for name, dtype, shape, begin in index["entries"]
-        }
-        return {name: value.clone() if copied else value for name, value in tensors.items()}, index[
-            "header"
-        ]
+        """Return the last message; without a copy it is valid until the next one is written."""
+        length = int.from_bytes(self.memory[:LENGTH_BYTES], "little")
+        index = json.loads(self.memory[LENGTH_BYTES : LENGTH_BYTES + length])
+        # Tensors on the meta device have a type and a shape, but no memory.
+        packed = PackedBytes(
+            {
+                name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+                for name, dtype, shape in index["entries"]
+            }
+        )
+        begin = _data_begins(length)
+        tensors = packed.unwrap(self.bytes[begin : begin + packed.size])
+        if copied:
+            tensors = {name: value.clone() for name, value in tensors.items()}
+        return tensors, index["header"]
 
-    def _at(self, begin: int, dtype: str, shape: list[int]) -> Tensor:
-        kind: torch.dtype = getattr(torch, dtype)
-        end = begin + math.prod(shape) * kind.itemsize
-        return self.bytes[begin:end].view(kind).view(shape)
+
+def _data_begins(index_length: int) -> int:
+    return math.ceil((LENGTH_BYTES + index_length) / ALIGNMENT) * ALIGNMENT

@@ -18,13 +18,13 @@ from torch.func import vmap
 
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Batch, Client, Failure, Job, Reply, Visit
+from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed, under, without
 from cafedcl.engine.base import Results
 from cafedcl.engine.cpu.grouped_conv import use_grouped_convolutions
 from cafedcl.engine.cpu.groups import JobGroup, form, make_groups, widths
 from cafedcl.engine.cpu.recorded_step import StepFunction, record
 from cafedcl.engine.flip_and_crop import augment
-from cafedcl.engine.layout import Layout
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.sgd import descend
@@ -70,7 +70,7 @@ class StackedClients(ReferenceEngine):
         self.size = size
         self.play = copy.deepcopy(task.network).train()
         use_grouped_convolutions(self.play)
-        self.layout = Layout(self.play, channels_last=True)
+        self.layout = FlatNetwork(self.play, channels_last=True)
         self.width = widths(task)
         self.tapes: dict[object, RecordedStep | None] = {}
         self.trained: dict[int, Trained] = {}
@@ -168,7 +168,7 @@ class StackedClients(ReferenceEngine):
         own = [under(MODEL, job.memory) for job in group]
         personal = {name for weights in own for name in weights}
         clients = [task.clients.client(job.client) for job in group]
-        flat = self.layout.lay(sent).repeat(len(group), 1)
+        flat = self.layout.flatten(sent).repeat(len(group), 1)
         for row, weights in zip(flat, own, strict=True):
             for name, view in self.layout.views(row).items() if weights else ():
                 view.copy_(weights.get(name, view))
@@ -283,7 +283,7 @@ class StackedClients(ReferenceEngine):
             found = torch.autograd.grad(
                 terms.sum(), leaves, allow_unused=True, materialize_grads=True
             )
-        gradient = self.layout.flatten(found)
+        gradient = self.layout.flatten_stacked(found)
         descend(
             flat,
             gradient,
@@ -297,7 +297,7 @@ class StackedClients(ReferenceEngine):
         self, weights: list[Tensor], batch: tuple[Tensor, ...], mine: Tensors, common: Tensors
     ) -> Tensors:
         """Return the terms of one client's objective, as vmap sees it."""
-        for entry, value in zip(self.layout.entries.values(), weights, strict=True):
+        for entry, value in zip(self.layout.parameters.values(), weights, strict=True):
             entry.module._parameters[entry.key] = cast(Any, value)
         known = LossView(mine["counts"], common["most"], common["total"])
         visit = Visit(

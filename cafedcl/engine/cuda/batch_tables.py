@@ -1,4 +1,4 @@
-"""Where a lane's steps read what comes next: the tables of a schedule, always in the same tensors."""
+"""The tables of a schedule on the device, where a lane's captured steps read what comes next."""
 
 from collections import deque
 from typing import Any
@@ -9,41 +9,43 @@ from torch import Tensor
 
 from cafedcl.engine.schedule import Schedule
 
-ON_THEIR_WAY = 3
-"""Visits of a lane whose tables may not have left the host: one that runs, one that is queued, one
-that failed.
-"""
+COPIES_IN_FLIGHT = 3
+"""Visits of a lane whose tables may still be on the host: one runs, one is queued, one failed."""
 
 
 class BatchTables:
-    """The tables of one width on the device, and the pages on the host from which they are copied
-    there.
+    """The tables of one width on the device, and the host pages from which they are copied there.
 
-    The pages are locked in memory once and for all, which takes longer than filling them.
+    The pages are pinned once, because pinning takes longer than filling them. There are several,
+    because a page must not be overwritten before its copy is done.
     """
 
     def __init__(self, sample: Schedule, steps: int, device: torch.device) -> None:
         shapes = {name: (steps, *table.shape[1:]) for name, table in sample.tables.items()}
-        kinds = {name: table.dtype for name, table in sample.tables.items()}
+        dtypes = {name: table.dtype for name, table in sample.tables.items()}
         self.tables = {
-            name: torch.zeros(shape, dtype=kinds[name], device=device)
+            name: torch.zeros(shape, dtype=dtypes[name], device=device)
             for name, shape in shapes.items()
         }
 
-        def page(name: str) -> tuple[Tensor, npt.NDArray[Any]]:
-            made = torch.zeros(shapes[name], dtype=kinds[name], pin_memory=device.type == "cuda")
-            return made, made.numpy()
+        def make_page(name: str) -> tuple[Tensor, npt.NDArray[Any]]:
+            pinned = device.type == "cuda"
+            page = torch.zeros(shapes[name], dtype=dtypes[name], pin_memory=pinned)
+            return page, page.numpy()
 
-        self.pages = deque({name: page(name) for name in shapes} for _ in range(ON_THEIR_WAY))
-        self.marks: dict[str, object] = {}
+        self.pages = deque(
+            {name: make_page(name) for name in shapes} for _ in range(COPIES_IN_FLIGHT)
+        )
+        self.keys: dict[str, object] = {}
 
     def fill(self, schedule: Schedule) -> None:
-        """Copy a schedule into the tables, but for what is there already."""
+        """Copy a schedule into the tables, except for tables whose content is there already."""
         self.pages.rotate()
         for name, table in schedule.tables.items():
-            mark = schedule.marks.get(name)
-            if mark is None or self.marks.get(name) != mark:
-                self.marks[name] = mark
-                page, array = self.pages[0][name]
-                array[: schedule.steps] = table.numpy()
-                self.tables[name].copy_(page, non_blocking=True)
+            key = schedule.keys.get(name)
+            if key is not None and self.keys.get(name) == key:
+                continue
+            self.keys[name] = key
+            page, array = self.pages[0][name]
+            array[: schedule.steps] = table.numpy()
+            self.tables[name].copy_(page, non_blocking=True)

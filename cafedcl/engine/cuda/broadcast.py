@@ -1,6 +1,4 @@
-"""What the server tells every client of a round besides the weights, laid once where all lanes read
-it.
-"""
+"""What the server sends to every client of a round besides the weights, where all lanes read it."""
 
 import torch
 from torch import Tensor
@@ -8,10 +6,8 @@ from torch import Tensor
 from cafedcl.core.tensors import ANCHORS, Tensors, under
 
 Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
-KEPT = 4
-"""Anchors of so many different shapes keep their place, and so many sets of anchors and memories
-their captures.
-"""
+SHAPES_KEPT = 4
+"""For how many different shapes static tensors and captures are kept; the oldest are freed."""
 
 
 class Broadcast:
@@ -20,38 +16,34 @@ class Broadcast:
     def __init__(self, device: torch.device, rounds: int) -> None:
         self.device = device
         self.rounds = rounds
-        self.round, self.progress = (torch.zeros((), device=device) for _ in range(2))
-        self.slices: dict[Shapes, Tensors] = {}
+        self.round = torch.zeros((), device=device)
+        self.progress = torch.zeros((), device=device)
+        self.by_shape: dict[Shapes, Tensors] = {}
         self.anchors: Tensors = {}
 
-    def lay(self, tensors: Tensors) -> None:
-        """Lay a round's anchors; nobody reads the last ones any more."""
+    def place(self, tensors: Tensors) -> None:
+        """Put a round's anchors in place of the last; nobody reads those any more."""
         anchors = under(ANCHORS, tensors)
-        shape = shapes(anchors)
-        place = self.slices.pop(shape, None)
-        self.anchors = (
-            {n: v.to(self.device, copy=True) for n, v in anchors.items()}
-            if place is None
-            else place
-        )
-        if place is not None:
-            copy_into(place, anchors)
-        self.slices[shape] = self.anchors
-        while len(self.slices) > KEPT:
-            del self.slices[next(iter(self.slices))]
+        key = shapes(anchors)
+        static = self.by_shape.pop(key, None)
+        if static is None:
+            static = {name: value.to(self.device, copy=True) for name, value in anchors.items()}
+        else:
+            copy_into(static, anchors)
+        self.anchors = static
+        self.by_shape[key] = static
+        while len(self.by_shape) > SHAPES_KEPT:
+            del self.by_shape[next(iter(self.by_shape))]
 
-    def date(self, round: int) -> None:
-        """Say which round it is."""
+    def set_round(self, round: int) -> None:
+        """Set the number of the round, and the progress that follows from it."""
         self.round.fill_(round)
         self.progress.fill_(round / self.rounds)
 
     def values(self) -> list[Tensor]:
-        """Return all tensors that a later message overwrites."""
-        return [
-            self.round,
-            self.progress,
-            *(value for place in self.slices.values() for value in place.values()),
-        ]
+        """Return all tensors that a later round overwrites."""
+        anchors = [value for static in self.by_shape.values() for value in static.values()]
+        return [self.round, self.progress, *anchors]
 
 
 def shapes(tensors: Tensors) -> Shapes:

@@ -1,6 +1,4 @@
-"""Captures for visits of one shape: the static tensors of a visit, and what a loss and a summary
-may know of it.
-"""
+"""What is captured for visits of one shape, and the static tensors that the captures refer to."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,72 +12,71 @@ from cafedcl.device.lane import Lane
 from cafedcl.device.packed_bytes import PackedBytes
 
 CHAINS = (1, 4, 16)
-"""How often a piece of work is repeated in its captures: the more, the fewer launches many
-repetitions take.
-"""
+"""How many repetitions one capture holds: longer chains need fewer launches."""
 
 
 class VisitResult(NamedTuple):
-    """What a visit comes to."""
+    """The client's result: summary, memory and metrics."""
 
     sent: Tensors
-    """What goes up, but for entries per class."""
+    """What goes up and stays on the device: everything but entries per class."""
     kept: Tensors
-    broadcast: Tensor
-    """What goes to the host, in one parcel: entries per class, notes, the losses, and whether all
-    is sound.
-    """
+    to_host: Tensor
+    """What goes to the host in one copy: entries per class, notes, losses, and their check."""
     packed: PackedBytes
-    whole: bool
-    """Whether entries are of all classes, and not yet of those the client holds."""
+    """How to read ``to_host``."""
+    all_classes: bool
+    """Whether entries are of all classes; the client's own are then picked on the host."""
 
 
-class Plan:
-    """Static anchors and memory of one shape, and what was captured on them."""
+class Captures:
+    """Static anchors and memory of one shape, and the work that was captured on them."""
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
         self.kept: Tensors = {}
-        self.names: tuple[str, ...] = ()
-        self.log = torch.zeros(0)
+        self.loss_names: tuple[str, ...] = ()
+        self.loss_log = torch.zeros(0)
+        """The terms of the loss at every step, (steps, terms)."""
         self.held = torch.ones_like(visit.client.counts, dtype=torch.bool)
-        self.captures: dict[tuple[str, int, int], Callable[[], None]] = {}
-        """By what is done, the size of what it is done to, and how often."""
-        self.outcomes: dict[int, VisitResult] = {}
-        """What captured summaries give, by the passes over the client's images that they take."""
+        self.calls: dict[tuple[str, int, int], Callable[[], None]] = {}
+        """Captured work by its kind, the size of its input, and the number of repetitions."""
+        self.results: dict[int, VisitResult] = {}
+        """Where captured summaries leave their results, by the number of images they embed."""
 
     def prepare(
         self,
         lane: Lane,
-        what: str,
+        kind: str,
         size: int,
         most: int,
         work: Callable[[], None],
         before: Callable[[], object],
     ) -> None:
-        """Capture work that is done up to ``most`` times in a row, if it is not yet; ``before``
-        makes ready for it.
+        """Capture work that is repeated up to ``most`` times, unless that was done before.
+
+        ``before`` is called before each run that warms the work up, and before each capture.
         """
         for number in CHAINS:
-            if number > most or (what, size, number) in self.captures:
+            if number > most or (kind, size, number) in self.calls:
                 continue
 
+            # The default argument binds this iteration's number.
             def chain(number: int = number) -> None:
                 for _ in range(number):
                     work()
 
             before()
-            self.captures[what, size, number] = lane.capture(
-                chain, before, warm=number == min(CHAINS)
-            )
+            is_first = number == min(CHAINS)
+            self.calls[kind, size, number] = lane.capture(chain, before, warm=is_first)
 
-    def repeat(self, what: str, size: int, times: int) -> None:
-        """Queue captured work so many times."""
+    def repeat(self, kind: str, size: int, times: int) -> None:
+        """Queue captured work the given number of times, in as few launches as possible."""
         for number in reversed(CHAINS):
             chains, times = divmod(times, number)
             for _ in range(chains):
-                self.captures[what, size, number]()
+                self.calls[kind, size, number]()
 
     def close(self) -> None:
-        """Let go of the captures at once: they refer to this plan, so they would stay for a while."""
-        self.captures.clear()
+        """Free the captures now: they refer to this object, and a cycle would keep them longer."""
+        self.calls.clear()

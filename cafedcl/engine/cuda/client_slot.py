@@ -1,277 +1,341 @@
-"""One lane's place of work: static tensors, the steps captured on them, and a client's whole visit
-queued there.
-"""
+"""The static tensors of one lane, and the training step and summary that are captured on them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, cast
+from typing import cast
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from cafedcl.augment.base import SyntheticImages
-from cafedcl.core.contract import Client, Job, Reply, Up, Visit
+from cafedcl.core.contract import Client, Job, Visit
 from cafedcl.core.flat import FlatModel
-from cafedcl.core.tensors import (
-    AUGMENT,
-    MODEL,
-    Tensors,
-    cloned,
-    moved,
-    nbytes,
-    prefixed,
-    under,
-    without,
-)
-from cafedcl.device.lane import to_host
+from cafedcl.core.tensors import AUGMENT, MODEL, Tensors, cloned, moved, prefixed, under, without
 from cafedcl.device.packed_bytes import PackedBytes
 from cafedcl.engine.base import Pending
 from cafedcl.engine.cuda.batch_tables import BatchTables
-from cafedcl.engine.cuda.broadcast import KEPT, copy_into, shapes
-from cafedcl.engine.cuda.captures import Plan, VisitResult
+from cafedcl.engine.cuda.broadcast import SHAPES_KEPT, copy_into, shapes
+from cafedcl.engine.cuda.captures import Captures, VisitResult
 from cafedcl.engine.cuda.device_data import DeviceData
 from cafedcl.engine.cuda.replica import CapturedEmbedder, Replica
 from cafedcl.engine.cuda.step import ENCODER, Summarize
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.engine.views import LossView, SummaryView, embeds_nothing
-from cafedcl.functional.metrics import KINDS, correct
-from cafedcl.functional.reply_check import sound
+from cafedcl.functional.metrics import KINDS
+from cafedcl.functional.reply_check import numbers_are_valid
 
 STEP = "step"
-OUTCOME = "outcome"
-"""What is captured of a visit: a step of its training, and what it comes to."""
+SUMMARY = "summary"
+"""The kinds of work that are captured for a visit, besides scoring."""
+LOSSES = "losses"
+VALID = "valid"
+SENT = "sent/"
+NOTE = "note/"
+"""The names under which the host finds a visit's numbers; the last two are prefixes."""
 
 
 class ClientSlot(Replica):
-    """A place where every visit is copied into the same tensors and replayed."""
+    """A network on one lane on which clients train in turn.
+
+    Every visit is copied into the same tensors, because a captured step reads and writes fixed
+    addresses. Callers have switched gradients off.
+    """
 
     def __init__(self, device_data: DeviceData) -> None:
         super().__init__(device_data)
-        self.velocity = torch.zeros_like(self.flat) if self.task.schedule.options.momentum else None
+        momentum = self.task.schedule.options.momentum
+        self.velocity = torch.zeros_like(self.flat) if momentum else None
         self.one = torch.ones((), device=self.task.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.task.device)
-        self.arrival: tuple[Tensor, Callable[[], None]] | None = None
-        """Where the server's weights are taken from, and the capture that takes them."""
-        self.feeds: dict[int, BatchTables] = {}
-        self.looked: dict[int, Tensor] = {}
-        self.plans: dict[object, Plan] = {}
-        self.static: set[int] = set()
-        """Where tensors lie that every visit overwrites; found anew when there is a new plan."""
+        """The number of the next step, which every step increments on the device."""
+        self.receiving: tuple[Tensor, Callable[[], None]] | None = None
+        """The vector that the server's weights are copied from, and the capture that copies it."""
+        self.tables: dict[int, BatchTables] = {}
+        self.image_rows: dict[int, Tensor] = {}
+        """The rows of a client's own images, by how many there are with padding."""
+        self.captures: dict[object, Captures] = {}
+        """By the shapes of anchors and memory; the last used is last."""
+        self.overwritten: set[int] = set()
+        """Addresses of the tensors that the next visit overwrites; empty until needed."""
 
     def close(self) -> None:
-        """Let go of all captures."""
-        for plan in self.plans.values():
-            plan.close()
-        self.arrival = self.see = None
+        """Free all captures."""
+        for captures in self.captures.values():
+            captures.close()
+        self.receiving = None
+        self.embed_call = None
 
     # receiving
 
-    def plan(self, job: Job) -> Plan:
-        """Return the plan for the anchors of a round and the shapes of a client's memory, which is
-        copied in.
-        """
+    def captures_for(self, job: Job) -> Captures:
+        """Return the captures for a job's shapes of anchors and memory, and copy its memory in."""
         memory = without((MODEL, AUGMENT), job.memory)
-        shape = (id(self.device_data.broadcast.anchors), shapes(memory))
-        plan = self.plans.pop(shape, None)
-        if plan is None:
-            plan = Plan(self._static_visit(job.client, memory))
-            self.static.clear()
-        self.plans[shape] = plan
-        while len(self.plans) > KEPT:
-            self.plans.pop(next(iter(self.plans))).close()
-        copy_into(plan.visit.memory, memory)
-        return plan
+        key = (id(self.device_data.broadcast.anchors), shapes(memory))
+        captures = self.captures.pop(key, None)
+        if captures is None:
+            captures = Captures(self._static_visit(job.client, memory))
+            self.overwritten.clear()
+        self.captures[key] = captures
+        while len(self.captures) > SHAPES_KEPT:
+            oldest = next(iter(self.captures))
+            self.captures.pop(oldest).close()
+        copy_into(captures.visit.memory, memory)
+        return captures
 
     def _static_visit(self, index: int, memory: Tensors) -> Visit:
-        device = self.task.device
         client = self.task.clients.client(index)
         broadcast = self.device_data.broadcast
-        known = LossView(client.counts.clone(), client.most, client.total)
+        view = LossView(client.counts.clone(), client.most, client.total)
         return Visit(
-            client=cast(Client, known),
+            client=cast(Client, view),
             round=broadcast.round,
             progress=broadcast.progress,
-            received=self.layout.views(self.received),
+            received=self.network_weights.views(self.received),
             anchors=broadcast.anchors,
-            memory={name: value.to(device, copy=True) for name, value in memory.items()},
+            memory={name: value.to(self.task.device, copy=True) for name, value in memory.items()},
             scratch=self.task.method.scratch(client),
             embed=embeds_nothing,
             rates=float("nan"),
         )
 
-    def receive(self, sent: Tensor, job: Job) -> None:
-        """Go to the start of a visit: take in the server's weights, and the client's own over them."""
-        if self.arrival is None or self.arrival[0] is not sent:
-            self.arrival = sent, self.lane.capture(lambda: self.arrive(sent))
-        self.arrival[1]()
-        own = under(MODEL, job.memory)
-        if own:
-            views = self.layout.views(self.received)
-            copy_into({name: views[name] for name in own if name in views}, own)
+    def receive(self, server_weights: Tensor, job: Job) -> None:
+        """Start a visit: load the server's weights, and the client's personal ones over them."""
+        if self.receiving is None or self.receiving[0] is not server_weights:
+            capture = self.lane.capture(lambda: self._load_server_weights(server_weights))
+            self.receiving = server_weights, capture
+        self.receiving[1]()
+        personal = under(MODEL, job.memory)
+        if personal:
+            views = self.network_weights.views(self.received)
+            copy_into({name: views[name] for name in personal if name in views}, personal)
             self.load(self.received)
-        if self.layout.rest:
-            copy_into(
-                self.layout.rest, {**self.task.initial, **under(MODEL, job.down.tensors), **own}
-            )
-            copy_into(self.still, under(ENCODER, self.layout.rest))
+        rest = self.network_weights.rest
+        if rest:
+            values = {**self.task.initial, **under(MODEL, job.down.tensors), **personal}
+            copy_into(rest, values)
+            copy_into(self.untrained, under(ENCODER, rest))
 
-    def arrive(self, sent: Tensor) -> None:
-        """Take in the server's weights, before the first step. This is captured."""
-        self.received.copy_(sent)
-        self.load(sent)
+    def _load_server_weights(self, server_weights: Tensor) -> None:
+        """Load the server's weights and reset what a visit begins with. This is captured."""
+        self.received.copy_(server_weights)
+        self.load(server_weights)
         self.cursor.zero_()
         if self.velocity is not None:
             self.velocity.zero_()
 
     # training
 
-    def step(self, plan: Plan, width: int) -> None:
-        """One optimizer step: gather, forward, loss, backward, clip, update. This is what is
-        captured.
-        """
+    def step(self, captures: Captures, width: int) -> None:
+        """One optimizer step: gather, forward, loss, backward, clip, update. This is captured."""
         program = self.device_data.program
-        feed = self.feed(width).tables
-        at = self.cursor
+        tables = self.batch_tables(width).tables
         asked = [*self.leaves.values(), *self.halves.values()]
         with torch.enable_grad():
             loss, terms = program.objective(
-                self.weights, self.device_data.training, self.extra, feed, at, plan.visit
+                self.weights,
+                self.device_data.training,
+                self.synthetic,
+                tables,
+                self.cursor,
+                captures.visit,
             )
             found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
-        half = None if self.half is self.flat else self.half
         program.update(
-            self.flat, half, self.gradients(found), self.velocity, feed, at, terms, plan.log
+            self.flat,
+            None if self.half is self.flat else self.half,
+            self._gradients(found),
+            self.velocity,
+            tables,
+            self.cursor,
+            terms,
+            captures.loss_log,
         )
 
-    def gradients(self, found: Sequence[Tensor | None]) -> list[list[Tensor]]:
-        """Return each weight's gradients as it lies: through the weight itself, through its half,
-        or both.
+    def _gradients(self, found: Sequence[Tensor | None]) -> list[list[Tensor]]:
+        """Return each weight's gradients in memory order.
+
+        A weight has a gradient through itself, through its copy in lower precision, or both.
         """
         own = found[: len(self.leaves)]
         half = found[len(self.leaves) :]
+        slices = self.network_weights.slices.values()
         gradients = []
-        for entry, weight, *both in zip_longest(
-            self.layout.entries.values(), self.leaves.values(), own, half
-        ):
-            parts = [part for part in both if part is not None] or [torch.zeros_like(weight)]
-            gradients.append([entry.place.as_it_lies(part) for part in parts])
+        # Only the encoder's weights, which come first, have a copy.
+        for part, weight, *both in zip_longest(slices, self.leaves.values(), own, half):
+            parts = [gradient for gradient in both if gradient is not None]
+            parts = parts or [torch.zeros_like(weight)]
+            gradients.append([part.in_memory_order(gradient) for gradient in parts])
         return gradients
 
-    def feed(self, width: int) -> BatchTables:
+    def batch_tables(self, width: int) -> BatchTables:
         """Return the static tables of a schedule of this width."""
-        if width not in self.feeds:
-            client = next(
-                k
-                for k in range(len(self.task.clients.shards))
-                if self.device_data.width(k) == width
-            )
+        if width not in self.tables:
+            clients = range(len(self.task.clients.shards))
+            client = next(k for k in clients if self.device_data.width(k) == width)
             sample = make_schedule(self.task, self.task.tail.rows[client], client, 0, width)
-            self.feeds[width] = BatchTables(sample, self.device_data.steps, self.task.device)
-        return self.feeds[width]
+            self.tables[width] = BatchTables(sample, self.device_data.steps, self.task.device)
+        return self.tables[width]
 
-    def prepare(self, plan: Plan, width: int) -> None:
-        """Capture the steps of a width, if they are not yet. It moves the weights."""
-        if not plan.names:
+    def prepare(self, captures: Captures, width: int) -> None:
+        """Capture the steps of a width, unless that was done before. It moves the weights."""
+        if not captures.loss_names:
             self.cursor.zero_()
-            feed = self.feed(width).tables
-            program = self.device_data.program
-            images = self.device_data.training
-            plan.names = program.names(
-                self.weights, images, self.extra, feed, self.cursor, plan.visit
+            captures.loss_names = self.device_data.program.loss_names(
+                self.weights,
+                self.device_data.training,
+                self.synthetic,
+                self.batch_tables(width).tables,
+                self.cursor,
+                captures.visit,
             )
-            plan.log = self.flat.new_zeros(self.device_data.steps, len(plan.names))
+            shape = (self.device_data.steps, len(captures.loss_names))
+            captures.loss_log = self.flat.new_zeros(shape)
 
-        def ready() -> None:
-            self.device_data.program.play.train()
+        def rewind() -> None:
+            self.device_data.program.functional.train()
             self.cursor.zero_()
 
-        plan.prepare(
-            self.lane, STEP, width, self.device_data.steps, lambda: self.step(plan, width), ready
+        captures.prepare(
+            self.lane,
+            STEP,
+            width,
+            self.device_data.steps,
+            lambda: self.step(captures, width),
+            rewind,
         )
 
-    # a client's visit
+    # the client's result
 
-    def visit(self, job: Job, sent: Tensor, room: float) -> Iterator[Reply | None]:
-        """Queue a client's training, then what it comes to, and wait for the reply: three stages,
-        each when asked for.
+    def split_personal(
+        self, trained: Tensor, rest: Tensors
+    ) -> tuple[Mapping[str, Tensor], Tensors]:
+        """Return the weights that are averaged, and those that stay with their client."""
+        if self.task.personal or rest:
+            return self.task.parted({**self.network_weights.views(trained), **rest})
+        return FlatModel(trained, self.network_weights.slices), {}
 
-        ``room`` is how many bytes of its memory may stay on the device.
-        """
-        task = self.task
-        method = self.task.method
-        job = task.tail.learned(job)
-        client = task.clients.client(job.client)
-        augmented = (
-            prefixed(AUGMENT, under(AUGMENT, job.memory)) if task.tail.augmented[job.client] else {}
-        )
-        with self.lane.on(), torch.no_grad():
-            began = self.lane.mark()
-            width = self.device_data.width(job.client)
-            plan = self.plan(job)
-            plan.visit.client.counts.copy_(client.counts)
-            self.prepare(plan, width)
-            self.receive(sent, job)
-            extra = task.tail.extra(job, lambda: self.features(job.client))
-            self.device_data.accommodate(extra, self.extra)
-            schedule = make_schedule(
-                task, task.tail.rows[job.client], job.client, job.down.round, width
+    def summarize(self, captures: Captures, job: Job, synthetic: SyntheticImages) -> VisitResult:
+        """Return the result of a visit, with the host's part on its way to the host."""
+        replayed = None if len(synthetic) else self.replay_summary(captures, job.client)
+        if replayed is not None:
+            # The next replay overwrites the result of this one.
+            return replayed._replace(
+                sent=cloned(replayed.sent),
+                kept=cloned(replayed.kept),
+                to_host=replayed.to_host.to("cpu", non_blocking=True),
             )
-            self.feed(width).fill(schedule)
-            plan.repeat(STEP, width, schedule.steps)
-        yield None
-
-        with self.lane.on(), torch.no_grad():
-            outcome = self.outcome(plan, job, extra)
-            trained = self.flat.clone()
-            rest = self.fresh(self.layout.rest)
-            shared, own = self.parted(trained, rest)
-            memory = {**prefixed(MODEL, own), **outcome.kept, **augmented}
-            predicted = None
-            if job.evaluate:
-                predicted = self.predict(
-                    plan, self.device_data.test_rows(job.client), outcome.kept, client.counts > 0
-                )
-            memory = memory if nbytes(memory) <= room else to_host(memory)
-            notes = to_host(extra.notes)
-            done = self.lane.mark()
-        yield None
-
-        done.wait()
-        broadcast = outcome.packed.read(outcome.broadcast)
-        small = as_tensors(SENT, broadcast)
-        held = task.clients.holds[job.client]
-        if outcome.whole and len(held) < method.classes:
-            small = {name: value[held] for name, value in small.items()}
-        up = Up(
-            client=job.client,
-            samples=client.samples,
-            tensors={**outcome.sent, **small},
-            model=shared,
-            notes={**as_tensors(NOTE, broadcast), **notes},
-            losses=schedule.losses(plan.names, broadcast[LOG]),
-            seconds=done.seconds_since(began),
+        visit = replace(
+            captures.visit,
+            client=self.task.clients.client(job.client),
+            embed=self.embedder(job.client, synthetic),
+            rates=self.task.rates(job.client, job.down.round),
+            signals=synthetic.signals,
         )
-        right: Tensors = {}
-        if predicted is not None:
-            right = correct(
-                dict(zip(KINDS, predicted.T, strict=True)),
-                task.clients.test_labels(job.client),
-                method.classes,
-            )
-        self.lane.hand_over([trained, *rest.values(), *outcome.sent.values(), *memory.values()])
-        yield Reply(up, memory, right, sound=not augmented and bool(broadcast[SOUND]))
+        result = self._result(captures, visit, self.device_data.program.summarize)
+        return result._replace(
+            sent=self.unshared(result.sent),
+            kept=self.unshared(result.kept),
+            to_host=result.to_host.to("cpu", non_blocking=True),
+            all_classes=False,
+        )
 
-    def score(self, job: Job, sent: Tensor, rows: Tensor) -> Pending:
-        """Queue a look of the received model at test images, and return the call that waits for its
-        predictions.
+    def replay_summary(self, captures: Captures, client: int) -> VisitResult | None:
+        """Return a visit's result by one replay; None if this client's summary is not captured.
+
+        A method may say that its summary cannot be captured, and a client may have too many images.
+        The result is valid until the next replay.
         """
+        if not self.task.method.replayed:
+            return None
+        rows = self.device_data.image_rows(client)
+        if rows is None:
+            return None
+        size = rows.shape[1]
+        if size not in self.image_rows:
+            self.image_rows[size] = torch.zeros_like(rows)
+        static_rows = self.image_rows[size].copy_(rows)
+        if (SUMMARY, size, 1) not in captures.calls:
+            self._capture_summary(captures, static_rows)
+        captures.calls[SUMMARY, size, 1]()
+        return captures.results[size]
+
+    def _capture_summary(self, captures: Captures, rows: Tensor) -> None:
+        """Capture the summary of clients with as many images as there are rows.
+
+        It is the summary of a client that holds all classes; the host picks those of the client.
+        """
+        size = rows.shape[1]
+        known = captures.visit.client
+        holds = torch.arange(self.task.method.classes, device=rows.device)
+        view = cast(Client, SummaryView(known.counts, holds, known.most, known.total))
+        program = self.device_data.program
+        program.functional.eval()
+        # An uncaptured run shows which weights the method embeds with. They are embedded before the
+        # summary, so that this does not have to be compiled with the encoder in it.
+        probe = CapturedEmbedder(self, rows)
+        visit = replace(captures.visit, client=view, embed=probe)
+        all_classes = self._result(captures, visit, program.summarize).all_classes
+        asked = tuple(probe.seen)
+
+        def summarize() -> None:
+            embedder = CapturedEmbedder(self, rows)
+            for weights in asked:
+                embedder.embed(weights)
+            visit = replace(captures.visit, client=view, embed=embedder)
+            chosen = program.compiled_summary if asked else program.summarize
+            result = self._result(captures, visit, chosen)
+            captures.results[size] = result._replace(all_classes=all_classes)
+
+        captures.calls[SUMMARY, size, 1] = self.lane.capture(summarize)
+
+    def _result(self, captures: Captures, visit: Visit, summarize: Summarize) -> VisitResult:
+        """Let the method summarize a visit, and pack what the host needs of it."""
+        per_class = self.task.per_class
+        summary, notes, kept = summarize(self.network, visit)
+        others = (*summary.values(), *kept.values(), *self.network_weights.rest.values())
+        numbers = [value for value in others if value.is_floating_point() and value.numel()]
+        on_host = {
+            **prefixed(SENT, {name: v for name, v in summary.items() if name in per_class}),
+            **prefixed(NOTE, notes),
+            LOSSES: captures.loss_log,
+            VALID: numbers_are_valid([self.flat, *numbers], summary, self.task.fields),
+        }
+        packed = PackedBytes(on_host)
+        return VisitResult(
+            sent={name: value for name, value in summary.items() if name not in per_class},
+            kept=kept,
+            to_host=packed.wrap(moved(on_host, self.task.device)),
+            packed=packed,
+            all_classes=summary.get("classes") is visit.client.holds,
+        )
+
+    def unshared(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Return tensors, with copies of those that the next visit overwrites."""
+        if not self.overwritten:
+            self.overwritten = {
+                value.untyped_storage().data_ptr() for value in self._static_tensors()
+            }
+        return {
+            name: value.clone() if value.untyped_storage().data_ptr() in self.overwritten else value
+            for name, value in tensors.items()
+        }
+
+    def _static_tensors(self) -> Iterator[Tensor]:
+        yield from (self.flat, self.received, *self.network_weights.rest.values())
+        yield from self.device_data.broadcast.values()
+        for captures in self.captures.values():
+            visit = captures.visit
+            yield from (*visit.memory.values(), *visit.scratch.values(), visit.client.counts)
+
+    # scoring the server's model
+
+    def score(self, job: Job, server_weights: Tensor, rows: Tensor) -> Pending:
+        """Queue the server model's predictions of test images; return the call that waits."""
         self.lane.follow()
         with self.lane.on():
-            self.receive(sent, job)
-            plan = self.plan(job)
-            predicted = self.predict(plan, rows, {}, None)
+            self.receive(server_weights, job)
+            predicted = self.predict(self.captures_for(job), rows, {}, None)
             done = self.lane.mark()
 
         def predictions() -> Tensor:
@@ -279,129 +343,3 @@ class ClientSlot(Replica):
             return predicted[:, KINDS.index("all")]
 
         return predictions
-
-    def parted(self, trained: Tensor, rest: Tensors) -> tuple[Mapping[str, Tensor], Tensors]:
-        """Return the weights that are averaged, and those that stay with their client."""
-        if self.task.personal or rest:
-            return self.task.parted({**self.layout.views(trained), **rest})
-        return FlatModel(trained, self.layout.slices), {}
-
-    def outcome(self, plan: Plan, job: Job, extra: SyntheticImages) -> VisitResult:
-        """Return what a visit comes to, with what it tells on its way to the host."""
-        client = job.client
-        task = self.task
-        made = None if len(extra) else self.replayed(plan, client)
-        keep = cloned
-        if made is None:
-            visit = replace(
-                plan.visit,
-                client=task.clients.client(client),
-                embed=self.embedder(client, extra),
-                rates=task.rates(client, job.down.round),
-                signals=extra.signals,
-            )
-            made = self.conclude(plan, visit, self.device_data.program.summarize)._replace(
-                whole=False
-            )
-            keep = self.fresh
-        return made._replace(
-            sent=keep(made.sent),
-            kept=keep(made.kept),
-            broadcast=made.broadcast.to("cpu", non_blocking=True),
-        )
-
-    def replayed(self, plan: Plan, client: int) -> VisitResult | None:
-        """Return what a visit comes to by one replay, if the method can be captured and the
-        client's images are few.
-
-        It is good until the next replay.
-        """
-        looked = self.device_data.looked(client) if self.task.method.replayed else None
-        if looked is None:
-            return None
-        size = looked.shape[1]
-        if size not in self.looked:
-            self.looked[size] = torch.zeros_like(looked)
-        place = self.looked[size].copy_(looked)
-        if (OUTCOME, size, 1) not in plan.captures:
-            known = plan.visit.client
-            holds = torch.arange(self.task.method.classes, device=looked.device)
-            anyone = cast(Client, SummaryView(known.counts, holds, known.most, known.total))
-            program = self.device_data.program
-            first = CapturedEmbedder(self, place)
-            program.play.eval()
-            whole = self.conclude(
-                plan, replace(plan.visit, client=anyone, embed=first), program.summarize
-            ).whole
-            asked = tuple(first.seen)
-
-            def conclude() -> None:
-                look = CapturedEmbedder(self, place)
-                for weights in asked:
-                    look.see(weights)
-                visit = replace(plan.visit, client=anyone, embed=look)
-                found = self.conclude(plan, visit, program.summary if asked else program.summarize)
-                plan.outcomes[size] = found._replace(whole=whole)
-
-            plan.captures[OUTCOME, size, 1] = self.lane.capture(conclude)
-        plan.captures[OUTCOME, size, 1]()
-        return plan.outcomes[size]
-
-    def conclude(self, plan: Plan, visit: Visit, summarize: Summarize) -> VisitResult:
-        """Let the method summarize a visit, and put together what the host is told."""
-        small = self.task.per_class
-        summary, notes, kept = summarize(self.network, visit)
-        sent = {name: value for name, value in summary.items() if name not in small}
-        others = (*summary.values(), *kept.values(), *self.layout.rest.values())
-        numbers = [value for value in others if value.is_floating_point() and value.numel()]
-        broadcast = {
-            **prefixed(SENT, {name: value for name, value in summary.items() if name in small}),
-            **prefixed(NOTE, notes),
-            LOG: plan.log,
-            SOUND: sound([self.flat, *numbers], summary, self.task.fields),
-        }
-        packed = PackedBytes(broadcast)
-        whole = summary.get("classes") is visit.client.holds
-        return VisitResult(
-            sent, kept, packed.wrap(moved(broadcast, self.task.device)), packed, whole
-        )
-
-    def fresh(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Return tensors none of which the next visit overwrites."""
-        self.static = self.static or {
-            value.untyped_storage().data_ptr() for value in self._static()
-        }
-        return {
-            n: v.clone() if v.untyped_storage().data_ptr() in self.static else v
-            for n, v in tensors.items()
-        }
-
-    def _static(self) -> Iterator[Tensor]:
-        yield from (
-            self.flat,
-            self.received,
-            *self.layout.rest.values(),
-            *self.device_data.broadcast.values(),
-        )
-        for plan in self.plans.values():
-            yield from (
-                *plan.visit.memory.values(),
-                *plan.visit.scratch.values(),
-                plan.visit.client.counts,
-            )
-
-
-def as_tensors(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Tensors:
-    """Return the arrays below ``prefix`` as tensors, with the prefix taken off."""
-    return under(
-        prefix, {name: torch.from_numpy(a) for name, a in arrays.items() if name.startswith(prefix)}
-    )
-
-
-LOG = "log"
-SOUND = "sound"
-SENT = "sent/"
-NOTE = "note/"
-"""What the host is told of a visit: the losses, whether all numbers are as they should be, entries
-per class, notes.
-"""

@@ -1,4 +1,4 @@
-"""What all lanes of a device share: the program, and the images as it sees them."""
+"""What all lanes of a device share: the program, and the images as it reads them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +14,10 @@ from cafedcl.engine.cuda.step import Program
 from cafedcl.task.task import Task
 
 PARTS: tuple[Part, ...] = ("train", "validation", "synthetic")
-PASSES = 4
-"""In so many passes at most the images of a client can be looked at under a capture."""
+MOST_PASSES = 4
+"""A client's images are embedded under a capture in at most this many passes."""
+NORMALISED_AT_A_TIME = 4096
+"""Images that are normalised at a time, which bounds the memory that takes."""
 
 
 @dataclass(frozen=True)
@@ -26,132 +28,129 @@ class DeviceData:
     program: Program
     channels_last: bool
     train_x: Tensor
-    """All training images as the encoder sees them; uint8 where there are too many to keep them so.
-    """
+    """All training images, normalised; uint8 where they would take too much memory so."""
     test_x: Tensor
     widths: list[int]
+    """The sizes that batches are padded to, in rising order."""
     steps: int
     """The most steps of any client's visit."""
-    look: int
+    embed_batch: int
     """Images per forward pass over a client's own data."""
     broadcast: Broadcast
-    """What the server tells all clients of a round."""
 
     def width(self, client: int) -> int:
         """Return the width a client's batches are padded to."""
         size = self.task.schedule.batch_size(len(self.task.tail.rows[client]))
         return next(width for width in self.widths if width >= size)
 
-    def looked(self, client: int) -> Tensor | None:
-        """Return a client's images, padded to a few passes, and the number of each one's part,
-        which is −1 for padding.
+    def image_rows(self, client: int) -> Tensor | None:
+        """Return the rows of a client's images and their parts, (2, images); padding has part −1.
 
-        There is nothing for a client that has more images than that.
+        The number of images is that of 1, 2 or 4 passes, so that few captures serve all clients.
+        Return None for a client with more images.
         """
-        if client not in self._looked:
+        if client not in self._image_rows:
             train = self.task.clients.shards.train[client]
             validation = self.task.clients.shards.validation[client]
             number = len(train) + len(validation)
-            passes = 1 << max(-(-number // self.look) - 1, 0).bit_length()
-            place = torch.zeros(2, passes * self.look, dtype=torch.int64, device=self.task.device)
-            place[0, :number] = torch.cat([train, validation])
-            place[1, len(train) : number] = PARTS.index("validation")
-            place[1, number:] = -1
-            self._looked[client] = None if passes > PASSES else place
-        return self._looked[client]
+            passes = 1 << max(-(-number // self.embed_batch) - 1, 0).bit_length()
+            size = passes * self.embed_batch
+            table = torch.zeros(2, size, dtype=torch.int64, device=self.task.device)
+            table[0, :number] = torch.cat([train, validation])
+            table[1, len(train) : number] = PARTS.index("validation")
+            table[1, number:] = -1
+            self._image_rows[client] = None if passes > MOST_PASSES else table
+        return self._image_rows[client]
 
     @cached_property
-    def _looked(self) -> dict[int, Tensor | None]:
+    def _image_rows(self) -> dict[int, Tensor | None]:
         return {}
 
     def test_rows(self, client: int | None) -> Tensor:
-        """Return which images of ``test_x`` a model is scored on: all of them, or under `pfllib`
-        the client's own.
+        """Return the rows of ``test_x`` to score: all, or under `pfllib` a client's own.
 
-        It is the same tensor every time.
+        It is the same tensor every time, so that it need not be copied again.
         """
         parts = self.task.clients.shards.test
-        return parts[client] if parts and client is not None else self._all_test_rows
+        if parts and client is not None:
+            return parts[client]
+        return self._all_test_rows
 
     @cached_property
     def _all_test_rows(self) -> Tensor:
         parts = self.task.clients.shards.test
-        return (
-            torch.cat(parts) if parts else torch.arange(len(self.test_x), device=self.test_x.device)
-        )
+        if parts:
+            return torch.cat(parts)
+        return torch.arange(len(self.test_x), device=self.test_x.device)
 
-    def room(self) -> Tensors:
-        """Return the place for a client's synthetic images, their labels, and what is added to
-        their features.
-        """
+    def synthetic_room(self) -> Tensors:
+        """Return tensors with room for any client's synthetic images; empty if nobody has any."""
         most = int(self.task.tail.wanted.sum(1).max())
-        method = self.task.method
         if not most:
             return {}
         device = self.task.device
-        more = {}
+        room = {
+            "x": self.train_x.new_zeros(most, *self.train_x.shape[1:]),
+            "y": torch.zeros(most, dtype=torch.int64, device=device),
+        }
         if self.task.tail.augmenter.shifts:
-            more["shift"] = torch.zeros(most, method.dim, device=device)
-        empty = self.train_x.new_zeros(most, *self.train_x.shape[1:])
-        return {"x": empty, "y": torch.zeros(most, dtype=torch.int64, device=device), **more}
+            room["shift"] = torch.zeros(most, self.task.method.dim, device=device)
+        return room
 
-    def accommodate(self, extra: SyntheticImages, room: Tensors) -> None:
-        """Put a client's synthetic images into their place."""
-        if len(extra):
-            parts = {
-                "x": self.lay_out(extra.x, ready=self.train_x.is_floating_point()),
-                "y": extra.y,
-            }
-            parts |= {} if extra.shift is None else {"shift": extra.shift}
-            for name, values in parts.items():
-                room[name][: len(values)].copy_(values)
+    def load_synthetic(self, synthetic: SyntheticImages, room: Tensors) -> None:
+        """Copy a client's synthetic images into their room."""
+        if not len(synthetic):
+            return
+        normalised = self.train_x.is_floating_point()
+        parts = {"x": self.as_stored(synthetic.x, normalised=normalised), "y": synthetic.y}
+        if synthetic.shift is not None:
+            parts["shift"] = synthetic.shift
+        for name, values in parts.items():
+            room[name][: len(values)].copy_(values)
 
-    def training(self, rows: Tensor, extra: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return training images as the encoder sees them, their labels, and what is added to their
-        features.
+    def training(self, rows: Tensor, synthetic: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return training images, their labels, and what is added to their features, if anything.
 
         Rows beyond the training set are synthetic images.
         """
         labels = self.task.clients.data.train_y
-        if not extra:
-            return (
-                self._seen(self.train_x.index_select(0, rows)),
-                labels.index_select(0, rows),
-                None,
-            )
+        if not synthetic:
+            images = self._as_input(self.train_x.index_select(0, rows))
+            return images, labels.index_select(0, rows), None
         beyond = rows - len(labels)
-        real = beyond < 0
-        own = rows.clamp(max=len(labels) - 1)
-        other = beyond.clamp(min=0)
+        is_real = beyond < 0
+        real_rows = rows.clamp(max=len(labels) - 1)
+        synthetic_rows = beyond.clamp(min=0)
 
-        def either(ours: Tensor, theirs: Tensor) -> Tensor:
-            mask = real.view(-1, *[1] * (ours.dim() - 1))
-            return torch.where(mask, ours.index_select(0, own), theirs.index_select(0, other))
+        # No branch on values under a capture: both are gathered, and one is chosen per image.
+        def either(real: Tensor, made: Tensor) -> Tensor:
+            mask = is_real.view(-1, *[1] * (real.dim() - 1))
+            chosen = real.index_select(0, real_rows)
+            return torch.where(mask, chosen, made.index_select(0, synthetic_rows))
 
-        x = self._seen(either(self.train_x, extra["x"]))
-        y = either(labels, extra["y"])
-        if "shift" not in extra:
+        x = self._as_input(either(self.train_x, synthetic["x"]))
+        y = either(labels, synthetic["y"])
+        if "shift" not in synthetic:
             return x, y, None
-        return x, y, extra["shift"].index_select(0, other).masked_fill(real[:, None], 0)
+        shift = synthetic["shift"].index_select(0, synthetic_rows)
+        return x, y, shift.masked_fill(is_real[:, None], 0)
 
-    def testing(self, rows: Tensor, _extra: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return test images as the encoder sees them; nobody asks for labels."""
-        return self._seen(self.test_x.index_select(0, rows)), rows, None
+    def testing(self, rows: Tensor, _synthetic: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return test images; nobody asks for their labels."""
+        return self._as_input(self.test_x.index_select(0, rows)), rows, None
 
-    def _seen(self, x: Tensor) -> Tensor:
+    def _as_input(self, x: Tensor) -> Tensor:
+        """Return stored images as the encoder takes them."""
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
-        return (
-            x if x.is_floating_point() else self.task.clients.data.images(x).to(self.program.dtype)
-        )
+        if x.is_floating_point():
+            return x
+        return self.task.clients.data.images(x).to(self.program.dtype)
 
-    def lay_out(self, x: Tensor, *, ready: bool) -> Tensor:
-        """Return uint8 images (N, C, H, W) the way they are read, normalised once and for all if
-        asked.
-        """
-        if ready:
-            parts = x.split(4096) if len(x) else [x]
-            x = torch.cat(
-                [self.task.clients.data.images(part).to(self.program.dtype) for part in parts]
-            )
+    def as_stored(self, x: Tensor, *, normalised: bool) -> Tensor:
+        """Return uint8 images (N, C, H, W) as they are stored: perhaps normalised, channels last."""
+        if normalised:
+            parts = x.split(NORMALISED_AT_A_TIME) if len(x) else [x]
+            images = self.task.clients.data.images
+            x = torch.cat([images(part).to(self.program.dtype) for part in parts])
         return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x

@@ -1,6 +1,4 @@
-"""The fast engine: steps captured once as CUDA graphs and replayed for every client, on several
-streams at once.
-"""
+"""The CUDA engine: steps are captured once and replayed for every client, on several streams."""
 
 import math
 from collections import deque
@@ -15,43 +13,41 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.config.sections import EngineOptions
-from cafedcl.core.contract import Down, Failure, Job, Reply
+from cafedcl.core.contract import Down, Job, Reply
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, nbytes, under
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.cuda.broadcast import Broadcast
 from cafedcl.engine.cuda.client_slot import ClientSlot
 from cafedcl.engine.cuda.device_data import DeviceData
+from cafedcl.engine.cuda.queued_visit import QueuedVisit
 from cafedcl.engine.cuda.step import Program
 from cafedcl.engine.schedule import choose_widths
 from cafedcl.task.task import Task
 
 WIDTHS = 8
 COMPILED_WIDTHS = 3
-"""Into how many widths batches are padded at most; compiling takes seconds for each."""
-READY_SHARE = 0.1
-"""Images are kept normalised on the device if they take no more of its memory than this."""
+"""The most widths that batches are padded to; compiling takes seconds for each."""
+NORMALISED_SHARE = 0.1
+"""Images are stored normalised if they take no more than this share of the device's memory."""
 MEMORY_SHARE = 0.3
-"""Clients' memories stay on the device as long as they take no more of it than this; then they go
-to the host.
-"""
+"""The share of the device's memory that clients' memories may take; the rest go to the host."""
 LANES = 12
-LARGE_LANES = 4
-LARGE = 5_000_000
-"""Visits at a time, at most; fewer fill the device if the network has so many weights. More only
-end all at once.
-"""
-SCORERS = 4
+"""The most visits at a time: with more, all of them only end later."""
+LARGE_MODEL = 5_000_000
+LARGE_MODEL_LANES = 4
+"""A network with this many weights fills the device with fewer visits."""
+SCORING_LANES = 4
 """Lanes that score the server's model."""
 LEARNERS = 8
-"""Clients that learn at the same time what their tail augmentation needs."""
+"""Clients that train what their tail augmentation needs, such as a generator, at the same time."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
 class CudaEngine:
-    """Queues whole visits on several lanes and hands out replies as they are done.
+    """Queues whole visits on several lanes and yields replies as they are done.
 
-    Nothing in a visit waits for the device. It computes what the eager engine computes, in the
-    precision asked for.
+    Nothing in a visit waits for the device. It computes what the reference engine computes, in the
+    precision asked for. On a device without streams the same code runs uncaptured.
     """
 
     def __init__(
@@ -61,115 +57,107 @@ class CudaEngine:
         self.precision = options.precision
         with self.arithmetic():
             self.device_data = make_device_data(task, DTYPES[options.precision], compiled=compiled)
-        large = sum(value.numel() for value in task.initial.values()) >= LARGE
-        most = options.streams or (LARGE_LANES if large else LANES)
-        self.number = math.ceil(participants / math.ceil(participants / most))
+        self.number = choose_lanes(task, participants, options.streams)
         self.slots: list[ClientSlot] = []
-        self.sent: Tensor | None = None
-        self.laid: dict[str, tuple[Tensor, int]] = {}
-        """What was laid last where lanes take it from, and its versions."""
-        self.budget = MEMORY_SHARE * total_memory(task.device)
-        self.ledger: dict[int, int] = {}
-        self.used = 0
-        several = task.device.type == "cuda" and task.tail.wanted.any()
-        self.learners = ThreadPoolExecutor(LEARNERS) if several else None
+        self.server_weights: Tensor | None = None
+        self.last_sent: dict[str, tuple[Tensor, int]] = {}
+        """The tensors that are in place for all lanes, with their versions."""
+        self.memory_budget = MEMORY_SHARE * total_memory(task.device)
+        self.memory_of: dict[int, int] = {}
+        """Bytes that each client keeps on the device."""
+        self.memory_used = 0
+        self.learners: ThreadPoolExecutor | None = None
+        if task.device.type == "cuda" and task.tail.wanted.any():
+            self.learners = ThreadPoolExecutor(LEARNERS)
 
     def trial(self, down: Down) -> None:
-        """Capture a first step and summary; raises whatever stands in the way of it."""
-        generator = (
-            torch.cuda.get_rng_state(self.task.device) if self.task.device.type == "cuda" else None
-        )
+        """Capture a first step and summary; raise whatever stands in the way of it."""
+        on_cuda = self.task.device.type == "cuda"
+        generator = torch.cuda.get_rng_state(self.task.device) if on_cuda else None
         with self.arithmetic(), torch.no_grad():
             slot = self._slot(0)
             job = Job(0, down, {}, False)
             with slot.lane.on():
-                slot.receive(self._sent(down), job)
-                plan = slot.plan(job)
-                slot.prepare(plan, self.device_data.width(0))
-                slot.replayed(plan, 0)
-        if generator is not None and not torch.equal(
-            generator, torch.cuda.get_rng_state(self.task.device)
-        ):
+                slot.receive(self._place(down), job)
+                captures = slot.captures_for(job)
+                slot.prepare(captures, self.device_data.width(0))
+                slot.replay_summary(captures, 0)
+        if generator is None:
+            return
+        if not torch.equal(generator, torch.cuda.get_rng_state(self.task.device)):
             raise ValueError("the model or the method draws random numbers in a step")
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round.
 
-        Training begins on all lanes before anything else is queued, then on every lane one visit is
-        queued while the one before it runs, and replies are waited for as late as possible: the
-        device always has work. A summary that is not replayed may wait for its lane, so those of
-        all lanes wait together.
+        The device should always have work. So the first wave starts training on every lane before
+        anything else is queued; from then on every lane has one visit that runs and one that is
+        queued behind it, and a reply is waited for only when no other visit can be queued.
         """
         waiting = deque(self._learned(jobs))
-        turn = 0
-        later = 1 if self.task.method.replayed else self.number
-        queued: deque[Iterator[Reply | Failure | None]] = deque()
-        sent = self._sent(waiting[0].down) if waiting else torch.zeros(0)
+        if not waiting:
+            return
+        server_weights = self._place(waiting[0].down)
+        queued: deque[QueuedVisit] = deque()
+        started = 0
+        # A summary that is not captured may wait for its lane. Then visits start in waves on all
+        # lanes, so that the lanes wait together.
+        later_wave = 1 if self.task.method.replayed else self.number
         try:
             while waiting or queued:
-                while (
-                    waiting
-                    and len(queued) + (size := later if turn else self.number) <= 2 * self.number
-                ):
-                    wave = [waiting.popleft() for _ in range(min(len(waiting), size))]
-                    visits = [self._visit(job, sent, at) for at, job in enumerate(wave, turn)]
-                    with self.arithmetic():
-                        for visit in visits * 2:
-                            next(visit)
-                    queued.extend(visits)
-                    turn += len(wave)
-                result = next(queued.popleft())
-                assert result is not None
+                wave_size = later_wave if started else self.number
+                if waiting and len(queued) + wave_size <= 2 * self.number:
+                    wave = [waiting.popleft() for _ in range(min(len(waiting), wave_size))]
+                    queued.extend(self._start(wave, server_weights, started))
+                    started += len(wave)
+                    continue
+                result = queued.popleft().wait()
                 if isinstance(result, Reply):
-                    self._note(result)
+                    self._account(result)
                 yield result
         finally:
             if self.task.device.type == "cuda":
                 torch.cuda.synchronize(self.task.device)
 
-    def _visit(self, job: Job, sent: Tensor, turn: int) -> Iterator[Reply | Failure | None]:
-        """Go through the stages of a visit on the lane whose turn it is; one that cannot be queued
-        is a failure.
-        """
-        slot = self._slot(turn % self.number)
-        if turn < self.number:
-            slot.lane.follow()
-        stages = slot.visit(job, sent, self._room(job.client))
-        try:
-            yield next(stages)
-            yield next(stages)
-        except Exception as error:
-            failure = Failure(job.client, f"{type(error).__name__}: {error}")
-            while True:
-                yield failure
-        yield from stages
+    def _start(self, wave: list[Job], server_weights: Tensor, turn: int) -> list[QueuedVisit]:
+        """Queue visits on the lanes whose turn it is: first all trainings, then all summaries."""
+        visits = []
+        with self.arithmetic():
+            for index, job in enumerate(wave, turn):
+                slot = self._slot(index % self.number)
+                if index < self.number:
+                    # The server's weights were put in place on the caller's stream.
+                    slot.lane.follow()
+                visits.append(QueuedVisit(slot, job, server_weights, self._free_memory(job.client)))
+            for visit in visits:
+                visit.start_training()
+            for visit in visits:
+                visit.queue_summary()
+        return visits
 
     def _learned(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Let clients learn what their augmentation needs, several at a time; one that fails does
-        so in its turn.
-        """
+        """Let clients learn what their augmentation needs, several at a time."""
         if self.learners is None:
             return jobs
         return list(self.learners.map(self._learn, jobs))
 
     def _learn(self, job: Job) -> Job:
+        # A client whose learning fails does so once more in its visit, where it is its failure.
         with suppress(Exception):
             return self.task.tail.learned(job)
         return job
 
-    def _note(self, reply: Reply) -> None:
+    def _account(self, reply: Reply) -> None:
         """Keep account of what clients keep on the device."""
-        here = {
-            name: v for name, v in reply.memory.items() if v.device.type == self.task.device.type
-        }
-        size = nbytes(here)
+        device = self.task.device.type
+        here = {name: v for name, v in reply.memory.items() if v.device.type == device}
         client = reply.up.client
-        self.used += size - self.ledger.get(client, 0)
-        self.ledger[client] = size
+        self.memory_used += nbytes(here) - self.memory_of.get(client, 0)
+        self.memory_of[client] = nbytes(here)
 
-    def _room(self, client: int) -> float:
+    def _free_memory(self, client: int) -> float:
         """Return how many bytes a client may keep on the device."""
-        return self.budget - self.used + self.ledger.get(client, 0)
+        return self.memory_budget - self.memory_used + self.memory_of.get(client, 0)
 
     def _slot(self, index: int) -> ClientSlot:
         while len(self.slots) <= index:
@@ -177,63 +165,65 @@ class CudaEngine:
         return self.slots[index]
 
     @torch.no_grad()
-    def _sent(self, down: Down) -> Tensor:
-        """Return the server's weights, laid with all else it tells where lanes take it from; none
-        is at work now.
+    def _place(self, down: Down) -> Tensor:
+        """Copy what the server sends to where all lanes read it; return the vector of its weights.
 
-        What was scored at the end of a round is what the next one begins with, and lies there
-        already.
+        No lane is at work at this moment. The model that was scored at the end of a round is the
+        one that the next round begins with, so it is often in place already: the same tensors,
+        which nobody has written to since.
         """
-        news = {name: (value, value._version) for name, value in down.tensors.items()}
-        if self.sent is None or not same(self.laid, news):
-            self.laid = {}
-            self.device_data.broadcast.lay(down.tensors)
-            weights = {**self.task.initial, **moved(under(MODEL, down.tensors), self.task.device)}
-            self.sent = self._slot(0).layout.lay(weights, self.sent)
-            self.laid = news
-        self.device_data.broadcast.date(down.round)
-        return self.sent
+        sent = {name: (value, value._version) for name, value in down.tensors.items()}
+        if self.server_weights is None or not are_same_tensors(self.last_sent, sent):
+            # If a copy fails, what is in place is unknown.
+            self.last_sent = {}
+            self.device_data.broadcast.place(down.tensors)
+            model = moved(under(MODEL, down.tensors), self.task.device)
+            weights = {**self.task.initial, **model}
+            flat = self._slot(0).network_weights
+            self.server_weights = flat.flatten(weights, self.server_weights)
+            self.last_sent = sent
+        self.device_data.broadcast.set_round(down.round)
+        return self.server_weights
 
     def predict(self, tensors: Tensors) -> Pending:
         """Predict the test images by the server's model; a few lanes share them."""
-        with self._server(tensors) as (sent, job):
+        with self._server_model(tensors) as (server_weights, job):
             waits = [
-                self._slot(index).score(job, sent, part) for index, part in enumerate(self._shares)
+                self._slot(index).score(job, server_weights, rows)
+                for index, rows in enumerate(self._shares)
             ]
         return lambda: torch.cat([wait() for wait in waits])
 
     @cached_property
     def _shares(self) -> tuple[Tensor, ...]:
-        """The test images that each lane scores the server's model on: whole chunks, but for the
-        last.
-        """
+        """The test images that each lane scores: whole batches, but for the last."""
         rows = self.device_data.test_rows(None)
         size = self.task.eval_batch
-        chunks = max(1, -(-len(rows) // size))
-        return tuple(rows.split(size * -(-chunks // min(self.number, SCORERS))))
+        batches = max(1, math.ceil(len(rows) / size))
+        lanes = min(self.number, SCORING_LANES)
+        return tuple(rows.split(size * math.ceil(batches / lanes)))
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
         slot = self._slot(0)
-        with self._server(tensors) as (sent, job):
+        with self._server_model(tensors) as (server_weights, job):
             slot.lane.follow()
             with slot.lane.on():
-                slot.receive(sent, job)
+                slot.receive(server_weights, job)
                 return slot.embed(rows.to(self.task.device)).cpu()
 
     @contextmanager
-    def _server(self, tensors: Tensors) -> Iterator[tuple[Tensor, Job]]:
-        """Lay the server's model where lanes take it from, for a visit without training."""
-        down = Down(
-            0, {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))}
-        )
-        sent = self._sent(down)
+    def _server_model(self, tensors: Tensors) -> Iterator[tuple[Tensor, Job]]:
+        """Put the server's model in place for a visit without training."""
+        sent = {name: v for name, v in tensors.items() if name.startswith((MODEL, ANCHORS))}
+        down = Down(0, sent)
+        server_weights = self._place(down)
         with self.arithmetic(), torch.no_grad():
-            yield sent, Job(0, down, {}, False)
+            yield server_weights, Job(0, down, {}, False)
 
     def close(self) -> None:
-        """Let go of threads, captures and memory."""
-        if self.learners:
+        """Free threads, captures and memory."""
+        if self.learners is not None:
             self.learners.shutdown()
         for slot in self.slots:
             slot.close()
@@ -253,36 +243,44 @@ class CudaEngine:
             cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
 
 
+def choose_lanes(task: Task, participants: int, streams: int) -> int:
+    """Return the number of lanes, such that the last wave of clients nearly fills them."""
+    weights = sum(value.numel() for value in task.initial.values())
+    most = streams or (LARGE_MODEL_LANES if weights >= LARGE_MODEL else LANES)
+    waves = math.ceil(participants / most)
+    return math.ceil(participants / waves)
+
+
 def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> DeviceData:
-    """Lay out the images and choose the widths of a run."""
+    """Store the images as the engine reads them, and choose the widths of batches."""
     sizes = [task.schedule.batch_size(len(rows)) for rows in task.tail.rows]
-    typical = sorted(
-        len(a) + len(b)
-        for a, b in zip(task.clients.shards.train, task.clients.shards.validation, strict=True)
-    )
-    look = min(task.eval_batch, 2 ** math.ceil(math.log2(typical[len(typical) // 2])))
+    shards = task.clients.shards
+    images = sorted(len(a) + len(b) for a, b in zip(shards.train, shards.validation, strict=True))
+    median = images[len(images) // 2]
+    data = task.clients.data
     device_data = DeviceData(
         task=task,
         program=Program(task.network, task.method, task.schedule.options, dtype, compiled=compiled),
         channels_last=compiled,
-        train_x=task.clients.data.train_x,
-        test_x=task.clients.data.train_x if task.clients.shards.test else task.clients.data.test_x,
+        train_x=data.train_x,
+        test_x=data.train_x if shards.test else data.test_x,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
         steps=max(task.schedule.steps(len(rows)) for rows in task.tail.rows),
-        look=look,
+        embed_batch=min(task.eval_batch, 2 ** math.ceil(math.log2(median))),
         broadcast=Broadcast(task.device, task.rounds),
     )
-    ready = device_data.train_x.numel() * dtype.itemsize <= READY_SHARE * total_memory(task.device)
-    train_x = device_data.lay_out(device_data.train_x, ready=ready)
-    test_x = (
-        train_x
-        if task.clients.shards.test
-        else device_data.lay_out(device_data.test_x, ready=ready)
-    )
+    stored = device_data.train_x.numel() * dtype.itemsize
+    normalised = stored <= NORMALISED_SHARE * total_memory(task.device)
+    train_x = device_data.as_stored(device_data.train_x, normalised=normalised)
+    test_x = train_x
+    if not shards.test:
+        test_x = device_data.as_stored(device_data.test_x, normalised=normalised)
     return replace(device_data, train_x=train_x, test_x=test_x)
 
 
-def same(one: dict[str, tuple[Tensor, int]], other: dict[str, tuple[Tensor, int]]) -> bool:
+def are_same_tensors(
+    one: dict[str, tuple[Tensor, int]], other: dict[str, tuple[Tensor, int]]
+) -> bool:
     """Return whether two dicts hold the very same tensors in the same versions."""
     return one.keys() == other.keys() and all(
         value is other[name][0] and version == other[name][1]
@@ -291,12 +289,10 @@ def same(one: dict[str, tuple[Tensor, int]], other: dict[str, tuple[Tensor, int]
 
 
 def total_memory(device: torch.device) -> float:
-    """Return the bytes of memory of a device; without bound on a host."""
-    return (
-        float(torch.cuda.get_device_properties(device).total_memory)
-        if device.type == "cuda"
-        else math.inf
-    )
+    """Return the bytes of memory of a device; infinity on a host."""
+    if device.type != "cuda":
+        return math.inf
+    return float(torch.cuda.get_device_properties(device).total_memory)
 
 
 def capture_obstacle(network: nn.Module) -> str | None:

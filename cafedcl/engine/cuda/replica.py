@@ -1,4 +1,4 @@
-"""One lane's network: static weights, and passes over images with them, captured once and replayed."""
+"""A copy of the network on one lane, and captured passes of images through it."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -9,56 +9,65 @@ from torch import Tensor
 
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Embed, Part, Weights
+from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.tensors import Tensors, cloned, under
 from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.broadcast import copy_into, shapes
-from cafedcl.engine.cuda.captures import Plan
+from cafedcl.engine.cuda.captures import Captures
 from cafedcl.engine.cuda.device_data import PARTS, DeviceData
-from cafedcl.engine.cuda.step import ENCODER, Bound, Given
-from cafedcl.engine.layout import Layout
+from cafedcl.engine.cuda.step import ENCODER, BoundEncoder, StepWeights
 
 SCORE = "score"
 
 
 class Replica:
-    """A copy of the network on one lane, whose weights always lie in the same tensors, and what it
-    sees in images.
+    """A copy of the network on one lane, whose weights always lie in the same tensors.
 
-    Its callers have switched gradients off.
+    Callers have switched gradients off.
     """
 
     def __init__(self, device_data: DeviceData) -> None:
         self.device_data = device_data
         self.task = device_data.task
-        self.lane = Lane(self.task.device)
-        self.network = copy.deepcopy(self.task.network).eval()
-        self.layout = Layout(self.network, device_data.channels_last)
-        self.flat = self.layout.flat
-        self.leaves = self.layout.leaves
-        dtype = device_data.program.dtype
-        network = {**self.leaves, **self.layout.rest}
-        self.half = self.flat if dtype == self.flat.dtype else self.flat.to(dtype)
-        self.halves = {} if self.half is self.flat else under(ENCODER, self.layout.views(self.half))
-        for half in self.halves.values():
-            half.requires_grad_()
-        rest = under(ENCODER, self.layout.rest)
-        self.still = {} if self.half is self.flat else device_data.program.play.runner.cast(rest)
-        self.weights = Given(network, {**under(ENCODER, network), **self.still, **self.halves})
-        self.network.runner = Bound(device_data.program.play.runner, self.weights.body)
-        self.received = torch.empty_like(self.flat)
         device = self.task.device
-        self.extra = device_data.room()
-        self.looking = torch.zeros(device_data.look, dtype=torch.int64, device=device)
-        self.seen: Tensor | None = None
-        self.see: Callable[[], None] | None = None
-        chunks = -(-len(device_data.test_x) // self.task.eval_batch)
-        self.asked = torch.zeros(chunks, self.task.eval_batch, dtype=torch.int64, device=device)
-        self.rows: Tensor | None = None
-        """What was asked for last."""
-        self.predicted = torch.zeros(
-            chunks, self.task.eval_batch, 2, dtype=torch.int16, device=device
-        )
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        program = device_data.program
+        self.lane = Lane(device)
+        self.network = copy.deepcopy(self.task.network).eval()
+        self.network_weights = FlatNetwork(self.network, channels_last=device_data.channels_last)
+        self.flat = self.network_weights.vector
+        self.leaves = self.network_weights.leaves
+        rest = self.network_weights.rest
+        weights = {**self.leaves, **rest}
+        # In a lower precision the encoder reads a second vector, so that no step has to cast the
+        # weights. In fp32 it is the same one.
+        self.half = self.flat
+        self.halves: Tensors = {}
+        self.untrained: Tensors = {}
+        """The encoder's buffers and frozen weights in the lower precision."""
+        if program.dtype != self.flat.dtype:
+            self.half = self.flat.to(program.dtype)
+            self.halves = under(ENCODER, self.network_weights.views(self.half))
+            for half in self.halves.values():
+                half.requires_grad_()
+            self.untrained = program.functional.runner.cast(under(ENCODER, rest))
+        encoder = {**under(ENCODER, weights), **self.untrained, **self.halves}
+        self.weights = StepWeights(weights, encoder)
+        self.network.runner = BoundEncoder(program.functional.runner, encoder)
+        self.received = torch.empty_like(self.flat)
+        """The weights that the current visit began with."""
+        self.synthetic = device_data.synthetic_room()
+        self.embed_rows = torch.zeros(device_data.embed_batch, dtype=torch.int64, device=device)
+        self.embed_result: Tensor | None = None
+        self.embed_call: Callable[[], None] | None = None
+        """The captured pass of ``embed_rows``, and where it leaves the embeddings."""
+        batches = -(-len(device_data.test_x) // self.task.eval_batch)
+        shape = (batches, self.task.eval_batch)
+        self.test_rows = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.last_rows: Tensor | None = None
+        """The rows that were copied into ``test_rows`` last."""
+        self.predicted = torch.zeros(*shape, 2, dtype=torch.int16, device=device)
+        self.batch = torch.zeros(1, dtype=torch.int64, device=device)
+        """The number of the next batch to score, which every pass increments on the device."""
 
     def load(self, flat: Tensor) -> None:
         """Make these the current weights."""
@@ -69,140 +78,143 @@ class Replica:
     def embed(self, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the current weights."""
 
-        def look() -> None:
-            z = self.look(self.looking)
-            if self.seen is None:
-                self.seen = torch.empty_like(z)
-            self.seen.copy_(z)
+        def embed_batch() -> None:
+            z = self.embed_uncaptured(self.embed_rows)
+            if self.embed_result is None:
+                self.embed_result = torch.empty_like(z)
+            self.embed_result.copy_(z)
 
-        if self.see is None:
-            self.device_data.program.play.eval()
-            self.see = self.lane.capture(look)
-        assert self.seen is not None
-        return over(rows, self.looking, self.see, self.seen)
+        if self.embed_call is None:
+            self.device_data.program.functional.eval()
+            self.embed_call = self.lane.capture(embed_batch)
+        assert self.embed_result is not None
+        embeddings = []
+        for part in rows.split(len(self.embed_rows)):
+            # The last part is shorter; what the rows behind it give is not read.
+            self.embed_rows[: len(part)].copy_(part)
+            self.embed_call()
+            embeddings.append(self.embed_result[: len(part)].clone())
+        return torch.cat(embeddings) if embeddings else self.embed_result[:0].clone()
 
-    def look(self, rows: Tensor) -> Tensor:
-        """Return the embeddings of training images in one pass, uncaptured."""
+    def embed_uncaptured(self, rows: Tensor) -> Tensor:
+        """Return the embeddings of training images in one pass."""
         return self.device_data.program.embed(
-            self.weights, self.device_data.training, self.extra, rows
+            self.weights, self.device_data.training, self.synthetic, rows
         )
 
-    def embedder(self, client: int, extra: SyntheticImages) -> Embed:
-        """Return the function that gives a method its client's embeddings; real images are embedded
-        all at once.
+    def embedder(self, client: int, synthetic: SyntheticImages) -> Embed:
+        """Return the function that gives a method its client's embeddings.
+
+        Training and validation images are embedded together, in as few passes as possible.
         """
         own = self.task.clients.shards.train[client]
         held_out = self.task.clients.shards.validation[client]
-        y = self.task.clients.data.train_y
+        labels = self.task.clients.data.train_y
         cache: dict[tuple[bool, Weights], Tensor] = {}
 
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
-            real = part != "synthetic"
-            if (real, weights) not in cache:
-                rows = (
-                    torch.cat([own, held_out])
-                    if real
-                    else torch.arange(len(extra), device=own.device) + len(y)
-                )
+            is_real = part != "synthetic"
+            if (is_real, weights) not in cache:
+                if is_real:
+                    rows = torch.cat([own, held_out])
+                else:
+                    rows = torch.arange(len(synthetic), device=own.device) + len(labels)
                 with self.holding(weights):
-                    cache[real, weights] = self.embed(rows)
-            z = cache[real, weights]
-            if not real:
-                return z, extra.y
-            return (z[: len(own)], y[own]) if part == "train" else (z[len(own) :], y[held_out])
+                    cache[is_real, weights] = self.embed(rows)
+            z = cache[is_real, weights]
+            if part == "synthetic":
+                return z, synthetic.y
+            if part == "train":
+                return z[: len(own)], labels[own]
+            return z[len(own) :], labels[held_out]
 
         return embed
 
     @contextmanager
     def holding(self, weights: str) -> Iterator[None]:
         """Run a block under the trained or the received weights."""
-        trained = self.flat.clone() if weights == "received" else None
-        if trained is not None:
-            self.load(self.received)
+        if weights != "received":
+            yield
+            return
+        trained = self.flat.clone()
+        self.load(self.received)
         yield
-        if trained is not None:
-            self.load(trained)
+        self.load(trained)
 
     def features(self, client: int) -> Tensor:
         """Return the encoder's features of a client's training images under the current weights."""
-        rows = self.task.clients.shards.train[client].split(self.task.eval_batch)
-        return torch.cat(
-            [self.network.features(self.device_data.training(part, {})[0]) for part in rows]
-        )
+        batches = self.task.clients.shards.train[client].split(self.task.eval_batch)
+        images = [self.device_data.training(rows, {})[0] for rows in batches]
+        return torch.cat([self.network.features(x) for x in images])
 
-    def predict(self, plan: Plan, rows: Tensor, kept: Tensors, held: Tensor | None) -> Tensor:
-        """Return the predicted classes of test images, among all and among those held, on their way
-        to the host.
+    def predict(
+        self, captures: Captures, rows: Tensor, kept: Tensors, held: Tensor | None
+    ) -> Tensor:
+        """Return predicted classes (images, 2) of test images, on their way to the host.
 
-        Rows that are the same tensor as the last are not copied again. Nobody asks for classes held
-        if it is None.
+        The first column is among all classes, the second among those ``held``, which may be None if
+        nobody reads it. Rows that are the same tensor as the last are not copied again.
         """
         program = self.device_data.program
-        anchors = plan.visit.anchors
         size = self.task.eval_batch
-        chunks = -(-len(rows) // size)
-        if shapes(kept) != shapes(plan.kept):
-            plan.kept = cloned(kept)
-            for key in [key for key in plan.captures if key[0] == SCORE]:
-                del plan.captures[key]
-        copy_into(plan.kept, kept)
+        batches = -(-len(rows) // size)
+        if shapes(kept) != shapes(captures.kept):
+            captures.kept = cloned(kept)
+            for key in [key for key in captures.calls if key[0] == SCORE]:
+                del captures.calls[key]
+        copy_into(captures.kept, kept)
         if held is not None:
-            plan.held.copy_(held)
-        if self.rows is not rows:
-            self.rows = rows
-            self.asked.view(-1)[: len(rows)].copy_(rows)
+            captures.held.copy_(held)
+        if self.last_rows is not rows:
+            self.last_rows = rows
+            self.test_rows.view(-1)[: len(rows)].copy_(rows)
 
-        def ready() -> None:
-            program.play.eval()
-            self.at.zero_()
+        def rewind() -> None:
+            program.functional.eval()
+            self.batch.zero_()
 
         def score() -> None:
-            images = self.device_data.testing
-            asked = self.asked
-            at = self.at
-            predicted = self.predicted
             program.predict(
-                self.weights, images, asked, at, anchors, plan.kept, plan.held, predicted
+                self.weights,
+                self.device_data.testing,
+                self.test_rows,
+                self.batch,
+                captures.visit.anchors,
+                captures.kept,
+                captures.held,
+                self.predicted,
             )
 
-        plan.prepare(self.lane, SCORE, size, chunks, score, ready)
-        self.at.zero_()
-        plan.repeat(SCORE, size, chunks)
-        return self.predicted.view(-1, 2)[: len(rows)].to("cpu", non_blocking=True, copy=True)
+        captures.prepare(self.lane, SCORE, size, batches, score, rewind)
+        self.batch.zero_()
+        captures.repeat(SCORE, size, batches)
+        predicted = self.predicted.view(-1, 2)[: len(rows)]
+        return predicted.to("cpu", non_blocking=True, copy=True)
 
 
 class CapturedEmbedder:
-    """Gives a method its client's embeddings under a capture; what is not of the part asked for has
-    label −1.
+    """Gives a method its client's embeddings under a capture.
+
+    A capture has a fixed size, so all images of the client come with every part; the label of an
+    image that is not of the part asked for is −1.
     """
 
-    def __init__(self, sight: Replica, looked: Tensor) -> None:
-        self.sight = sight
-        self.rows, self.parts = looked
-        self.y = sight.task.clients.data.train_y.index_select(0, self.rows)
+    def __init__(self, replica: Replica, rows: Tensor) -> None:
+        self.replica = replica
+        self.rows, self.parts = rows
+        self.y = replica.task.clients.data.train_y.index_select(0, self.rows)
         self.seen: Tensors = {}
-        """By the weights they are made with."""
+        """Embeddings by the weights they are made with."""
 
     def __call__(self, part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
         """Return embeddings and labels."""
         if weights not in self.seen:
-            self.see(weights)
+            self.embed(weights)
         return self.seen[weights], self.y.masked_fill(self.parts != PARTS.index(part), -1)
 
-    def see(self, weights: str) -> None:
-        """Look at all images under the trained or the received weights."""
-        with self.sight.holding(weights):
-            few = self.rows.split(self.sight.device_data.look)
-            self.seen[weights] = torch.cat([self.sight.look(rows) for rows in few])
-
-
-def over(rows: Tensor, asked: Tensor, replay: Callable[[], None], answer: Tensor) -> Tensor:
-    """Return the answers for all rows: a static tensor is filled with as many as fit, replayed and
-    read, in turn.
-    """
-    answers = []
-    for part in rows.split(len(asked)):
-        asked[: len(part)].copy_(part)
-        replay()
-        answers.append(answer[: len(part)].clone())
-    return torch.cat(answers) if answers else answer[:0].clone()
+    def embed(self, weights: str) -> None:
+        """Embed all images under the trained or the received weights."""
+        with self.replica.holding(weights):
+            batches = self.rows.split(self.replica.device_data.embed_batch)
+            passes = [self.replica.embed_uncaptured(rows) for rows in batches]
+            self.seen[weights] = torch.cat(passes)

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from cafedcl.engine.cuda.batch_tables import ON_THEIR_WAY, BatchTables
+from cafedcl.engine.cuda.batch_tables import COPIES_IN_FLIGHT, BatchTables
 from cafedcl.engine.schedule import Schedule
 
 
@@ -41,8 +41,8 @@ def test_a_table_with_the_mark_of_the_one_that_is_there_is_not_copied() -> None:
 def test_a_page_is_not_written_again_while_its_copy_may_be_on_its_way() -> None:
     feed = BatchTables(schedule(0, 1), 1, torch.device("cpu"))
     used = []
-    for first in range(2 * ON_THEIR_WAY):
+    for first in range(2 * COPIES_IN_FLIGHT):
         feed.fill(schedule(first, 1))
         used.append(feed.pages[0]["rows"][0].data_ptr())
-    assert len(set(used[:ON_THEIR_WAY])) == ON_THEIR_WAY
-    assert used[:ON_THEIR_WAY] == used[ON_THEIR_WAY:]
+    assert len(set(used[:COPIES_IN_FLIGHT])) == COPIES_IN_FLIGHT
+    assert used[:COPIES_IN_FLIGHT] == used[COPIES_IN_FLIGHT:]

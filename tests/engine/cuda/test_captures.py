@@ -3,12 +3,12 @@ import torch
 
 from cafedcl.core.contract import Visit
 from cafedcl.device.lane import Lane
-from cafedcl.engine.cuda.captures import Plan
+from cafedcl.engine.cuda.captures import Captures
 from cafedcl.engine.views import LossView, embeds_nothing
 
 
 @pytest.fixture
-def plan() -> Plan:
+def plan() -> Captures:
     counts = torch.zeros(3)
     visit = Visit(
         LossView(counts, counts, counts),
@@ -20,18 +20,20 @@ def plan() -> Plan:
         {},
         embeds_nothing,
     )
-    return Plan(visit)
+    return Captures(visit)
 
 
 @pytest.mark.parametrize("times", [1, 3, 4, 15, 16, 21, 39])
-def test_work_is_repeated_as_often_as_asked_by_the_longest_chains(plan: Plan, times: int) -> None:
+def test_work_is_repeated_as_often_as_asked_by_the_longest_chains(
+    plan: Captures, times: int
+) -> None:
     done, lane = list[str](), Lane(torch.device("cpu"))
     plan.prepare(lane, "work", 7, times, lambda: done.append("work"), lambda: None)
     assert done == ["work"], "a longer chain needs no warming up"
-    assert {key[2] for key in plan.captures} == {number for number in (1, 4, 16) if number <= times}
-    replays = {key: (capture, list[int]()) for key, capture in plan.captures.items()}
+    assert {key[2] for key in plan.calls} == {number for number in (1, 4, 16) if number <= times}
+    replays = {key: (capture, list[int]()) for key, capture in plan.calls.items()}
     for key, (capture, calls) in replays.items():
-        plan.captures[key] = lambda capture=capture, calls=calls: (calls.append(1), capture())
+        plan.calls[key] = lambda capture=capture, calls=calls: (calls.append(1), capture())
     plan.repeat("work", 7, times)
     assert done == ["work"] * (1 + times)
     assert (
@@ -41,7 +43,7 @@ def test_work_is_repeated_as_often_as_asked_by_the_longest_chains(plan: Plan, ti
 
 
 def test_everything_is_made_ready_before_any_capture(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    plan: Captures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A longer chain may be wanted long after the shorter one, when the network is in another mode."""
     mode, captured = ["train"], list[str]()
@@ -53,15 +55,17 @@ def test_everything_is_made_ready_before_any_capture(
     assert captured == ["eval"] * 3
 
 
-def test_what_is_captured_is_not_captured_again_and_longer_chains_come_later(plan: Plan) -> None:
+def test_what_is_captured_is_not_captured_again_and_longer_chains_come_later(
+    plan: Captures,
+) -> None:
     lane = Lane(torch.device("cpu"))
     plan.prepare(lane, "work", 7, 3, lambda: None, lambda: None)
-    first = dict(plan.captures)
+    first = dict(plan.calls)
     plan.prepare(lane, "work", 7, 5, lambda: None, lambda: None)
-    assert plan.captures.keys() == {("work", 7, 1), ("work", 7, 4)}
-    assert plan.captures["work", 7, 1] is first["work", 7, 1]
+    assert plan.calls.keys() == {("work", 7, 1), ("work", 7, 4)}
+    assert plan.calls["work", 7, 1] is first["work", 7, 1]
     plan.prepare(lane, "work", 8, 1, lambda: None, lambda: None)
     plan.prepare(lane, "other", 7, 1, lambda: None, lambda: None)
-    assert len(plan.captures) == 4
+    assert len(plan.calls) == 4
     plan.close()
-    assert not plan.captures
+    assert not plan.calls

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.tensors import Tensors
-from cafedcl.engine.cuda import device_data as supply_module
-from cafedcl.engine.cuda.broadcast import KEPT
+from cafedcl.engine.cuda import device_data as device_data_module
+from cafedcl.engine.cuda.broadcast import SHAPES_KEPT
 from cafedcl.engine.cuda.client_slot import STEP
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
@@ -66,13 +66,16 @@ def test_a_captured_summary_is_the_plain_one(
     one, other = (captured(tiny(method, **settings)) for _ in range(2))
     found = [one.step()]
     sizes = {
-        size for slot in one.engine.slots for plan in slot.plans.values() for size in plan.outcomes
+        size
+        for slot in one.engine.slots
+        for plan in slot.captures.values()
+        for size in plan.results
     }
     assert len(sizes) > 1
-    assert any(one.engine.device_data.looked(client) is None for client in range(6))
-    monkeypatch.setattr(supply_module, "PASSES", 0)
+    assert any(one.engine.device_data.image_rows(client) is None for client in range(6))
+    monkeypatch.setattr(device_data_module, "MOST_PASSES", 0)
     found.append(other.step())
-    assert not any(plan.outcomes for slot in other.engine.slots for plan in slot.plans.values())
+    assert not any(plan.results for slot in other.engine.slots for plan in slot.captures.values())
     assert_same(one, other, 1e-5)
     assert_same_records(*found, 1e-5)
 
@@ -101,15 +104,15 @@ def test_a_compiled_summary_is_the_plain_one(
 
     monkeypatch.setattr(
         program,
-        "summary",
+        "compiled_summary",
         torch.compile(program.summarize, backend=backend, fullgraph=True, dynamic=False),
     )
     found = [one.step(), other.step()]
     sizes = {
         size
         for slot in other.engine.slots
-        for plan in slot.plans.values()
-        for size in plan.outcomes
+        for plan in slot.captures.values()
+        for size in plan.results
     }
     assert len(traced) == len(sizes) > 0
     assert_same(one, other, 1e-6)
@@ -118,7 +121,9 @@ def test_a_compiled_summary_is_the_plain_one(
 
 def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
     federation = captured(tiny("cafedcl", **EVERYONE))
-    assert all(reply.sound for reply in federation.engine.train(jobs_of(federation, *range(5))))
+    assert all(
+        reply.valid_numbers for reply in federation.engine.train(jobs_of(federation, *range(5)))
+    )
     tensors = dict(federation.method.broadcast(federation.state))
     tensors["model/encoder.second.bias"] = torch.full_like(
         tensors["model/encoder.second.bias"], torch.nan
@@ -126,7 +131,7 @@ def test_a_reply_says_whether_all_its_numbers_are_finite(tiny: Tiny) -> None:
     replies = list(
         federation.engine.train([Job(client, Down(0, tensors), {}, False) for client in range(5)])
     )
-    assert not any(reply.sound for reply in replies)
+    assert not any(reply.valid_numbers for reply in replies)
     assert "NaN or Inf in 'model/" in federation.validator.problem(replies[0])
 
 
@@ -140,16 +145,16 @@ def test_a_reply_says_whether_its_entries_lie_in_their_ranges(
     for reply in federation.engine.train(jobs_of(federation, 0, 1, 2, 3, 4)):
         trust, field = reply.up.tensors["confidence"].tolist(), fields["confidence"]
         within = all(field.low <= number <= field.high for number in trust)
-        assert reply.sound == within == ("low" in range and "high" in range)
+        assert reply.valid_numbers == within == ("low" in range and "high" in range)
 
 
 def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
     federation = captured(tiny("fedavg", train__iterations=13, train__epochs=3), 1)
     federation.step()
     (width,) = federation.engine.device_data.widths
-    plan = next(plan for plan in federation.engine.slots[0].plans.values() if plan.names)
+    plan = next(plan for plan in federation.engine.slots[0].captures.values() if plan.loss_names)
     predicted: list[int] = []
-    plan.captures = {key: lambda number=key[2]: predicted.append(number) for key in plan.captures}
+    plan.calls = {key: lambda number=key[2]: predicted.append(number) for key in plan.calls}
     plan.repeat(STEP, width, 3 * 13)
     assert predicted == [16, 16, 4, 1, 1, 1]
 
@@ -320,19 +325,19 @@ def test_new_shapes_of_anchors_are_new_plans_and_only_the_last_few_are_kept(tiny
     their own.
     """
     settings = {
-        "federation__rounds": KEPT + 3,
+        "federation__rounds": SHAPES_KEPT + 3,
         "federation__clients": 12,
         "federation__participation": 0.1,
         **UNEQUAL,
     }
     one, other = tiny("mp-fedcl", **settings), captured(tiny("mp-fedcl", **settings), 1)
     shapes, plans = set(), []
-    for _ in range(KEPT + 3):
+    for _ in range(SHAPES_KEPT + 3):
         one.step()
         other.step()
         shapes.add(tuple(other.state["anchors/pool"].shape))
-        plans.append(len(other.engine.slots[0].plans))
-    assert len(shapes) > KEPT
+        plans.append(len(other.engine.slots[0].captures))
+    assert len(shapes) > SHAPES_KEPT
     assert plans[:2] == [2, 3]
-    assert max(plans) == KEPT
+    assert max(plans) == SHAPES_KEPT
     assert_same(one, other, 1e-3)

@@ -25,13 +25,15 @@ from torch import nn
 
 from cafedcl.augment import AUGMENTERS
 from cafedcl.config.sections import EngineOptions
-from cafedcl.core.contract import Down, Failure, Job, Reply, Up
+from cafedcl.core.contract import Down, Failure, Reply, Up
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cuda import client_slot as slot_module
 from cafedcl.engine.cuda import engine as cuda_engine
+from cafedcl.engine.cuda import queued_visit as visit_module
 from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
-from cafedcl.engine.layout import Layout
+from cafedcl.engine.cuda.queued_visit import QueuedVisit
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
@@ -251,11 +253,11 @@ def test_what_was_scored_is_not_laid_again_for_the_next_round(
 ) -> None:
     federation, laid = captured(tiny("cafedcl", **EVERYONE)), list[int]()
     federation.step()
-    lay = Layout.lay
+    flatten = FlatNetwork.flatten
     monkeypatch.setattr(
-        Layout,
-        "lay",
-        lambda self, *details: (laid.append(federation.round), lay(self, *details))[1],
+        FlatNetwork,
+        "flatten",
+        lambda self, *details: (laid.append(federation.round), flatten(self, *details))[1],
     )
     federation.run()
     assert laid == list(
@@ -295,15 +297,20 @@ def test_clients_are_spread_evenly_over_the_lanes(
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Every stage of a visit as it begins, the client, and the lane it is on."""
-    visit, begun = slot_module.ClientSlot.visit, list[tuple[str, int, int]]()
+    begun: list[tuple[str, int, int]] = []
 
-    def noted(self: Any, job: Job, *details: Any) -> Any:
-        parts = visit(self, job, *details)
-        for stage in ("trains", "concludes", "replies"):
-            begun.append((stage, job.client, id(self)))
-            yield next(parts)
+    def note(name: str, stage: str) -> None:
+        method = getattr(QueuedVisit, name)
 
-    monkeypatch.setattr(slot_module.ClientSlot, "visit", noted)
+        def noted(self: QueuedVisit) -> Any:
+            begun.append((stage, self.job.client, id(self.slot)))
+            return method(self)
+
+        monkeypatch.setattr(QueuedVisit, name, noted)
+
+    note("start_training", "trains")
+    note("queue_summary", "concludes")
+    note("wait", "replies")
     return begun
 
 
@@ -495,15 +502,15 @@ def test_memories_over_the_budget_go_to_the_host_and_results_stay(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent_home: set[str] = set()
-    to_host = slot_module.to_host
+    to_host = visit_module.to_host
 
     def spying(tensors: Tensors) -> Tensors:
         sent_home.update(tensors)
         return to_host(tensors)
 
-    monkeypatch.setattr(slot_module, "to_host", spying)
+    monkeypatch.setattr(visit_module, "to_host", spying)
     roomy, tight = (captured(tiny("moon", **EVERYONE)) for _ in range(2))
-    tight.engine.budget = 0.0
+    tight.engine.memory_budget = 0.0
     roomy.run()
     assert not any(name.startswith("previous/") for name in sent_home)
     tight.run()
@@ -515,12 +522,12 @@ def test_the_budget_is_what_all_clients_keep_together(tiny: Tiny) -> None:
     engine = captured(tiny("fedavg")).engine
 
     def keep(client: int, numbers: int) -> None:
-        engine._note(Reply(Up(client, 1, {}), {"a": torch.zeros(numbers)}, {}))
+        engine._account(Reply(Up(client, 1, {}), {"a": torch.zeros(numbers)}, {}))
 
-    engine.budget = 100.0
-    assert engine._room(0) == 100
+    engine.memory_budget = 100.0
+    assert engine._free_memory(0) == 100
     keep(0, 10)
-    assert (engine._room(0), engine._room(1)) == (100, 60)
+    assert (engine._free_memory(0), engine._free_memory(1)) == (100, 60)
     keep(1, 5)
     keep(0, 2)
-    assert (engine._room(0), engine._room(1), engine._room(2)) == (100 - 20, 100 - 8, 100 - 28)
+    assert (engine._free_memory(0), engine._free_memory(1), engine._free_memory(2)) == (100 - 20, 100 - 8, 100 - 28)

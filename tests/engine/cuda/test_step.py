@@ -13,7 +13,7 @@ from cafedcl.core.contract import Batch, Down, Job, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, under
 from cafedcl.engine.cuda.client_slot import STEP
 from cafedcl.engine.cuda.engine import CudaEngine
-from cafedcl.engine.cuda.step import Given, Images, Program
+from cafedcl.engine.cuda.step import Images, Program, StepWeights
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
@@ -142,7 +142,7 @@ def test_a_step_is_compiled_in_one_piece(
     )
     tables, visit, at = tables_of(task), visit_of(federation), torch.tensor([1])
     weights = moved_away(visit.received)
-    given = Given(weights, under("encoder.", weights))
+    given = StepWeights(weights, under("encoder.", weights))
     whole = {
         part: torch.compile(getattr(program, part), backend="eager", fullgraph=True)
         for part in ("objective", "update")
@@ -168,7 +168,7 @@ def test_scoring_is_compiled_in_one_piece(
         task.network, federation.method, task.schedule.options, torch.float32, compiled=False
     )
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
-    given, images = Given(weights, under("encoder.", weights)), images_of(task, torch.float32)
+    given, images = StepWeights(weights, under("encoder.", weights)), images_of(task, torch.float32)
     asked, held = torch.arange(40).view(2, 20), torch.arange(10) < 6
     found = []
     for predict in (
@@ -199,7 +199,7 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
     )
     tables, visit = tables_of(task), visit_of(federation)
     weights = moved_away(visit.received)
-    given, at = Given(weights, under("encoder.", weights)), torch.tensor([step])
+    given, at = StepWeights(weights, under("encoder.", weights)), torch.tensor([step])
     loss, terms = program.objective(given, images_of(task, torch.float32), {}, tables, at, visit)
     found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
 
@@ -208,7 +208,7 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
     network.zero_grad()
     plain = federation.method.loss(network, batch_at(task, tables, step), visit_of(federation))
     sum(plain.values()).backward()
-    names = program.names(given, images_of(task, torch.float32), {}, tables, at, visit)
+    names = program.loss_names(given, images_of(task, torch.float32), {}, tables, at, visit)
     assert names == tuple(plain)
     assert not terms.requires_grad
     assert float(loss.detach()) == pytest.approx(float(terms.sum()), rel=1e-6)
@@ -236,7 +236,7 @@ def test_scratch_is_zeroed_at_the_first_step_of_an_epoch_and_only_there(tiny: Ti
     federation.step()
     federation.memories.setdefault(0, {})
     visit = replace(visit_of(federation), scratch={"seen": torch.tensor(99.0)})
-    given = Given(task.initial, under("encoder.", task.initial))
+    given = StepWeights(task.initial, under("encoder.", task.initial))
     tables, seen = tables_of(task), []
     for step in range(6):
         program.objective(
@@ -259,7 +259,7 @@ def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
 
     method = Seeing(None, 10, federation.method.dim)
     program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
-    tables, given = tables_of(task), Given(task.initial, under("encoder.", task.initial))
+    tables, given = tables_of(task), StepWeights(task.initial, under("encoder.", task.initial))
     federation.step()
     federation.memories.setdefault(0, {})
     program.objective(
@@ -291,11 +291,11 @@ def spied(module: nn.Module) -> list[tuple[torch.dtype, torch.dtype]]:
     return seen
 
 
-def in_both(weights: Tensors) -> Given:
+def in_both(weights: Tensors) -> StepWeights:
     halves = {
         n: w.detach().to(HALF).requires_grad_() for n, w in under("encoder.", weights).items()
     }
-    return Given(weights, halves)
+    return StepWeights(weights, halves)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cafedcl", "moon", "fedrcl", "fedproto"])
@@ -305,7 +305,7 @@ def test_in_bf16_only_the_encoder_is_in_bf16(
     federation = after_a_round(name)
     task, method = federation.task, federation.method
     program = Program(task.network, method, task.schedule.options, HALF, compiled=False)
-    plays = program.play
+    plays = program.functional
     inside = [spied(module) for module in (plays.body.first, plays.body.second)]
     layers = [module for module in plays.network.head.modules() if isinstance(module, nn.Linear)]
     head, bystander = [spied(layer) for layer in layers], spied(plays.network.encoder)
@@ -314,7 +314,7 @@ def test_in_bf16_only_the_encoder_is_in_bf16(
     loss, terms = program.objective(
         given, images_of(task, HALF), {}, tables, torch.tensor([0]), visit
     )
-    asked = [*given.network.values(), *given.body.values()]
+    asked = [*given.network.values(), *given.encoder.values()]
     gradients = torch.autograd.grad(loss, asked, allow_unused=True)
     assert all(seen and set(seen) == {(HALF, HALF)} for seen in inside)
     assert all(set(seen) <= {(torch.float32, torch.float32)} for seen in head)
@@ -326,7 +326,7 @@ def test_in_bf16_only_the_encoder_is_in_bf16(
     assert all(g is None or g.dtype == torch.float32 for g in gradients[: len(given.network)])
 
     full = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
-    single = Given(given.network, under("encoder.", given.network))
+    single = StepWeights(given.network, under("encoder.", given.network))
     exact, _ = full.objective(
         single, images_of(task, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
     )
@@ -357,7 +357,7 @@ def test_predictions_are_the_largest_score_among_all_and_among_those_held(
     program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
     rows, held = torch.arange(50), torch.tensor([c in (1, 4, 7) for c in range(10)])
-    given, images = Given(weights, under("encoder.", weights)), images_of(task, torch.float32)
+    given, images = StepWeights(weights, under("encoder.", weights)), images_of(task, torch.float32)
     asked, at = torch.stack([rows.flip(0), rows, rows.flip(0)]), torch.tensor([1])
     table = torch.full((3, 50, 2), -1, dtype=torch.int16)
     with torch.no_grad():
@@ -399,7 +399,12 @@ def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_th
         for name, value in under("encoder.", weights).items()
     }
     loss, _ = program.objective(
-        Given(weights, body), images_of(task, torch.float32), {}, tables, torch.tensor([1]), visit
+        StepWeights(weights, body),
+        images_of(task, torch.float32),
+        {},
+        tables,
+        torch.tensor([1]),
+        visit,
     )
     found = torch.autograd.grad(loss, [*weights.values(), *body.values()])
     through = dict(zip([*weights, *(f"body.{name}" for name in body)], found, strict=True))
@@ -430,11 +435,11 @@ def test_a_step_moves_the_weights_by_both_gradients_together(tiny: Tiny, precisi
     )
     slot, down = engine._slot(0), Down(0, federation.method.broadcast(federation.state))
     job = Job(0, down, {}, False)
-    plan, width = slot.plan(job), engine.device_data.width(0)
+    plan, width = slot.captures_for(job), engine.device_data.width(0)
     slot.prepare(plan, width)
-    slot.receive(engine._sent(down), job)
+    slot.receive(engine._place(down), job)
     schedule = make_schedule(task, task.tail.rows[0], 0, 0, width)
-    slot.feed(width).fill(schedule)
+    slot.batch_tables(width).fill(schedule)
     received = {name: value.clone() for name, value in task.initial.items()}
     weights = {name: value.clone() for name, value in received.items()}
     dtype = HALF if precision == "bf16" else torch.float32
