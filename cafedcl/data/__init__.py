@@ -6,13 +6,13 @@ from collections.abc import Callable
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import import_path
-from cafedcl.data.cache import cached
+from cafedcl.data.cache import Remarks, cached
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.packed import packed_files, packed_names, read_packed
+from cafedcl.data.paths import data_folder, is_path, npz_names
 from cafedcl.data.sources import cifar, digits, gtsrb, ham10000, idx, medmnist
-from cafedcl.data.sources.base import Source, data_folder, is_path
+from cafedcl.data.sources.base import Source
 
-__all__ = ["Dataset", "data_folder", "dataset_names", "describe", "is_own", "load_dataset"]
+__all__ = ["Dataset", "data_folder", "dataset_names", "describe_dataset", "is_own", "load_dataset"]
 
 SOURCES: dict[str, Source] = {
     source.name: source
@@ -23,38 +23,37 @@ ALIASES = {alias: source.name for source in SOURCES.values() for alias in source
 
 
 def dataset_names(folder: str = "") -> list[str]:
-    """Return the names of all data sets: those that are known, and those packed in the data folder."""
-    return sorted(
-        {*SOURCES, *(ALIASES.get(name, name) for name in packed_names(data_folder(folder)))}
-    )
+    """Return the names of all data sets: the public ones, and ``NAME.npz`` in the data folder."""
+    in_folder = (ALIASES.get(name, name) for name in npz_names(data_folder(folder)))
+    return sorted({*SOURCES, *in_folder})
 
 
-def describe(name: str) -> str:
+def describe_dataset(name: str) -> str:
     """Return one line about a data set."""
-    known = SOURCES.get(ALIASES.get(name, name))
-    return known.about if known else "packed, in the data folder"
+    source = SOURCES.get(ALIASES.get(name, name))
+    if source is None:
+        return f"{name}.npz in the data folder"
+    return source.about
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name is a path to your own data; a known set's name never is."""
-    return (
-        name not in SOURCES and name not in ALIASES and not name.startswith("hf:") and is_path(name)
-    )
+    """Return whether a name is a path to your own data; a public set's name never is."""
+    if name in SOURCES or name in ALIASES or name.startswith("hf:"):
+        return False
+    return is_path(name)
 
 
 def load_dataset(options: DataOptions) -> Dataset:
-    """Load the data set that the options name; what was left out of your own data is said on
-    stderr.
-    """
+    """Load the data set that the options name; images that were left out are reported on stderr."""
     name = options.name
     if ":" in name and not name.startswith("hf:") and not is_path(name):
-        return _imported(name).reduced(options.images)
+        return _import_dataset(name).reduced(options.images)
     try:
         return _load(options).reduced(options.images)
     except OSError as error:
-        place = error.filename or data_folder(options.dir)
+        where = error.filename or data_folder(options.dir)
         raise CafedclError(
-            f"data set '{name}': {place} cannot be read: {error.strerror or error}"
+            f"data set '{name}': {where} cannot be read: {error.strerror or error}"
         ) from None
 
 
@@ -63,32 +62,38 @@ def _load(options: DataOptions) -> Dataset:
     source = SOURCES.get(ALIASES.get(name, name))
     if source is not None:
         return source.load(options)
+    # Readers of your own data are imported only when needed: they load pandas and Pillow.
     if name.startswith("hf:"):
         from cafedcl.data.own.hub import read_hub
 
-        return _said(read_hub(name, options))
+        return _with_warnings(read_hub(name, options))
     if is_path(name):
         from cafedcl.data.own.reader import read_own
 
-        return _said(read_own(options))
+        return _with_warnings(read_own(options))
     root = data_folder(options.dir)
-    files = packed_files(root, name)
-    if files:
-        return cached(root, name, files, lambda: (read_packed(files, options), []))[0]
+    file = root / f"{name}.npz"
+    if file.exists():
+        from cafedcl.data.own.arrays import read_npz_set
+
+        label = f"{name}_{options.size}" if options.size else name
+        return _with_warnings(cached(root, label, [file], lambda: read_npz_set(file, options)))
     hint = nearest(name, dataset_names(options.dir))
     raise CafedclError(
-        f"data set '{name}': there is no such data set; {hint} (your own: a path, or package.module:function)"
+        f"data set '{name}': there is no such data set; {hint} "
+        f"(your own: a path, {name}.npz in {root}, or package.module:function)"
     )
 
 
-def _said(result: tuple[Dataset, list[str]]) -> Dataset:
+def _with_warnings(result: tuple[Dataset, Remarks]) -> Dataset:
+    """Print a reader's remarks and return its data set."""
     data, remarks = result
     for remark in remarks:
         print(f"warning: {remark}", file=sys.stderr)
     return data
 
 
-def _imported(name: str) -> Dataset:
+def _import_dataset(name: str) -> Dataset:
     loader: Callable[[], Dataset] = import_path(name, "data set")
     data = loader()
     if not isinstance(data, Dataset):

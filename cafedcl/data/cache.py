@@ -1,4 +1,4 @@
-"""Decoded sets, kept as one safetensors file each, so that the second load is a memory map."""
+"""A cache of decoded sets, one safetensors file each, so that the second load is a memory map."""
 
 import contextlib
 import hashlib
@@ -15,24 +15,24 @@ from cafedcl.core.tensors import map_file, pack
 from cafedcl.data.dataset import Dataset
 
 VERSION = 1
-"""Raised whenever a reader's result changes, so that what an older version decoded is not used."""
+"""Raised whenever a reader's result changes, so that older entries are not used."""
 
 Remarks = list[str]
+"""Warnings of a reader, one line each: images that it left out, and why."""
 
 
 def cached(
     root: Path, label: str, files: Iterable[Path], make: Callable[[], tuple[Dataset, Remarks]]
 ) -> tuple[Dataset, Remarks]:
-    """Return what ``make`` gives, from ``cache/`` below the data folder if the source files are
-    still the same.
+    """Return the result of ``make``, from ``cache/`` below the data folder if files are unchanged.
 
-    A folder that cannot be written to is no error: then nothing is kept.
+    If the folder cannot be written to, nothing is cached; this is no error.
     """
     folder = root / "cache"
-    path = folder / f"{label}-{_key(files)}.safetensors"
-    kept = _read(path)
-    if kept is not None:
-        return kept
+    path = folder / f"{label}-{_files_digest(files)}.safetensors"
+    entry = _read_entry(path)
+    if entry is not None:
+        return entry
     data, remarks = make()
     header = {
         "version": VERSION,
@@ -42,18 +42,19 @@ def cached(
     }
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        _write(path, pack(data.tensors(), header))
-        _forget(folder, label, path)
+        _write_entry(path, pack(data.tensors(), header))
+        _delete_older(folder, label, path)
     return data, remarks
 
 
-def _key(files: Iterable[Path]) -> str:
-    """Return a digest of the source files' names, sizes and times of change."""
-    parts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+def _files_digest(files: Iterable[Path]) -> str:
+    """Return a digest of the source files' names, sizes and modification times."""
+    stats = [(str(file), file.stat()) for file in files]
+    parts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.sha256(json.dumps([VERSION, parts]).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> tuple[Dataset, Remarks] | None:
+def _read_entry(path: Path) -> tuple[Dataset, Remarks] | None:
     if not path.exists():
         return None
     try:
@@ -62,11 +63,13 @@ def _read(path: Path) -> tuple[Dataset, Remarks] | None:
         owners = tuple(header["owners"])
         return Dataset(**tensors, names=names, owner_names=owners), list(header["remarks"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
-        # A damaged cache is decoded again and replaced.
+        # The entry is damaged: the caller decodes the set again and replaces it.
         return None
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_entry(path: Path, content: bytes) -> None:
+    # Several processes may write the same entry, so each has its own temporary file. mkstemp also
+    # makes it readable by this user only, as your own data should be.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -77,8 +80,8 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-def _forget(folder: Path, label: str, keep: Path) -> None:
-    """Delete what was decoded from an earlier state of the same files."""
+def _delete_older(folder: Path, label: str, keep: Path) -> None:
+    """Delete entries of the same set that were decoded from earlier versions of its files."""
     pattern = re.compile(re.escape(label) + r"-[0-9a-f]{16}\.safetensors")
     for other in folder.iterdir():
         if other != keep and pattern.fullmatch(other.name):

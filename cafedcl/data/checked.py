@@ -1,23 +1,20 @@
-"""From arrays to a data set, with everything checked that could be wrong with them."""
+"""From arrays to a data set: shapes, types and labels are checked."""
 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cafedcl.core.arrays import Array, Bytes, Ints, Mask
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.files.formats import Array, Bytes
-
-Ints = npt.NDArray[np.int64]
 
 TEST_SHARE = 0.2
 
 
-def checked(
+def checked_dataset(
     where: object,
     train: tuple[Array, Array],
     test: tuple[Array, Array],
@@ -25,8 +22,10 @@ def checked(
     owners: Ints | None = None,
     owner_names: Sequence[str] = (),
 ) -> Dataset:
-    """Return the data set of (images, labels) for training and testing; images are NHW, NHWC or
-    NCHW.
+    """Return the data set of (images, labels) pairs; images are NHW, NHWC or NCHW.
+
+    ``where`` names the source in error messages. ``owners`` is the natural client of every training
+    image.
     """
     train_x = nchw(train[0], where)
     train_y = whole_labels(train[1], where)
@@ -49,13 +48,15 @@ def checked(
     empty = np.flatnonzero(np.bincount(train_y, minlength=len(names)) == 0)
     if len(empty):
         raise CafedclError(
-            f"{where}: class '{names[empty[0]]}' has no training image; add some or leave the class out"
+            f"{where}: class '{names[empty[0]]}' has no training image; "
+            "add some or leave the class out"
         )
     if owners is not None:
         idle = np.flatnonzero(np.bincount(owners, minlength=len(owner_names)) == 0)
         if len(idle):
             raise CafedclError(
-                f"{where}: client '{owner_names[idle[0]]}' has no training image; add some or leave the client out"
+                f"{where}: client '{owner_names[idle[0]]}' has no training image; "
+                "add some or leave the client out"
             )
     return Dataset.of(
         _tensor(train_x),
@@ -74,8 +75,9 @@ def _tensor(array: Array) -> Tensor:
 
 
 def nchw(x: Array, where: object) -> Bytes:
-    """Return images as uint8 (N, channels, height, width); a last axis of 1 or 3 holds the
-    channels.
+    """Return images as uint8 (N, channels, height, width).
+
+    A last axis of 1 or 3 is taken for the channels.
     """
     x = as_bytes(x, where)
     if x.ndim == 3:
@@ -85,7 +87,7 @@ def nchw(x: Array, where: object) -> Bytes:
     elif x.ndim != 4 or x.shape[1] not in (1, 3):
         shape = "×".join(map(str, x.shape))
         raise CafedclError(
-            f"{where}: images of shape {shape}; expected are N×height×width, with 1 or 3 channels"
+            f"{where}: images of shape {shape}; expected N×height×width, with 1 or 3 channels"
         )
     if 0 in x.shape[1:]:
         raise CafedclError(f"{where}: the images have no pixels")
@@ -93,27 +95,26 @@ def nchw(x: Array, where: object) -> Bytes:
 
 
 def as_bytes(x: Array, where: object) -> Bytes:
-    """Return pixels as uint8: whole numbers 0 to 255 as they are, fractions 0 to 1 scaled."""
+    """Return pixels as uint8: values 0 to 255 as they are, fractions 0 to 1 scaled."""
     if x.dtype == np.uint8:
         return x
     if x.dtype == np.bool_:
         return x.astype(np.uint8) * np.uint8(255)
     if x.dtype.kind not in "iuf" or not x.size:
-        raise CafedclError(
-            f"{where}: pixels are of type {x.dtype}; expected are numbers, best uint8"
-        )
+        raise CafedclError(f"{where}: pixels are of type {x.dtype}; expected numbers, best uint8")
     low = float(x.min())
     high = float(x.max())
+    # Written so that NaN fails as well.
     if not (low >= 0 and high <= 255):
         raise CafedclError(
-            f"{where}: pixels run from {low:g} to {high:g}; expected are 0 to 255, or fractions 0 to 1"
+            f"{where}: pixels run from {low:g} to {high:g}; expected 0 to 255, or fractions 0 to 1"
         )
     scale = 255 if x.dtype.kind == "f" and high <= 1 else 1
     return np.round(x * scale).astype(np.uint8)
 
 
 def whole_labels(y: Array, where: object) -> Ints:
-    """Return labels as int64; a column of them is flattened, and several per image are refused."""
+    """Return labels as int64; one column is flattened, and several labels per image are refused."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
@@ -130,23 +131,22 @@ def whole_labels(y: Array, where: object) -> Ints:
 
 
 def part_of(counts: Ints, share: float) -> Ints:
-    """Return how many images of every class are held out: its share, at least one, and never all."""
+    """Return how many images of every class to hold out: the share, at least one, never all."""
     return np.clip(np.round(share * counts).astype(np.int64), 1, np.maximum(counts - 1, 0))
 
 
-def choose_test(labels: Ints, owners: Ints | None = None) -> npt.NDArray[np.bool_]:
-    """Choose a fifth of the images for testing, stratified by class, and within clients where there
-    are any.
+def choose_test(labels: Ints, owners: Ints | None = None) -> Mask:
+    """Choose a fifth of the images for testing, stratified by class and natural client.
 
-    It is the same choice every time. Every client and every class keeps an image for training.
+    The choice is the same every time. Every client and every class keeps an image for training.
     """
     rng = stream(0, "test set")
     held = np.zeros(len(labels), dtype=np.bool_)
     if owners is None:
         held[draw_by_class(labels, part_of(np.bincount(labels), TEST_SHARE), rng)] = True
         return held
-    # A client may have few images of a class, so every fifth in the order of (client, class) keeps
-    # all shares close.
+    # A client may have few images of a class, so rounding every share would be far off. Instead
+    # images are put in the order of (client, class), shuffled inside, and every fifth is taken.
     order = rng.permutation(len(labels))
     order = order[np.lexsort((labels[order], owners[order]))]
     of_class = np.bincount(labels)
@@ -156,6 +156,7 @@ def choose_test(labels: Ints, owners: Ints | None = None) -> npt.NDArray[np.bool
         due += TEST_SHARE
         label = labels[index]
         owner = owners[index]
+        # The small number absorbs rounding errors of the sum.
         if due >= 1 - 1e-9 and of_class[label] > 1 and of_client[owner] > 1:
             held[index] = True
             due -= 1

@@ -1,4 +1,4 @@
-"""A data set: uint8 images that stay on the device, and their labels."""
+"""A data set: uint8 images, which stay on the device, and their labels."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,7 @@ class Dataset:
     mean: Tensor
     std: Tensor
     owners: Tensor
-    """The natural client of every training image, as int64; empty where there are none."""
+    """The natural client of every training image, as int64; empty without natural clients."""
     owner_names: tuple[str, ...] = ()
 
     @classmethod
@@ -44,20 +44,20 @@ class Dataset:
         owner_names: tuple[str, ...] = (),
     ) -> "Dataset":
         """Make a data set and measure its mean and standard deviation."""
-        mean, std = scale(*moments(train_x))
-        nobody = torch.zeros(0, dtype=torch.int64)
-        clients = nobody if owners is None else owners
-        return cls(train_x, train_y, test_x, test_y, names, mean, std, clients, owner_names)
+        mean, std = mean_and_std(*pixel_moments(train_x))
+        if owners is None:
+            owners = torch.zeros(0, dtype=torch.int64)
+        return cls(train_x, train_y, test_x, test_y, names, mean, std, owners, owner_names)
 
     @classmethod
     def from_tensors(cls, tensors: Tensors, names: tuple[str, ...]) -> "Dataset":
-        """Return what :meth:`tensors` gave, in another process."""
+        """Return the data set from the result of :meth:`tensors`, in another process."""
         parts: dict[str, Any] = {name: tensors[name] for name in _FIELDS}
         return cls(names=names, **parts)
 
     @property
     def classes(self) -> int:
-        """C."""
+        """The number of classes C."""
         return len(self.names)
 
     @property
@@ -67,8 +67,9 @@ class Dataset:
         return channels, height, width
 
     def reduced(self, images: int) -> "Dataset":
-        """Return it with so many training images at most, the same part of every class; 0: all of
-        them.
+        """Return the data set with at most N training images, the same share of every class.
+
+        0 keeps all images.
         """
         number = len(self.train_y)
         if not images or images >= number:
@@ -76,17 +77,20 @@ class Dataset:
         rng = stream(0, "part of the training images")
         labels = self.train_y.numpy()
         share = np.bincount(labels, minlength=self.classes) * images / number
-        rows = torch.from_numpy(
-            draw_by_class(labels, np.maximum(1, np.round(share)).astype(np.int64), rng)
-        )
-        owners = self.owners[rows] if len(self.owners) else None
-        test = self.test_x, self.test_y
+        keep = np.maximum(1, np.round(share)).astype(np.int64)
+        rows = torch.from_numpy(draw_by_class(labels, keep, rng))
         return self.of(
-            self.train_x[rows], self.train_y[rows], *test, self.names, owners, self.owner_names
+            self.train_x[rows],
+            self.train_y[rows],
+            self.test_x,
+            self.test_y,
+            self.names,
+            self.owners[rows] if len(self.owners) else None,
+            self.owner_names,
         )
 
     def images(self, x: Tensor) -> Tensor:
-        """Return uint8 images as the encoder sees them."""
+        """Return uint8 images as float32, standardised: the encoder's input."""
         return (x.float() / 255 - self.mean) / self.std
 
     def to(self, device: torch.device) -> "Dataset":
@@ -99,10 +103,9 @@ class Dataset:
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of the pixels of uint8 images, scaled to [0, 1], and of their squares, per
-    channel.
-    """
+def pixel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means of pixels and squared pixels per channel, with pixels scaled to [0, 1]."""
+    # Counting the 256 levels is exact and needs no float copy of the images.
     pixels = x.numel() // x.shape[1]
     levels = torch.stack(
         [torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)]
@@ -111,9 +114,10 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return (levels * values).sum(1) / pixels, (levels * values**2).sum(1) / pixels
 
 
-def scale(mean: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation as images are standardised with; a constant channel is
-    left as it is.
+def mean_and_std(mean: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation per channel, shaped for images.
+
+    The standard deviation of a constant channel is set to 1, so that it can be divided by.
     """
     std = (square - mean**2).clamp_min(0).sqrt()
     std = torch.where(std > 0, std, torch.ones_like(std))

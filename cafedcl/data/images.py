@@ -1,4 +1,4 @@
-"""Image files as pixels."""
+"""Reading image files."""
 
 import os
 import warnings
@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Resampling, Transpose
 from torch import Tensor
 
+from cafedcl.core.arrays import Bytes, Ints
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 
-Bytes = npt.NDArray[np.uint8]
 Opener = Path | Callable[[], BinaryIO]
+"""An image file, or a function that opens one."""
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B", "I;16N")
 ORIENTATION = 0x0112
+"""The EXIF tag of how the camera was held."""
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -37,7 +38,7 @@ UPRIGHT = {
 
 
 def read_images(paths: Sequence[Path], shape: Shape) -> Tensor:
-    """Read image files as uint8 (N, channels, height, width), converted to grey or RGB and resized."""
+    """Read image files as uint8 (N, channels, height, width), as grey or RGB, resized."""
     channels, height, width = shape
     images = []
     for path in paths:
@@ -59,7 +60,7 @@ def to_pixels(
 ) -> Bytes:
     """Return an image upright as uint8 (height, width, channels), resized to (width, height).
 
-    With ``crop``, its middle square is taken first.
+    With ``crop``, it is cropped to the middle square first.
     """
     turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
     if image.mode in ("I", "F"):
@@ -72,7 +73,7 @@ def to_pixels(
         image = image.transpose(turn)
     if crop:
         side = min(image.size)
-        (width, height) = image.size
+        width, height = image.size
         left = (width - side) // 2
         top = (height - side) // 2
         image = image.crop((left, top, left + side, top + side))
@@ -83,31 +84,38 @@ def to_pixels(
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Decoded images (N, height, width, channels), their indices, and what was wrong with the
-    others.
-    """
+class DecodedImages:
+    """Images as uint8 (N, height, width, channels), and why others could not be decoded."""
 
     pixels: Bytes
-    kept: npt.NDArray[np.int64]
+    kept: Ints
+    """Indices of the decoded images."""
     bad: dict[int, str]
+    """Reasons by index."""
 
 
-def decode(openers: Sequence[Opener], size: int = 0, *, crop: bool = False) -> Batch:
-    """Decode images to one size, ``size`` squared or their most common one; grey if all are, else
-    RGB.
+def decode_images(openers: Sequence[Opener], size: int = 0, *, crop: bool = False) -> DecodedImages:
+    """Decode images to one size: ``size`` squared, or the most common one if 0.
+
+    They are grey if all files are, else RGB.
     """
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, warnings.catch_warnings():
-        # A very large image is resized like any other; one beyond Pillow's limit is an error of its
-        # own.
+        # Pillow warns of very large images, which are resized like any other. It raises an error
+        # for those beyond its limit.
         warnings.simplefilter("ignore")
-        heads = list(pool.map(_head, openers))
+        heads = list(pool.map(_size_and_grey, openers))
         bad = {i: head for i, head in enumerate(heads) if isinstance(head, str)}
         good = [(i, head) for i, head in enumerate(heads) if not isinstance(head, str)]
         if not good:
-            return Batch(np.zeros((0, size, size, 1), np.uint8), np.zeros(0, np.int64), bad)
-        common = Counter(head[0] for _, head in good)
-        width, height = (size, size) if size else min(common, key=lambda wh: (-common[wh], wh))
+            no_pixels = np.zeros((0, size, size, 1), np.uint8)
+            return DecodedImages(no_pixels, np.zeros(0, np.int64), bad)
+        if size:
+            width = size
+            height = size
+        else:
+            sizes = Counter(head[0] for _, head in good)
+            # The most common size; the smaller one of two that are equally common.
+            width, height = min(sizes, key=lambda wh: (-sizes[wh], wh))
         grey = all(head[1] for _, head in good)
         pixels = np.empty((len(openers), height, width, 1 if grey else 3), np.uint8)
 
@@ -123,20 +131,22 @@ def decode(openers: Sequence[Opener], size: int = 0, *, crop: bool = False) -> B
             if problem is not None:
                 bad[i] = problem
     kept = np.array([i for i in range(len(openers)) if i not in bad], dtype=np.int64)
-    return Batch(pixels[kept] if bad else pixels, kept, dict(sorted(bad.items())))
+    # Indexing copies, which is not needed when all images are good.
+    return DecodedImages(pixels[kept] if bad else pixels, kept, dict(sorted(bad.items())))
 
 
 def _open(opener: Opener) -> Image.Image:
     return Image.open(opener if isinstance(opener, Path) else opener())
 
 
-def _head(opener: Opener) -> tuple[tuple[int, int], bool] | str:
+def _size_and_grey(opener: Opener) -> tuple[tuple[int, int], bool] | str:
     """Return an image's upright size and whether it is grey, or what is wrong with it."""
     try:
         with _open(opener) as image:
             turned = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
             width, height = image.size
-            return ((height, width) if turned else (width, height)), image.mode in GREY
+            size = (height, width) if turned else (width, height)
+            return size, image.mode in GREY
     except Exception as error:  # a broken image can raise anything
         return _reason(error)
 
@@ -144,12 +154,12 @@ def _head(opener: Opener) -> tuple[tuple[int, int], bool] | str:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
-    return " ".join(
-        (getattr(error, "strerror", None) or str(error) or type(error).__name__).split()
-    )
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    # One line, whatever line breaks the error has.
+    return " ".join(text.split())
 
 
-def resize(pixels: Bytes, size: int) -> Bytes:
+def resize_images(pixels: Bytes, size: int) -> Bytes:
     """Return images (N, channels, height, width) resized to ``size`` squared."""
     n, channels = pixels.shape[:2]
     out = np.empty((n, channels, size, size), np.uint8)

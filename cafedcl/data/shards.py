@@ -1,25 +1,21 @@
-"""Each client's images as indices into the training set: holding parts out, pooling, saving and
-loading.
-"""
+"""Each client's images as indices into the training set: hold out, merge, save and load."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cafedcl.core.arrays import Ints, Mask
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors, pack, unpack
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Shards:
-    """What each client has. ``test`` is empty under the complete protocol."""
+    """The images of each client. ``test`` is empty under the complete protocol."""
 
     train: tuple[Tensor, ...]
     validation: tuple[Tensor, ...]
@@ -31,57 +27,57 @@ class Shards:
         return len(self.train)
 
 
-def hold_out(
-    labels: Ints, owner: Ints, share: float, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
-    """Return which images are held out, stratified by client and class; ``owner`` is −1 for images
-    nobody has.
+def choose_held_out(labels: Ints, owner: Ints, share: float, rng: np.random.Generator) -> Mask:
+    """Choose images to hold out, stratified by client and class; ``owner`` is −1 for unused images.
 
-    Of every client's class it is ``share``, at least one where there are two, and never the last
-    one.
+    Of every client's class, ``share`` is held out: at least one image if there are two, never all.
     """
     held = np.zeros(len(labels), dtype=bool)
     if share <= 0:
         return held
     key = rng.random(len(labels))
+    # Sorted by client, then class, then the random key.
     order = np.lexsort((key, labels, owner))
     order = order[owner[order] >= 0]
     group = owner[order] * (labels.max() + 1) + labels[order]
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     sizes = np.diff(np.r_[starts, len(order)])
-    take = np.where(
-        sizes < 2, 0, np.minimum(np.maximum(1, np.round(share * sizes)), sizes - 1)
-    ).astype(np.int64)
+    wanted = np.minimum(np.maximum(1, np.round(share * sizes)), sizes - 1)
+    take = np.where(sizes < 2, 0, wanted).astype(np.int64)
+    # An image's rank in its group of equal client and class; groups are shuffled by the random key.
     rank = np.arange(len(order)) - np.repeat(starts, sizes)
     held[order[rank < np.repeat(take, sizes)]] = True
     return held
 
 
-def gather(
+def shards_of_owners(
     labels: Ints, classes: int, clients: int, parts: tuple[Ints, Ints, Ints | None]
 ) -> Shards:
-    """Return shards from the owner of every image in each part (training, validation, test), −1
-    where it is in none.
+    """Return the shards, given every image's owner in each part (training, validation, test).
+
+    The owner is −1 where an image is not in the part.
     """
-    piles: list[tuple[Tensor, ...]] = []
+    by_part: list[tuple[Tensor, ...]] = []
     for owner in parts:
         if owner is None:
-            piles.append(())
+            by_part.append(())
             continue
         order = np.argsort(owner, kind="stable")
+        # Unused images (−1) are sorted before client 0's.
         cuts = np.searchsorted(owner[order], np.arange(clients + 1))
         indices = torch.from_numpy(order)
-        piles.append(
-            tuple(indices[a:b] for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
-        )
-    train, validation, test = piles
-    mine = parts[0] >= 0
-    counts = np.bincount(parts[0][mine] * classes + labels[mine], minlength=clients * classes)
+        spans = zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+        by_part.append(tuple(indices[start:end] for start, end in spans))
+    train, validation, test = by_part
+    owner = parts[0]
+    used = owner >= 0
+    # One bincount over (client, class) pairs, numbered row by row.
+    counts = np.bincount(owner[used] * classes + labels[used], minlength=clients * classes)
     return Shards(train, validation, test, torch.from_numpy(counts.reshape(clients, classes)))
 
 
-def pool(shards: Shards) -> Shards:
-    """Return all clients' images as one client, for training in one place."""
+def merge_clients(shards: Shards) -> Shards:
+    """Return all clients' images as one client, for centralised training."""
     return Shards(
         (torch.cat(shards.train),),
         (torch.cat(shards.validation),),
@@ -91,7 +87,7 @@ def pool(shards: Shards) -> Shards:
 
 
 def fingerprint(labels: Tensor) -> str:
-    """Return a digest of the labels, by which a saved split knows its data."""
+    """Return a digest of the labels, which ties a saved split to its data."""
     return blake2b(labels.cpu().numpy().astype("<i8").tobytes(), digest_size=12).hexdigest()
 
 
@@ -111,7 +107,7 @@ def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
 
 
 def load_shards(path: Path, labels: Tensor) -> Shards:
-    """Read a split; one that was made for other data is refused."""
+    """Read a split; a split of other data is refused."""
     try:
         tensors, header = unpack(path.read_bytes())
         if header["labels"] != fingerprint(labels):

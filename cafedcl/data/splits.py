@@ -1,6 +1,4 @@
-"""How training images are dealt to clients: the long tail first, then the skew, then each client's
-validation part.
-"""
+"""Splitting training images over clients: the long tail, then the skew, then validation images."""
 
 from pathlib import Path
 
@@ -8,9 +6,10 @@ import numpy as np
 from torch import Tensor
 
 from cafedcl.config.sections import SplitOptions
+from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
-from cafedcl.data.shards import Ints, Shards, gather, hold_out, load_shards
+from cafedcl.data.shards import Shards, choose_held_out, load_shards, shards_of_owners
 
 MIN_SIZE = 10
 MAX_TRIES = 1000
@@ -21,20 +20,19 @@ BLOCK = 1_000_000
 def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
     """Return how many images of each class a long tail keeps.
 
-    ``exponential``: n_c = ⌊n_max · IR^(−c/(C−1))⌋; ``step``: the first half keeps all, the rest
-    ⌊n_max/IR⌋.
+    ``exponential``: n_c = ⌊n_max · IR^(−c/(C−1))⌋. ``step``: the first half of the classes keeps
+    all images, the other half ⌊n_max/IR⌋.
     """
-    place = np.arange(classes) / max(classes - 1, 1)
-    falls = (
-        place
-        if shape == "exponential"
-        else (np.arange(classes) >= (classes + 1) // 2).astype(float)
-    )
-    return np.floor(most * ir**-falls + 1e-9).astype(np.int64)
+    if shape == "exponential":
+        exponent = np.arange(classes) / max(classes - 1, 1)
+    else:
+        exponent = (np.arange(classes) >= (classes + 1) // 2).astype(float)
+    # The small number keeps a rounding error below a whole number from losing an image.
+    return np.floor(most * ir**-exponent + 1e-9).astype(np.int64)
 
 
 def long_tail(labels: Ints, classes: int, ir: float, shape: str, rng: np.random.Generator) -> Ints:
-    """Return the images that a long tail keeps of the global training set."""
+    """Return the indices of the images that a long tail keeps of the whole training set."""
     keep = tail_profile(int(np.bincount(labels, minlength=classes).max()), classes, ir, shape)
     return draw_by_class(labels, keep, rng)
 
@@ -42,19 +40,21 @@ def long_tail(labels: Ints, classes: int, ir: float, shape: str, rng: np.random.
 def dirichlet_per_client(
     labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
 ) -> Ints:
-    """Draw q ~ Dir(α) for each client and give it N/K unassigned images, drawn without replacement
-    with weight q_y.
+    """Draw q ~ Dir(α) for each client, and N/K of the unassigned images with weight q_y.
 
     This is FedRCL's split: clients have equal sizes, and late ones drift from their draw as classes
-    run out. Drawing without replacement is an exponential race: the j-th image of a class with r
-    left arrives after a gap of rate q_c·(r − j), and the first N/K arrivals over all classes win.
+    run out. Images are drawn without replacement, which equals an exponential race: the j-th image
+    of a class with r left arrives after a gap of rate q_c·(r − j), and the first N/K arrivals over
+    all classes win.
     """
+    # All images sorted by class and shuffled inside each class. A class is used from its end:
+    # `left[c]` images of it remain, and they end before position `top[c]`.
     deck = np.lexsort((rng.random(len(labels)), labels))
     left = np.bincount(labels, minlength=classes)
     top = left.cumsum()
     weights = np.maximum(rng.dirichlet(np.full(classes, alpha), clients), 1e-30)
     owner = np.full(len(labels), -1)
-    sizes = np.bincount(_equal(len(labels), np.arange(clients)), minlength=clients)
+    sizes = np.bincount(_equal_parts(len(labels), np.arange(clients)), minlength=clients)
     steps = np.arange(sizes[0])[:, None]
     at_once = max(1, BLOCK // int(sizes[0] * classes))
     for client, size in enumerate(sizes.tolist()):
@@ -63,6 +63,7 @@ def dirichlet_per_client(
         gaps = waits[: size * classes].reshape(size, classes)
         waits = waits[size * classes :]
         behind = left - steps[:size]
+        # The common case, in which no class can run out, is the faster one.
         if behind[-1].min() > 0:
             arrivals = (gaps / (weights[client] * behind)).cumsum(0).ravel()
         else:
@@ -71,6 +72,7 @@ def dirichlet_per_client(
         numbers = np.bincount(
             np.argpartition(arrivals, size - 1)[:size] % classes, minlength=classes
         )
+        # The last numbers[c] remaining images of every class c, all classes at once.
         owner[deck[np.repeat(top - numbers.cumsum(), numbers) + steps[:size, 0]]] = client
         left -= numbers
         top -= numbers
@@ -80,8 +82,9 @@ def dirichlet_per_client(
 def dirichlet_per_class(
     labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
 ) -> Ints:
-    """For each class draw p ~ Dir(α) over clients, none to those already full; redraw until all
-    have 10 images.
+    """For each class draw p ~ Dir(α) over clients; redraw until every client has 10 images.
+
+    A client that already has its N/K images gets no more.
     """
     if len(labels) < clients * MIN_SIZE:
         raise CafedclError(
@@ -97,7 +100,9 @@ def dirichlet_per_class(
                 continue
             room = sizes < len(labels) / clients
             share = rng.dirichlet(np.full(clients, alpha)) * room
-            share = share if share.sum() > 0 else room.astype(float)
+            # A small α can put all its mass on full clients, or underflow to NaN.
+            if not share.sum() > 0:
+                share = room.astype(float)
             cuts = np.floor(np.cumsum(share / share.sum())[:-1] * len(members)).astype(np.int64)
             numbers = np.diff(np.r_[0, cuts, len(members)])
             owner[members] = np.repeat(np.arange(clients), numbers)
@@ -105,16 +110,17 @@ def dirichlet_per_class(
         if sizes.min() >= MIN_SIZE:
             return owner
     raise CafedclError(
-        f"split: no draw of {MAX_TRIES} gave every one of {clients} clients {MIN_SIZE} images at alpha = {alpha:g}; "
-        "use a larger alpha, fewer clients or form = 'client'"
+        f"split: none of {MAX_TRIES} draws gave each of {clients} clients {MIN_SIZE} images "
+        f"at alpha = {alpha:g}; use a larger alpha, fewer clients or form = 'client'"
     )
 
 
 def pathological(
     labels: Ints, clients: int, classes: int, held: int, rng: np.random.Generator
 ) -> Ints:
-    """Give every client exactly ``held`` classes, every class to somebody, and each class in equal
-    parts.
+    """Give every client exactly ``held`` classes; holders of a class get equal parts of it.
+
+    Every class has a holder.
     """
     if held > classes:
         raise CafedclError(f"split.classes = {held}: there are only {classes} classes")
@@ -126,6 +132,7 @@ def pathological(
     load = np.zeros(classes)
     holders: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
+        # The classes with the fewest holders so far; random fractions break ties.
         chosen = np.argsort(load + rng.random(classes))[:held]
         load[chosen] += 1
         for c in chosen:
@@ -138,13 +145,14 @@ def pathological(
                 f"split: class {c} has {len(members)} images for {len(owners)} clients; "
                 "use fewer clients, fewer classes per client or a smaller ir"
             )
-        owner[members] = _equal(len(members), np.array(owners))
+        owner[members] = _equal_parts(len(members), np.array(owners))
     return owner
 
 
 def quantity(labels: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Ints:
-    """Give clients sizes in proportions drawn from Dir(α), at least one image each, whatever its
-    label.
+    """Give clients sizes in proportions drawn from Dir(α), at least one image each.
+
+    Labels play no role.
     """
     numbers = 1 + rng.multinomial(len(labels) - clients, rng.dirichlet(np.full(clients, alpha)))
     owner = np.empty(len(labels), dtype=np.int64)
@@ -155,21 +163,21 @@ def quantity(labels: Ints, clients: int, alpha: float, rng: np.random.Generator)
 def iid(labels: Ints, clients: int, rng: np.random.Generator) -> Ints:
     """Give every client the same number of images, whatever their labels."""
     owner = np.empty(len(labels), dtype=np.int64)
-    owner[rng.permutation(len(labels))] = _equal(len(labels), np.arange(clients))
+    owner[rng.permutation(len(labels))] = _equal_parts(len(labels), np.arange(clients))
     return owner
 
 
-def _equal(images: int, owners: Ints) -> Ints:
-    """Return an owner for every image, in equal parts; the first ones get what is left over."""
+def _equal_parts(images: int, owners: Ints) -> Ints:
+    """Return an owner for every image, in equal parts; the first owners get the remainder."""
     numbers = np.full(len(owners), images // len(owners))
     numbers[: images % len(owners)] += 1
     return np.repeat(owners, numbers)
 
 
-def deal(
+def assign_clients(
     labels: Ints, natural: Ints, classes: int, clients: int, options: SplitOptions, seed: int
 ) -> Ints:
-    """Return the client of every image of the (tailed) training set."""
+    """Return the client of every image, after the long tail was cut out."""
     rng = stream(seed, "split")
     if len(labels) < clients:
         raise CafedclError(f"split: {len(labels)} images are too few for {clients} clients")
@@ -181,8 +189,9 @@ def deal(
         return quantity(labels, clients, options.alpha, rng)
     if options.kind == "pathological":
         return pathological(labels, clients, classes, options.classes, rng)
-    form = dirichlet_per_client if options.form == "client" else dirichlet_per_class
-    return form(labels, clients, classes, options.alpha, rng)
+    if options.form == "client":
+        return dirichlet_per_client(labels, clients, classes, options.alpha, rng)
+    return dirichlet_per_class(labels, clients, classes, options.alpha, rng)
 
 
 def split(
@@ -194,10 +203,10 @@ def split(
     seed: int,
     test_share: float,
 ) -> Shards:
-    """Deal images to clients; ``test_share`` of each client's are kept for testing (complete
-    protocol: 0).
+    """Split images over clients, and each client's into training, validation and test images.
 
-    ``natural`` is the data's own client of every image, empty where there is none.
+    ``natural`` is the natural client of every image, empty if there are none. ``test_share`` is 0
+    under the complete protocol.
     """
     if options.kind == "file":
         return load_shards(Path(options.file), labels)
@@ -207,10 +216,12 @@ def split(
         kept = long_tail(y, classes, options.ir, options.tail, stream(seed, "long tail"))
     born: Ints = natural.cpu().numpy()[kept] if len(natural) else np.zeros(0, dtype=np.int64)
     owner = np.full(len(y), -1)
-    owner[kept] = deal(y[kept], born, classes, clients, options, seed)
-    rest, test = _part(y, owner, test_share, seed, "test part")
-    train, validation = _part(y, rest, options.validation, seed, "validation part")
-    shards = gather(y, classes, clients, (train, validation, test if test_share else None))
+    owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed)
+    rest, test = _separate(y, owner, test_share, seed, "test part")
+    train, validation = _separate(y, rest, options.validation, seed, "validation part")
+    shards = shards_of_owners(
+        y, classes, clients, (train, validation, test if test_share else None)
+    )
     empty = [client for client, part in enumerate(shards.train) if not len(part)]
     if empty:
         raise CafedclError(
@@ -219,7 +230,9 @@ def split(
     return shards
 
 
-def _part(labels: Ints, owner: Ints, share: float, seed: int, purpose: str) -> tuple[Ints, Ints]:
-    """Return the owners of what stays and of what is held out."""
-    held = hold_out(labels, owner, share, stream(seed, purpose))
+def _separate(
+    labels: Ints, owner: Ints, share: float, seed: int, purpose: str
+) -> tuple[Ints, Ints]:
+    """Return the owners of the remaining images and of those held out."""
+    held = choose_held_out(labels, owner, share, stream(seed, purpose))
     return np.where(held, -1, owner), np.where(held, owner, -1)

@@ -1,4 +1,7 @@
-"""The real sets, where there is a folder with them: CAFEDCL_TEST_DATA. Nothing is downloaded."""
+"""The real sets, if CAFEDCL_TEST_DATA is a folder with them. Nothing is downloaded.
+
+Sets in the packed form of experiments/unpack.py are converted first.
+"""
 
 import os
 import shutil
@@ -12,20 +15,22 @@ import torch
 
 from cafedcl.config.sections import DataOptions
 from cafedcl.data import load_dataset
-from cafedcl.data.packed import packed_files
 
 FOLDER = os.environ.get("CAFEDCL_TEST_DATA", "")
+UNPACK = Path(__file__).parents[2] / "experiments" / "unpack.py"
 pytestmark = pytest.mark.skipif(not FOLDER, reason="CAFEDCL_TEST_DATA is not set")
 
 
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory):
-    """A folder with links to the real files, so that a cache can be written."""
+    """A folder with links to the real files and converted packed sets; a cache can be written."""
     folder = tmp_path_factory.mktemp("real")
     for path in Path(FOLDER).iterdir():
         if path.name == "cache":
             continue
         (folder / path.name).symlink_to(path)
+    if any(folder.glob("*.meta.npz")):
+        subprocess.run([sys.executable, str(UNPACK), str(folder), str(folder)], check=True)
     return folder
 
 
@@ -90,13 +95,11 @@ def test_the_smaller_sets(name, train, test, shape, classes, real):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="memory is measured the Unix way")
 def test_the_second_load_of_cifar10_is_quick_and_small(real, mirror):
-    """In a process of its own, where memory can be measured: what is resident after touching every
-    pixel.
-    """
+    """Memory is measured in a process of its own, after many pixels were read."""
     real("cifar10")
     code = f"""
 import resource, sys, time
-from cafedcl.config import DataOptions
+from cafedcl.config.sections import DataOptions
 from cafedcl.data import load_dataset
 import cafedcl.data.own.reader
 scale = 1 if sys.platform == "darwin" else 1024
@@ -113,12 +116,10 @@ print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale - before)
     assert grown < 2 * 60000 * 3072
 
 
-def test_a_folder_that_cannot_be_written_to(real, tmp_path):
-    files = packed_files(Path(FOLDER), "retinamnist")
-    if not files:
+def test_a_folder_that_cannot_be_written_to(real, mirror, tmp_path):
+    if not (mirror / "retinamnist.npz").exists():
         pytest.skip("retinamnist is not there")
-    for file in files:
-        shutil.copy(file, tmp_path)
+    shutil.copy(mirror / "retinamnist.npz", tmp_path)
     (tmp_path / "cache").write_text("in the way")
     began = time.perf_counter()
     data = load_dataset(DataOptions(name="retinamnist", dir=str(tmp_path), download=False))

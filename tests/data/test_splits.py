@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cafedcl.config.sections import SplitOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import splits
-from cafedcl.data.shards import hold_out, load_shards, pool, save_shards
+from cafedcl.data.shards import choose_held_out, load_shards, merge_clients, save_shards
 from cafedcl.data.splits import dirichlet_per_client, long_tail, pathological
 
 BALANCED = torch.arange(10).repeat(60)
@@ -236,7 +236,7 @@ def test_one_client_may_hold_everything_though_a_class_is_empty():
         ([3, 3], 7, {"kind": "iid"}, "6 images are too few for 7 clients"),
         ([3, 3], 7, {}, "6 images are too few for 7 clients"),
         ([30, 30], 7, {"form": "class"}, "60 images cannot give 7 clients 10 each.*fewer clients"),
-        ([90], 9, {"form": "class", "alpha": 1e-9}, "no draw of 1000 gave.*larger alpha"),
+        ([90], 9, {"form": "class", "alpha": 1e-9}, "none of 1000 draws gave.*larger alpha"),
         (
             [9] * 4,
             3,
@@ -270,7 +270,7 @@ def test_a_hold_out_is_stratified_takes_one_of_two_and_never_the_last(sizes, sha
     owner = np.full(len(labels), -1)
     owner[shard] = 3
     out = (
-        np.flatnonzero(hold_out(labels, owner, share, np.random.default_rng(seed)))
+        np.flatnonzero(choose_held_out(labels, owner, share, np.random.default_rng(seed)))
         if len(labels)
         else shard
     )
@@ -286,11 +286,11 @@ def test_a_hold_out_is_stratified_takes_one_of_two_and_never_the_last(sizes, sha
 
 def test_pooled_shards_are_one_client_with_everything():
     shards = split(BALANCED, 10, 4, SplitOptions(), 0, 0.25)
-    pooled = pool(shards)
+    pooled = merge_clients(shards)
     assert len(pooled) == 1
     assert sorted(dealt(pooled, 0)) == list(range(600))
     assert pooled.counts.tolist() == [shards.counts.sum(0).tolist()]
-    assert pool(split(BALANCED, 10, 4, SplitOptions(), 0, 0.0)).test == ()
+    assert merge_clients(split(BALANCED, 10, 4, SplitOptions(), 0, 0.0)).test == ()
 
 
 def test_a_step_tail_keeps_all_of_the_first_half_and_a_share_of_the_rest():
@@ -325,10 +325,10 @@ def test_the_same_image_is_held_out_whatever_the_other_clients_do():
     labels = np.repeat(np.arange(2), 20)
     together = np.zeros(40, dtype=np.int64)
     alone = np.where(np.arange(40) % 2 == 0, 0, -1)
-    held = hold_out(labels, alone, 0.3, np.random.default_rng(5))
-    again = hold_out(labels, np.where(alone < 0, 1, 0), 0.3, np.random.default_rng(5))
+    held = choose_held_out(labels, alone, 0.3, np.random.default_rng(5))
+    again = choose_held_out(labels, np.where(alone < 0, 1, 0), 0.3, np.random.default_rng(5))
     assert (held[alone == 0] == again[alone == 0]).all()
-    assert hold_out(labels, together, 0.3, np.random.default_rng(5)).sum() == 12
+    assert choose_held_out(labels, together, 0.3, np.random.default_rng(5)).sum() == 12
 
 
 def test_a_saved_split_is_the_split(tmp_path):

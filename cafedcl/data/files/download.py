@@ -1,6 +1,4 @@
-"""Files from their official address: resumed where a download broke off, checked, and moved into
-place whole.
-"""
+"""Downloads from official addresses: resumed if interrupted, and checked by MD5."""
 
 import hashlib
 import http.client
@@ -23,7 +21,7 @@ TRIES = 4
 
 @dataclass(frozen=True)
 class Remote:
-    """A file at its official address, with the MD5 that its publishers give."""
+    """A file at its official address, with its published MD5."""
 
     url: str
     md5: str
@@ -34,8 +32,8 @@ class Remote:
         return urlsplit(self.url).path.rsplit("/", 1)[-1]
 
 
-class _BrokenOffError(Exception):
-    """The transfer ended before the whole file was there."""
+class _InterruptedError(Exception):
+    """The transfer ended before the file was complete."""
 
 
 class _Bar(Protocol):
@@ -43,8 +41,9 @@ class _Bar(Protocol):
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
-    """Return the file in ``folder``, downloaded if it is not there; nothing unchecked ever has the
-    final name.
+    """Return the file in ``folder``, downloaded if it is missing.
+
+    A download has the ending ``.part`` until it is complete and its MD5 is right.
     """
     target = folder / remote.name
     if target.exists():
@@ -55,14 +54,15 @@ def fetch(remote: Remote, folder: Path) -> Path:
         resumed = part.exists()
         _transfer(remote, part)
         if resumed and _md5(part) != remote.md5:
-            # What was there before may be from an older file, so start afresh once.
+            # The part that was resumed may be of an older version of the file: start again once.
             part.unlink()
             _transfer(remote, part)
         found = _md5(part)
         if found != remote.md5:
             part.unlink()
             raise CafedclError(
-                f"{remote.url}: the download's MD5 is {found}, not {remote.md5} as published; it was deleted, try again"
+                f"{remote.url}: the download's MD5 is {found}, not {remote.md5} as published; "
+                "it was deleted, try again"
             )
         part.replace(target)
     except OSError as error:
@@ -78,17 +78,15 @@ def _md5(path: Path) -> str:
 
 
 def _transfer(remote: Remote, part: Path) -> None:
-    """Bring the part file to its full length; a transfer that breaks off is taken up again a few
-    times.
-    """
+    """Complete the part file; an interrupted transfer is resumed a few times."""
     with _progress(remote.name) as bar:
-        for left in reversed(range(TRIES)):
+        for tries_left in reversed(range(TRIES)):
             before = part.stat().st_size if part.exists() else 0
             try:
                 _one_transfer(remote, part, bar)
-            except _BrokenOffError as error:
+            except _InterruptedError as error:
                 grown = part.exists() and part.stat().st_size > before
-                if left and grown:
+                if tries_left and grown:
                     continue
                 raise CafedclError(
                     f"{remote.url}: the download broke off ({error}); run again to resume it"
@@ -99,7 +97,9 @@ def _transfer(remote: Remote, part: Path) -> None:
 
 def _one_transfer(remote: Remote, part: Path, bar: _Bar) -> None:
     have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "cafedcl"} | ({"Range": f"bytes={have}-"} if have else {})
+    headers = {"User-Agent": "cafedcl"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(remote.url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
@@ -107,8 +107,8 @@ def _one_transfer(remote: Remote, part: Path, bar: _Bar) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and have:
-            # The part is as long as the file or longer: the checksum decides, and a wrong one
-            # starts afresh.
+            # 416, range not satisfiable: the part is as long as the file or longer. The MD5 then
+            # decides, and the caller starts again if it is wrong.
             return
         raise CafedclError(
             f"{remote.url}: cannot be fetched: HTTP {error.code} {error.reason}"
@@ -117,14 +117,14 @@ def _one_transfer(remote: Remote, part: Path, bar: _Bar) -> None:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise CafedclError(f"{remote.url}: cannot be fetched: {reason}") from None
     except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
-        raise _BrokenOffError(str(error) or type(error).__name__) from None
+        raise _InterruptedError(str(error) or type(error).__name__) from None
 
 
 def _save(response: http.client.HTTPResponse, part: Path, have: int, bar: _Bar) -> None:
     span = response.headers.get("Content-Range", "")
     resumed = response.status == 206 and span.startswith(f"bytes {have}-")
     if response.status == 206 and not resumed:
-        raise _BrokenOffError(f"the server sent the wrong part, {span or 'unnamed'}")
+        raise _InterruptedError(f"the server sent the wrong part, {span or 'unnamed'}")
     done = have if resumed else 0
     length = response.headers.get("Content-Length")
     total = done + int(length) if length else None
@@ -133,21 +133,21 @@ def _save(response: http.client.HTTPResponse, part: Path, have: int, bar: _Bar) 
             file.write(chunk)
             done += len(chunk)
             bar(done, total)
-    # http.client says nothing when a body read in pieces is shorter than announced.
+    # http.client raises nothing when a body that is read in pieces is shorter than announced.
     if total is not None and done < total:
-        raise _BrokenOffError(f"{done} of {total} bytes")
+        raise _InterruptedError(f"{done} of {total} bytes")
 
 
 def _receive(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise _BrokenOffError(str(error) or type(error).__name__) from None
+        raise _InterruptedError(str(error) or type(error).__name__) from None
 
 
 @contextmanager
 def _progress(name: str) -> Iterator[_Bar]:
-    """Show a progress bar, but only to a person who looks at a terminal."""
+    """Show a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None  # noqa: ARG005
         return
@@ -161,7 +161,13 @@ def _progress(name: str) -> Iterator[_Bar]:
         TransferSpeedColumn,
     )
 
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,4 +1,4 @@
-"""The binary forms that image sets are published in: IDX, gzip, tar, zip and numpy archives.
+"""File formats of published image sets: IDX, gzip, tar, zip and NumPy archives.
 
 Nothing is unpacked to disk: members of an archive are read by their exact names.
 """
@@ -10,15 +10,13 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from cafedcl.core.arrays import Array, Bytes
 from cafedcl.core.errors import CafedclError
 
-Bytes = npt.NDArray[np.uint8]
-Array = npt.NDArray[Any]
+ImagesAndLabels = tuple[Array, Array]
 
 BROKEN = (
     EOFError,
@@ -29,7 +27,10 @@ BROKEN = (
     zipfile.BadZipFile,
     struct.error,
 )
+"""The errors that a damaged file can raise in its reader."""
 AGAIN = "delete it and get it again"
+NPZ_NAMES = (("x_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}_x", "{}_y"))
+"""Names of images and labels in ``.npz`` files, for train, test or val."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -42,11 +43,11 @@ def read_bytes(path: Path) -> bytes:
 
 
 def gunzip(data: bytes, where: str) -> bytes:
-    """Return what a gzip file holds, if it is whole."""
+    """Return a gzip file's content; an incomplete file is an error."""
     try:
         return gzip.decompress(data)
     except (EOFError, OSError, zlib.error, struct.error) as error:
-        raise CafedclError(f"{where}: not a whole gzip file ({error}); {AGAIN}") from None
+        raise CafedclError(f"{where}: not a complete gzip file ({error}); {AGAIN}") from None
 
 
 def parse_idx(data: bytes, where: str) -> Bytes:
@@ -57,6 +58,7 @@ def parse_idx(data: bytes, where: str) -> Bytes:
     if len(data) < start:
         raise CafedclError(f"{where}: the IDX header is cut off; {AGAIN}")
     shape = struct.unpack(f">{data[3]}I", data[4:start])
+    # Python's whole numbers, since a damaged header can ask for more than 64 bits hold.
     size = int(np.prod(shape, dtype=object)) if shape else 0
     if len(data) - start != size:
         raise CafedclError(
@@ -66,7 +68,7 @@ def parse_idx(data: bytes, where: str) -> Bytes:
 
 
 def tar_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the named members of a tar archive, all of them, or say which one is missing."""
+    """Return the named members of a tar archive; a missing one is an error."""
     wanted = set(names)
     found: dict[str, bytes] = {}
     try:
@@ -77,7 +79,7 @@ def tar_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
                     content = archive.extractfile(member)
                     found[member.name] = content.read() if content else b""
     except BROKEN as error:
-        raise CafedclError(f"{path}: not a whole archive ({error}); {AGAIN}") from None
+        raise CafedclError(f"{path}: not a complete archive ({error}); {AGAIN}") from None
     return _complete(path, wanted, found)
 
 
@@ -87,21 +89,21 @@ def zip_names(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
     except BROKEN as error:
-        raise CafedclError(f"{path}: not a whole archive ({error}); {AGAIN}") from None
+        raise CafedclError(f"{path}: not a complete archive ({error}); {AGAIN}") from None
     for name in names:
         _refuse_escape(path, name)
     return names
 
 
 def zip_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the named members of a zip archive, all of them, or say which one is missing."""
+    """Return the named members of a zip archive; a missing one is an error."""
     wanted = set(names)
     present = wanted & set(zip_names(path))
     try:
         with zipfile.ZipFile(path) as archive:
             found = {name: archive.read(name) for name in present}
     except (*BROKEN, RuntimeError, NotImplementedError) as error:
-        raise CafedclError(f"{path}: not a whole archive ({error}); {AGAIN}") from None
+        raise CafedclError(f"{path}: not a complete archive ({error}); {AGAIN}") from None
     return _complete(path, wanted, found)
 
 
@@ -109,7 +111,7 @@ def _complete(path: Path, wanted: set[str], found: dict[str, bytes]) -> dict[str
     missing = sorted(wanted - found.keys())
     if missing:
         raise CafedclError(
-            f"{path}: '{missing[0]}' is not in it, so it is not the official archive; {AGAIN}"
+            f"{path}: it is not the official archive, since it has no '{missing[0]}'; {AGAIN}"
         )
     return found
 
@@ -118,33 +120,44 @@ def _refuse_escape(path: Path, name: str) -> None:
     windows = PureWindowsPath(name)
     if windows.drive or windows.root or PurePosixPath(name).is_absolute() or ".." in windows.parts:
         raise CafedclError(
-            f"{path}: refused: its member '{name}' leaves the archive; get the official file"
+            f"{path}: refused: its member '{name}' lies outside the archive; get the official file"
         )
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file by name, never any Python object."""
+    """Return the arrays of an ``.npz`` file by name; pickled objects are refused."""
     try:
-        # numpy leaves a file that it opened itself open when the archive is broken.
+        # Opened here because numpy never closes a file that it opened itself if the archive is
+        # broken.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.ndarray):
                 return {name: archive[name] for name in archive.files}
     except BROKEN as error:
         raise CafedclError(
-            f"{path}: not a whole .npz file of plain arrays ({_first_line(error)})"
+            f"{path}: not a complete .npz file of plain arrays ({_first_line(error)})"
         ) from None
     raise CafedclError(f"{path}: it holds one array, not the named arrays of an .npz file")
 
 
+def images_and_labels(arrays: dict[str, Array], side: str) -> ImagesAndLabels | None:
+    """Return the images and labels of train, test or val from the arrays of an ``.npz`` file."""
+    for images, labels in NPZ_NAMES:
+        x = arrays.get(images.format(side))
+        y = arrays.get(labels.format(side))
+        if x is not None and y is not None:
+            return x, y
+    return None
+
+
 def read_npy(path: Path) -> Array:
-    """Return the array of an ``.npy`` file, never any Python object."""
+    """Return the array of an ``.npy`` file; pickled objects are refused."""
     try:
         with path.open("rb") as file:
             array = np.load(file, allow_pickle=False)
     except BROKEN as error:
         raise CafedclError(
-            f"{path}: not a whole .npy file of plain numbers ({_first_line(error)})"
+            f"{path}: not a complete .npy file of plain numbers ({_first_line(error)})"
         ) from None
     if not isinstance(array, np.ndarray):
         raise CafedclError(f"{path}: it holds several arrays; name it .npz")

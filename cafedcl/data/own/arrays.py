@@ -1,48 +1,50 @@
-"""Your own arrays: ``.npz`` with images and labels, or a pair of ``.npy`` files."""
+"""Your own arrays: ``.npz`` with images and labels, or two ``.npy`` files."""
 
 from pathlib import Path
 
 import numpy as np
 
 from cafedcl.config.sections import DataOptions
+from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import Remarks
-from cafedcl.data.checked import Ints, checked, choose_test, nchw, whole_labels
+from cafedcl.data.checked import checked_dataset, choose_test, nchw, whole_labels
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.files.formats import Array, read_npy, read_npz
+from cafedcl.data.files.formats import ImagesAndLabels, images_and_labels, read_npy, read_npz
 from cafedcl.data.own.items import sort_names
 
-SPELLINGS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}_x", "{}_y"))
-WHOLE = (("x", "y"), ("images", "labels"))
-EXPECTED = "expected are x_train, y_train, x_test, y_test, or train_images, train_labels and so on, or x and y"
-
-Pair = tuple[Array, Array]
+UNSPLIT_NAMES = (("x", "y"), ("images", "labels"))
+EXPECTED = (
+    "expected x_train, y_train, x_test, y_test, or train_images, train_labels and so on, or x and y"
+)
 
 
 def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
-    """Return the data set of an ``.npz`` file, with remarks on what was left out."""
+    """Return the data set of an ``.npz`` file, with remarks on images that were left out."""
     arrays = {name.lower(): array for name, array in read_npz(path).items()}
     remarks = Remarks()
-    train = _pair(arrays, "train")
-    test = _pair(arrays, "test")
-    validation = _pair(arrays, "val")
+    train = images_and_labels(arrays, "train")
+    test = images_and_labels(arrays, "test")
+    validation = images_and_labels(arrays, "val")
     if test is None:
         test = validation
     elif validation is not None:
         remarks.append(
-            f"{path}: {len(validation[0])} validation images are left out; each client holds out its own"
+            f"{path}: {len(validation[0])} validation images are left out; "
+            "each client holds out its own"
         )
-    for x, y in WHOLE:
+    for x, y in UNSPLIT_NAMES:
         if train is None and x in arrays and y in arrays:
-            train = arrays[x], arrays[y]
+            train = (arrays[x], arrays[y])
     if train is None:
         raise CafedclError(f"{path}: it has {', '.join(arrays) or 'no arrays'}; {EXPECTED}")
-    return _make(path, train, test, arrays.get("classes"), options), remarks
+    return _to_dataset(path, train, test, arrays.get("classes"), options), remarks
 
 
 def read_npy_set(path: Path, options: DataOptions) -> Dataset:
-    """Return the data set of ``images.npy`` and ``labels.npy`` in a folder, or of X.npy and its
-    labels beside it.
+    """Return the data set of a folder's ``images.npy`` and ``labels.npy``, or of one ``.npy`` file.
+
+    Labels of a single file are in ``NAME_labels.npy``, ``labels.npy`` or ``y.npy`` beside it.
     """
     if path.is_dir():
         images = path / "images.npy"
@@ -56,42 +58,42 @@ def read_npy_set(path: Path, options: DataOptions) -> Dataset:
             (choice for choice in choices if choice.exists() and choice != path), choices[0]
         )
     if not labels.exists():
-        raise CafedclError(f"{images}: its labels are not there; put them into {labels}")
-    return _make(images, (read_npy(images), read_npy(labels)), None, None, options)
+        raise CafedclError(f"{images}: its labels are missing; put them into {labels}")
+    return _to_dataset(images, (read_npy(images), read_npy(labels)), None, None, options)
 
 
-def _pair(arrays: dict[str, Array], side: str) -> Pair | None:
-    for x, y in SPELLINGS:
-        if x.format(side) in arrays and y.format(side) in arrays:
-            return arrays[x.format(side)], arrays[y.format(side)]
-    return None
-
-
-def _make(
-    path: Path, train: Pair, test: Pair | None, classes: Array | None, options: DataOptions
+def _to_dataset(
+    path: Path,
+    train: ImagesAndLabels,
+    test: ImagesAndLabels | None,
+    classes: Array | None,
+    options: DataOptions,
 ) -> Dataset:
-    train_y, test_y, names = _classes(path, train[1], None if test is None else test[1], classes)
+    given_test_y = None if test is None else test[1]
+    train_y, test_y, names = _number_labels(path, train[1], given_test_y, classes)
     train_x = nchw(train[0], path)
     if len(train_x) != len(train_y):
         raise CafedclError(f"{path}: {len(train_x)} training images but {len(train_y)} labels")
     if test is None:
         held = choose_test(train_y)
-        train_x, test_x = train_x[~held], train_x[held]
-        train_y, test_y = train_y[~held], train_y[held]
+        test_x = train_x[held]
+        test_y = train_y[held]
+        train_x = train_x[~held]
+        train_y = train_y[~held]
     else:
         test_x = nchw(test[0], path)
     if options.size and train_x.shape[2:] != (options.size, options.size):
-        from cafedcl.data.images import resize
+        from cafedcl.data.images import resize_images
 
-        train_x = resize(train_x, options.size)
-        test_x = resize(test_x, options.size)
-    return checked(path, (train_x, train_y), (test_x, test_y), names)
+        train_x = resize_images(train_x, options.size)
+        test_x = resize_images(test_x, options.size)
+    return checked_dataset(path, (train_x, train_y), (test_x, test_y), names)
 
 
-def _classes(
+def _number_labels(
     path: Path, train: Array, test: Array | None, classes: Array | None
 ) -> tuple[Ints, Ints, list[str]]:
-    """Return labels as whole numbers from 0, and the classes' names."""
+    """Return training and test labels as whole numbers from 0, and the class names."""
     both = [train, train[:0] if test is None else test]
     if train.dtype.kind in "US":
         texts = [[str(name) for name in y.astype(str).ravel()] for y in both]
@@ -102,15 +104,17 @@ def _classes(
         )
         return first, second, names
     first, second = (whole_labels(y, path) for y in both)
-    everything = np.concatenate([first, second])
     if not len(first):
         raise CafedclError(f"{path}: there are no training images")
+    everything = np.concatenate([first, second])
     low = int(everything.min())
     high = int(everything.max())
     if low < 0 or high >= len(first):
-        # Every class needs a training image, so there cannot be more classes than these.
+        # Every class needs a training image, so there cannot be more classes than training images.
         wrong = low if low < 0 else high
         raise CafedclError(
             f"{path}: label {wrong} is out of range; labels count the classes from 0"
         )
-    return first, second, [str(c) for c in (range(high + 1) if classes is None else classes)]
+    if classes is None:
+        return first, second, [str(c) for c in range(high + 1)]
+    return first, second, [str(name) for name in classes]

@@ -1,6 +1,4 @@
-"""Image folders: one folder per class, or one per client with one per class inside, perhaps below
-train/ and test/.
-"""
+"""Image folders: CLASS/IMAGE or CLIENT/CLASS/IMAGE, optionally below train/ and test/."""
 
 import os
 from pathlib import Path
@@ -9,26 +7,29 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.data.images import ENDINGS
 from cafedcl.data.own.items import SIDES, Collection, Item
 
-LAYOUT = "expected is CLASS/IMAGE or CLIENT/CLASS/IMAGE, both also below train/ and test/"
-_NOT_OURS = ("__MACOSX", "@eaDir")
+LAYOUT = "expected CLASS/IMAGE or CLIENT/CLASS/IMAGE, both also below train/ and test/"
+_SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")
+"""Folders that macOS and Synology add."""
 
 
 def read_folder(root: Path) -> tuple[Collection, list[Path]]:
     """Return a folder's images with their classes and clients, and the image files."""
     tops = _subfolders(root)
     sides = {name: SIDES[name.lower()] for name in tops if name.lower() in SIDES}
-    split = "train" in sides.values() and not any(_images(root / name) for name in sides)
+    # A folder "train" with images directly in it is a class that happens to be called so.
+    split = "train" in sides.values() and not any(_image_files(root / name) for name in sides)
     if not split:
-        return _gather(root, {root: "train"})
-    strangers = [name for name in tops if name not in sides]
-    if strangers:
+        return _collect(root, {root: "train"})
+    others = [name for name in tops if name not in sides]
+    if others:
         raise CafedclError(
-            f"{root}: the folder '{strangers[0]}' stands beside a folder for training; {LAYOUT}"
+            f"{root}: the folder '{others[0]}' is beside the training folder; {LAYOUT}"
         )
-    return _gather(root, {root / name: side for name, side in sides.items()})
+    return _collect(root, {root / name: side for name, side in sides.items()})
 
 
-def _gather(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]]:
+def _collect(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]]:
+    """Return the images below each folder of ``parts``, which is one side of the split."""
     items: list[Item] = []
     classes: set[str] = set()
     clients: set[str] = set()
@@ -38,15 +39,14 @@ def _gather(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]]
         tops = _subfolders(folder)
         if depth == 2:
             classes |= {name for top in tops for name in _subfolders(folder / top)}
-            clients |= set(tops) if side == "train" else set()
+            if side == "train":
+                clients |= set(tops)
         else:
             classes |= set(tops)
         for path, inside in found:
             client = inside[0] if depth == 2 else ""
             items.append(Item(str(path.relative_to(root)), path, inside[-1], client, side))
-    return Collection(str(root), items, classes, clients), [
-        path for item in items if (path := root / item.name)
-    ]
+    return Collection(str(root), items, classes, clients), [root / item.name for item in items]
 
 
 def _depth(folder: Path, found: list[tuple[Path, tuple[str, ...]]]) -> int:
@@ -58,24 +58,25 @@ def _depth(folder: Path, found: list[tuple[Path, tuple[str, ...]]]) -> int:
             for path in folder.iterdir()
             if path.suffix.lower() in (".csv", ".parquet", ".npz")
         )
-        hint = f"; did you mean {folder / tables[0]}?" if tables else f"; {LAYOUT}"
-        raise CafedclError(f"{folder}: there are no images in it{hint}")
+        hint = f"did you mean {folder / tables[0]}?" if tables else LAYOUT
+        raise CafedclError(f"{folder}: there are no images in it; {hint}")
     if len(examples) > 1:
         one, other = (str(path.relative_to(folder)) for path in list(examples.values())[:2])
-        raise CafedclError(f"{folder}: {one} and {other} are not equally deep; {LAYOUT}")
+        raise CafedclError(f"{folder}: {one} and {other} are not at the same depth; {LAYOUT}")
     depth = next(iter(examples))
     if depth not in (1, 2):
         raise CafedclError(
-            f"{folder}: {examples[depth].relative_to(folder)} is not where it should be; {LAYOUT}"
+            f"{folder}: {examples[depth].relative_to(folder)} is not at the right depth; {LAYOUT}"
         )
     return depth
 
 
 def _walk(folder: Path, inside: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
-    """Return all images below a folder with the names of the folders they are in; four levels are
-    enough to see.
+    """Return all images below a folder, each with the names of the folders it is in.
+
+    Four levels are searched: enough to report images that are too deep.
     """
-    found = [(path, inside) for path in _images(folder)]
+    found = [(path, inside) for path in _image_files(folder)]
     if len(inside) < 4:
         for name in _subfolders(folder):
             found += _walk(folder / name, (*inside, name))
@@ -84,11 +85,13 @@ def _walk(folder: Path, inside: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
 
 def _subfolders(folder: Path) -> list[str]:
     return sorted(
-        entry.name for entry in _entries(folder) if entry.is_dir() and entry.name not in _NOT_OURS
+        entry.name
+        for entry in _entries(folder)
+        if entry.is_dir() and entry.name not in _SYSTEM_FOLDERS
     )
 
 
-def _images(folder: Path) -> list[Path]:
+def _image_files(folder: Path) -> list[Path]:
     names = [
         entry.name
         for entry in _entries(folder)

@@ -10,21 +10,21 @@ from cafedcl.data.own.arrays import read_npy_set, read_npz_set
 from cafedcl.data.own.hub import is_saved, read_hub
 from cafedcl.data.own.items import load_items
 
-FORMS = "expected is a folder of images, .csv, .parquet, .npz or .npy"
+FORMS = "expected a folder of images, .csv, .parquet, .npz or .npy"
 
 
 def read_own(options: DataOptions) -> tuple[Dataset, Remarks]:
-    """Return the data set at the path that the options name, with remarks on what was left out."""
+    """Return the data set at the given path, with remarks on images that were left out."""
     try:
         path = Path(options.name).expanduser()
-        there = path.exists()
-        folder = path.is_dir()
+        exists = path.exists()
+        is_folder = path.is_dir()
     except (OSError, ValueError, RuntimeError) as error:
         raise CafedclError(f"data.name = '{options.name}': not a path: {error}") from None
-    if not there:
+    if not exists:
         raise CafedclError(f"{path}: there is no such file or folder; {FORMS}")
     ending = path.suffix.lower()
-    if folder:
+    if is_folder:
         if is_saved(path):
             return read_hub(str(path), options)
         if (path / "images.npy").exists():
@@ -42,4 +42,4 @@ def read_own(options: DataOptions) -> tuple[Dataset, Remarks]:
         return read_npz_set(path, options)
     if ending == ".npy":
         return read_npy_set(path, options), []
-    raise CafedclError(f"{path}: not a form that can be read; {FORMS}")
+    raise CafedclError(f"{path}: this format is not supported; {FORMS}")

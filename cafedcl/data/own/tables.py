@@ -1,6 +1,4 @@
-"""Tables of images: CSV or Parquet with a path and a label in every row, perhaps a client and a
-split.
-"""
+"""Tables of images: CSV or Parquet with columns path and label, optionally client and split."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +17,15 @@ COLUMNS = {
 
 
 def read_table(path: Path) -> tuple[Collection, list[Path]]:
-    """Return a table's images with their classes and clients, and the files all this is in."""
-    frame = _frame(path)
+    """Return a table's images with classes and clients, and all files: the table and the images."""
+    frame = _read_frame(path)
     columns = _columns(path, list(frame.columns))
     if frame.empty:
         raise CafedclError(f"{path}: the table has no rows")
     values = {what: frame[column].astype(str).tolist() for what, column in columns.items()}
     for what, column in columns.items():
         gaps = [row for row, value in enumerate(values[what]) if not value.strip()]
+        # Only training images need a client.
         if what == "client" and "split" in values:
             gaps = [
                 row for row in gaps if SIDES.get(values["split"][row].strip().lower()) == "train"
@@ -44,7 +43,7 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
     missing = [row for row, file in enumerate(files) if not file.is_file()]
     if missing:
         raise CafedclError(
-            f"{path}: {len(missing)} of {n} images are not there, first {values['path'][missing[0]]} "
+            f"{path}: {len(missing)} of {n} images are missing, first {values['path'][missing[0]]} "
             f"in row {missing[0] + 1}; paths are relative to {path.parent}"
         )
     items = [
@@ -53,16 +52,14 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
             values["path"], files, values["label"], clients, sides, strict=True
         )
     ]
-    return Collection(str(path), items, clients={name for name in clients if name.strip()}), [
-        path,
-        *files,
-    ]
+    collection = Collection(str(path), items, clients={name for name in clients if name.strip()})
+    return collection, [path, *files]
 
 
-def _frame(path: Path) -> pd.DataFrame:
+def _read_frame(path: Path) -> pd.DataFrame:
     try:
         if path.suffix.lower() == ".csv":
-            # Everything is text, so that a class called NA or 007 stays what it is.
+            # Everything is read as text, so that a class called NA or 007 keeps its name.
             return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
         return pd.read_parquet(path).fillna("")
     except ImportError:
@@ -71,25 +68,24 @@ def _frame(path: Path) -> pd.DataFrame:
         ) from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # pyarrow has a family of errors of its own
-        raise CafedclError(f"{path}: not a table that can be read: {error}") from None
+    except Exception as error:  # pyarrow has its own errors
+        raise CafedclError(f"{path}: not a readable table: {error}") from None
 
 
 def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return which column holds what, whatever the case of its name."""
+    """Return the columns by their role; upper and lower case do not matter."""
     by_lower = {str(name).strip().lower(): name for name in names}
     found = {
         what: by_lower[word]
         for what, words in COLUMNS.items()
-        for word in reversed(words)
+        for word in reversed(words)  # of several spellings, the first one wins
         if word in by_lower
     }
     for what in ("path", "label"):
         if what not in found:
             words = " or ".join(COLUMNS[what])
-            raise CafedclError(
-                f"{path}: there is no column {words}; it has {', '.join(map(str, names)) or 'none'}"
-            )
+            present = ", ".join(map(str, names)) or "none"
+            raise CafedclError(f"{path}: there is no column {words}; its columns are: {present}")
     return found
 
 

@@ -1,6 +1,4 @@
-"""CIFAR-10 and CIFAR-100: batches of 32×32 colour images, as pickles in the official archive or
-already unpacked.
-"""
+"""CIFAR-10 and CIFAR-100: pickled batches of 32×32 colour images, as an archive or unpacked."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from cafedcl.config.sections import DataOptions
+from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
-from cafedcl.data.checked import checked
+from cafedcl.data.checked import checked_dataset
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.files.download import Remote
-from cafedcl.data.files.formats import AGAIN, Array, read_bytes, tar_members
+from cafedcl.data.files.formats import AGAIN, read_bytes, tar_members
 from cafedcl.data.files.pickles import unpickle
-from cafedcl.data.sources.base import Form, Reader, Source
+from cafedcl.data.sources.base import FileForm, Reader, Source
 
 ADDRESS = "https://www.cs.toronto.edu/~kriz"
 
@@ -28,6 +27,7 @@ def _source(
     files: dict[str, list[str]],
     keys: tuple[str, str],
 ) -> Source:
+    """Return one of the two sets; ``keys`` are the pickles' keys of labels and class names."""
     archive = f"{name.replace('cifar', 'cifar-')}-python.tar.gz"
     members = [*files["train"], *files["test"], *files["meta"]]
 
@@ -37,13 +37,12 @@ def _source(
             for data, member in zip(contents, members, strict=True)
         ]
         split = len(files["train"])
-        train, test = (
-            _join(f"{where}", part, keys[0]) for part in (batches[:split], batches[split:-1])
-        )
+        train = _join(f"{where}", batches[:split], keys[0])
+        test = _join(f"{where}", batches[split:-1], keys[0])
         names = batches[-1].get(keys[1])
         if not isinstance(names, list) or len(names) != classes:
             raise CafedclError(f"{where}: {members[-1]} does not name {classes} classes; {AGAIN}")
-        return checked(where, train, test, [str(name) for name in names])
+        return checked_dataset(where, train, test, [str(name) for name in names])
 
     def read_archive(paths: Sequence[Path], options: DataOptions) -> Dataset:  # noqa: ARG001
         inside = [f"{folder}/{member}" for member in members]
@@ -54,22 +53,24 @@ def _source(
         return parse(paths[0].parent, [read_bytes(path) for path in paths])
 
     # Keras 3 unpacks into a folder named -target.
+    folders = (folder, f"{folder}-target/{folder}")
     return Source(
         name,
         f"32×32 colour photographs, {classes} classes, 50,000 + 10,000",
         (
-            Form((archive,), read_archive),
-            *_folders((folder, f"{folder}-target/{folder}"), members, read_folder),
+            FileForm((archive,), read_archive),
+            *_folder_forms(folders, members, read_folder),
         ),
         (Remote(f"{ADDRESS}/{archive}", md5),),
     )
 
 
-def _folders(folders: Sequence[str], members: Sequence[str], read: Reader) -> list[Form]:
-    return [Form(tuple(f"{folder}/{member}" for member in members), read) for folder in folders]
+def _folder_forms(folders: Sequence[str], members: Sequence[str], read: Reader) -> list[FileForm]:
+    return [FileForm(tuple(f"{folder}/{member}" for member in members), read) for folder in folders]
 
 
 def _join(where: str, batches: list[dict[str, Any]], key: str) -> tuple[Array, Array]:
+    """Return the images and labels of several batches."""
     images = []
     labels = []
     for batch in batches:

@@ -5,22 +5,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from cafedcl.core.arrays import Array
 from cafedcl.core.rng import stream
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.sources.base import Form, Source
+from cafedcl.data.sources.base import FileForm, Source
 
 TEST_SHARE = 0.2
 
 
-def load() -> Dataset:
+def load_digits() -> Dataset:
     """Return the digits with a fixed fifth of every class held out for testing."""
-    table = read()
-    images = torch.from_numpy(np.round(table[:, :-1] * (255 / 16)).astype(np.uint8)).view(
-        -1, 1, 8, 8
-    )
+    table = _read_table()
+    # scikit-learn's pixels are 0 to 16.
+    pixels = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8)
+    images = torch.from_numpy(pixels).view(-1, 1, 8, 8)
     labels = torch.from_numpy(table[:, -1].astype(np.int64))
     order = torch.from_numpy(stream(0, "digits test set").permutation(len(labels)))
     test = torch.cat(
@@ -31,10 +31,9 @@ def load() -> Dataset:
     return Dataset.of(images[~held], labels[~held], images[held], labels[held], tuple("0123456789"))
 
 
-def read() -> npt.NDArray[np.float64]:
-    """Return 64 pixels and the label of every image, from scikit-learn's file: to import it takes
-    over a second.
-    """
+def _read_table() -> Array:
+    """Return 64 pixels and the label of every image, one row each."""
+    # Only scikit-learn's data file is read: importing the package takes over a second.
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
@@ -51,6 +50,6 @@ SOURCES = (
     Source(
         "digits",
         "handwritten digits, 8×8 grey, 10 classes, 1,438 + 359, embedded in scikit-learn",
-        (Form((), lambda files, options: load()),),  # noqa: ARG005
+        (FileForm((), lambda files, options: load_digits()),),  # noqa: ARG005
     ),
 )

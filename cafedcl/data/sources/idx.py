@@ -1,24 +1,24 @@
-"""MNIST, Fashion-MNIST and EMNIST: 28×28 grey images in IDX files, packed with gzip or not."""
+"""MNIST, Fashion-MNIST and EMNIST: 28×28 grey images in IDX files, gzipped or not."""
 
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cafedcl.config.sections import DataOptions
+from cafedcl.core.arrays import Bytes
 from cafedcl.core.errors import CafedclError
-from cafedcl.data.checked import checked
+from cafedcl.data.checked import checked_dataset
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.files.download import Remote
 from cafedcl.data.files.formats import (
     AGAIN,
-    Bytes,
     gunzip,
     parse_idx,
     read_bytes,
     read_npz,
     zip_members,
 )
-from cafedcl.data.sources.base import Form, Source
+from cafedcl.data.sources.base import FileForm, Reader, Source
 
 FILES = tuple(
     f"{part}-{what}"
@@ -71,30 +71,35 @@ EMNIST_REMOTE = Remote(
 )
 
 
-def _parse(where: object, contents: Sequence[bytes], files: Sequence[object]) -> list[Bytes]:
+def _parse_four(where: object, contents: Sequence[bytes], files: Sequence[object]) -> list[Bytes]:
     arrays = [parse_idx(data, str(file)) for data, file in zip(contents, files, strict=True)]
     if [array.ndim for array in arrays] != [3, 1, 3, 1]:
-        raise CafedclError(f"{where}: its IDX files are not images and labels in turn; {AGAIN}")
+        raise CafedclError(
+            f"{where}: its IDX files are not images, labels, images, labels; {AGAIN}"
+        )
     return arrays
 
 
-def _reader(names: Sequence[str]) -> Callable[[Sequence[Path], DataOptions], Dataset]:
+def _idx_reader(names: Sequence[str]) -> Reader:
     def read(files: Sequence[Path], options: DataOptions) -> Dataset:  # noqa: ARG001
         where = files[0].parent
-        train_x, train_y, test_x, test_y = _parse(
+        train_x, train_y, test_x, test_y = _parse_four(
             where, [read_bytes(file) for file in files], files
         )
-        return checked(where, (train_x, train_y), (test_x, test_y), names)
+        return checked_dataset(where, (train_x, train_y), (test_x, test_y), names)
 
     return read
 
 
-def _starts_otherwise(head: bytes) -> Callable[[Sequence[Path]], bool]:
+def _is_not(other_head: bytes) -> Callable[[Sequence[Path]], bool]:
+    """Return a test of whether files are not those of the set whose test labels start so."""
+
     def fits(files: Sequence[Path]) -> bool:
         try:
-            return read_bytes(files[3])[8:16] != head
+            return read_bytes(files[3])[8:16] != other_head
         except CafedclError:
-            return True  # broken, which the reader will say
+            # The file is broken. The reader will report it.
+            return True
 
     return fits
 
@@ -111,12 +116,12 @@ def _mnist_like(
     spellings = [tuple(f"{file}{ending}" for file in FILES) for ending in (".gz", "")]
     spellings.append(tuple(file.replace("-idx", ".idx") for file in FILES))
     forms = [
-        Form(tuple(folder + file for file in files), _reader(names), _starts_otherwise(other))
+        FileForm(tuple(folder + file for file in files), _idx_reader(names), _is_not(other))
         for folder in ("", *folders)
         for files in spellings
     ]
     if name == "mnist":
-        forms.append(Form(("mnist.npz",), _read_keras))
+        forms.append(FileForm(("mnist.npz",), _read_keras))
     remote = tuple(
         Remote(address + file, md5) for file, md5 in zip(spellings[0], md5s, strict=True)
     )
@@ -127,9 +132,10 @@ def _read_keras(files: Sequence[Path], options: DataOptions) -> Dataset:  # noqa
     arrays = read_npz(files[0])
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if key not in arrays]
     if missing:
-        raise CafedclError(f"{files[0]}: there is no array '{missing[0]}' in it; {AGAIN}")
-    train, test = ((arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
-    return checked(files[0], train, test, string.digits)
+        raise CafedclError(f"{files[0]}: it has no array '{missing[0]}'; {AGAIN}")
+    train = (arrays["x_train"], arrays["y_train"])
+    test = (arrays["x_test"], arrays["y_test"])
+    return checked_dataset(files[0], train, test, string.digits)
 
 
 def _emnist(kind: str) -> Source:
@@ -137,15 +143,12 @@ def _emnist(kind: str) -> Source:
     files = [f"emnist-{kind}-{file.replace('t10k', 'test')}" for file in FILES]
 
     def finish(where: object, contents: Sequence[bytes], places: Sequence[object]) -> Dataset:
-        train_x, train_y, test_x, test_y = _parse(where, contents, places)
-        # The files hold every image with rows and columns exchanged, and the letters counted from
-        # 1.
+        train_x, train_y, test_x, test_y = _parse_four(where, contents, places)
+        # In the files, rows and columns of every image are exchanged, and letters count from 1.
         shift = 1 if kind == "letters" else 0
-        train, test = (
-            (x.transpose(0, 2, 1), y.astype("int64") - shift)
-            for x, y in ((train_x, train_y), (test_x, test_y))
-        )
-        return checked(where, train, test, names)
+        train = (train_x.transpose(0, 2, 1), train_y.astype("int64") - shift)
+        test = (test_x.transpose(0, 2, 1), test_y.astype("int64") - shift)
+        return checked_dataset(where, train, test, names)
 
     def read_zip(paths: Sequence[Path], options: DataOptions) -> Dataset:  # noqa: ARG001
         members = [f"gzip/{file}.gz" for file in files]
@@ -161,12 +164,12 @@ def _emnist(kind: str) -> Source:
         return finish(paths[0].parent, [read_bytes(path) for path in paths], paths)
 
     loose = [
-        Form(tuple(f"{folder}{file}{ending}" for file in files), read_files)
+        FileForm(tuple(f"{folder}{file}{ending}" for file in files), read_files)
         for folder in ("", "EMNIST/raw/", "raw/", "gzip/")
         for ending in ("", ".gz")
     ]
     zips = [
-        Form((file,), read_zip)
+        FileForm((file,), read_zip)
         for file in ("gzip.zip", "emnist.zip", "EMNIST/raw/gzip.zip", "raw/gzip.zip")
     ]
     about = f"handwritten characters, 28×28 grey, {len(names)} classes, {count}"

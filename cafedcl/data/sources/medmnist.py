@@ -1,15 +1,15 @@
 """The 2D classification sets of MedMNIST, 28×28, each one ``.npz`` file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.errors import CafedclError
-from cafedcl.data.checked import checked
+from cafedcl.data.checked import checked_dataset
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.files.download import Remote
-from cafedcl.data.files.formats import AGAIN, read_npz
-from cafedcl.data.sources.base import Form, Source
+from cafedcl.data.files.formats import AGAIN, images_and_labels, read_npz
+from cafedcl.data.sources.base import FileForm, Reader, Source
 
 ADDRESS = "https://zenodo.org/records/10519652/files"
 ORGANS = (
@@ -130,23 +130,21 @@ SETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
         ORGANS,
     ),
 }
+"""Per set: MD5 of the file, description, training and test images, class names."""
 
 
-def _reader(names: Sequence[str]) -> Callable[[Sequence[Path], DataOptions], Dataset]:
+def _npz_reader(names: Sequence[str]) -> Reader:
     def read(files: Sequence[Path], options: DataOptions) -> Dataset:  # noqa: ARG001
         arrays = read_npz(files[0])
-        missing = [
-            key
-            for key in ("train_images", "train_labels", "test_images", "test_labels")
-            if key not in arrays
-        ]
-        if missing:
-            raise CafedclError(f"{files[0]}: there is no array '{missing[0]}' in it; {AGAIN}")
-        # The validation images stay out, as in the published results; clients hold out their own.
-        train, test = (
-            (arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test")
-        )
-        return checked(files[0], train, test, names)
+        # The validation images are left out, as in the published results; clients hold out their
+        # own.
+        train = images_and_labels(arrays, "train")
+        test = images_and_labels(arrays, "test")
+        if train is None or test is None:
+            official = ("train_images", "train_labels", "test_images", "test_labels")
+            missing = next(key for key in official if key not in arrays)
+            raise CafedclError(f"{files[0]}: it has no array '{missing}'; {AGAIN}")
+        return checked_dataset(files[0], train, test, names)
 
     return read
 
@@ -155,7 +153,10 @@ SOURCES = tuple(
     Source(
         name,
         f"{about}, 28×28, {len(names)} classes, {count}",
-        tuple(Form((path,), _reader(names)) for path in (f"{name}.npz", f"medmnist/{name}.npz")),
+        tuple(
+            FileForm((path,), _npz_reader(names))
+            for path in (f"{name}.npz", f"medmnist/{name}.npz")
+        ),
         (Remote(f"{ADDRESS}/{name}.npz?download=1", md5),),
         folder="medmnist",
     )

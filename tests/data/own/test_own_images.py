@@ -69,9 +69,7 @@ def test_train_and_test_folders_are_kept_apart(folder, load, paint, capsys):
     (folder / "test").rmdir()
     assert load(folder).test_x.flatten()[0] == 1
     (folder / "stranger").mkdir()
-    with pytest.raises(
-        CafedclError, match="the folder 'stranger' stands beside a folder for training"
-    ):
+    with pytest.raises(CafedclError, match="the folder 'stranger' is beside the training folder"):
         load(folder)
 
 
@@ -128,9 +126,9 @@ def test_numbered_classes_are_in_the_order_of_numbers(tmp_path, load, paint):
         (lambda d, p: (d / "bird").mkdir(), "class 'bird' has no training image"),
         (
             lambda d, p: p(d / "top.png"),
-            r"top.png and dog/9.png are not equally deep; expected is CLASS/IMAGE",
+            r"top.png and dog/9.png are not at the same depth; expected CLASS/IMAGE",
         ),
-        (lambda d, p: p(d / "cat" / "deep" / "x.png"), "are not equally deep"),
+        (lambda d, p: p(d / "cat" / "deep" / "x.png"), "are not at the same depth"),
         (
             lambda d, p: p(d / "cat " / "x.png"),
             "the class names 'cat' and 'cat ' differ only by blanks",
@@ -166,18 +164,18 @@ def test_clients_that_are_not_clear_are_refused(change, words, clinics, load, pa
 
 def test_a_folder_without_images_says_what_is_expected(tmp_path, load, paint):
     (tmp_path / "own").mkdir()
-    with pytest.raises(CafedclError, match="there are no images in it; expected is CLASS/IMAGE"):
+    with pytest.raises(CafedclError, match="there are no images in it; expected CLASS/IMAGE"):
         load(tmp_path / "own")
     (tmp_path / "own" / "list.csv").write_text("x")
     with pytest.raises(CafedclError, match=r"did you mean .*list.csv\?"):
         load(tmp_path / "own")
     paint(tmp_path / "deep" / "a" / "b" / "c" / "x.png")
-    with pytest.raises(CafedclError, match=r"a/b/c/x.png is not where it should be"):
+    with pytest.raises(CafedclError, match=r"a/b/c/x.png is not at the right depth"):
         load(tmp_path / "deep")
     with pytest.raises(CafedclError, match="there is no such file or folder"):
         load(tmp_path / "nowhere")
     (tmp_path / "x.txt").write_text("x")
-    with pytest.raises(CafedclError, match="not a form that can be read"):
+    with pytest.raises(CafedclError, match="this format is not supported"):
         load(tmp_path / "x.txt")
 
 
@@ -214,7 +212,7 @@ def test_corrupt_images_are_refused_when_strict_even_after_a_cached_load(folder,
     load(folder)
     with pytest.raises(
         CafedclError,
-        match=r"2 of 30 images cannot be read: .*; mend or remove them, or set data.strict",
+        match=r"2 of 30 images cannot be read: .*; repair or remove them, or set data.strict",
     ):
         load(folder, strict=True)
 

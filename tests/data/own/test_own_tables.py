@@ -76,12 +76,15 @@ def test_labels_stay_text(table, load):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"path": None}, "there is no column path or image or file or filename; it has label"),
-        ({"label": None}, "there is no column label or class; it has path"),
+        (
+            {"path": None},
+            "there is no column path or image or file or filename; its columns are: label",
+        ),
+        ({"label": None}, "there is no column label or class; its columns are: path"),
         ({"label": lambda i: "" if i == 3 else "a"}, "row 4 has no label"),
         (
             {"path": lambda i: f"images/{i % 9 if i < 9 else 'x'}.png"},
-            r"1 of 10 images are not there, first images/x.png",
+            r"1 of 10 images are missing, first images/x.png",
         ),
         (
             {"split": lambda i: "maybe" if i else "train"},
@@ -108,12 +111,12 @@ def test_labels_stay_text(table, load):
             },
             "class 'c' has no",
         ),
-        ({"text": ""}, "not a table that can be read"),
+        ({"text": ""}, "not a readable table"),
         ({"text": "path,label\n"}, "the table has no rows"),
-        ({"text": 'path,label\n"x'}, "not a table that can be read"),
+        ({"text": 'path,label\n"x'}, "not a readable table"),
         (
             {"text": "path,label\n../../etc/passwd,a\n"},
-            "1 of 1 images are not there|cannot be read",
+            "1 of 1 images are missing|cannot be read",
         ),
     ],
 )
@@ -126,7 +129,7 @@ def test_a_table_that_does_not_fit_says_why(columns, words, table, load):
 def test_a_table_in_another_encoding_is_one_line(table, load):
     path = table()
     path.write_bytes("path,label\nö.png,a\n".encode("latin1"))
-    with pytest.raises(CafedclError, match="not a table that can be read"):
+    with pytest.raises(CafedclError, match="not a readable table"):
         load(path)
 
 
@@ -228,7 +231,8 @@ def test_a_hugging_face_set_by_name(hub, load, paint, tmp_path):
     assert data.owners.tolist() == [i % 3 for i in range(10)]
     assert len(data.test_y) == 4
     with pytest.raises(
-        CafedclError, match=r"hf:me/name: it is fetched from the hub; set data.download = true"
+        CafedclError,
+        match=r"hf:me/name: it has to be downloaded from the hub; set data.download = true",
     ):
         load("hf:me/name")
 
@@ -253,11 +257,11 @@ def test_what_is_wrong_with_a_hugging_face_set(hub, load, paint, tmp_path, monke
     with pytest.raises(CafedclError, match="label 1 of train image 1 is out of range"):
         load("hf:x", download=True)
     hub.answer = {"extra": part}
-    with pytest.raises(CafedclError, match="it has no part called train or test, but extra"):
+    with pytest.raises(CafedclError, match="it has no split train or test, but extra"):
         load("hf:x", download=True)
     del part.features["label"]
     hub.answer = {"train": part}
-    with pytest.raises(CafedclError, match="it has the columns image; needed are image and label"):
+    with pytest.raises(CafedclError, match="it has the columns image; it needs image and label"):
         load("hf:x", download=True)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
@@ -330,7 +334,7 @@ def test_names_of_classes(tmp_path, load):
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"z": X}, "it has z; expected are x_train, y_train"),
+        ({"z": X}, "it has z; expected x_train, y_train"),
         ({"x": X, "y": Y[:7]}, "20 training images but 7 labels"),
         ({"x": X, "y": Y + 1}, "class '0' has no training image"),
         ({"x": X, "y": Y - 1}, "label -1 is out of range; labels count the classes from 0"),
@@ -342,7 +346,7 @@ def test_names_of_classes(tmp_path, load):
         ({"x": X, "y": Y * 2}, "class '1' has no training image"),
         ({"x": X, "y": np.eye(4)[Y]}, "one whole number per image is expected"),
         ({"x": X, "y": Y + 0.5}, "labels are fractions"),
-        ({"x": X.astype(int) * 2, "y": Y}, "pixels run from 0 to 51.; expected are 0 to 255"),
+        ({"x": X.astype(int) * 2, "y": Y}, "pixels run from 0 to 51.; expected 0 to 255"),
         ({"x": X / 255 - 0.5, "y": Y}, "pixels run from -0.5 to 0.5"),
         ({"x": np.full(X.shape, np.nan), "y": Y}, "pixels run from nan"),
         ({"x": X.astype(complex), "y": Y}, "pixels are of type complex128"),
@@ -353,7 +357,7 @@ def test_names_of_classes(tmp_path, load):
             {"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y},
             "differ in shape, 3×6×6 and 3×3×6",
         ),
-        ({"x": np.array([{}]), "y": Y}, r"not a whole .npz file of plain arrays"),
+        ({"x": np.array([{}]), "y": Y}, r"not a complete .npz file of plain arrays"),
     ],
 )
 def test_arrays_that_do_not_fit_say_why(arrays, words, tmp_path, load):
@@ -374,7 +378,7 @@ def test_arrays_that_do_not_fit_say_why(arrays, words, tmp_path, load):
 )
 def test_npy_with_labels_beside_it(images, labels, name, tmp_path, load):
     np.save(tmp_path / images, X)
-    with pytest.raises(CafedclError, match="its labels are not there; put them into"):
+    with pytest.raises(CafedclError, match="its labels are missing; put them into"):
         load(tmp_path / name)
     np.save(tmp_path / labels, Y)
     assert load(tmp_path / name).classes == 4
@@ -383,7 +387,7 @@ def test_npy_with_labels_beside_it(images, labels, name, tmp_path, load):
 def test_a_broken_npy_is_named(tmp_path, load):
     np.save(tmp_path / "y.npy", Y)
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(CafedclError, match=r"x.npy: not a whole .npy file"):
+    with pytest.raises(CafedclError, match=r"x.npy: not a complete .npy file"):
         load(tmp_path / "x.npy")
     with (tmp_path / "x.npy").open("wb") as file:
         np.savez(file, a=X)

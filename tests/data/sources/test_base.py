@@ -7,8 +7,8 @@ import pytest
 
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.errors import CafedclError
-from cafedcl.data import data_folder, dataset_names, describe, load_dataset
-from cafedcl.data.sources.base import is_path
+from cafedcl.data import data_folder, dataset_names, describe_dataset, load_dataset
+from cafedcl.data.paths import is_path
 from cafedcl.data.sources.medmnist import SETS
 
 KNOWN = {
@@ -30,8 +30,8 @@ KNOWN = {
 def test_all_names_are_listed_and_described():
     assert set(dataset_names()) == KNOWN
     for name in KNOWN:
-        assert "\n" not in describe(name)
-        assert "classes" in describe(name)
+        assert "\n" not in describe_dataset(name)
+        assert "classes" in describe_dataset(name)
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN - {"digits"}))
@@ -66,7 +66,7 @@ def test_the_data_folder_is_where_the_platform_keeps_such_things(
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"HOME": "/home/me"} | env).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("cafedcl.data.sources.base.sys.platform", platform)
+    monkeypatch.setattr("cafedcl.data.paths.sys.platform", platform)
     assert data_folder("") == Path(expected)
     assert data_folder("given") == Path("given")
 
@@ -123,15 +123,13 @@ def test_medmnist_is_read_without_its_validation_part(name, where, data_dir, loa
 def test_a_broken_npz_is_named(data_dir, load):
     path = data_dir / "breastmnist.npz"
     np.savez(path, train_images=np.zeros(3))
-    with pytest.raises(
-        CafedclError, match=r"breastmnist.npz: there is no array 'train_labels' in it"
-    ):
+    with pytest.raises(CafedclError, match=r"breastmnist.npz: it has no array 'train_labels'"):
         load("breastmnist")
     path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(CafedclError, match=r"breastmnist.npz: not a whole .npz file"):
+    with pytest.raises(CafedclError, match=r"breastmnist.npz: not a complete .npz file"):
         load("breastmnist")
     np.savez(path, train_images=np.array([{}], dtype=object))
-    with pytest.raises(CafedclError, match=r"not a whole .npz file of plain arrays"):
+    with pytest.raises(CafedclError, match=r"not a complete .npz file of plain arrays"):
         load("breastmnist")
 
 

@@ -129,7 +129,9 @@ def test_nothing_but_arrays_of_bytes_is_read(value):
     "data", [b"", b"\x80", b"garbage", pickle.dumps({"a": b"x" * 99})[:-20], pickle.dumps([1])]
 )
 def test_a_broken_pickle_is_one_line(data):
-    with pytest.raises(CafedclError, match=r"^x: .*(not a whole pickle|holds no dict)") as caught:
+    with pytest.raises(
+        CafedclError, match=r"^x: .*(not a complete pickle|holds no dict)"
+    ) as caught:
         unpickle(data, "x")
     assert "\n" not in str(caught.value)
 
@@ -156,7 +158,7 @@ def damaged(kind):
     [
         (
             "missing",
-            "'cifar-10-batches-py/test_batch' is not in it, so it is not the official archive",
+            "it is not the official archive, since it has no 'cifar-10-batches-py/test_batch'",
         ),
         ("no data", "a batch holds no rows of 3,072 bytes"),
         ("no labels", "a batch holds no list of labels"),
@@ -177,7 +179,8 @@ def test_a_truncated_archive_is_refused(data_dir, load):
     for size in (0, 10, len(whole) // 2, len(whole) - 2000):
         path.write_bytes(whole[:size])
         with pytest.raises(
-            CafedclError, match=r"python.tar.gz: not a whole archive .*delete it and get it again"
+            CafedclError,
+            match=r"python.tar.gz: not a complete archive .*delete it and get it again",
         ):
             load("cifar10")
 
@@ -189,7 +192,9 @@ def test_a_path_that_leaves_the_archive_is_refused(name, data_dir, load):
     content, _, _ = batches("cifar10")
     members = {f"cifar-10-batches-py/{file}": data for file, data in content.items()} | {name: b"x"}
     write_tar(data_dir / "cifar-10-python.tar.gz", members, "")
-    with pytest.raises(CafedclError, match=r"refused: its member '.*evil' leaves the archive"):
+    with pytest.raises(
+        CafedclError, match=r"refused: its member '.*evil' lies outside the archive"
+    ):
         load("cifar10")
     assert not list(data_dir.parent.rglob("*evil*"))
 
@@ -200,5 +205,5 @@ def test_a_link_is_not_followed(data_dir, load, tmp_path):
         info = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
         info.type, info.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
         archive.addfile(info)
-    with pytest.raises(CafedclError, match="is not in it"):
+    with pytest.raises(CafedclError, match="it has no"):
         load("cifar10")

@@ -76,9 +76,9 @@ def test_an_unknown_data_set_suggests_the_nearest():
 
 def test_your_own_data_set_is_found_by_import_path_and_must_be_one(tmp_path, monkeypatch):
     (tmp_path / "own_data_for_test.py").write_text(
-        "from cafedcl.data.sources.digits import load\n\n\ndef broken():\n    return 3\n"
+        "from cafedcl.data.sources.digits import load_digits\n\n\ndef broken():\n    return 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_dataset(DataOptions(name="own_data_for_test:load")).classes == 10
+    assert load_dataset(DataOptions(name="own_data_for_test:load_digits")).classes == 10
     with pytest.raises(CafedclError, match="must return a cafedcl Dataset, not int"):
         load_dataset(DataOptions(name="own_data_for_test:broken"))

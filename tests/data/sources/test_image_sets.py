@@ -92,10 +92,10 @@ def test_what_is_wrong_with_gtsrb(data_dir, load):
     train, test, table = signs()
     name = "GTSRB/Final_Test/Images/00003.ppm"
     write_zips(data_dir, (train, {key: value for key, value in test.items() if key != name}, table))
-    with pytest.raises(CafedclError, match=r"00003.ppm and 0 more test images are not there"):
+    with pytest.raises(CafedclError, match=r"1 test images are missing, first 00003.ppm"):
         load("gtsrb")
     write_zips(data_dir, (train, {**test, name: b"P6 broken"}, table))
-    with pytest.raises(CafedclError, match=r"00003.ppm cannot be read .*1 in all"):
+    with pytest.raises(CafedclError, match=r"00003.ppm cannot be read .*1 broken images in total"):
         load("gtsrb")
     write_zips(data_dir, ({}, test, table))
     with pytest.raises(CafedclError, match="there are no training images of GTSRB in it"):
@@ -104,19 +104,21 @@ def test_what_is_wrong_with_gtsrb(data_dir, load):
     with pytest.raises(CafedclError, match="not GTSRB's table with Filename and ClassId"):
         load("gtsrb")
     write_zips(data_dir, (train, {**test, "../evil.ppm": b""}, table))
-    with pytest.raises(CafedclError, match=r"refused: its member '../evil.ppm' leaves the archive"):
+    with pytest.raises(
+        CafedclError, match=r"refused: its member '../evil.ppm' lies outside the archive"
+    ):
         load("gtsrb")
     write_zips(data_dir, signs())
     for zipped in data_dir.glob("*.zip"):
         whole = zipped.read_bytes()
         zipped.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(CafedclError, match=f"{zipped.name}: not a whole archive"):
+        with pytest.raises(CafedclError, match=f"{zipped.name}: not a complete archive"):
             load("gtsrb")
         zipped.write_bytes(whole)
 
 
 def lesions():
-    """HAM10000's table and images: 30 lesions of three diagnoses, every other one with two images."""
+    """HAM10000's table and images: 30 lesions of 3 diagnoses, every other one with 2 images."""
     rows, images = [["lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization"]], {}
     for lesion in range(30):
         for view in range(1 + lesion % 2):
@@ -181,9 +183,7 @@ def test_the_middle_square_is_taken(data_dir, load, tmp_path):
 def test_what_is_wrong_with_ham10000(data_dir, load):
     table, parts = lesions()
     write_ham(data_dir, table, [parts[0], {"other.jpg": b""}], zipped=False)
-    with pytest.raises(
-        CafedclError, match=r"ISIC_\d+.jpg and \d+ more are not in HAM10000_images_part_1 or"
-    ):
+    with pytest.raises(CafedclError, match=r"images are missing in HAM10000_images_part_1 and"):
         load("ham10000")
     write_ham(data_dir, table.replace(b"dx,", b"dy,"), parts, zipped=False)
     with pytest.raises(CafedclError, match="not HAM10000's table with image_id, lesion_id and dx"):

@@ -1,0 +1,46 @@
+"""Where data files are: the data folder, and which names are paths."""
+
+import os
+import sys
+from pathlib import Path
+
+from cafedcl.core.errors import CafedclError
+
+OWN_ENDINGS = (".npz", ".npy", ".csv", ".parquet")
+"""File endings of your own data."""
+
+
+def data_folder(given: str) -> Path:
+    """Return the data folder: the given one, else CAFEDCL_DATA, else the user's cache folder."""
+    chosen = given or os.environ.get("CAFEDCL_DATA", "")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        if sys.platform == "win32":
+            local = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+            return Path(local) / "cafedcl"
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "cafedcl"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cafedcl"
+    except RuntimeError:
+        # `expanduser` and `home` raise it where no home folder is known.
+        raise CafedclError(
+            "data.dir: no home folder is known here; set data.dir or CAFEDCL_DATA"
+        ) from None
+
+
+def is_path(name: str) -> bool:
+    """Return whether a data set's name is a path to your own data."""
+    separators = [separator for separator in ("/", os.sep, os.altsep) if separator]
+    if any(separator in name for separator in separators) or name.lower().endswith(OWN_ENDINGS):
+        return True
+    try:
+        return bool(name) and Path(name).exists()
+    except (OSError, ValueError):
+        # The name is too long for a file, or holds a null byte.
+        return False
+
+
+def npz_names(root: Path) -> list[str]:
+    """Return the names of the data sets that are ``NAME.npz`` files in the data folder."""
+    return sorted(path.stem for path in root.glob("*.npz"))
