@@ -20,11 +20,11 @@ from typing import Any
 
 from cafedcl.core.environment import environment
 from cafedcl.federation.rounds import Federation
-from cafedcl.speed.measure import RGB, Task, make_config, median_of, peak_memory, random_images
+from cafedcl.speed.measure import RGB, Workload, make_config, median_of, peak_memory, random_images
 from cafedcl.task.build import prepare
 
-TIME = Task("cnn4", RGB, 20, 250, 10, 1, "5,000 images, 4-layer CNN")
-MEMORY = Task("cnn8", (1, 8, 8), 100, 200, 10, 1, "20,000 images, small CNN")
+TIME = Workload("cnn4", RGB, 20, 250, 10, 1, "5,000 images, 4-layer CNN")
+MEMORY = Workload("cnn8", (1, 8, 8), 100, 200, 10, 1, "20,000 images, small CNN")
 CASES = {
     "time-20": TIME,
     "time-500": replace(TIME, clients=500, images=10),

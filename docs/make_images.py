@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cafedcl.cli import main as cli
-from cafedcl.federation.rounds import Watcher
+from cafedcl.cli import run as cli
+from cafedcl.federation.watcher import Watcher
 from cafedcl.terminal.progress import LiveProgress
 
 SCREEN = Console(

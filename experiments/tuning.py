@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import typer
 
-from cafedcl.compare.jobs import Job, Outcome, run_all
+from cafedcl.compare.jobs import RunOutcome, RunSpec, run_all
 from cafedcl.compare.plan import words_of
 from cafedcl.compare.run import Means, end, fetch_data, scheduled
 from cafedcl.compare.sweep import Point, Sweep, sweep_settings
@@ -117,7 +117,11 @@ class Tuning:
     def sweep(self, method: str, seeds: int, settings: Sequence[str]) -> Sweep:
         """Return the runs of one method, as a sweep whose points are named one by one."""
         return Sweep(
-            settings=sweep_settings({}, method, self.data, self.split, self.shared(settings)),
+            settings=sweep_settings(
+                {},
+                {"method": method, "data": self.data, "split": self.split},
+                self.shared(settings),
+            ),
             seeds=seeds,
             first_seed=0,
             score=self.scores.get(method, self.score),
@@ -129,7 +133,7 @@ class Tuning:
             prune=False,
         )
 
-    def jobs(self, out: Path, method: str, sweep: Sweep) -> list[tuple[Point, list[Job]]]:
+    def jobs(self, out: Path, method: str, sweep: Sweep) -> list[tuple[Point, list[RunSpec]]]:
         """Return a method's candidates, each with a run per seed."""
         found = []
         for point in self.candidates[method]:
@@ -155,7 +159,7 @@ def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def run(jobs: Sequence[Job], number: int | None, quiet: bool) -> list[Outcome]:
+def run(jobs: Sequence[RunSpec], number: int | None, quiet: bool) -> list[RunOutcome]:
     """Run what is not finished, so many at a time."""
     size = len(jobs), sum(job.rounds for job in jobs)
     with scheduled("the same command", size, {}, Means(number, quiet=quiet)) as pool:
@@ -217,7 +221,7 @@ def named(point: Point) -> str:
 
 
 def scored(
-    method: str, sweep: Sweep, candidates: Sequence[tuple[Point, list[Job]]], earlier: Earlier
+    method: str, sweep: Sweep, candidates: Sequence[tuple[Point, list[RunSpec]]], earlier: Earlier
 ) -> dict[str, Any]:
     """Return every candidate's score, the mean over seeds, and the best of those that have one."""
     rows = []
@@ -242,7 +246,7 @@ def scored(
     }
 
 
-def tune(arguments: argparse.Namespace) -> list[Outcome]:
+def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
     """Run the plan, or what is asked for of it, and write down what came of it and of what was
     there before.
 

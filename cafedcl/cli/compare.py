@@ -1,5 +1,6 @@
-"""`cafedcl compare`, `cafedcl sweep` and `cafedcl watch`. Nothing here imports PyTorch before a
-command needs it.
+"""Commands about many runs: `cafedcl compare`, `cafedcl sweep` and `cafedcl watch`.
+
+Nothing here imports PyTorch before a command needs it.
 """
 
 from pathlib import Path
@@ -7,20 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from cafedcl.cli.options import DataDir, Quiet, Settings
+from cafedcl.cli.options import Quiet, RunPaths, Settings, with_flags
+from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
 from cafedcl.terminal.console import console
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG.toml]", help="A config file with what all runs share."),
+    typer.Argument(metavar="[CONFIG.toml]", help="A config file with the options of all runs."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder of all runs.")]
 Resume = Annotated[
-    Path | None, typer.Option(metavar="OUT", help="Go on with the plan that this folder holds.")
+    Path | None, typer.Option(metavar="OUT", help="Resume the plan that this folder holds.")
 ]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds; by default 1.")]
 FirstSeed = Annotated[int | None, typer.Option(help="The first seed; by default 0.")]
 Jobs = Annotated[
@@ -29,13 +29,13 @@ Jobs = Annotated[
 ]
 Devices = Annotated[
     list[str] | None,
-    typer.Option(help="cpu, or cuda:0,cuda:1, …; by default every GPU, or else the processor."),
+    typer.Option(help="cpu, or cuda:0,cuda:1, …; by default every GPU, or else the CPU."),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Run on a Ray cluster that shares this file system: auto, HOST:PORT, local.",
+        help="Run on a Ray cluster that shares this file system: auto, HOST:PORT or local.",
     ),
 ]
 JsonRuns = Annotated[
@@ -43,6 +43,7 @@ JsonRuns = Annotated[
 ]
 
 
+@with_flags("clients", "rounds", "data_dir")
 def compare(
     config: ConfigFile = None,
     methods: Annotated[
@@ -57,11 +58,10 @@ def compare(
     ] = None,
     seeds: Seeds = None,
     first_seed: FirstSeed = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
+    *,
+    flags: Flags,
     out: Out = None,
     resume: Resume = None,
-    data_dir: DataDir = None,
     settings: Settings = None,
     jobs: Jobs = None,
     devices: Devices = None,
@@ -71,31 +71,19 @@ def compare(
 ) -> None:
     """Train several methods on several data sets and splits with several seeds, and compare them.
 
-    Every run is a run folder OUT/DATA/SPLIT/METHOD/sSEED of its own.
+    Each run has a run folder of its own: OUT/DATA/SPLIT/METHOD/sSEED.
 
-    The same command again, or --resume OUT, goes on where it stopped.
+    To resume after an interruption, repeat the command or use --resume OUT.
     """
     from cafedcl.compare.plan import Comparison, stored_plan, words_of
     from cafedcl.compare.run import Means, run_comparison
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
-        refuse_with_resume(
-            config,
-            methods,
-            data,
-            splits,
-            seeds,
-            first_seed,
-            clients,
-            rounds,
-            out,
-            data_dir,
-            settings,
-        )
-        run_comparison(
-            Comparison.from_plain(stored_plan(resume, Comparison.FILE, "compare")), resume, means
-        )
+        planned = (config, methods, data, splits, seeds, first_seed, out, settings)
+        refuse_with_resume(*planned, *flags.values())
+        stored = stored_plan(resume, Comparison.FILE, "compare")
+        run_comparison(Comparison.from_plain(stored), resume, means)
         return
     plan = Comparison.make(
         methods=words_of(methods or ()),
@@ -104,32 +92,34 @@ def compare(
         seeds=1 if seeds is None else seeds,
         first_seed=first_seed or 0,
         tables=read_config_file(config),
-        settings=[*flags(clients, rounds, data_dir), *(settings or ())],
+        flags=flags,
+        settings=settings or (),
     )
-    run_comparison(plan, wanted(out), means)
+    run_comparison(plan, check_out(out), means)
 
 
+@with_flags("method", "data", "split", "clients", "rounds", "data_dir")
 def sweep(
     config: ConfigFile = None,
-    method: Annotated[str | None, typer.Option(help="The method; see `cafedcl methods`.")] = None,
-    data: Annotated[str | None, typer.Option(help="The data set.")] = None,
-    split: Annotated[str | None, typer.Option(help="The split, such as dirichlet:0.1.")] = None,
+    *,
+    flags: Flags,
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SECTION.KEY=V,V,…", help="Values of an option; several options make a grid."
+            metavar="SECTION.KEY=V,V,…",
+            help="Values of an option; repeat it to try all combinations of several options.",
         ),
     ] = None,
     tune: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Search by Optuna instead, with N trials in all."),
+        typer.Option(metavar="N", min=1, help="Search with Optuna instead, N trials in total."),
     ] = None,
     ranges: Annotated[
         list[str] | None,
         typer.Option(
             "--range",
             metavar="SECTION.KEY=LOW..HIGH[:log]",
-            help="With --tune: numbers to search in.",
+            help="With --tune: range of a numeric option.",
         ),
     ] = None,
     choices: Annotated[
@@ -139,35 +129,32 @@ def sweep(
         ),
     ] = None,
     score: Annotated[
-        str | None, typer.Option(help="What counts in the last round; by default server.accuracy.")
+        str | None,
+        typer.Option(help="Score of the last round to optimise; by default server.accuracy."),
     ] = None,
     on: Annotated[
         str | None,
         typer.Option(
-            help="validation: training images are held out and scored, nobody looks at the test set; test: the test "
-            "set. By default validation with --tune, and test with --grid."
+            help="Images to score on. validation: training images that are held out, so that the "
+            "test set is not used; test: the test set. By default validation with --tune, and "
+            "test with --grid."
         ),
     ] = None,
     hold_out: Annotated[
         float | None,
-        typer.Option(
-            help="Part of every class's training images that is held out; by default 0.1."
-        ),
+        typer.Option(help="Fraction of each class's training images to hold out; default 0.1."),
     ] = None,
     prune: Annotated[
         bool | None,
         typer.Option(
             "--prune",
-            help="With --tune: give up what is below the median after a third of the rounds.",
+            help="With --tune: stop trials that are below the median after a third of the rounds.",
         ),
     ] = None,
     seeds: Seeds = None,
     first_seed: FirstSeed = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
     out: Out = None,
     resume: Resume = None,
-    data_dir: DataDir = None,
     settings: Settings = None,
     jobs: Jobs = None,
     devices: Devices = None,
@@ -175,13 +162,13 @@ def sweep(
     quiet: Quiet = False,
     as_json: JsonRuns = False,
 ) -> None:
-    """Train a method with several values of its options: a grid, or a search for the best ones.
+    """Train a method with several values of its options: a grid, or a search for the best values.
 
-    It ends with the best point, and writes OUT/best.toml for `cafedcl run`.
+    The best point is printed, and written to OUT/best.toml for `cafedcl run`.
 
-    The same command again, or --resume OUT, goes on where it stopped.
+    To resume after an interruption, repeat the command or use --resume OUT.
 
-    A larger --tune makes a search longer.
+    To extend a search, repeat the command with a larger --tune.
     """
     from cafedcl.compare.plan import stored_plan
     from cafedcl.compare.run import Means, run_sweep
@@ -189,22 +176,15 @@ def sweep(
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
-        refuse_with_resume(
-            config, method, data, split, grid, ranges, choices, score, on, hold_out, prune
-        )
-        refuse_with_resume(seeds, first_seed, clients, rounds, out, data_dir, settings)
+        searched = (grid, ranges, choices, score, on, hold_out, prune)
+        planned = (config, seeds, first_seed, out, settings)
+        refuse_with_resume(*searched, *planned, *flags.values())
         plan = Sweep.from_plain(stored_plan(resume, Sweep.FILE, "sweep"))
         run_sweep(plan, resume, tune, means)
         return
     check_kind(grid, tune, [*(ranges or ()), *(choices or ())], prune)
     plan = Sweep(
-        settings=sweep_settings(
-            read_config_file(config),
-            method,
-            data,
-            split,
-            [*flags(clients, rounds, data_dir), *(settings or ())],
-        ),
+        settings=sweep_settings(read_config_file(config), flags, settings or ()),
         seeds=1 if seeds is None else seeds,
         first_seed=first_seed or 0,
         score=score or "server.accuracy",
@@ -215,75 +195,69 @@ def sweep(
         choices=parse_values(choices or (), "--choice"),
         prune=bool(prune),
     )
-    run_sweep(plan, wanted(out), tune, means)
+    run_sweep(plan, check_out(out), tune, means)
 
 
 def watch(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN…", help="Run folders, or folders that contain them."),
-    ],
+    runs: RunPaths,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines in.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")
     ] = 8787,
     every: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two looks at the runs.")
+        float, typer.Option(min=0.1, help="Seconds between two checks for new rounds.")
     ] = 2.0,
 ) -> None:
-    """Serve the report of runs while they run: the page renews itself as rounds come in. Ctrl-C
-    ends it.
+    """Serve a live report of runs on a web page that refreshes as rounds come in.
+
+    Ctrl-C stops it.
     """
     from cafedcl.report.watch import Reports, serve_report
 
     with serve_report(Reports(runs, every), host, port) as server:
-        console().print(f"serving {server.address}  (Ctrl-C ends it)", soft_wrap=True)
+        console().print(f"serving {server.address}  (stop with Ctrl-C)", soft_wrap=True)
         server.run()
 
 
 def read_config_file(config: Path | None) -> dict[str, Any]:
-    """Return a config file's tables, if there is one."""
+    """Return the tables of a config file, if one was given."""
     from cafedcl.config.sections import read_file
 
     return {} if config is None else read_file(config)
 
 
-def flags(clients: int | None, rounds: int | None, data_dir: str | None) -> list[str]:
-    """Return the flags that are settings with a shorter name."""
-    from cafedcl.config.options import to_toml
-
-    named = {"federation.clients": clients, "federation.rounds": rounds, "data.dir": data_dir}
-    return [f"{name}={to_toml(value)}" for name, value in named.items() if value is not None]
-
-
-def wanted(out: Path | None) -> Path:
-    """Return the folder of all runs, which must be named so that it can be gone on with."""
+def check_out(out: Path | None) -> Path:
+    """Return the folder of all runs; it must be given, so that the runs can be resumed."""
     if out is None:
         raise CafedclError("--out: name the folder of all runs, such as --out runs/compare-1")
     return out
 
 
 def refuse_with_resume(*others: Any) -> None:
-    """Refuse anything that --resume knows already."""
+    """Raise an error if anything besides --resume says what to run."""
     if any(other not in (None, [], ()) for other in others):
         raise CafedclError(
-            "--resume: the plan is in the folder; besides, only --jobs, --devices, --ray, --tune and --quiet fit"
+            "--resume: the folder holds the plan; "
+            "only --jobs, --devices, --ray, --tune, --quiet and --json can be added"
         )
 
 
 def check_kind(
     grid: list[str] | None, tune: int | None, space: list[str], prune: bool | None
 ) -> None:
-    """Refuse a sweep that is neither a grid nor a search, or both."""
+    """Raise an error for a sweep that is neither a grid nor a search, or both."""
     if grid and (tune or space or prune):
-        raise CafedclError("--grid: it goes without --tune, --range, --choice and --prune")
+        raise CafedclError(
+            "--grid: it cannot be combined with --tune, --range, --choice or --prune"
+        )
     if not grid and not tune:
         raise CafedclError(
             "give --grid SECTION.KEY=VALUE,VALUE, or --tune N with --range or --choice"
         )
     if tune and not space:
         raise CafedclError(
-            "--tune: name what to search with --range SECTION.KEY=LOW..HIGH or --choice SECTION.KEY=A,B"
+            "--tune: name what to search with --range SECTION.KEY=LOW..HIGH "
+            "or --choice SECTION.KEY=A,B"
         )

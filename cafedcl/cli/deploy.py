@@ -1,4 +1,4 @@
-"""`cafedcl deploy`: from nothing to sites that train together."""
+"""`cafedcl deploy`: set up and run a federation across machines, on Flower."""
 
 import signal
 import sys
@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cafedcl.cli.options import Quiet, Settings
+from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
+from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.slug import slug
 from cafedcl.terminal.console import console
 
 app = typer.Typer(help="Run across machines, on Flower.", no_args_is_help=True)
@@ -23,20 +25,20 @@ Folder = Annotated[
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to write; it must not exist yet.")
+        Path, typer.Argument(metavar="FOLDER", help="The folder to create; it must not exist yet.")
     ],
     site: Annotated[
-        list[str], typer.Option(help="A site, as NAME or NAME=DATA, its own images; repeatable.")
+        list[str], typer.Option(help="A site, as NAME or NAME=DATA (its own images); repeatable.")
     ],
     host: Annotated[
-        str, typer.Option(help="Name or address under which sites reach the server.")
+        str, typer.Option(help="Host name or address at which sites reach the server.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The server's port.")] = 8000,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Sites hold shards of the run's data set.")
     ] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no keys. Only to try things out.")
+        bool, typer.Option("--insecure", help="No TLS and no keys; for local tests only.")
     ] = False,
 ) -> None:
     """Write certificates, keys and configs for a server and its sites, and print the commands."""
@@ -44,33 +46,31 @@ def init(
 
     named = dict(word.partition("=")[::2] for word in site)
     if len(named) < len(site):
-        raise CafedclError("--site: every site has a name of its own")
+        raise CafedclError("--site: each site needs a different name")
     if simulated and any(named.values()):
-        raise CafedclError("--simulated: then no site has data of its own; leave the =DATA out")
+        raise CafedclError("--simulated: sites have no data of their own; remove =DATA")
     places = make_places(
         folder, ServerOptions(host=host, port=port, insecure=insecure), named, simulated
     )
     server, *sites = places
     print(f"written: {folder}")
     if insecure:
-        print("warning: without TLS and keys anyone can read along and take part")
+        print("warning: without TLS and keys, anyone can read the traffic and join")
     else:
-        print(
-            f"keep {folder / 'ca.key'} where nobody else can read it; nothing needs it while training"
-        )
+        print(f"keep {folder / 'ca.key'} where nobody else can read it; training does not need it")
     print(f"\non {host}, with {server}:\n  cafedcl deploy server {server}")
     for name, place in zip(named, sites, strict=True):
-        first = "" if named[name] or simulated else ", once its site.toml says where the data are"
+        has_data = named[name] or simulated
+        first = "" if has_data else ", once its site.toml says where the data are"
         print(f"\nat {name}, with a copy of {place}{first}:")
         print(f"  cafedcl deploy site {place}")
-    print(
-        f"\nand when they are up, on {host}:\n  cafedcl deploy status {server}\n  cafedcl deploy run {server}"
-    )
+    print(f"\nonce they are running, on {host}:")
+    print(f"  cafedcl deploy status {server}\n  cafedcl deploy run {server}")
 
 
 @app.command()
 def server(folder: Folder) -> None:
-    """Run the server: a SuperLink that lets in the sites whose keys it knows."""
+    """Run the server: a Flower SuperLink that accepts only the sites whose keys it knows."""
     from cafedcl.deploy.server import Server, watch
 
     place = Server.of(folder)
@@ -92,7 +92,7 @@ def site(
         Path, typer.Argument(metavar="FOLDER", help="The site's folder, made by `deploy init`.")
     ],
 ) -> None:
-    """Run a site: its worker and its SuperNode."""
+    """Run a site: its worker process and its Flower SuperNode."""
     from cafedcl.deploy.places import read_site
     from cafedcl.deploy.programs import require
     from cafedcl.deploy.site import RunningSite
@@ -116,7 +116,7 @@ def status(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Show which sites are connected and which runs there are."""
+    """Show the connected sites and the runs."""
     import json
 
     from rich.table import Table
@@ -142,6 +142,7 @@ def status(
 
 
 @app.command()
+@with_flags("method", "rounds", "seed")
 def run(
     folder: Folder,
     config: Annotated[
@@ -150,31 +151,23 @@ def run(
             metavar="[CONFIG.toml]", help="A config file; by default the folder's run.toml."
         ),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Method, or method:preset; see `cafedcl methods`.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The one seed.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; by default a new one under runs/.")
-    ] = None,
+    *,
+    flags: Flags,
+    out: RunOut = None,
     settings: Settings = None,
     quiet: Quiet = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")
-    ] = False,
+    as_json: JsonRounds = False,
 ) -> None:
-    """Train at the sites of a deployment and write a run folder here."""
+    """Train on the sites of a deployment, and write a run folder on this machine."""
     from cafedcl.cli.session import conclude, new_folder, resumable, watching
     from cafedcl.deploy.server import Server
     from cafedcl.task.resolve import gather
 
     place = Server.of(folder)
     words = [*(settings or []), "engine.name=flower"]
-    chosen = gather(
-        config or folder / "run.toml", method=method, rounds=rounds, seed=seed, settings=words
-    )
-    path = out or new_folder(f"{chosen.method.name.replace(':', '-')}-deployed-s{chosen.run.seed}")
+    chosen = gather(config or folder / "run.toml", settings=words, **flags)
+    name = slug(chosen.method.name, keep=".-")
+    path = out or new_folder(f"{name}-deployed-s{chosen.run.seed}")
     with watching(quiet, as_json) as watchers, resumable(path):
         finished = place.run(chosen, path, watchers)
     conclude(finished, quiet or as_json)
@@ -182,7 +175,7 @@ def run(
 
 @contextmanager
 def stoppable() -> "Iterator[Any]":
-    """End on Ctrl-C and on a polite kill without a word; gives what prints a line."""
+    """Exit quietly on Ctrl-C and SIGTERM; yields a function that prints a line at once."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,23 +1,30 @@
-"""The commands that list what there is: methods, tail augmentations, models, data sets and options."""
+"""Commands that list available methods, augmentations, models, data sets, splits and options."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cafedcl.cli.options import DataDir
+from cafedcl.cli.options import COMPOSITE_HELP, Settings, with_flags
+from cafedcl.config.flags import Flags
+from cafedcl.core.errors import CafedclError
 from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cafedcl.methods.base import Method
+
+LISTED_OPTIONS = 7
+"""Options per method in the list of all methods, at most."""
+
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method's options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the details of one method.")] = None,
 ) -> None:
-    """List the methods; with a name, everything about one."""
-    import dataclasses
-
+    """List the methods; with a name, show the options and presets of one."""
     from cafedcl.config.options import to_toml
     from cafedcl.methods import find_method, method_names
 
@@ -25,25 +32,9 @@ def methods(
     if name is None:
         for known in method_names():
             method, _ = find_method(known)
-            screen.print(
-                f"[bold]{known}[/]  [dim]{method.paper} ({method.year})[/]", soft_wrap=True
-            )
-            screen.print(
-                f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True
-            )
-            options = dataclasses.fields(method.Options)
-            if options:
-                words = [f"{field.name} = {to_toml(field.default)}" for field in options[:7]]
-                more = [f"… {len(options) - 7} more"] if len(options) > 7 else []
-                screen.print(f"    {', '.join(words + more)}", soft_wrap=True, markup=False)
-            if method.presets:
-                screen.print(
-                    f"    presets: {', '.join(f'{known}:{title}' for title in method.presets)}",
-                    soft_wrap=True,
-                )
-        print(
-            "everything about one method: cafedcl methods NAME; your own: --method package.module:Class"
-        )
+            list_method(screen, known, method)
+        print("details of one method: cafedcl methods NAME")
+        print("a method of your own: --method package.module:Class")
         return
     method, preset = find_method(name)
     screen.print(
@@ -51,15 +42,31 @@ def methods(
     )
     show_options(screen, method.Options, preset)
     for title, values in method.presets.items():
-        screen.print(
-            f"{method.name}:{title}  " + ", ".join(f"{k} = {to_toml(v)}" for k, v in values.items())
-        )
+        words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
+        screen.print(f"{method.name}:{title}  {words}")
+
+
+def list_method(screen: "Console", name: str, method: "type[Method]") -> None:
+    """Print a method in a few lines: its paper, its messages, its first options and its presets."""
+    import dataclasses
+
+    from cafedcl.config.options import to_toml
+
+    screen.print(f"[bold]{name}[/]  [dim]{method.paper} ({method.year})[/]", soft_wrap=True)
+    screen.print(f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True)
+    options = dataclasses.fields(method.Options)
+    words = [f"{field.name} = {to_toml(field.default)}" for field in options[:LISTED_OPTIONS]]
+    if len(options) > LISTED_OPTIONS:
+        words.append(f"… {len(options) - LISTED_OPTIONS} more")
+    if words:
+        screen.print(f"    {', '.join(words)}", soft_wrap=True, markup=False)
+    if method.presets:
+        presets = ", ".join(f"{name}:{title}" for title in method.presets)
+        screen.print(f"    presets: {presets}", soft_wrap=True)
 
 
 def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any]) -> None:
-    """Print options with their defaults, or what a preset makes of them, and their meanings, if
-    there are any.
-    """
+    """Print options with their meanings and their defaults, or a preset's values instead of them."""
     import dataclasses
 
     from rich.table import Table
@@ -74,9 +81,11 @@ def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any
 
 
 def augmenters(
-    name: Annotated[str | None, typer.Argument(help="Show one's options.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show the options of one augmentation.")
+    ] = None,
 ) -> None:
-    """List the tail augmentations; with a name, its options."""
+    """List the tail augmentations; with a name, show the options of one."""
     from rich.table import Table
 
     from cafedcl.augment import AUGMENTERS, find_augmenter
@@ -91,9 +100,8 @@ def augmenters(
     for known in AUGMENTERS:
         table.add_row(known, str(find_augmenter(known).__doc__).splitlines()[0])
     screen.print(table)
-    print(
-        "with any method: --augment NAME, or --method METHOD+NAME; your own: --augment package.module:Class"
-    )
+    print("with any method: --augment NAME, or --method METHOD+NAME")
+    print("an augmentation of your own: --augment package.module:Class")
 
 
 def models() -> None:
@@ -103,7 +111,7 @@ def models() -> None:
     from cafedcl.models import MODELS, build_encoder, feature_dim
 
     table = Table(
-        "model", "features", "parameters (3×32×32)", "what it is", box=None, header_style="bold"
+        "model", "features", "parameters (3×32×32)", "description", box=None, header_style="bold"
     )
     for name, factory in MODELS.items():
         encoder = build_encoder(name, (3, 32, 32), 1.0)
@@ -115,30 +123,84 @@ def models() -> None:
             str(factory.__doc__).splitlines()[0],
         )
     console().print(table)
-    print("your own: --set model.name=package.module:factory, called as factory(shape, width)")
+    print("a model of your own: --set model.name=package.module:factory,")
+    print("which is called as factory(shape, width)")
 
 
-def datasets(data_dir: DataDir = None) -> None:
+@with_flags("data_dir")
+def datasets(*, flags: Flags) -> None:
     """List the data sets."""
-    from cafedcl.data import dataset_names, describe
+    from cafedcl.data import dataset_names, describe_dataset
 
-    for name in dataset_names(data_dir or ""):
-        print(f"{name}  {describe(name)}")
-    print(
-        "your own: --data PATH (folder, .csv, .parquet, .npz, .npy), hf:NAME, or package.module:function"
-    )
+    for name in dataset_names(flags.get("data_dir") or ""):
+        print(f"{name}  {describe_dataset(name)}")
+    print("data of your own: --data PATH (folder, .csv, .parquet, .npz, .npy),")
+    print("hf:NAME, or package.module:function")
 
 
-def show_config(
-    method: Annotated[str, typer.Option(help="Whose options to print.")] = "cafedcl",
-    augment: Annotated[
-        str | None, typer.Option(help="With the options of this tail augmentation.")
-    ] = None,
-) -> None:
-    """Print every option with its default and meaning, as TOML that can be fed back."""
+@with_flags("method", "augment")
+def show_config(*, flags: Flags) -> None:
+    """Print every option with its default and its meaning, as a config file for `cafedcl run`."""
     from cafedcl.task.resolve import gather
 
-    print(
-        f"# cafedcl run this-file.toml\n\n{gather(method=method, augment=augment).to_toml(explain=True)}",
-        end="",
-    )
+    print(f"# cafedcl run this-file.toml\n\n{gather(**flags).to_toml(explain=True)}", end="")
+
+
+@with_flags("data_dir", "strict", "clients", "seed")
+def split(
+    how: Annotated[
+        str | None, typer.Argument(metavar="[SPLIT]", help=COMPOSITE_HELP["split"])
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Data set; repeatable, to show several side by side."),
+    ] = None,
+    *,
+    flags: Flags,
+    settings: Settings = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the split into this file (.png, .svg, .pdf).")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the image indices, for `--split file:PATH`.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+) -> None:
+    """Show how a split assigns the training images to clients, without any training."""
+    import dataclasses
+
+    from cafedcl.data.shards import save_shards
+    from cafedcl.task.build import load, settle_split
+    from cafedcl.task.resolve import gather
+    from cafedcl.terminal.overview import split_map, split_numbers
+    from cafedcl.terminal.split_statistics import draw_splits, statistics
+
+    sets: list[str | None] = [*data] if data else [None]
+    if export and len(sets) > 1:
+        raise CafedclError("--export: one data set at a time")
+    screen = console()
+    drawn = []
+    for name in sets:
+        chosen: Flags = {**flags, "data": name, "split": how}
+        config = gather(settings=settings or [], **chosen)
+        images = load(config)
+        config, shards = settle_split(config, images)
+        found = statistics(shards.counts)
+        drawn.append((config.data.name, shards.counts, images.names))
+        if as_json:
+            row = {"data": config.data.name, **dataclasses.asdict(found)}
+            print(json.dumps({**row, "counts": shards.counts.tolist()}))
+        else:
+            screen.print(
+                f"[bold]{config.data.name}[/], {config.split.kind}: "
+                "training images per client and class\n"
+            )
+            screen.print(split_map(shards.counts, images.names))
+            screen.print(split_numbers(found), "")
+        if export:
+            save_shards(shards, images.train_y, export)
+    if figure:
+        draw_splits(drawn, figure)
+    for path in filter(None, (figure, export)):
+        if not as_json:
+            screen.print(f"written: {path}", soft_wrap=True)

@@ -1,47 +1,100 @@
-"""`cafedcl table`, `cafedcl report` and `cafedcl figures`. Nothing here imports PyTorch before a
-command needs it.
+"""Commands that read run folders: `cafedcl show`, `table`, `report` and `figures`.
+
+Nothing here imports PyTorch before a command needs it.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cafedcl.cli.options import RunPaths
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.terminal.console import console
 
-Runs = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUNS…", help="Run folders, or folders that contain run folders."),
-]
+
+def show(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run folders; several are compared.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the last and the best round as JSON.")
+    ] = False,
+    split: Annotated[bool, typer.Option(help="Also show the clients × classes map.")] = False,
+) -> None:
+    """Show a run, finished or not; several runs are shown side by side."""
+    from cafedcl.config.sections import label
+    from cafedcl.federation.run_folder import RunFolder
+    from cafedcl.terminal.overview import (
+        best_round,
+        comparison_table,
+        headline,
+        last_scored,
+        overview,
+        split_map,
+    )
+
+    folders = [RunFolder.open(path) for path in runs]
+    tables = [folder.tables() for folder in folders]
+    names = [
+        label(table["method"]["name"], table.get("augment", {}).get("name", "none"))
+        for table in tables
+    ]
+    named = [(name, folder.metrics()) for name, folder in zip(names, folders, strict=True)]
+    if as_json:
+        for folder, (name, lines) in zip(folders, named, strict=True):
+            score = headline(lines)
+            summary = {
+                "run": str(folder.path),
+                "method": name,
+                "rounds": len(lines),
+                "score": score,
+                "last": last_scored(lines, score),
+                "best": best_round(lines, score),
+            }
+            print(json.dumps(summary))
+        return
+    screen = console()
+    if len(folders) > 1:
+        screen.print(comparison_table(named, screen.width))
+    else:
+        name, lines = named[0]
+        rounds = int(tables[0]["federation"]["rounds"])
+        screen.print(overview(name, lines, rounds, folders[0].environment()))
+    if split:
+        arrays, about = folders[0].data()
+        screen.print(split_map(arrays["counts"], about["names"]))
 
 
 def table(
-    runs: Runs,
+    runs: RunPaths,
     form: Annotated[str, typer.Option("--format", help="rich, markdown, latex or csv.")] = "rich",
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="server or own; by default server, if every method has a server's model."
+            help="Which models are scored: server, or own (each client's own model); "
+            "by default server, if every method has a server model."
         ),
     ] = None,
     which: Annotated[
-        str, typer.Option("--round", help="last or best: the scored round that counts.")
+        str, typer.Option("--round", help="Which scored round to print: last or best.")
     ] = "last",
     paper: Annotated[
-        bool, typer.Option("--paper", help="Put the paper's own figures beside ours.")
+        bool, typer.Option("--paper", help="Print the paper's own figures next to ours.")
     ] = False,
 ) -> None:
-    """Print the table of a paper: methods × settings, mean ± std over seeds, best bold, second
-    underlined.
+    """Print a table of methods × settings, as in a paper.
+
+    Cells are mean ± std over seeds; the best is bold, the second best underlined.
     """
     from cafedcl.report import printed
     from cafedcl.report.runs import read_runs
     from cafedcl.report.table import board
 
-    one_of("--format", form, ("rich", "markdown", "latex", "csv"))
-    one_of("--protocol", protocol, ("server", "own"))
-    one_of("--round", which, ("last", "best"))
+    check_choice("--format", form, ("rich", "markdown", "latex", "csv"))
+    check_choice("--protocol", protocol, ("server", "own"))
+    check_choice("--round", which, ("last", "best"))
     made = board(read_runs(runs), protocol, which)
     if form == "rich":
         screen = console()
@@ -52,10 +105,10 @@ def table(
 
 
 def report(
-    runs: Runs,
+    runs: RunPaths,
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
 ) -> None:
-    """Write one HTML file that shows runs and compares them; it opens offline."""
+    """Write one HTML file that shows and compares runs; it works offline."""
     from cafedcl.report.page import write_report
     from cafedcl.report.runs import read_runs
 
@@ -73,23 +126,23 @@ def report(
 
 
 def figures(
-    runs: Runs,
+    runs: RunPaths,
     out: Annotated[Path, typer.Option(help="The folder for the figures.")] = Path("figures"),
     form: Annotated[str, typer.Option("--format", help="png, svg or pdf.")] = "png",
 ) -> None:
-    """Draw every figure of the report for a paper."""
+    """Draw every figure of the report into a file of its own, for a paper."""
     from cafedcl.report.figures import FORMATS, write_figures
     from cafedcl.report.runs import read_runs
 
-    one_of("--format", form, FORMATS)
+    check_choice("--format", form, FORMATS)
     written = write_figures(read_runs(runs), out, form)
     screen = console()
     for path in written:
         screen.print(f"written: {path}", soft_wrap=True)
 
 
-def one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
-    """Refuse a choice that there is not."""
+def check_choice(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    """Raise an error for a value that is not among the known ones."""
     if value is not None and value not in known:
         raise CafedclError(
             f"{option} {value}: there is no such choice; {nearest(value, list(known))}"

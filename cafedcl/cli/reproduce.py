@@ -1,6 +1,4 @@
-"""`cafedcl reproduce`: a table or figure of the paper, run or gone on with, and set beside the
-paper's figures.
-"""
+"""`cafedcl reproduce`: run a table or figure of the paper and compare it with the paper's numbers."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cafedcl.cli.compare import Devices, Jobs, JsonRuns, RayAddress
-from cafedcl.cli.options import DataDir, Quiet, Settings
+from cafedcl.cli.options import Quiet, Settings, with_flags
+from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.terminal.console import console
 
@@ -22,27 +21,28 @@ FILE = "reproduce.toml"
 TABLE_FILE = "table.md"
 
 
+@with_flags("data_dir")
 def reproduce(
     study: Annotated[
         str | None,
         typer.Argument(
-            metavar="[STUDY]", help="A study's name, or its file; without one, all are listed."
+            metavar="[STUDY]", help="Name or file of a study; without one, all studies are listed."
         ),
     ] = None,
     scale: Annotated[
         str, typer.Option(help="smoke, short, medium or paper; see experiments/scales.toml.")
     ] = "short",
     seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds; by default the scale's.", min=1)
+        int | None, typer.Option(help="Number of seeds; the default depends on the scale.", min=1)
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SETTING", help="These settings only, separated by commas; repeatable."
+            metavar="SETTING", help="Run only these settings, separated by commas; repeatable."
         ),
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option(help="These methods only, separated by commas.")
+        list[str] | None, typer.Option(help="Run only these methods, separated by commas.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder of all runs; by default runs/STUDY-SCALE.")
@@ -50,7 +50,7 @@ def reproduce(
     gather: Annotated[
         bool,
         typer.Option(
-            "--gather", help="Run nothing; write table.md and results.json from what is there."
+            "--gather", help="Run nothing; write table.md and results.json from existing runs."
         ),
     ] = False,
     sources: Annotated[
@@ -58,10 +58,12 @@ def reproduce(
         typer.Option(
             "--from",
             metavar="FOLDER|RESULTS.JSON",
-            help="What was run elsewhere: it is not run again; of the same run, the last one counts. Repeatable.",
+            help="Runs made elsewhere, which are not run again. If a run appears twice, the last "
+            "one is used. Repeatable.",
         ),
     ] = None,
-    data_dir: DataDir = None,
+    *,
+    flags: Flags,
     settings: Settings = None,
     jobs: Jobs = None,
     devices: Devices = None,
@@ -69,10 +71,10 @@ def reproduce(
     quiet: Quiet = False,
     as_json: JsonRuns = False,
 ) -> None:
-    """Run a table or figure of the paper and set it beside the paper's figures.
+    """Run a table or figure of the paper and compare it with the paper's numbers.
 
-    The same command again goes on where it stopped. What is already there is kept, and counts
-    whatever part of the study is asked for next.
+    Repeat the command to resume after an interruption, or to add settings, methods and seeds:
+    finished runs are kept and used again.
     """
     from cafedcl.compare.jobs import run_all
     from cafedcl.compare.plan import planned, stored_plan, words_of
@@ -91,8 +93,9 @@ def reproduce(
     place = out or Path("runs") / f"{Path(study).stem}-{scale}"
     size = scales[scale]
     whole = read_study(study, folder)
-    part = words_of(only or ()), words_of(methods or ())
+    part = (words_of(only or ()), words_of(methods or ()))
     chosen = whole.only(*part).at(size)
+    data_dir = flags.get("data_dir")
     overrides = [*([f"data.dir={data_dir}"] if data_dir else []), *(settings or ())]
     wanted = {"study": Path(study).stem, "scale": scale, "settings": list(settings or ())}
     means = Means(jobs, devices or (), ray, quiet, as_json)
@@ -100,7 +103,7 @@ def reproduce(
         wanted["settings"] = stored_plan(place, FILE, "reproduce")["settings"]
     elif gather and not sources and not place.exists():
         raise CafedclError(
-            f"{place}: there is nothing to gather; run the study, or name what was run by --from"
+            f"{place}: there are no runs to gather; run the study, or name existing runs with --from"
         )
     with planned(place, wanted, FILE, "reproduce"):
         elsewhere = [from_elsewhere(path, whole, wanted, size) for path in sources or ()]
@@ -128,7 +131,7 @@ def reproduce(
         if todo or sources:
             write(place, whole, wanted, size, elsewhere, means.silent)
         for line in left_out:
-            print(f"left out: {line}", file=sys.stderr)
+            print(f"skipped: {line}", file=sys.stderr)
     if todo:
         end(outcomes, "try them again with the same command")
     if left_out:
@@ -136,7 +139,7 @@ def reproduce(
 
 
 def unreadable(names: Iterable[str], overrides: Sequence[str]) -> dict[str, CafedclError]:
-    """Return which data sets cannot be had, and why; the others are fetched and decoded now."""
+    """Return which data sets are unavailable, and why; the others are downloaded and decoded."""
     from cafedcl.compare.run import fetch_data
     from cafedcl.config.sections import assign
 
@@ -177,9 +180,9 @@ def write(
     silent: bool,
     part: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> None:
-    """Write the table and the results of all runs that are there, and of those from elsewhere.
+    """Write the table and the results of all runs in this folder, and of those from elsewhere.
 
-    ``part`` has the settings and the methods that are wanted, if not all of them are.
+    ``part`` names the settings and the methods to write; an empty list stands for all of them.
     """
     from cafedcl.compare.results import RESULTS_FILE, as_text, merged, read_study_folder, results_of
     from cafedcl.core.files import explained, write_atomically
@@ -216,7 +219,7 @@ def from_elsewhere(
 def done_elsewhere(
     out: Path, study: "Study", size: "StudyScale", elsewhere: "Sequence[Sequence[Member]]"
 ) -> set[Path]:
-    """Return the folders of runs that need not be made, because they are finished elsewhere."""
+    """Return the folders of runs that can be skipped, because they are finished elsewhere."""
     from cafedcl.compare.results import key_of
 
     keys = {member.key for found in elsewhere for member in found if member.record is not None}
@@ -231,18 +234,20 @@ def done_elsewhere(
 
 
 def settings_of(path: Path, study: str, scale: str) -> list[str]:
-    """Return the `--set` options of a folder with runs; it must be of the same study and scale."""
+    """Return the `--set` options of a folder with runs of the same study and scale."""
     from cafedcl.compare.plan import stored_plan
 
     plan = stored_plan(path, FILE, "reproduce")
     if (plan.get("study"), plan.get("scale")) != (study, scale):
         there = f"{plan.get('study')} at scale {plan.get('scale')}"
-        raise CafedclError(f"--from {path}: it is of {there}, not of {study} at scale {scale}")
+        raise CafedclError(
+            f"--from {path}: it holds runs of {there}, not of {study} at scale {scale}"
+        )
     return list(plan.get("settings", ()))
 
 
 def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool) -> None:
-    """Write the table of runs beside the paper's figures, and print it."""
+    """Write the table of runs next to the paper's numbers, and print it."""
     from cafedcl.core.files import explained, write_atomically
     from cafedcl.report.printed import as_markdown, as_rich
     from cafedcl.report.runs import summarise

@@ -1,4 +1,4 @@
-"""What the commands that run something have in common."""
+"""Helpers of the commands that run something: messages, progress, interrupts, folder names."""
 
 import signal
 import sys
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def warn(message: str) -> None:
-    """Say what is odd in one line, and go on."""
+    """Print a warning in one line."""
     print(f"warning: {message}", file=sys.stderr)
 
 
 def conclude(finished: "Run", silent: bool) -> None:
-    """End a run with its scores and the files it wrote."""
+    """Print the scores of a finished run and the files it wrote."""
     if silent:
         return
     from cafedcl.federation.run_folder import RunFolder
@@ -33,14 +33,15 @@ def conclude(finished: "Run", silent: bool) -> None:
         overview(finished.config.label, finished.records, finished.config.federation.rounds, about)
     )
     screen.print(
-        f"written to {finished.path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, environment.json",
+        f"written to {finished.path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, "
+        "environment.json",
         soft_wrap=True,
     )
 
 
 @contextmanager
 def logging(names: list[str] | None, path: Path) -> "Iterator[list[Watcher]]":
-    """Give the watchers that log a run elsewhere."""
+    """Yield the watchers that log a run to TensorBoard or MLflow."""
     if not names:
         yield []
         return
@@ -52,7 +53,7 @@ def logging(names: list[str] | None, path: Path) -> "Iterator[list[Watcher]]":
 
 @contextmanager
 def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
-    """Give the watchers that suit the terminal."""
+    """Yield the watchers that show progress: live, as plain lines or as JSON."""
     from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress
 
     screen = console()
@@ -69,7 +70,7 @@ def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
 
 @contextmanager
 def resumable(path: Path) -> Iterator[None]:
-    """Say how to resume on Ctrl-C and on a polite kill; the run has been saved by then."""
+    """Print how to resume when Ctrl-C or SIGTERM stops a run; the run is saved by then."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -78,7 +79,7 @@ def resumable(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\ninterrupted; saved. Go on with: cafedcl resume {path}", file=sys.stderr)
+        print(f"\ninterrupted; saved. Resume with: cafedcl resume {path}", file=sys.stderr)
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""`cafedcl bench`: this machine's speed as a table."""
+"""`cafedcl bench`: benchmark this machine and print a table."""
 
 import json
 import sys
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cafedcl.cli.options import Settings
+from cafedcl.cli.options import Settings, with_flags
+from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
 from cafedcl.terminal.console import console
 
@@ -18,46 +19,56 @@ if TYPE_CHECKING:
     from cafedcl.speed.measure import Measurement
 
 
+@with_flags("engine", "device")
 def bench(
     tasks: Annotated[
         str,
-        typer.Option(help="Which tasks, separated by commas; `all`, or `auto` for this device."),
+        typer.Option(
+            help="Tasks, separated by commas; all, or auto for those that suit the device."
+        ),
     ] = "auto",
     methods: Annotated[
-        str, typer.Option(help="Which methods, separated by commas; `all` for all of them.")
+        str, typer.Option(help="Methods, separated by commas, or all.")
     ] = "fedavg,cafedcl",
-    engine: Annotated[str, typer.Option(help="auto, reference, cpu, cuda.")] = "auto",
+    *,
+    flags: Flags,
     against: Annotated[
-        str | None, typer.Option(help="Another engine to measure beside it, such as reference.")
+        str | None, typer.Option(help="Another engine to compare with, such as reference.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     rounds: Annotated[
-        int, typer.Option(help="Rounds that are timed; their median counts.", min=1)
+        int, typer.Option(help="Number of timed rounds; their median is reported.", min=1)
     ] = 3,
     settings: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Also write the numbers, with versions and command, as JSON."),
+        typer.Option(
+            help="Also write the numbers, the versions and the command to this JSON file."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Measure this machine: what a client's step costs, and what a round adds to it."""
+    """Benchmark this machine: time per step, overhead per round, share of peak throughput."""
+    from cafedcl.config.flags import set_flags
     from cafedcl.config.sections import assign
     from cafedcl.core.environment import environment
     from cafedcl.methods import find_method, method_names
     from cafedcl.speed.measure import WORKLOADS, find_workload, matrix_ceiling, measure, tiny_setup
 
-    tables: dict[str, Any] = {"engine": {"name": engine, "device": device}}
+    tables: dict[str, Any] = {"engine": {}}
+    set_flags(tables, flags)
     for setting in settings or []:
         assign(tables, setting)
     asked = tiny_setup(tables)
     here = asked.task.device
     small = [name for name, workload in WORKLOADS.items() if workload.model != "resnet18"]
-    names = {"all": list(WORKLOADS), "auto": list(WORKLOADS) if here.type == "cuda" else small}.get(
-        tasks, tasks.split(",")
-    )
+    if tasks == "all" or (tasks == "auto" and here.type == "cuda"):
+        names = list(WORKLOADS)
+    elif tasks == "auto":
+        names = small
+    else:
+        names = tasks.split(",")
     chosen = method_names() if methods == "all" else methods.split(",")
     for name in names:
         find_workload(name)
@@ -100,7 +111,7 @@ def bench(
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
-    """Write what has been measured so far."""
+    """Write the measurements made so far."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -109,60 +120,57 @@ def save(path: Path, result: dict[str, Any]) -> None:
 
 
 LEGEND = """\
-step: ms of a client's optimizer step; img/s: images trained per second
-round, +own: ms of a whole round, and what scoring all clients' own models adds
-ratio: a round over its training alone; peak: of a large matrix product's rate"""
-"""What the columns are, in lines of at most 80 characters."""
+step: ms per optimizer step of a client; img/s: images trained per second
+round: ms per round; +own: extra ms to score all clients' own models
+ratio: time of a round / time of its training; peak: share of peak throughput,
+measured by a large matrix product"""
+"""The meaning of the columns, in lines of at most 80 characters."""
 
 
 def measurement_table(found: "list[Measurement]", compared: bool) -> "Table":
-    """Return measurements as a table of at most 80 columns.
+    """Return measurements as a table at most 80 characters wide.
 
-    In a comparison, how much faster it is than the other engine's row of the same task and method
-    stands instead of the memory in MiB and of the seconds to the end of the first round.
+    A comparison of two engines shows the speed-up over the slower one, instead of the memory in MiB
+    and the seconds until the end of the first round.
     """
     from rich.table import Table
 
     shown = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for head in ("task", "method", "engine"):
         shown.add_column(head, no_wrap=True)
-    for head in (
-        "step",
-        "img/s",
-        "round",
-        "+own",
-        "ratio",
-        "peak",
-        *(["faster"] if compared else ["MiB", "start"]),
-    ):
+    last_heads = ["faster"] if compared else ["MiB", "start"]
+    for head in ("step", "img/s", "round", "+own", "ratio", "peak", *last_heads):
         shown.add_column(head, justify="right", no_wrap=True)
-    slowest = {
-        (m.task, m.method): max(
-            o.step_ms for o in found if (o.task, o.method) == (m.task, m.method)
-        )
-        for m in found
-    }
-    for m in found:
-        last = [f"{m.memory_mib:.0f}", f"{m.start_s:.1f}"]
+    slowest: dict[tuple[str, str], float] = {}
+    for each in found:
+        key = (each.task, each.method)
+        slowest[key] = max(each.step_ms, slowest.get(key, 0.0))
+    for each in found:
+        if compared:
+            last = [f"{slowest[each.task, each.method] / each.step_ms:.1f}×"]
+        else:
+            last = [f"{each.memory_mib:.0f}", f"{each.start_s:.1f}"]
+        rate = each.samples_per_s
         shown.add_row(
-            m.task,
-            m.method,
-            m.engine,
-            f"{m.step_ms:.{3 if m.step_ms < 100 else 0}f}",
-            f"{m.samples_per_s:.0f}" if m.samples_per_s < 1e5 else f"{m.samples_per_s / 1000:.0f}k",
-            f"{1000 * m.round_s:.0f}",
-            f"{1000 * m.own_s:.0f}",
-            f"{m.overhead:.2f}",
-            f"{100 * m.ceiling:.0f}%",
-            *([f"{slowest[m.task, m.method] / m.step_ms:.1f}×"] if compared else last),
+            each.task,
+            each.method,
+            each.engine,
+            f"{each.step_ms:.{3 if each.step_ms < 100 else 0}f}",
+            f"{rate:.0f}" if rate < 1e5 else f"{rate / 1000:.0f}k",
+            f"{1000 * each.round_s:.0f}",
+            f"{1000 * each.own_s:.0f}",
+            f"{each.overhead:.2f}",
+            f"{100 * each.ceiling:.0f}%",
+            *last,
         )
     return shown
 
 
 def legend(found: "list[Measurement]") -> str:
-    """Return what the names of the tasks stand for, and the heads of the columns."""
+    """Return the meaning of the tasks' names and of the columns."""
     from cafedcl.speed.measure import WORKLOADS
 
     names = list(dict.fromkeys(m.task for m in found))
     width = max(map(len, names))
-    return "\n".join([*(f"{name:<{width}}  {WORKLOADS[name].title}" for name in names), "", LEGEND])
+    titles = [f"{name:<{width}}  {WORKLOADS[name].title}" for name in names]
+    return "\n".join([*titles, "", LEGEND])

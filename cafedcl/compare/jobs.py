@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from cafedcl.config.flags import FLAGS
 from cafedcl.config.options import to_toml
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import MetricsLine, RunFolder
@@ -43,20 +44,19 @@ class RunSpec:
     def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "RunSpec":
         """Make the job of a config's tables; a mistake in them is found here, before anything runs."""
         rounds = resolve(tables).federation.rounds
-        flags = {
-            "method.name": "--method",
-            "data.name": "--data",
-            "run.seed": "--seed",
-            "federation.rounds": "--rounds",
-        }
+        flags = {option: name.replace("_", "-") for name, option in FLAGS.items()}
         arguments: list[str] = []
         settings: list[str] = []
         for section, table in tables.items():
             for key, value in table.items():
                 name = f"{section}.{key}"
-                if name in flags:
-                    arguments += [flags[name], str(value)]
-                elif name != "engine.device":
+                # The device is chosen when the job starts, by the share that it gets.
+                if name == "engine.device":
+                    continue
+                # A flag without a value, such as --strict, cannot say false.
+                if name in flags and not isinstance(value, bool):
+                    arguments += [f"--{flags[name]}", str(value)]
+                else:
                     settings += ["--set", f"{name}={to_toml(value)}"]
         return cls(out, place, (*arguments, *settings), rounds)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import RunSpec
+from cafedcl.config.flags import Flags, set_flags
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import CHOICES, SECTIONS, SPLITS, assign, label, parse_split, read_file
 from cafedcl.core.errors import CafedclError
@@ -50,8 +51,9 @@ class Comparison:
         first_seed: int,
         tables: Mapping[str, Any],
         settings: Iterable[str],
+        flags: Flags | None = None,
     ) -> "Comparison":
-        """Make a plan from a config file's tables and ``section.key=value`` settings.
+        """Make a plan from a config file's tables, flags and ``section.key=value`` settings.
 
         Method options of the file go to the methods of the file's own name; those of ``--set`` to
         every method that has such an option. A tail augmentation that both name is that of every
@@ -60,6 +62,7 @@ class Comparison:
         """
         check_seeds(seeds, first_seed)
         base = checked_tables(tables)
+        set_flags(base, flags or {})
         chosen: Tables = {}
         for setting in settings:
             assign(chosen, setting)

@@ -137,7 +137,7 @@ def scheduled(
             with polite(pool):
                 yield pool
     except KeyboardInterrupt:
-        print(f"\ninterrupted; saved. Go on with: {on}", file=sys.stderr)
+        print(f"\ninterrupted; saved. Resume with: {on}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

@@ -23,8 +23,9 @@ from cafedcl.compare.plan import (
     overlay,
     with_one_worker,
 )
+from cafedcl.config.flags import Flags, set_flags
 from cafedcl.config.options import to_toml
-from cafedcl.config.sections import assign, parse_split
+from cafedcl.config.sections import assign
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.slug import slug
@@ -234,22 +235,14 @@ class Range:
 
 
 def sweep_settings(
-    tables: Mapping[str, Any],
-    method: str | None,
-    data: str | None,
-    split: str | None,
-    settings: Iterable[str],
+    tables: Mapping[str, Any], flags: Flags, settings: Iterable[str]
 ) -> dict[str, Any]:
-    """Return a sweep's common options by flat names: a file, then flags, then settings, the later
-    ones winning.
+    """Return the options that all runs of a sweep share, by flat names.
+
+    Flags win over the tables of a config file, and settings over flags.
     """
     base = checked_tables(tables)
-    if method is not None:
-        base.setdefault("method", {})["name"] = method
-    if data is not None:
-        base.setdefault("data", {})["name"] = data
-    if split is not None:
-        base.setdefault("split", {}).update(parse_split(split))
+    set_flags(base, flags)
     for setting in settings:
         assign(base, setting)
     flat = flattened(base)

@@ -17,7 +17,7 @@ from cafedcl.core.errors import CafedclError, nearest
 class RunOptions:
     """What makes this run this run."""
 
-    seed: int = option(0, "the one seed that makes every random draw", low=0, high=2**63 - 1)
+    seed: int = option(0, "random seed", low=0, high=2**63 - 1)
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,14 @@ class DataOptions:
 
     name: str = option(
         "digits",
-        "data set, a path to your own data, package.module:function, or sites: every Flower site has its own",
+        "data set (see `cafedcl datasets`), path to your own data, package.module:function, "
+        "or sites: each Flower site has its own data",
     )
     test: str = option(
         "", "sites: data whose test images the server scores on too; empty: only sites on their own"
     )
     dir: str = option(
-        "", "folder with data files; empty: CAFEDCL_DATA, else the platform's cache folder"
+        "", "folder with data files; by default $CAFEDCL_DATA, else the platform's cache folder"
     )
     download: bool = option(True, "fetch a data set that is not there from its official address")
     images: int = option(
@@ -128,7 +129,7 @@ class FederationOptions:
     """Who takes part, and for how long."""
 
     clients: int = option(20, "number of clients", low=1, high=10_000_000)
-    rounds: int = option(100, "communication rounds", low=1)
+    rounds: int = option(100, "number of communication rounds", low=1)
     participation: float = option(
         1.0, "part of the clients sampled each round", above=0.0, high=1.0
     )
@@ -177,12 +178,12 @@ class EngineOptions:
 
     name: str = option(
         "auto",
-        "cuda: captured steps on a GPU; cpu: stacks of clients in worker processes; "
-        "reference: plain PyTorch, one client after another; flower: across machines; "
-        "auto: by the device",
+        "how clients are trained. auto: chosen by the device; cuda: captured steps on a GPU; "
+        "cpu: stacks of clients in worker processes; reference: plain PyTorch, one client after "
+        "another; flower: across machines",
         choices=("auto", "reference", "cpu", "cuda", "flower"),
     )
-    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:1 or mps")
     precision: str = option(
         "auto",
         "of the encoder; weights and losses are always fp32. auto: bf16 in the cuda engine, fp32 elsewhere",

@@ -1,1 +1,1 @@
-"""Tables, the report and the figures: everything here reads run folders and nothing else."""
+"""Tables, the HTML report and figures, all made from run folders; nothing here loads PyTorch."""

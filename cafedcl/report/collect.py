@@ -1,5 +1,6 @@
-"""The data behind every panel: plain numbers and arrays, from which the page and the figures are
-drawn alike.
+"""The data of every panel as plain numbers and arrays, for both the HTML page and the figures.
+
+Rounds count from 1 here, because people read them; run folders count from 0.
 """
 
 import base64
@@ -18,10 +19,11 @@ from cafedcl.report.runs import PROTOCOL_SCORES, RunSummary, SettingGroup, Summa
 from cafedcl.report.table import MEASURES, Column, column, common_protocol
 
 MOST_POINTS = 400
-"""Rounds of a curve, at most."""
+"""Points of a curve, at most."""
 PICTURES = 12
-"""Contact sheets of a run, at most, and how many bytes they may have together."""
+"""Contact sheets of a run, at most."""
 PICTURE_BYTES = 3_000_000
+"""Size of a run's contact sheets together, at most, so that the page stays small."""
 PNG = b"\x89PNG\r\n\x1a\n"
 SHOTS = ("many", "medium", "few")
 
@@ -38,7 +40,7 @@ def collect(summary: Summary) -> dict[str, Any]:
 
 
 def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
-    """Return the data of one setting's panels; one seed per method is looked at in detail."""
+    """Return the data of one setting's panels; details come from one seed per method."""
     films = [read_film(entry.runs[0]) for entry in group.main]
     for film in films:
         problems += film.problems
@@ -85,10 +87,9 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
 def gathered(
     films: Sequence[Film], make: Callable[[Film], dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """Return what the films give, with the number of the entry."""
-    return [
-        {"entry": i, **scene} for i, film in enumerate(films) if (scene := make(film)) is not None
-    ]
+    """Apply a function to all films; returns the results that are not None, with their entry."""
+    scenes = enumerate(map(make, films))
+    return [{"entry": i, **scene} for i, scene in scenes if scene is not None]
 
 
 def measured(group: SettingGroup, protocol: str) -> bool:
@@ -97,7 +98,7 @@ def measured(group: SettingGroup, protocol: str) -> bool:
 
 
 def describe_row(entry: TableRow) -> dict[str, Any]:
-    """Return who an entry is and how it is drawn."""
+    """Return the label of a row, its seeds, and how it is drawn."""
     style = series_style(entry.label)
     return {
         "label": entry.label,
@@ -128,20 +129,19 @@ def collect_ranking(group: SettingGroup, protocol: str) -> dict[str, Any]:
 
 
 def collect_curves(entry: TableRow) -> dict[str, Any]:
-    """Return the scores over rounds, with bytes sent and seconds spent so far: mean and std over
-    seeds.
+    """Return the scores over rounds, and the bytes and seconds used up to each round.
+
+    All values are means over seeds; scores also have a standard deviation.
     """
     rounds = spaced(list(range(max(len(run.lines) for run in entry.runs))), MOST_POINTS)
-    found: dict[str, Any] = {"rounds": rounds}
+    found: dict[str, Any] = {"rounds": [t + 1 for t in rounds]}
     for name, amount in (("bytes", sent), ("seconds", spent)):
         sums = [np.cumsum([amount(line) for line in run.lines]) for run in entry.runs]
         found[name] = [mean(float(s[t]) for s in sums if t < len(s)) for t in rounds]
     for protocol in PROTOCOL_SCORES:
-        found[protocol] = (
-            {m: bands(entry, rounds, protocol, m) for m in MEASURES}
-            if any_scored(entry, protocol)
-            else None
-        )
+        found[protocol] = None
+        if any_scored(entry, protocol):
+            found[protocol] = {m: bands(entry, rounds, protocol, m) for m in MEASURES}
     return found
 
 
@@ -177,7 +177,7 @@ def spent(line: MetricsLine) -> float:
 
 
 def collect_shots(group: SettingGroup, protocol: str) -> dict[str, list[dict[str, float | None]]]:
-    """Return the recall of many-, medium- and few-shot classes, where a group of classes exists."""
+    """Return the recall of many-, medium- and few-shot classes, for the groups that exist."""
     found: dict[str, list[dict[str, float | None]]] = {}
     for shot in SHOTS:
         cells = [
@@ -189,19 +189,17 @@ def collect_shots(group: SettingGroup, protocol: str) -> dict[str, list[dict[str
 
 
 def average(values: Sequence[float]) -> float | None:
-    """Return the mean, or None of nothing."""
+    """Return the mean, or None if there are no values."""
     return mean(values) if values else None
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Return the sample standard deviation, from two values on."""
+    """Return the sample standard deviation, or None for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def collect_ablation(group: SettingGroup) -> list[dict[str, Any]]:
-    """Return the families of which several presets or variants ran, as the numbers of their
-    entries.
-    """
+    """Return the methods of which several presets or variants ran, with the indices of their rows."""
     families: dict[str, list[int]] = {}
     for i, entry in enumerate(group.main):
         families.setdefault(entry.base, []).append(i)
@@ -211,10 +209,10 @@ def collect_ablation(group: SettingGroup) -> list[dict[str, Any]]:
 
 
 def collect_sensitivity(group: SettingGroup) -> list[dict[str, Any]]:
-    """Return the curves of options that were swept: the main variant, and those that differ in that
-    option alone.
+    """Return scores over the values of each swept option.
 
-    Where all points share some seeds, only those count.
+    The points are the main variant of a method and the variants that differ from it in that option
+    alone. If all points share some seeds, only those seeds are used.
     """
     sweeps: dict[tuple[str, str], list[tuple[float, TableRow]]] = {}
     for entry in group.entries:
@@ -245,7 +243,7 @@ def collect_sensitivity(group: SettingGroup) -> list[dict[str, Any]]:
 
 
 def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
-    """Return scores in %, of the seeds that all have, or of all if there is none."""
+    """Return scores in %, of the seeds that all points share, or of all seeds if there are none."""
     common = set.intersection(*(set(one) for one in scores))
     return [
         [100 * value for seed, value in one.items() if seed in common or not common]
@@ -254,7 +252,7 @@ def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
 
 
 def collect_samples(group: SettingGroup) -> list[dict[str, Any]]:
-    """Return the generator's contact sheets as PNG files in text, for those runs that have them."""
+    """Return the contact sheets of the generator as PNG files in base64."""
     found: list[dict[str, Any]] = []
     for i, entry in enumerate(group.main):
         room = PICTURE_BYTES
@@ -269,18 +267,17 @@ def collect_samples(group: SettingGroup) -> list[dict[str, Any]]:
 
 
 def collect_cost(entry: TableRow) -> dict[str, Any]:
-    """Return what a round costs: seconds per phase, bytes, who failed; means over rounds and seeds."""
+    """Return the cost of a method: seconds per phase and bytes per round, totals, and failures."""
     lines = [line for run in entry.runs for line in run.lines]
     phases: dict[str, float] = {}
     for line in lines:
         for phase, seconds in (line.get("seconds") or {}).items():
             phases[phase] = phases.get(phase, 0.0) + float(seconds) / len(lines)
     traffic = [line.get("traffic") or {} for line in lines]
-    up, down = (mean(float(t.get(f"{way}_bytes", 0)) for t in traffic) for way in ("up", "down"))
     return {
         "phases": phases,
-        "up": up,
-        "down": down,
+        "up": mean(float(each.get("up_bytes", 0)) for each in traffic),
+        "down": mean(float(each.get("down_bytes", 0)) for each in traffic),
         "bytes": sum(sent(line) for line in lines) / len(entry.runs),
         "seconds": sum(spent(line) for line in lines) / len(entry.runs),
         "failed": sum(len(line.get("failed") or ()) for line in lines),
@@ -290,12 +287,15 @@ def collect_cost(entry: TableRow) -> dict[str, Any]:
 
 
 def describe_run(run: RunSummary) -> dict[str, Any]:
-    """Return what is needed to find a run, to judge it and to repeat it."""
+    """Return the state of a run, and what is needed to find and to reproduce it."""
     read: Any = RunFolder(run.path).environment()
     about: dict[str, Any] = read if isinstance(read, dict) else {}
     command = about.get("command")
+    if not isinstance(command, list) or not command:
+        command = ["cafedcl", "run", str(run.path / "config.toml")]
     packages = about.get("packages")
-    again = ["cafedcl", "run", str(run.path / "config.toml")]
+    if not isinstance(packages, dict):
+        packages = {}
     return {
         "path": str(run.path),
         "method": run.method,
@@ -304,12 +304,8 @@ def describe_run(run: RunSummary) -> dict[str, Any]:
         "state": run.state,
         "problem": run.problem,
         "rounds": len(run.lines),
-        "command": [str(word) for word in command]
-        if isinstance(command, list) and command
-        else again,
-        "packages": {str(k): str(v) for k, v in packages.items()}
-        if isinstance(packages, dict)
-        else {},
+        "command": [str(word) for word in command],
+        "packages": {str(name): str(version) for name, version in packages.items()},
         **{
             key: str(about[key])
             for key in ("started", "python", "platform", "device_name", "commit")

@@ -1,4 +1,4 @@
-"""What one run tells of its clients and its classes at the end."""
+"""Scores of single clients and classes at the end of one run."""
 
 from typing import Any
 
@@ -8,20 +8,22 @@ from cafedcl.core.arrays import Array
 from cafedcl.report.frames import Film
 
 WORST = 6
-"""Clients that are looked at one by one."""
+"""Worst clients that are shown one by one."""
+MOST_CLASSES = 12
+"""Classes of a worst client that are shown, at most."""
 MOST_CLIENTS = 200
-"""Clients in a map; of more, evenly spaced ones are shown."""
+"""Clients in a map, at most; if there are more, evenly spaced ones are shown."""
 
 
 def shown_clients(clients: int) -> Array:
-    """Return the clients that maps show."""
+    """Return the indices of the clients that maps show."""
     if clients <= MOST_CLIENTS:
         return np.arange(clients)
     return np.linspace(0, clients - 1, MOST_CLIENTS).round().astype(np.int64)
 
 
 def data_map(film: Film) -> dict[str, Any] | None:
-    """Return the clients × classes map and the numbers that matter about it."""
+    """Return the clients × classes map, and statistics of the data."""
     if film.data is None:
         return None
     counts = film.data.counts
@@ -46,7 +48,7 @@ def data_map(film: Film) -> dict[str, Any] | None:
 
 
 def client_scores(film: Film) -> dict[str, Array]:
-    """Return the clients' accuracies at the end, by protocol."""
+    """Return the accuracy of every client at the end, by protocol."""
     names = {"server": "server/clients", "own": "own/all/score"}
     found = {protocol: film.latest(name) for protocol, name in names.items()}
     return {
@@ -57,9 +59,7 @@ def client_scores(film: Film) -> dict[str, Array]:
 
 
 def class_recalls(film: Film) -> dict[str, Array]:
-    """Return the recall per class at the end: of the server's model, and the mean over the clients'
-    own.
-    """
+    """Return the recall per class at the end: the server's, and the mean over clients' own models."""
     found: dict[str, Array] = {}
     table = film.latest("server/confusion")
     if table is not None:
@@ -72,54 +72,51 @@ def class_recalls(film: Film) -> dict[str, Array]:
 
 
 def column_means(values: Array) -> Array:
-    """Return the mean of every column without what is missing; NaN for a column that is all
-    missing.
-    """
+    """Return the mean of every column without its NaNs; NaN for a column that has nothing else."""
     number = (~np.isnan(values)).sum(0)
     return np.asarray(np.nansum(values, axis=0) / np.where(number > 0, number, np.nan))
 
 
 def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
-    """Return the clients with the lowest accuracy and why: their classes, the recall of each, and
-    their confidence.
-    """
+    """Return the clients with the lowest accuracy, with their classes, recalls and confidences."""
     if film.data is None:
         return {}
     counts = film.data.counts
     recall = class_recalls(film)
     own = film.latest("own/all/recall")
-    trust = film.latest("notes/confidence")
+    confidence = film.latest("notes/confidence")
+    if confidence is not None and confidence.shape != counts.shape:
+        confidence = None
     found: dict[str, list[dict[str, Any]]] = {}
     for protocol, scores in client_scores(film).items():
         if len(scores) != len(counts):
             continue
-        order = [
-            int(k) for k in np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")
-        ]
+        worst_first = np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")
         found[protocol] = []
-        for k in order[:WORST]:
+        for k in map(int, worst_first[:WORST]):
             if np.isnan(scores[k]):
                 continue
-            rows = own[k] if protocol == "own" and own is not None else recall.get(protocol)
-            classes = [int(c) for c in np.argsort(-counts[k], kind="stable") if counts[k, c] > 0]
+            recalls = recall.get(protocol)
+            if protocol == "own" and own is not None:
+                recalls = own[k]
+            largest_first = np.argsort(-counts[k], kind="stable")
+            classes = [int(c) for c in largest_first if counts[k, c] > 0][:MOST_CLASSES]
             found[protocol].append(
                 {
                     "client": k,
                     "accuracy": float(scores[k]),
                     "images": int(counts[k].sum()),
-                    "classes": classes[:12],
-                    "counts": [int(counts[k, c]) for c in classes[:12]],
-                    "recall": [None if rows is None else float(rows[c]) for c in classes[:12]],
-                    "confidence": None
-                    if trust is None or trust.shape != counts.shape
-                    else trust[k, classes[:12]],
+                    "classes": classes,
+                    "counts": [int(counts[k, c]) for c in classes],
+                    "recall": [None if recalls is None else float(recalls[c]) for c in classes],
+                    "confidence": None if confidence is None else confidence[k, classes],
                 }
             )
     return found
 
 
 def details(film: Film) -> dict[str, Any]:
-    """Return everything about one run's clients and classes; what a run does not have is left out."""
+    """Return the scores of one run's clients and classes, as far as it has recorded them."""
     found: dict[str, Any] = {
         "seed": film.run.seed,
         "clients": client_scores(film),

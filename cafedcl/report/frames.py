@@ -1,6 +1,4 @@
-"""The evaluation tables of one run: at most so many evenly spaced rounds, and only the entries that
-a panel shows.
-"""
+"""The evaluation tables of one run: evenly spaced rounds, and only the entries that panels show."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report.runs import RunSummary
 
 MOST_FRAMES = 40
-"""Rounds whose tables are read."""
+"""Rounds whose tables are read, at most."""
 WANTED = (
     "server/c",
     "own/all/",
@@ -27,7 +25,7 @@ WANTED = (
     "anchors/labels",
     "loop/",
 )
-"""How the names of the entries begin that are read; a model's state beside them can be large."""
+"""Prefixes of the entries to read. Files also hold the state of the model, which can be large."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run folder knows of its data: training images per client and class, and the names of
-    the classes.
-    """
+    """Training images per client and class, and the names of the classes."""
 
     counts: Array
     names: list[str]
@@ -50,7 +46,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Film:
-    """A run's frames in the order of rounds, and what could not be read."""
+    """A run's frames in the order of rounds, and messages about files that could not be read."""
 
     run: RunSummary
     frames: list[Frame]
@@ -58,24 +54,24 @@ class Film:
     problems: list[str]
 
     def having(self, name: str) -> list[Frame]:
-        """Return the frames with an entry that is not all missing."""
+        """Return the frames in which an entry exists and is not all NaN."""
         return [
             frame for frame in self.frames if name in frame.tables and present(frame.tables[name])
         ]
 
     def latest(self, name: str) -> Array | None:
-        """Return an entry as of the last round that has it."""
+        """Return an entry of the last round that has it."""
         found = self.having(name)
         return found[-1].tables[name] if found else None
 
 
 def present(values: Array) -> bool:
-    """Return whether there is any number in an array."""
+    """Return whether an array holds any number besides NaN."""
     return bool(values.size) and not (values.dtype.kind == "f" and bool(np.isnan(values).all()))
 
 
 def spaced(items: list[Any], most: int) -> list[Any]:
-    """Return at most so many items, evenly spaced, with the first and the last."""
+    """Return at most ``most`` items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return items
     if most == 1:
@@ -84,7 +80,7 @@ def spaced(items: list[Any], most: int) -> list[Any]:
 
 
 def read_film(run: RunSummary, most: int = MOST_FRAMES) -> Film:
-    """Read a run's tables; a file that is damaged is named and left out."""
+    """Read a run's tables; a damaged file is skipped with a message."""
     problems: list[str] = []
     files = [
         file
@@ -109,7 +105,7 @@ def read_tables(file: Path, wanted: Iterable[str]) -> dict[str, Array]:
 
 
 def read_data(run: RunSummary, problems: list[str]) -> Data | None:
-    """Return what is known of the data; None, and a line about it, if the file is damaged."""
+    """Return a run's data counts; None, with a message in ``problems``, if the file is damaged."""
     try:
         tensors, header = RunFolder(run.path).data()
         counts = tensors["counts"].astype(np.int64)

@@ -1,5 +1,6 @@
-"""What moves over rounds: confidence, prototypes, and the bias loop. One run each, from its
-evaluation tables.
+"""Panels with a slider over rounds: confidence, prototypes and the bias loop of one run.
+
+Rounds count from 1 here, because people read them; evaluation tables count from 0.
 """
 
 import math
@@ -11,8 +12,8 @@ from cafedcl.core.arrays import Array
 from cafedcl.report.frames import Film, Frame, spaced
 
 CELLS = 120_000
-"""Numbers per part of the confidence over all rounds: with many clients and classes, fewer rounds
-are shown.
+"""Cells (rounds × clients × classes) of the confidence, at most: with many clients and classes,
+fewer rounds are shown.
 """
 CONFIDENCE_PARTS = {
     "trust": "confidence",
@@ -20,16 +21,15 @@ CONFIDENCE_PARTS = {
     "val": "confidence_val",
     "gen": "confidence_gen",
 }
-"""The parts of the confidence and the notes they come from."""
+"""The parts of the confidence, and the client notes that hold them."""
 LOOP = ("drift", "feedback", "heterogeneity", "variance")
 
 
 def collect_confidence(film: Film, shown: Array) -> dict[str, Any] | None:
-    """Return confidence per round, client and class: the trust, its parts, and the weights it
-    gives.
+    """Return confidence per round, client and class, its parts, and the aggregation weights.
 
-    ``shown`` are the clients to keep; the weights are trust/Σ trust over all clients that replied
-    and hold the class.
+    ``shown`` are the clients to keep. The weights are confidence / Σ confidence over all clients
+    that replied and hold the class.
     """
     frames = film.having("notes/confidence")
     if film.data is None or not frames:
@@ -51,26 +51,23 @@ def collect_confidence(film: Film, shown: Array) -> dict[str, Any] | None:
                 if part == "trust":
                     parts.setdefault("alpha", []).append(shares(known)[shown])
     whole = {part: np.stack(stack) for part, stack in parts.items() if len(stack) == len(frames)}
-    return {"rounds": [frame.round for frame in frames], "parts": whole}
+    return {"rounds": [frame.round + 1 for frame in frames], "parts": whole}
 
 
 def shares(trust: Array) -> Array:
-    """Return trust/Σ trust over clients, per class; NaN where a client has no say."""
+    """Return confidence / Σ confidence over clients, per class; NaN where a client has none."""
     total = np.nansum(trust, axis=0)
     return np.where(np.isnan(trust), np.nan, trust / np.where(total > 0, total, np.nan))
 
 
 def collect_prototypes(film: Film, classes: int) -> dict[str, Any] | None:
-    """Return the global prototypes in one plane for all rounds, and how far apart they are.
+    """Return the global prototypes, projected to one plane for all rounds, and their distances.
 
-    All are brought to length 1 first: directions are what is compared, and the ideal distance
+    Prototypes are scaled to length 1, because methods compare directions. The ideal distance
     √(2C/(C−1)) is that of a regular simplex on the unit sphere.
     """
-    frames = [
-        (frame.round, found)
-        for frame in film.frames
-        if (found := prototypes_of(frame, classes)) is not None
-    ]
+    by_round = [(frame.round + 1, prototypes_of(frame, classes)) for frame in film.frames]
+    frames = [(number, found) for number, found in by_round if found is not None]
     dims = {found.shape[1] for _, found in frames}
     if not frames or len(dims) != 1 or classes < 2:
         return None
@@ -91,8 +88,9 @@ def collect_prototypes(film: Film, classes: int) -> dict[str, Any] | None:
 
 
 def prototypes_of(frame: Frame, classes: int) -> Array | None:
-    """Return one unit prototype per class, NaN for a class without one; several per class are
-    averaged.
+    """Return one unit prototype per class, NaN for a class without one.
+
+    Several prototypes of a class are averaged.
     """
     tables = frame.tables
     if "anchors/prototypes" in tables:
@@ -114,16 +112,17 @@ def prototypes_of(frame: Frame, classes: int) -> Array | None:
 
 
 def project(points: Array, known: Array) -> tuple[Array, list[float]]:
-    """Return (rounds, classes, 2) by principal components of all rounds together, and their shares
-    of the variance.
+    """Return points of shape (rounds, classes, 2), and the explained variance of both components.
+
+    The principal components are those of all rounds together, so that positions are comparable.
     """
     flat = points[known]
     centre = flat.mean(0)
     _, scale, axes = np.linalg.svd(flat - centre, full_matrices=False)
     plane = axes[:2]
-    plane = (
-        plane * np.where(plane[np.arange(len(plane)), np.abs(plane).argmax(1)] < 0, -1, 1)[:, None]
-    )
+    # The sign of a principal component is arbitrary; this choice gives the same picture every time.
+    largest = plane[np.arange(len(plane)), np.abs(plane).argmax(1)]
+    plane = plane * np.where(largest < 0, -1, 1)[:, None]
     out = np.full((*points.shape[:2], 2), np.nan)
     out[known] = 0.0
     out[known, : len(plane)] = (flat - centre) @ plane.T
@@ -141,7 +140,9 @@ def distance_range(found: Array) -> Array:
     """Return the smallest, mean and largest distance between two classes."""
     gaps = pairwise_distances(found)[np.triu_indices(len(found), 1)]
     gaps = gaps[~np.isnan(gaps)]
-    return np.array([gaps.min(), gaps.mean(), gaps.max()] if len(gaps) else [np.nan] * 3)
+    if not len(gaps):
+        return np.full(3, np.nan)
+    return np.array([gaps.min(), gaps.mean(), gaps.max()])
 
 
 def nearest_pair(found: Array) -> list[int] | None:
@@ -154,17 +155,14 @@ def nearest_pair(found: Array) -> list[int] | None:
 
 
 def collect_loop(film: Film, classes: int) -> dict[str, Any] | None:
-    """Return the drift of every global prototype and what it is made of, where a run has recorded
-    it.
-    """
+    """Return the drift of every global prototype and its parts, if the run has recorded them."""
     frames = [f for f in film.having("loop/drift") if f.tables["loop/drift"].shape == (classes,)]
     if not frames:
         return None
-    parts: dict[str, Any] = {"rounds": [frame.round for frame in frames], "parts": {}}
+    parts: dict[str, Array] = {}
     for name in LOOP:
-        stack = [frame.tables.get(f"loop/{name}") for frame in frames]
-        if all(values is not None and values.shape == (classes,) for values in stack):
-            parts["parts"][name] = np.stack(
-                [values for values in stack if values is not None]
-            ).astype(np.float64)
-    return parts
+        tables = [frame.tables.get(f"loop/{name}") for frame in frames]
+        usable = [table for table in tables if table is not None and table.shape == (classes,)]
+        if len(usable) == len(frames):
+            parts[name] = np.stack(usable).astype(np.float64)
+    return {"rounds": [frame.round + 1 for frame in frames], "parts": parts}

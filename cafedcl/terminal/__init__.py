@@ -1,1 +1,1 @@
-"""What a person sees in a terminal."""
+"""Terminal output: progress, tables and maps."""

@@ -1,4 +1,4 @@
-"""The terminal that everything is printed to."""
+"""The console that all commands print to."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def console() -> "Console":
-    """Return the terminal."""
+    """Return a console for standard output."""
     from rich.console import Console
 
     return Console(highlight=False)

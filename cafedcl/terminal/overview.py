@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal: tables, maps and sparklines."""
+"""Runs and splits in a terminal: tables, maps and sparklines."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -25,12 +25,12 @@ SHADES = ("#1b1b2f", "#2b2d6e", "#3a4fa8", "#3f7fc1", "#46a9c4", "#6cc9a4", "#b5
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """Return a share as a percentage, and a dash for what does not exist."""
+    """Return a fraction as a percentage, or a dash if there is none."""
     return "–" if value is None else f"{100 * value:.{digits}f}"
 
 
 def amount(number: float) -> str:
-    """Return bytes in a unit that people read."""
+    """Return a number of bytes in a readable unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000 or unit == "GB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -46,12 +46,12 @@ def duration(seconds: float) -> str:
 
 
 def colour(method: str) -> str:
-    """Return the one colour of a method, the same as in the report."""
+    """Return the colour of a method, the same as in the report."""
     return series_style(method).colour
 
 
 def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: float = 1.0) -> str:
-    """Return values as a row of bars, averaged to the width."""
+    """Return values as a row of bars; more values than ``width`` are averaged in groups."""
     if not values:
         return ""
     number = min(width, len(values))
@@ -66,7 +66,7 @@ def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: 
 def split_map(
     counts: "Tensor | NDArray[np.int64]", names: Sequence[str], most: int = 30
 ) -> RenderableType:
-    """Return the clients × classes map: how many training images of each class each client has."""
+    """Return the clients × classes map: the training images of each class at each client."""
     table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
     table.add_column("client ", justify="right", style="dim")
     for name in names[:40]:
@@ -74,11 +74,7 @@ def split_map(
     table.add_column("  images", justify="right", style="dim")
     peak = max(int(counts.max()), 1)
     for client, row in enumerate(counts[:most].tolist()):
-        cells = []
-        for count in row[:40]:
-            shade = SHADES[0 if not count else 1 + min(6, int(6.999 * (count / peak) ** 0.5))]
-            ink = "#000000" if count > peak / 3 else "#ffffff"
-            cells.append(Text(f"{count:^5}" if count else "     ", style=f"{ink} on {shade}"))
+        cells = [count_cell(count, peak) for count in row[:40]]
         table.add_row(f"{client} ", *cells, f"  {sum(row)}")
     parts: list[RenderableType] = [table]
     if len(counts) > most:
@@ -86,14 +82,25 @@ def split_map(
     return Group(*parts)
 
 
+def count_cell(count: int, peak: int) -> Text:
+    """Return a number of images on a background that is lighter the larger the number is."""
+    if not count:
+        return Text("     ", style=f"#ffffff on {SHADES[0]}")
+    # The square root keeps small numbers apart; one large client would push them into one shade.
+    level = int((len(SHADES) - 1.001) * (count / peak) ** 0.5)
+    shade = SHADES[1 + min(len(SHADES) - 2, level)]
+    ink = "#000000" if count > peak / 3 else "#ffffff"
+    return Text(f"{count:^5}", style=f"{ink} on {shade}")
+
+
 def split_numbers(numbers: "Statistics") -> RenderableType:
-    """Return the numbers that matter about a split."""
+    """Return the statistics of a split as a table."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    ratio = (
-        "a class is empty" if numbers.imbalance_ratio is None else f"{numbers.imbalance_ratio:.1f}"
-    )
+    ratio = "undefined: a class has no images"
+    if numbers.imbalance_ratio is not None:
+        ratio = f"{numbers.imbalance_ratio:.1f}"
     sizes = f"{numbers.smallest} to {numbers.largest}, {numbers.mean_size:.1f} on average"
     classes = (
         f"{numbers.fewest_classes} to {numbers.most_classes}, {numbers.mean_classes:.1f} on average"
@@ -101,15 +108,16 @@ def split_numbers(numbers: "Statistics") -> RenderableType:
     table.add_row("clients", f"{numbers.clients}, with {numbers.images} training images")
     table.add_row("images per client", sizes)
     table.add_row("classes per client", classes)
-    table.add_row("largest to smallest class", ratio)
+    table.add_row("largest / smallest class", ratio)
     table.add_row(
-        "label divergence", f"{numbers.divergence:.3f} between two clients (0 the same, 1 disjoint)"
+        "label divergence",
+        f"{numbers.divergence:.3f} between two clients (0: same labels, 1: disjoint)",
     )
     return table
 
 
 def value_of(line: MetricsLine, path: str) -> float | None:
-    """Return ``server.accuracy`` or the like from a line of metrics."""
+    """Return a score from a line of metrics by its path, such as ``server.accuracy``."""
     section, _, key = path.partition(".")
     scores = line.get(section) or {}
     value = scores.get(key)
@@ -117,19 +125,21 @@ def value_of(line: MetricsLine, path: str) -> float | None:
 
 
 def series(lines: Sequence[MetricsLine], path: str) -> list[float]:
-    """Return a score over the rounds in which it was measured."""
-    return [value for line in lines if (value := value_of(line, path)) is not None]
+    """Return a score in every round in which it was measured."""
+    values = (value_of(line, path) for line in lines)
+    return [value for value in values if value is not None]
 
 
 def headline(lines: Sequence[MetricsLine]) -> str:
-    """Return which score stands for a run: the server's accuracy, or the clients' where there is no
-    server model.
+    """Return the path of a run's main score.
+
+    It is the server's accuracy, or the mean of the clients' own models if there is no server model.
     """
     return "server.accuracy" if series(lines, "server.accuracy") else "own.client_mean"
 
 
 def best_round(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
-    """Return the round in which a score was highest, the first if there are several."""
+    """Return the first of the rounds in which a score was highest."""
     scored = [line for line in lines if value_of(line, path) is not None]
     return max(scored, key=lambda line: value_of(line, path) or 0.0) if scored else None
 
@@ -140,7 +150,7 @@ def last_scored(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
 
 
 NARROW = 96
-"""Below this width a comparison_table leaves out what can be spared."""
+"""Below this width, in characters, a comparison leaves out two columns."""
 COMPARISON_COLUMNS = (
     ("global\naccuracy", "server.accuracy", True),
     ("balanced\naccuracy", "server.balanced", True),
@@ -152,7 +162,7 @@ COMPARISON_COLUMNS = (
 
 
 def comparison_table(runs: Sequence[tuple[str, list[MetricsLine]]], width: int) -> RenderableType:
-    """Return runs side by side at their last scored round, the best of each column in bold."""
+    """Return the last scored round of several runs as a table; the best of each column is bold."""
     narrow = width < NARROW
     columns = [column for column in COMPARISON_COLUMNS if not (narrow and "balanced" in column[0])]
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
@@ -160,7 +170,7 @@ def comparison_table(runs: Sequence[tuple[str, list[MetricsLine]]], width: int) 
     for title, _, _ in columns:
         table.add_column(title, justify="right")
     table.add_column("sent per\nround", justify="right", no_wrap=True)
-    table.add_column("seconds\na round", justify="right")
+    table.add_column("seconds\nper round", justify="right")
     if not narrow:
         table.add_column("accuracy\nover rounds")
     last = [{path: _last(lines, path) for _, path, _ in columns} for _, lines in runs]
@@ -170,20 +180,21 @@ def comparison_table(runs: Sequence[tuple[str, list[MetricsLine]]], width: int) 
             Text(percent(row[path]), style=_style(row[path], best[path], len(runs)))
             for _, path, _ in columns
         ]
-        sent = sum(
-            line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines
-        ) / max(len(lines), 1)
-        spent = sum(sum(line["seconds"].values()) for line in lines) / max(len(lines), 1)
-        curve = (
-            []
-            if narrow
-            else [Text(sparkline(series(lines, headline(lines)), 16), colour(name), no_wrap=True)]
-        )
-        table.add_row(Text(name, style=colour(name)), *cells, amount(sent), f"{spent:.2f}", *curve)
+        traffic = [line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines]
+        seconds = [sum(line["seconds"].values()) for line in lines]
+        cells.append(Text(amount(sum(traffic) / max(len(lines), 1))))
+        cells.append(Text(f"{sum(seconds) / max(len(lines), 1):.2f}"))
+        if not narrow:
+            curve = sparkline(series(lines, headline(lines)), 16)
+            cells.append(Text(curve, colour(name), no_wrap=True))
+        table.add_row(Text(name, style=colour(name)), *cells)
     rounds = sorted({len(lines) for _, lines in runs})
     note = Text(
-        f"after {' / '.join(map(str, rounds))} rounds, in %. global: the server's model on the complete test set. "
-        "client: the same, weighted by each client's labels, over clients. own: its own model after local training.",
+        f"After {' / '.join(map(str, rounds))} rounds, in %. "
+        "global, balanced: the server's model on the complete test set. "
+        "client std: spread of accuracy across clients, each weighted by its own labels. "
+        "worst tenth: mean accuracy of the worst 10 % of the clients. "
+        "own: each client's own model after local training.",
         style="dim",
     )
     return Group(table, note)
@@ -200,14 +211,17 @@ def _last(lines: Sequence[MetricsLine], path: str) -> float | None:
 
 def _best(values: Sequence[float | None], highest: bool) -> float | None:
     known = [value for value in values if value is not None]
-    return (max(known) if highest else min(known)) if known else None
+    if not known:
+        return None
+    return max(known) if highest else min(known)
 
 
 def overview(
     name: str, lines: list[MetricsLine], rounds: int, about: dict[str, Any]
 ) -> RenderableType:
-    """Return one run on one screen: how far it is, last and best round, who failed, where it was
-    made.
+    """Return one run on one screen: its progress, last and best round, failures and machine.
+
+    Rounds count from 1 here, as everywhere that people read them; metrics.jsonl counts from 0.
     """
     path = headline(lines)
     parts: list[RenderableType] = []
@@ -216,14 +230,16 @@ def overview(
         ("best round", best_round(lines, path)),
     ):
         if line is not None:
-            parts.append(Text.assemble((f"{what} {line['round']}: ", "bold"), describe_round(line)))
+            parts.append(
+                Text.assemble((f"{what} {line['round'] + 1}: ", "bold"), describe_round(line))
+            )
     parts.append(Text.assemble("accuracy   ", (sparkline(series(lines, path), 60), colour(name))))
     spread = "server.client_std" if path.startswith("server") else "own.client_std"
     parts.append(
         Text.assemble("client std ", (sparkline(series(lines, spread), 60, 0.0, 0.4), "yellow"))
     )
-    failed = [(line["round"], failure) for line in lines for failure in line["failed"]]
-    skipped = [line["round"] for line in lines if line["status"] == "skipped"]
+    failed = [(line["round"] + 1, failure) for line in lines for failure in line["failed"]]
+    skipped = [line["round"] + 1 for line in lines if line["status"] == "skipped"]
     if skipped:
         parts.append(Text(f"skipped rounds: {', '.join(map(str, skipped[:20]))}", style="yellow"))
     for when, failure in failed[-5:]:
@@ -233,10 +249,13 @@ def overview(
             )
         )
     if len(failed) > 5:
-        parts.append(Text(f"… {len(failed)} failures in all", style="red"))
+        parts.append(Text(f"… {len(failed)} failures in total", style="red"))
     seconds = sum(sum(line["seconds"].values()) for line in lines)
     packages = about.get("packages", {})
-    where = f"{about.get('device_name', '?')}, torch {packages.get('torch', '?')}, commit {about.get('commit') or '–'}"
+    where = (
+        f"{about.get('device_name', '?')}, torch {packages.get('torch', '?')}, "
+        f"commit {about.get('commit') or '–'}"
+    )
     parts.append(Text(f"{duration(seconds)} on {where}", style="dim"))
     done = "finished" if len(lines) >= rounds else "not finished"
     return Panel(
@@ -254,9 +273,9 @@ def describe_round(line: MetricsLine) -> str:
         words.append(f"balanced {percent(value_of(line, 'server.balanced'))}")
         words.append(f"client std {percent(value_of(line, 'server.client_std'))}")
     if line.get("own"):
-        words.append(
-            f"own {percent(value_of(line, 'own.client_mean'))} ± {percent(value_of(line, 'own.client_std'))}"
-        )
+        mean = percent(value_of(line, "own.client_mean"))
+        std = percent(value_of(line, "own.client_std"))
+        words.append(f"own {mean} ± {std}")
     if line["status"] == "skipped":
         words.insert(0, "skipped")
     return "  ".join(words) or "not scored"

@@ -1,4 +1,4 @@
-"""Live progress: a moving view in a terminal, plain lines elsewhere, JSON on request."""
+"""Progress of a run: a live view in a terminal, plain lines elsewhere, JSON on request."""
 
 import json
 import time
@@ -20,7 +20,7 @@ REFRESH = 8
 
 
 class Pace:
-    """How much time is left, from the rounds seen in this process."""
+    """Estimates the time left from the rounds of this process."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -34,9 +34,7 @@ class Pace:
 
 
 class LiveProgress(Watcher):
-    """Rounds, clients within the round, time left, accuracy and client std as they develop, and who
-    failed.
-    """
+    """A live view: rounds, clients of the round, time left, curves of scores, and failures."""
 
     def __init__(self, console: Console) -> None:
         self.live = Live(console=console, refresh_per_second=REFRESH)
@@ -65,7 +63,7 @@ class LiveProgress(Watcher):
         self.live.console.print(f"note: {message}", style="yellow", markup=False)
 
     def round_began(self, federation: Federation, clients: int) -> None:
-        """Show the round's clients."""
+        """Show the number of clients in the round."""
         if not self.lines:
             self.lines = [record.line() for record in federation.history]
         self.rounds.update(self.task, total=federation.options.rounds, completed=federation.round)
@@ -76,12 +74,12 @@ class LiveProgress(Watcher):
         """Count a client."""
         self.rounds.advance(self.clients)
         if failure:
-            self.failures.append(f"round {federation.round}: client {client}: {failure.reason}")
+            self.failures.append(f"round {federation.round + 1}: client {client}: {failure.reason}")
         if time.perf_counter() - self.shown > 1 / REFRESH:
             self._show(federation)
 
     def round_done(self, federation: Federation, record: Record) -> None:
-        """Move on by a round."""
+        """Show the scores of the round."""
         self.pace.rounds += 1
         self.lines.append(record.line())
         left = self.pace.left(federation.options.rounds - federation.round)
@@ -99,7 +97,7 @@ class LiveProgress(Watcher):
             parts.append(self._curve("client std", spread, "yellow", 0.4))
         parts += [Text(line, style="red") for line in self.failures[-3:]]
         if len(self.failures) > 3:
-            parts.append(Text(f"{len(self.failures)} failures in all", style="red"))
+            parts.append(Text(f"{len(self.failures)} failures in total", style="red"))
         self.live.update(Group(*parts))
 
     def _curve(self, title: str, path: str, style: str, high: float) -> Text:

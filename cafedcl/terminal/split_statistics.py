@@ -1,4 +1,4 @@
-"""The numbers that matter about a split, and its figure."""
+"""Statistics of a split, and its figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from cafedcl.core.errors import CafedclError
 
 PAIRS = 1000
-"""Clients that a divergence is averaged over, at most: all pairs of the first so many."""
+"""Clients, at most, whose pairs the label divergence is averaged over: the first ones."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,14 @@ class Statistics:
     imbalance_ratio: float | None
     """Largest over smallest class of the global training set; None if a class is empty."""
     divergence: float
-    """Mean total-variation distance between the label distributions of two clients: 0 the same, 1
-    disjoint.
+    """Mean total-variation distance between the label distributions of two clients.
+
+    It is 0 if all clients have the same distribution, and 1 if no two share a class.
     """
 
 
 def statistics(counts: Tensor) -> Statistics:
-    """Return the numbers of a split from its training images per client and class."""
+    """Return the statistics of a split from its training images per client and class."""
     sizes = counts.sum(1)
     held = (counts > 0).sum(1)
     classes = counts.sum(0)
@@ -53,19 +54,16 @@ def statistics(counts: Tensor) -> Statistics:
 
 
 def label_divergence(counts: Tensor) -> float:
-    """Return the mean total-variation distance between the label distributions of two different
-    clients.
-    """
+    """Return the mean total-variation distance between two clients' label distributions."""
     share = counts[:PAIRS].double()
     share = share / share.sum(1, keepdim=True)
-    number = len(share)
-    return float(torch.pdist(share, p=1).mean() / 2) if number > 1 else 0.0
+    if len(share) < 2:
+        return 0.0
+    return float(torch.pdist(share, p=1).mean() / 2)
 
 
 def draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
-    """Draw the paper's data-distribution figure, several splits side by side: a disc per client and
-    class.
-    """
+    """Draw splits side by side, as in the paper: a disc per client and class."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -473,7 +473,7 @@ def test_the_command_lists_failures_and_its_status_is_one(
     assert "holds another plan (seeds is 1 there and 2 here)" in str(
         call(*asked, "--seeds", 2).exception
     )
-    assert "--resume: the plan is in the folder" in str(
+    assert "--resume: the folder holds the plan" in str(
         call("--resume", out, "--rounds", 3).exception
     )
     assert "there is no plan to go on with" in str(call("--resume", tmp_path).exception)
@@ -489,7 +489,9 @@ def test_an_interrupted_command_says_how_to_go_on(
     monkeypatch.setattr("cafedcl.compare.run.run_all", interrupt)
     done = call("--methods", "fedavg", "--out", tmp_path / "out", "--devices", "cpu")
     assert done.exit_code == 130
-    assert f"interrupted; saved. Go on with: cafedcl compare --resume {tmp_path}/out" in done.stderr
+    assert (
+        f"interrupted; saved. Resume with: cafedcl compare --resume {tmp_path}/out" in done.stderr
+    )
 
 
 @pytest.mark.slow

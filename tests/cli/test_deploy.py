@@ -44,8 +44,8 @@ def test_init_warns_where_there_is_no_security(tmp_path):
 @pytest.mark.parametrize(
     ("words", "mistake"),
     [
-        (["init", "d", "--site", "a", "--site", "a=x"], "a name of its own"),
-        (["init", "d", "--site", "a=x", "--simulated"], "leave the =DATA out"),
+        (["init", "d", "--site", "a", "--site", "a=x"], "each site needs a different name"),
+        (["init", "d", "--site", "a=x", "--simulated"], "remove =DATA"),
         (["init", "d", "--site", "a/b"], "--site a/b"),
         (["server", "nowhere"], "deploy init"),
         (["site", "nowhere"], "deploy init"),

@@ -75,7 +75,7 @@ def test_a_run_ends_with_its_scores_and_names_its_files(call: Call, tmp_path: Pa
     assert (code, err) == (0, "")
     assert "round 1/2" in out
     assert "round 2/2  accuracy" in out
-    assert "last round 1" in out
+    assert "last round 2" in out
     assert "best round" in out
     assert "runs/fedavg-digits-s3" in out
     assert (tmp_path / "runs" / "fedavg-digits-s3" / "metrics.jsonl").exists()
@@ -308,7 +308,7 @@ def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path, number: signa
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.strip() == "interrupted; saved. Go on with: cafedcl resume run"
+    assert err.strip() == "interrupted; saved. Resume with: cafedcl resume run"
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from cafedcl.cli.main import app
 from cafedcl.compare.study import (
     HOME,
-    Scale,
-    Setting,
     Study,
+    StudyScale,
+    StudySetting,
     folder_of,
     read_scales,
     read_study,
@@ -80,7 +80,7 @@ def test_an_option_is_varied_alone_and_its_usual_value_is_run_once(tmp_path: Pat
     study = Study(
         "",
         ("cafedcl",),
-        (Setting("one", "digits", "iid"),),
+        (StudySetting("one", "digits", "iid"),),
         {"method.beta": [0.1, 0.5], "method.w": [[1.0, 0.0, 0.0]]},
     )
     jobs = list(study.jobs(tmp_path, study.settings[0], 2, ["train.lr=0.3"]))
@@ -95,17 +95,17 @@ def test_an_option_is_varied_alone_and_its_usual_value_is_run_once(tmp_path: Pat
 
 def test_settings_that_become_the_same_at_a_scale_are_run_once() -> None:
     settings = (
-        Setting("a", "cifar10", "dirichlet:0.1"),
-        Setting("b", "emnist", "dirichlet:0.1"),
-        Setting("c", "x", "iid", "natural"),
+        StudySetting("a", "cifar10", "dirichlet:0.1"),
+        StudySetting("b", "emnist", "dirichlet:0.1"),
+        StudySetting("c", "x", "iid", "natural"),
     )
     study = Study("", ("fedavg",), settings)
-    smoke = study.at(Scale("", 1, "digits", {"federation.rounds": 1}))
+    smoke = study.at(StudyScale("", 1, "digits", {"federation.rounds": 1}))
     assert [(one.name, one.data, one.split) for one in smoke.settings] == [
         ("a", "digits", "dirichlet:0.1"),
         ("c", "digits", "natural"),
     ]
-    assert [one.split for one in study.at(Scale("", 1)).settings] == [
+    assert [one.split for one in study.at(StudyScale("", 1)).settings] == [
         "dirichlet:0.1",
         "dirichlet:0.1",
         "iid",
@@ -360,7 +360,7 @@ def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
     other = results_file(tmp_path / "other.json", [], scale={"name": "paper"})
     nothing = str(tmp_path / "nothing")
     for words, said in (
-        (["--gather"], "there is nothing to gather"),
+        (["--gather"], "there are no runs to gather"),
         (["--from", other], "it is of table1 at scale paper, not at scale short"),
         (["--gather", "--from", other], "it is of table1 at scale paper, not at scale short"),
         (["--gather", "--from", str(tmp_path / "broken.json")], "not a results.json"),
@@ -392,7 +392,7 @@ def test_data_that_cannot_be_had_is_left_out_and_said(tmp_path: Path) -> None:
         "data.download=false",
     )
     assert done.exit_code == 1
-    assert "left out: ham10000: data set 'ham10000'" in done.stderr
+    assert "skipped: ham10000: data set 'ham10000'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,7 @@ def test_the_command_runs_a_grid_and_says_that_it_looks_at_the_test_set(
     [
         ([], "give --grid"),
         (["--tune", 3], "--tune: name what to search"),
-        (["--grid", "train.lr=1,2", "--tune", 3], "--grid: it goes without --tune"),
+        (["--grid", "train.lr=1,2", "--tune", 3], "--grid: it cannot be combined with --tune"),
         (["--range", "train.lr=1..2"], "give --grid"),
     ],
 )

@@ -185,14 +185,14 @@ def test_the_sliders_move_the_rounds(browser: Any, full: Path) -> None:
         before = visit.look(label)
         slider = visit.page.locator(f"#{panel} input[type=range]")
         slider.fill("1")
-        assert visit.page.locator(f"#{panel} output").inner_text() == "round 1"
+        assert visit.page.locator(f"#{panel} output").inner_text() == "round 2"
         assert visit.look(label) != before
     before = visit.look("confidence per client and class")
     visit.page.click('#confidence [data-value="data"]')
     assert visit.look("confidence per client and class") != before
     visit.page.locator("#prototypes button[aria-label=play]").click()
     visit.page.wait_for_timeout(1500)
-    assert visit.page.locator("#prototypes output").inner_text() != "round 1"
+    assert visit.page.locator("#prototypes output").inner_text() != "round 2"
     assert visit.complaints == []
     context.close()
 

@@ -115,7 +115,7 @@ def test_curves_are_means_over_seeds_with_sums_of_bytes_and_seconds(
         make_run(tmp_path / f"{seed}", "fedavg", seed, accuracy)
     (group,) = collect(read_runs([tmp_path]))["groups"]
     (curve,) = group["curves"]
-    assert curve["rounds"] == [0, 1, 2]
+    assert curve["rounds"] == [1, 2, 3]
     assert curve["bytes"] == [4000, 8000, 12000]
     assert curve["seconds"] == [1.75, 3.5, 5.25]
     assert curve["server"]["accuracy"]["mean"] == pytest.approx([25, 50, 75])

@@ -84,8 +84,8 @@ def test_an_overview_tells_of_failures_and_skipped_rounds() -> None:
     text = drawn(
         overview("fedavg", [line(0, 0.5), line(1, None, status="skipped", failed=failed)], 9, {})
     )
-    assert "last round 0" in text
-    assert "skipped rounds: 1" in text
+    assert "last round 1" in text
+    assert "skipped rounds: 2" in text
     assert "client 3 failed: NaN or Inf in 'w'" in text
     assert "2 of 9 rounds, not finished" in text
 

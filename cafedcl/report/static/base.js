@@ -1,5 +1,5 @@
 "use strict";
-// What everything else stands on: the data, the state, small tools to build elements and to write numbers.
+// The data, the state of the page, and helpers that build elements and format numbers.
 
 const NONE = 65535; // a number that is missing in a packed array
 const DATA = JSON.parse(document.getElementById("report-data").textContent, (_, value) =>
@@ -7,7 +7,7 @@ const DATA = JSON.parse(document.getElementById("report-data").textContent, (_, 
 );
 const state = { group: 0, protocol: null, axis: "rounds", hidden: new Set(), theme: null };
 
-/** Return a packed array: its numbers, its shape, and a way to get at one of them. */
+/** Unpack an array: return its values, its shape, and a function that returns one value by its index. */
 function unpack({ b64, shape, low, step }) {
   const bytes = Uint8Array.from(atob(b64), (letter) => letter.charCodeAt(0));
   const raw = new Uint16Array(bytes.buffer);
@@ -24,7 +24,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const phone = () => document.documentElement.clientWidth < 560;
 const known = (v) => v !== null && v !== undefined && !Number.isNaN(v);
 
-/** Build an element: attributes, then children; a text is never taken for markup. */
+/** Build an element from attributes and children; text is never parsed as HTML. */
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -37,13 +37,13 @@ function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Write a text so that a tooltip shows it as it is. */
+/** Escape a text for the HTML of a tooltip. */
 const safe = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const fixed = (value, digits = 2) => (known(value) ? value.toFixed(digits) : "–");
 const short = (text, most = 14) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 const whole = (value) => Math.round(value).toLocaleString("en");
 
-/** Write bytes in a unit that people read. */
+/** Format a number of bytes in a readable unit. */
 function amount(bytes) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let at = 0;
@@ -54,7 +54,7 @@ function amount(bytes) {
   return `${at === 0 || bytes >= 99.5 ? Math.round(bytes) : bytes.toFixed(1)} ${units[at]}`;
 }
 
-/** Write seconds in units that people read. */
+/** Format seconds in a readable unit. */
 function duration(seconds) {
   if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
@@ -62,12 +62,12 @@ function duration(seconds) {
   return minutes < 100 ? `${minutes} min` : `${(minutes / 60).toFixed(1)} h`;
 }
 
-/** Return a dot in a method's colour, with its name. */
+/** Build a dot in a method's colour, followed by its name. */
 function who(entry, tag = "span") {
   return el(tag, { class: "who" }, el("i", { class: "dot", style: `--dot:${entry.colour}` }), entry.label);
 }
 
-/** Build a switch of a few choices; calls back with the one that was chosen. */
+/** Build a row of buttons for a few choices; `change` is called with the chosen one. */
 function choice(names, chosen, change, label) {
   const box = el("div", { class: "switch", role: "group", "aria-label": label });
   for (const [value, text] of Object.entries(names)) {
@@ -90,14 +90,14 @@ function choice(names, chosen, change, label) {
   return box;
 }
 
-/** Build a list to choose one of many from. */
+/** Build a drop-down list; `change` is called with the index of the chosen entry. */
 function picker(names, chosen, change, label) {
   const box = el("select", { "aria-label": label, onchange: () => change(Number(box.value)) });
   names.forEach((name, i) => box.append(el("option", { value: i, selected: i === chosen }, name)));
   return box;
 }
 
-/** Build a slider over rounds with a button that plays them. */
+/** Build a slider over rounds with a play button; `change` is called with the index of the round. */
 function rounds(list, change) {
   const output = el("output", {}, "");
   const input = el("input", {
@@ -143,7 +143,7 @@ const ICONS = {
   sun: "M8 4.5a3.5 3.5 0 1 0 0 7 3.5 3.5 0 0 0 0-7zM7.3 0h1.4v2.8H7.3zm0 13.2h1.4V16H7.3zM0 7.3h2.8v1.4H0zm13.2 0H16v1.4h-2.8zM2 3l1-1 2 2-1 1zm9 9 1-1 2 2-1 1zM2 13l2-2 1 1-2 2zm9-9 2-2 1 1-2 2z",
 };
 
-/** Return a small picture. */
+/** Build an icon by its name. */
 function icon(name) {
   const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");

@@ -1,5 +1,5 @@
 "use strict";
-// Charts: one look for all of them, and a list of those on the page so that they can be drawn again.
+// Charts: their common style, and a list of those on the page so that they can be redrawn.
 
 const drawn = []; // { node, card, make, chart } of every chart on the page
 
@@ -9,7 +9,7 @@ const RAMPS = {
 };
 const ramp = () => RAMPS[state.theme];
 
-/** Put a chart into a card; `make` returns its option, or null where there is nothing to show, which hides the card. */
+/** Put a chart into a card. `make` returns the ECharts option, or null if there is nothing to show; that hides the card. */
 function chart(card, make, { tall = 320, small = null, label = "" } = {}) {
   const node = el("div", { class: "chart", role: "img", "aria-label": label });
   card.append(node);
@@ -18,7 +18,7 @@ function chart(card, make, { tall = 320, small = null, label = "" } = {}) {
   return { draw: () => draw(item), node };
 }
 
-/** Draw one chart as the state asks for. */
+/** Draw one chart for the current state. */
 function draw(item) {
   const option = item.make();
   item.node.hidden = option === null;
@@ -34,12 +34,12 @@ function draw(item) {
   if (printing) item.chart.getZr().flush();
 }
 
-/** Draw everything again: after a toggle, a switch of the theme, a turn of the phone. */
+/** Redraw everything: after a toggle, a change of the theme or of the window's width. */
 function redraw() {
   drawn.forEach(draw);
 }
 
-/** Forget all charts. */
+/** Remove all charts. */
 function clear() {
   drawn.forEach((item) => item.chart && item.chart.dispose());
   drawn.length = 0;
@@ -49,7 +49,7 @@ function clear() {
 const marker = (name) =>
   ({ down: "path://M0,0H10L5,9Z", plus: "path://M4,0h4v4h4v4h-4v4h-4v-4h-4v-4h4z" })[name] || name;
 
-/** Return what all charts share. */
+/** Return the options that all charts share. */
 function LOOK() {
   return {
     backgroundColor: "transparent",
@@ -60,7 +60,7 @@ function LOOK() {
   };
 }
 
-/** Return how tooltips look. */
+/** Return the style of tooltips. */
 function tooltip(more = {}) {
   return {
     confine: true,
@@ -73,7 +73,7 @@ function tooltip(more = {}) {
   };
 }
 
-/** Return a tooltip's text: a heading and rows of name and value; colours are optional. */
+/** Return the HTML of a tooltip: a heading and rows of [name, value, optional colour]. */
 function tip(heading, rows) {
   const lines = rows.map(
     ([name, value, colour]) =>
@@ -82,7 +82,7 @@ function tip(heading, rows) {
   return `<div style="color:${css("--soft")};margin-bottom:3px">${safe(heading)}</div>${lines.join("")}`;
 }
 
-/** Return an axis in the page's look. */
+/** Return an axis in the style of the page. */
 function axis(more = {}) {
   const { axisLabel = {}, splitLine = {}, nameTextStyle = {}, ...rest } = more;
   return {
@@ -104,7 +104,7 @@ function names(list, more = {}) {
   return axis({ type: "category", data: list, splitLine: { show: false }, axisLabel: { ...axisLabel }, ...rest });
 }
 
-/** Return the title above a y axis, written flat, where it is easy to read. */
+/** Return a horizontal title above a y axis. */
 function upright(name) {
   return {
     name,
@@ -114,7 +114,7 @@ function upright(name) {
   };
 }
 
-/** Return room on the left for the names of an axis, and how a long name is cut on a phone. */
+/** Shorten the name of a method on a phone; `besides` returns the left margin that such names need. */
 const narrow = (name) =>
   name.length <= 15 || !phone() ? short(name, 30) : name.includes(":") ? `…${name.slice(-14)}` : short(name, 15);
 const besides = (list) => ({ left: 14 + 6.7 * Math.max(...list.map((name) => narrow(name).length)) });
@@ -146,7 +146,7 @@ function band(xs, low, high, colour, opacity = 0.14) {
   };
 }
 
-/** Return whiskers of one standard deviation, and a text behind them: rows of [place, mean, std, text]. */
+/** Return error bars of one standard deviation with a text beside them, from rows of [place, mean, std, text]. */
 function whiskers(rows, vertical = false) {
   return {
     type: "custom",
@@ -181,7 +181,7 @@ function whiskers(rows, vertical = false) {
   };
 }
 
-/** Return coloured cells of [column, row, value]. The series made for that paints over several frames, too late for paper. */
+/** Return coloured cells from [column, row, value]. ECharts' own heatmap draws over several frames, too late for printing. */
 function cells(data) {
   const [gap, r] = [data.length > 3000 ? 0 : 1, data.length > 1200 ? 0 : 2];
   return {
@@ -208,7 +208,7 @@ function cells(data) {
   };
 }
 
-/** Return a map of numbers: rows × columns, darker is more. */
+/** Return a heatmap of rows × columns. */
 function heat({ xs, ys, value, text, low = 0, high, xname, yname, tall, digits = 2 }) {
   const data = [];
   for (let y = 0; y < ys.length; y += 1) {
@@ -247,7 +247,7 @@ function heat({ xs, ys, value, text, low = 0, high, xname, yname, tall, digits =
   };
 }
 
-/** Return a comfortable range around some numbers. */
+/** Return the limits of an axis with some room around the values. */
 function range(values, { low = -Infinity, high = Infinity, least = 1 } = {}) {
   const good = values.filter(known);
   const [a, b] = [Math.min(...good), Math.max(...good)];

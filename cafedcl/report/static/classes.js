@@ -1,7 +1,7 @@
 "use strict";
-// The classes.
+// Scores per class.
 
-/** Classes: many, medium and few; recall by size; who is taken for whom. */
+/** Recall of many-, medium- and few-shot classes, recall by class size, and the confusion matrix. */
 function classesSection(add) {
   const { details: d, shots, map } = group();
   const recalls = d.some((one) => Object.keys(one.recall).length) && map;
@@ -10,7 +10,7 @@ function classesSection(add) {
     .filter((i) => d[i].confusion);
   const groups = Object.values(shots).some((found) => Object.keys(found).length > 1);
   if (!recalls && !confused.length && !groups) return null;
-  const { card, grid } = add("classes", "Classes", "Whether rare classes are recognised as well as frequent ones.");
+  const { card, grid } = add("classes", "Classes", "Are rare classes recognised as well as frequent ones?");
   if (groups) {
     const place = card(
       recalls ? "w5" : "",
@@ -24,7 +24,7 @@ function classesSection(add) {
     const place = card(
       groups ? "w7" : "w6",
       "Recall by class size",
-      "A mark is a class; the further left, the fewer images of it there are.",
+      "Each mark is a class; classes with few training images are on the left.",
     );
     grid.append(place);
     chart(place, recallOption, { tall: 340, label: "recall of every class against its number of training images" });
@@ -36,8 +36,8 @@ function classesSection(add) {
     );
     const place = card(
       groups ? "" : "w6",
-      "Who is taken for whom",
-      "Of the test images of a class (row), the share given to each class (column), in %. The server’s model.",
+      "Confusion matrix",
+      "Predictions of the server’s model for the test images of each class (row), in %.",
     );
     grid.append(place);
     const size = map.names.length;
@@ -58,7 +58,7 @@ function classesSection(add) {
           yname: "",
           value: (x, y) => (sums[y] && value(y, x) ? (100 * value(y, x)) / sums[y] : NaN),
           text: (x, y, v) =>
-            tip(`class ${map.names[y]} taken for ${map.names[x]}`, [
+            tip(`class ${map.names[y]}, predicted as ${map.names[x]}`, [
               ["share", `${fixed(v, 1)} %`],
               ["images", whole(value(y, x))],
             ]),
@@ -97,7 +97,7 @@ function shotsOption() {
       axisPointer: { type: "none" },
       formatter: (points) =>
         tip(
-          `${points[0].name} shot`,
+          `${points[0].name}-shot`,
           points.map((point) => [point.seriesName, `${fixed(point.value, 1)} %`, point.color]),
         ),
     }),
@@ -114,7 +114,7 @@ function shotsOption() {
   };
 }
 
-/** Return every class's recall against its size. */
+/** Return the recall of every class against its number of training images. */
 function recallOption() {
   const { details: d, map } = group();
   const { totals } = map;

@@ -1,10 +1,10 @@
 "use strict";
-// Methods against each other: headline and ranking.
+// Comparison of methods: headline and ranking.
 
 const PROTOCOLS = { server: "the server’s model", own: "each client’s own model" };
 const ACCURACY = { server: "accuracy on the test set", own: "mean accuracy of the clients" };
 
-/** The numbers on top. */
+/** The headline numbers. */
 function headline(main) {
   const g = group();
   const seeds = Math.max(...g.entries.map((entry) => entry.seeds.length));
@@ -21,7 +21,7 @@ function headline(main) {
   const lead = el("p", {});
   main.append(el("div", { class: "hero" }, el("h1", {}, g.data), el("p", {}, words.join(" · ")), tiles, lead));
   if (g.notes.length)
-    main.append(el("div", { class: "alert" }, `Not a like-for-like comparison: ${g.notes.join("; ")}.`));
+    main.append(el("div", { class: "alert" }, `This comparison is not like for like: ${g.notes.join("; ")}.`));
   return () => {
     const rows = ranking()
       .rows.map((row, i) => ({ row, entry: g.entries[i], cost: g.cost[i] }))
@@ -51,9 +51,9 @@ function headline(main) {
     tiles.replaceChildren(
       ...[
         tile(several ? "most accurate" : "accuracy", " %", top("accuracy", -1), "accuracy"),
-        tile(several ? "fairest: lowest std between clients" : "std between clients", " pts", top("std", 1), "std"),
+        tile(several ? "fairest: lowest std across clients" : "std across clients", " pts", top("std", 1), "std"),
         tile(
-          several ? "best for the worst tenth of clients" : "worst tenth of the clients",
+          several ? "best for the worst 10 % of clients" : "worst 10 % of clients",
           " %",
           top("worst", -1),
           "worst",
@@ -62,14 +62,14 @@ function headline(main) {
           el(
             "div",
             { class: "tile" },
-            el("div", { class: "what" }, several ? "sends least" : "sent in all"),
-            el("div", { class: "big" }, amount(lean.cost.bytes), several ? el("small", {}, "in all") : ""),
+            el("div", { class: "what" }, several ? "least traffic" : "traffic"),
+            el("div", { class: "big" }, amount(lean.cost.bytes), el("small", {}, "in total")),
             who(lean.entry, "div"),
           ),
       ].filter(Boolean),
     );
     const text = ranking().comparison;
-    lead.textContent = `Scores are those of ${PROTOCOLS[state.protocol]} in the last scored round.${text ? ` ${text}.` : ""}`;
+    lead.textContent = `Scores of ${PROTOCOLS[state.protocol]} in the last scored round.${text ? ` ${text}.` : ""}`;
   };
 }
 
@@ -79,9 +79,9 @@ function rankingSection(add) {
   const { card, grid } = add(
     "ranking",
     "Accuracy and fairness",
-    "Up is more accurate, left is fairer: the best place is the upper left corner. Small marks are seeds, large ones their mean.",
+    "Higher is more accurate, further left is fairer, so the best corner is the upper left. Small marks are single seeds, large marks their mean.",
   );
-  const left = card("w6", "Accuracy against spread between clients");
+  const left = card("w6", "Accuracy against spread across clients");
   chart(
     left,
     () => {
@@ -150,20 +150,20 @@ function rankingSection(add) {
             const pm = (cell) => `${fixed(cell.mean)}${known(cell.std) ? ` ± ${fixed(cell.std)}` : ""}`;
             return tip(seriesName, [
               ["accuracy", pm(rows[i].accuracy)],
-              ["std between clients", pm(rows[i].std)],
-              ["worst tenth", pm(rows[i].worst)],
-              ["best round’s accuracy", fixed(rows[i].best)],
+              ["std across clients", pm(rows[i].std)],
+              ["worst 10 % of clients", pm(rows[i].worst)],
+              ["accuracy in the best round", fixed(rows[i].best)],
             ]);
           },
         }),
-        xAxis: axis({ name: "standard deviation between clients, points", ...xs }),
+        xAxis: axis({ name: "standard deviation across clients, points", ...xs }),
         yAxis: axis({ ...upright(`${ACCURACY[state.protocol]}, %`), ...ys }),
         series,
       };
     },
-    { tall: 400, small: 340, label: "accuracy against standard deviation between clients" },
+    { tall: 400, small: 340, label: "accuracy against standard deviation across clients" },
   );
-  const right = card("w6", "The table", "Best in bold, second underlined; mean ± std over seeds, in %.");
+  const right = card("w6", "Table", "Mean ± std over seeds, in %. The best is bold, the second best underlined.");
   right.dataset.keep = "1";
   const scroll = el("div", { class: "scroll" });
   right.append(scroll);
@@ -183,7 +183,7 @@ function rankingSection(add) {
     const head = el(
       "tr",
       {},
-      ["method", "accuracy ↑", "client std ↓", "worst tenth ↑"].map((text) => el("th", {}, text)),
+      ["method", "accuracy ↑", "client std ↓", "worst 10 % ↑"].map((text) => el("th", {}, text)),
     );
     const body = order.map((i) => {
       const row = ranking().rows[i];
@@ -200,8 +200,8 @@ function rankingSection(add) {
       .filter((_, i) => !ranking().rows[i])
       .map((entry) => entry.label);
     const notes = [
-      entries().some((entry) => entry.partial) ? "* not finished, as far as it got." : "",
-      lacking.length ? `Without such scores: ${lacking.join(", ")}.` : "",
+      entries().some((entry) => entry.partial) ? "* Not finished; scores of the rounds so far." : "",
+      lacking.length ? `Not scored this way: ${lacking.join(", ")}.` : "",
     ]
       .join(" ")
       .trim();
@@ -209,7 +209,7 @@ function rankingSection(add) {
   };
 }
 
-/** Return on which side of its mark every name finds room; null where it finds none. */
+/** Return on which side of its mark each name fits; null if it fits on none. */
 function labelSpots(points, wide) {
   const taken = points.map(({ x, y }) => [x - 8, y - 8, x + 8, y + 8]);
   const spots = {};

@@ -1,9 +1,9 @@
 "use strict";
-// What moves over rounds, each with a slider: confidence.
+// Confidence per client and class, with a slider over rounds.
 
 const PARTS = { trust: "confidence", data: "from data", val: "from validation", gen: "from generator" };
 
-/** Build a card's choice of a method, among those that have something to show. */
+/** Add a list of the methods that have data; returns a function that returns the chosen one's data. */
 function methodPicker(place, scenes, change) {
   let chosen = Math.max(
     0,
@@ -24,14 +24,14 @@ function methodPicker(place, scenes, change) {
   return () => scenes[chosen];
 }
 
-/** Confidence and the weights that come of it. */
+/** Confidence, and the aggregation weights that follow from it. */
 function confidenceSection(add) {
   const { confidence: scenes, map } = group();
   if (!scenes || !scenes.length) return null;
   const { card, grid, section } = add(
     "confidence",
     "Confidence",
-    "How far each client trusts its prototype of a class, and how much say that gives it: α = confidence / Σ confidence over clients. Cells without a mark are classes that a client does not have.",
+    "Each client’s confidence in its prototype of a class, and the weight it gets in the global prototype: α = confidence / Σ confidence over clients. Empty cells are classes that a client does not have.",
   );
   const tools = el("div", { class: "tools row" });
   const slot = el("div", { class: "grow" });

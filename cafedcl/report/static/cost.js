@@ -1,11 +1,11 @@
 "use strict";
-// Generated images, what a run cost, and how to repeat it.
+// Generated images, cost, and how to reproduce the runs.
 
-/** The generator's pictures. */
+/** Images of the generator. */
 function samplesSection(add) {
   const { samples } = group();
   if (!samples.length) return null;
-  const { card, grid } = add("samples", "Generated images", "Contact sheets of the generator.");
+  const { card, grid } = add("samples", "Generated images", "Samples of the generator, one sheet per round and client.");
   const place = card("", "Samples");
   place.append(
     el(
@@ -15,14 +15,20 @@ function samplesSection(add) {
         el(
           "figure",
           {},
-          el("img", { src: `data:image/png;base64,${png}`, alt: `samples ${name} of ${entries()[entry].label}` }),
-          el("figcaption", {}, `${entries()[entry].label}, ${name}`),
+          el("img", { src: `data:image/png;base64,${png}`, alt: `samples of ${entries()[entry].label}, ${sheetTitle(name)}` }),
+          el("figcaption", {}, `${entries()[entry].label}, ${sheetTitle(name)}`),
         ),
       ),
     ),
   );
   grid.append(place);
   return null;
+}
+
+/** Return the title of a contact sheet from its file name, such as round-0004-client-02, which counts rounds from 0. */
+function sheetTitle(name) {
+  const found = /^round-(\d+)-client-(\d+)$/.exec(name);
+  return found ? `round ${Number(found[1]) + 1}, client ${Number(found[2])}` : name;
 }
 
 /** Seconds and bytes. */
@@ -32,7 +38,7 @@ function costSection(add) {
   const { card, grid } = add(
     "cost",
     "Cost",
-    "Mean over rounds and seeds. Times are those of the machine and the load at the time, and compare only within one machine.",
+    "Mean over rounds and seeds. Compare times only between runs on the same machine under the same load.",
   );
   const colours = { train: "#0A7ABF", aggregate: "#D55E00", evaluate: "#8A8F98" };
   const stacked = (parts, write, title) => () => {
@@ -93,16 +99,16 @@ function costSection(add) {
     ),
     { label: "bytes per round" },
   );
-  const place = card("", "In numbers");
+  const place = card("", "Table of costs");
   const head = [
     "method",
-    "seconds a round",
-    "in all",
-    "up a round",
-    "down a round",
-    "in all",
+    "time per round",
+    "total time",
+    "up per round",
+    "down per round",
+    "total traffic",
     "failed replies",
-    "dropped out",
+    "dropouts",
     "skipped rounds",
   ];
   place.append(
@@ -141,10 +147,10 @@ function costSection(add) {
   return null;
 }
 
-/** Every run: its state, and how to repeat it. */
+/** Every run: its state, and how to reproduce it. */
 function runsSection(add) {
   const runs = DATA.runs;
-  const { card, grid } = add("runs", "Repeat it", "The commands and the environment these numbers come from.");
+  const { card, grid } = add("runs", "Reproduce", "The commands and the environment behind these numbers.");
   const mine = runs.filter((run) => run.title === group().title && run.command.length);
   const place = card("", "Command and environment");
   if (mine.length) {
@@ -205,10 +211,10 @@ function runsSection(add) {
     "",
     `${runs.length} run${runs.length === 1 ? "" : "s"} read`,
     odd.length
-      ? `${odd.length} not finished or not used; they are named here and in no mean, unless a method has no other.`
-      : "All are finished.",
+      ? `${odd.length} unfinished, failed or repeated; they are left out of all means, unless a method has no finished run.`
+      : "All runs are finished.",
   );
-  const head = ["state", "method", "seed", "setting", "rounds", "folder", "remark"];
+  const head = ["state", "method", "seed", "setting", "rounds", "folder", "note"];
   const rows = [...odd, ...runs.filter((run) => run.state === "finished")].map((run) =>
     el(
       "tr",

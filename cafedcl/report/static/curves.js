@@ -1,13 +1,13 @@
 "use strict";
-// Methods over time, variants of one method, and swept options.
+// Learning curves, ablations and sensitivity to options.
 
 /** Scores over rounds, bytes or seconds. */
 function curvesSection(add) {
   if (!group().curves.some((curve) => curve.rounds.length > 1)) return null;
   const { card, grid, section } = add(
     "curves",
-    "Over time",
-    "The mean over seeds; the band is one standard deviation. The handles below a chart zoom in, and what a method sends or needs can stand in for rounds.",
+    "Learning curves",
+    "Mean over seeds; the band is one standard deviation. Drag the handles below a chart to zoom. Switch the x-axis to bytes or seconds here:",
   );
   const titles = { rounds: "rounds", bytes: "bytes sent", seconds: "seconds" };
   section.querySelector(".lead").after(
@@ -21,13 +21,13 @@ function curvesSection(add) {
           state.axis = value;
           redraw();
         },
-        "what to draw over",
+        "x-axis",
       ),
     ),
   );
   for (const [key, title] of [
     ["accuracy", "Accuracy"],
-    ["std", "Standard deviation between clients"],
+    ["std", "Standard deviation across clients"],
   ]) {
     const place = card("w6", title);
     grid.append(place);
@@ -148,20 +148,20 @@ function ablationSection(add) {
   const { ablation, sensitivity } = group();
   if (!ablation.length && !sensitivity.length) return null;
   const words = [
-    ablation.length ? "what each part of a method is worth" : "",
-    sensitivity.length ? "what one option changes" : "",
+    ablation.length ? "how much each part of a method contributes" : "",
+    sensitivity.length ? "how scores depend on one option" : "",
   ]
     .filter(Boolean)
     .join(", and ");
   const { card, grid } = add(
     "ablation",
     ablation.length ? "Ablation and sensitivity" : "Sensitivity",
-    words[0].toUpperCase() + words.slice(1) + "; whiskers are one standard deviation over seeds.",
+    words[0].toUpperCase() + words.slice(1) + "; error bars are one standard deviation over seeds.",
   );
   for (const family of ablation) {
     for (const [key, title, unit] of [
       ["accuracy", "accuracy", "%"],
-      ["std", "std between clients", "points"],
+      ["std", "std across clients", "points"],
     ]) {
       const place = card("w6", `${family.base}: ${title}`);
       grid.append(place);
@@ -182,7 +182,7 @@ function ablationSection(add) {
   return null;
 }
 
-/** Return bars of a family's variants, with the difference to the first. */
+/** Return a bar for each variant of a method, with its difference to the first variant. */
 function barsOption(members, key, title) {
   const used = members.filter((i) => shown(i) && ranking().rows[i]);
   if (!used.length) return null;
@@ -269,7 +269,7 @@ function sweepOption(sweep) {
       formatter: (points) =>
         tip(`${sweep.option} = ${labels[points[0].dataIndex]}`, [
           ["accuracy", `${fixed(mean(found.accuracy[points[0].dataIndex]))} %`],
-          ["std between clients", fixed(mean(found.std[points[0].dataIndex]))],
+          ["std across clients", fixed(mean(found.std[points[0].dataIndex]))],
           ["seeds", String(found.accuracy[points[0].dataIndex].length)],
         ]),
     }),
@@ -287,7 +287,7 @@ function sweepOption(sweep) {
       }),
       axis({
         gridIndex: 1,
-        ...upright("std between clients, points"),
+        ...upright("std across clients, points"),
         ...range(found.std.flat(), { low: 0 }),
         splitNumber: 3,
       }),

@@ -1,7 +1,7 @@
 "use strict";
-// The data and the clients.
+// The data set and the clients.
 
-/** Clients × classes: a disc per cell, a map of colours where there are too many. */
+/** Training images per client and class: a disc per cell, or coloured cells if there are many. */
 function dataSection(add) {
   const { map } = group();
   if (!map) return null;
@@ -12,13 +12,13 @@ function dataSection(add) {
       : "";
   const { card, grid } = add(
     "data",
-    "The data",
-    `${whole(n.images)} training images. A client has ${whole(n.smallest)} to ${whole(n.largest)} of them from ${fixed(n.classes_held, 1)} classes on average${known(n.imbalance) ? `; the largest class has ${fixed(n.imbalance, 1)} times the images of the smallest` : "; some classes have no images"}.${some}`,
+    "Data",
+    `${whole(n.images)} training images. Each client has ${whole(n.smallest)} to ${whole(n.largest)} of them, from ${fixed(n.classes_held, 1)} classes on average. ${known(n.imbalance) ? `The largest class has ${fixed(n.imbalance, 1)} times as many images as the smallest` : "Some classes have no images"}.${some}`,
   );
   const place = card(
     "",
     "Training images per client and class",
-    `As dealt in seed ${map.seed}. Bars on the right: all clients together.`,
+    `Split of seed ${map.seed}. The bars on the right are totals over all clients.`,
   );
   grid.append(place);
   const [clients, classes] = [map.clients.length, map.names.length];
@@ -96,14 +96,14 @@ function dataSection(add) {
   return null;
 }
 
-/** Who does well and who does not. */
+/** Accuracy of every client, and the clients with the lowest accuracy. */
 function clientsSection(add) {
   const d = group().details;
   if (!d.some((one) => Object.keys(one.clients).length)) return null;
   const { card, grid } = add(
     "clients",
     "Clients",
-    `A mark is a client. Its accuracy counts every class by the share it has in the client’s own data; one seed per method.`,
+    `Each mark is a client. Its accuracy weights every class by its share in the client’s own data. One seed per method.`,
   );
   const many = entries().length > 4;
   const left = card(many ? "w7" : "", "Accuracy of every client");
@@ -176,8 +176,8 @@ function clientsSection(add) {
   );
   const right = card(
     many ? "w5" : "",
-    "Who is worst, and why",
-    "The clients with the lowest accuracy. A bar is a client’s data: width is a class’s share, colour its recall.",
+    "Worst clients",
+    "The clients with the lowest accuracy. Each bar shows a client’s data: the width of a part is the share of a class, its colour the recall.",
   );
   const having = entries()
     .map((_, i) => i)
@@ -194,7 +194,7 @@ function clientsSection(add) {
     box.replaceChildren(
       ...(list
         ? list.map(worstClient)
-        : [el("p", { class: "note" }, `There are no such scores for ${entries()[having[chosen]].label}.`)]),
+        : [el("p", { class: "note" }, `${entries()[having[chosen]].label} is not scored this way.`)]),
     );
   };
   if (having.length > 1)
@@ -228,13 +228,13 @@ function shade(share, colours) {
   return `rgb(${a.map((v, i) => Math.round(v + (b[i] - v) * (place - at))).join(" ")})`;
 }
 
-/** Return black or white, whichever can be read on a colour. */
+/** Return black or white, whichever is readable on a colour. */
 function onto(colour) {
   const [r, g, b] = colour.match(/\d+/g).map((v) => (v / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#14181f" : "#ffffff";
 }
 
-/** One client: its classes, how well each is recognised, how far it trusts itself. */
+/** Build the bar of one client: its classes, their recall, and its confidence. */
 function worstClient({ client, accuracy, images, classes, counts, recall, confidence }) {
   const title = (c) => group().map.names[c];
   const trust = confidence;
@@ -271,7 +271,7 @@ function worstClient({ client, accuracy, images, classes, counts, recall, confid
     .sort((a, b) => b.miss - a.miss)[0];
   const why =
     lost && lost.miss > 0
-      ? `Loses ${fixed(100 * lost.miss, 1)} points on class ${title(lost.c)}: ${fixed((100 * counts[lost.i]) / images, 0)} % of its ${whole(images)} images, recall ${fixed(100 * recall[lost.i], 0)} %${trust && known(trust[lost.i]) ? `, confidence ${fixed(trust[lost.i])}` : ""}.`
+      ? `Loses ${fixed(100 * lost.miss, 1)} points on class ${title(lost.c)} (${fixed((100 * counts[lost.i]) / images, 0)} % of its ${whole(images)} images), where recall is ${fixed(100 * recall[lost.i], 0)} %${trust && known(trust[lost.i]) ? `, confidence ${fixed(trust[lost.i])}` : ""}.`
       : `${whole(images)} images.`;
   return el(
     "div",

@@ -1,5 +1,5 @@
 "use strict";
-// The page as a whole: sections, switches, themes, paper.
+// The whole page: sections, switches, themes and printing.
 
 const SECTIONS = [
   rankingSection,
@@ -17,7 +17,7 @@ const SECTIONS = [
 ];
 const TITLES = {
   ranking: "Ranking",
-  curves: "Over time",
+  curves: "Curves",
   data: "Data",
   clients: "Clients",
   classes: "Classes",
@@ -27,12 +27,12 @@ const TITLES = {
   ablation: "Ablation",
   samples: "Images",
   cost: "Cost",
-  runs: "Repeat it",
+  runs: "Reproduce",
 };
 
-let updates = []; // what is not a chart and follows the state all the same
+let updates = []; // functions that update what is not a chart after a change of the state
 
-/** Follow the state everywhere. */
+/** Update the whole page after a change of the state. */
 function follow() {
   updates.forEach((update) => update());
   redraw();
@@ -75,7 +75,7 @@ function build() {
   spy();
 }
 
-/** The switches in the bar. */
+/** Build the switches in the top bar. */
 function controls() {
   const box = document.getElementById("controls");
   const protocols = phone() ? { server: "server", own: "own" } : { server: "server’s model", own: "own models" };
@@ -142,7 +142,7 @@ function controls() {
   methods.hidden = chips.length < 2;
 }
 
-/** Show or hide a method everywhere; the last one stays. */
+/** Show or hide a method everywhere; the last one shown cannot be hidden. */
 function toggle(label) {
   if (state.hidden.has(label)) state.hidden.delete(label);
   else if (state.hidden.size < entries().length - 1) state.hidden.add(label);
@@ -151,10 +151,10 @@ function toggle(label) {
   follow();
 }
 
-let localTheme = null; // what the reader chose; else the system's
+let localTheme = null; // the reader's choice; null follows the system
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/** Put on the reader's theme, or the system's. */
+/** Apply the reader's theme, or the system's. */
 function applyTheme() {
   state.theme = document.documentElement.classList.contains("printing")
     ? "light"
@@ -164,9 +164,9 @@ function applyTheme() {
   if (updates.length) follow();
 }
 
-let watcher = null; // sees which section is on the screen
+let watcher = null; // observes which section is on the screen
 
-/** Mark the section on the screen in the list of sections. */
+/** Highlight the current section in the navigation. */
 function spy() {
   watcher?.disconnect();
   const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
@@ -181,7 +181,7 @@ function spy() {
   document.querySelectorAll("section").forEach((section) => watcher.observe(section));
 }
 
-/** Lay the page out for paper, or back for the screen. */
+/** Switch between the layout for printing and the one for the screen. */
 function printing(on) {
   document.documentElement.classList.toggle("printing", on);
   applyTheme();

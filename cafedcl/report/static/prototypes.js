@@ -1,24 +1,24 @@
 "use strict";
-// What moves over rounds: prototypes and the bias loop.
+// Prototypes and the bias loop, with sliders over rounds.
 
-/** Global prototypes in a plane, and how far apart they are. */
+/** Global prototypes projected to a plane, and the distances between them. */
 function prototypesSection(add) {
   const { prototypes: scenes, map } = group();
   if (!scenes || !scenes.length) return null;
   const { card, grid } = add(
     "prototypes",
     "Prototypes",
-    "Where the global prototypes stand. All rounds are drawn in one plane, by the principal components of all rounds together, so that a path is a real movement.",
+    "Global prototypes, projected to the first two principal components. All rounds share one projection, so a path shows real movement.",
   );
   const left = card(
     "w6",
-    "The plane",
-    "A disc is a class, its trail where it came from. Prototypes are brought to length 1.",
+    "Projection",
+    "Each disc is a class; its trail shows earlier rounds. Prototypes are scaled to length 1.",
   );
   const right = card(
     "w6",
     "Distances between classes",
-    "The mean over all pairs, and from the closest to the farthest pair; dashed, the distance in a regular simplex, √(2C/(C−1)).",
+    "Mean over all pairs; the band reaches from the closest to the farthest pair. The dashed line is the distance in a regular simplex, √(2C/(C−1)).",
   );
   grid.append(left, right);
   let at = 0;
@@ -53,7 +53,7 @@ function prototypesSection(add) {
   return null;
 }
 
-/** Return the colour of a class among so many: around the wheel at one lightness. */
+/** Return the colour of a class: hues evenly spaced at one lightness. */
 const classColour = (c, classes) =>
   `hsl(${Math.round((360 * c) / classes)} ${state.theme === "dark" ? "62% 64%" : "62% 44%"})`;
 
@@ -129,7 +129,7 @@ function planeOption(scene, at, list, width, tall) {
   };
 }
 
-/** Return the distances over rounds of all methods that have prototypes; the range is that of the chosen one. */
+/** Return the mean distances of all methods that have prototypes, with the band of the chosen one. */
 function distanceOption(scenes, chosen, at) {
   const used = scenes.filter((scene) => shown(scene.entry));
   if (!used.length) return null;
@@ -217,16 +217,16 @@ const LOOP = {
   variance: ["variance", "#009E73", "dotted"],
 };
 
-/** The bias loop: how far prototypes drift, and what from. */
+/** The bias loop: the drift of the prototypes, and its parts. */
 function loopSection(add) {
   const { loop: scenes, map } = group();
   if (!scenes || !scenes.length) return null;
   const { card, grid } = add(
     "loop",
-    "The bias loop",
-    "How far every global prototype drifts in a round, split into feedback (the old anchor pulling), heterogeneity (clients that differ) and variance (clients with few images).",
+    "Bias loop",
+    "Drift of each global prototype per round, decomposed into feedback (the pull of the old anchor), heterogeneity (differences between clients) and variance (clients with few images).",
   );
-  const left = card("w6", "Over rounds, mean over classes");
+  const left = card("w6", "Mean over classes");
   const right = card("w6", "By class");
   grid.append(left, right);
   let at = 0;

@@ -1,0 +1,151 @@
+"""Commands about one run: `cafedcl run`, `resume`, `predict` and `demo`.
+
+Nothing here imports PyTorch before a command needs it.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
+from cafedcl.cli.report import report
+from cafedcl.cli.session import conclude, logging, new_folder, resumable, warn, watching
+from cafedcl.config.flags import FLAGS, Flags
+from cafedcl.core.slug import slug
+from cafedcl.terminal.console import console
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log", metavar="tensorboard|mlflow", help="Also log the rounds there; repeatable."
+    ),
+]
+
+
+@with_flags(*FLAGS)
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG.toml]", help="A config file; see `cafedcl config`."),
+    ] = None,
+    *,
+    flags: Flags,
+    out: RunOut = None,
+    settings: Settings = None,
+    log: Log = None,
+    quiet: Quiet = False,
+    as_json: JsonRounds = False,
+) -> None:
+    """Train a method and write a run folder."""
+    from cafedcl import api
+    from cafedcl.task.resolve import gather
+
+    chosen = gather(config, settings=settings or [], **flags)
+    words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
+    path = out or new_folder("-".join(slug(word, keep=".") for word in words))
+    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path):
+        finished = api.start(chosen, path, [*watchers, *logs], ["cafedcl", *sys.argv[1:]])
+    conclude(finished, quiet or as_json)
+
+
+def resume(
+    path: RunPath, log: Log = None, quiet: Quiet = False, as_json: JsonRounds = False
+) -> None:
+    """Resume an interrupted run; its results are the same as without the interruption."""
+    from cafedcl import api
+    from cafedcl.federation.run_folder import RunFolder
+
+    folder = RunFolder.open(path)
+    if len(folder.metrics()) >= folder.config().federation.rounds and folder.checkpoints():
+        if not quiet:
+            print(f"{path}: already finished; `cafedcl show {path}`")
+        return
+    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path):
+        finished = api.resume(path, [*watchers, *logs], warn)
+    conclude(finished, quiet or as_json)
+
+
+def predict(
+    path: RunPath,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files.")],
+    client: Annotated[
+        int | None, typer.Option(help="Use this client's own model instead of the server's.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per image.")
+    ] = False,
+) -> None:
+    """Classify images with a run's model.
+
+    Prints the class, the similarity, and the average training confidence for this class.
+    """
+    from cafedcl import api
+    from cafedcl.data.images import read_images
+
+    loaded = api.load(path, warn)
+    found = loaded.predict(read_images(images, loaded.shape), client)
+    confidences = [None] * len(images) if found.confidence is None else found.confidence.tolist()
+    rows = list(zip(images, found.names, found.similarity.tolist(), confidences, strict=True))
+    if as_json:
+        for image, name, similarity, confidence in rows:
+            row = {
+                "image": str(image),
+                "class": name,
+                "similarity": similarity,
+                "confidence": confidence,
+            }
+            print(json.dumps(row))
+        return
+    from rich.table import Table
+
+    table = Table("image", "class", "similarity", "confidence", box=None, header_style="bold")
+    for image, name, similarity, confidence in rows:
+        shown = "–" if confidence is None else f"{confidence:.3f}"
+        table.add_row(str(image), name, f"{similarity:.3f}", shown)
+    console().print(table)
+
+
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for both runs; by default a new one under runs/.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 15,
+) -> None:
+    """Train FedAvg and CAFedCL on handwritten digits, compare them and write a report.
+
+    The digits are split over 20 clients by a Dirichlet distribution with α = 0.1.
+    """
+    from cafedcl import api
+    from cafedcl.task.build import prepare
+    from cafedcl.task.resolve import gather
+    from cafedcl.terminal.overview import comparison_table, split_map
+
+    folder = out or new_folder("demo")
+    screen = console()
+    configs = [
+        gather(method=name, rounds=rounds, split="dirichlet:0.1") for name in ("fedavg", "cafedcl")
+    ]
+    ready = prepare(configs[0])
+    screen.print(
+        "[bold]handwritten digits, 20 clients, Dirichlet 0.1: "
+        "training images per client and class[/]\n"
+    )
+    screen.print(split_map(ready.counts, ready.task.clients.data.names))
+    screen.print()
+    finished = []
+    for config in configs:
+        path = folder / config.method.name
+        screen.print(f"[bold]{config.method.name}[/]")
+        with watching(False, False) as watchers, resumable(path):
+            finished.append(api.start(config, path, watchers, ["cafedcl", "demo"]))
+        screen.print()
+    screen.print(
+        comparison_table([(run.config.method.name, run.records) for run in finished], screen.width)
+    )
+    for run in finished:
+        screen.print(f"written: {run.path}  (cafedcl show {run.path})", soft_wrap=True)
+    report([folder], folder / "report.html")
