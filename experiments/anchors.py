@@ -32,7 +32,8 @@ READINGS: dict[str, dict[str, Any]] = {
     "averaged, moved apart": {"geo": "server", "prior": "orthogonal"},
     "fixed": {"anchors": "fixed"},
 }
-IMAGES, EPOCHS = 5000, 2
+IMAGES = 5000
+EPOCHS = 2
 
 
 class Follow(Watcher):

@@ -99,7 +99,8 @@ def read(out: Path) -> list[dict[str, Any]]:
         run = load(path.parent)
         if len(run.records) < run.config.federation.rounds:
             continue
-        last, seconds = run.records[-1], [sum(record["seconds"].values()) for record in run.records]
+        last = run.records[-1]
+        seconds = [sum(record["seconds"].values()) for record in run.records]
         scores = last["server"] or {}
         own = {f"own_{name}": last["own"][name] for name in ("client_mean", "client_std")}
         found.append(
@@ -149,8 +150,10 @@ def recognised(path: str, network: nn.Module, data: Dataset) -> dict[str, float]
     """Return how well the judge recognises what a run's generators make, over all clients and
     classes.
     """
-    run, device = load(path), data.train_x.device
-    shares, qualities = [], []
+    run = load(path)
+    device = data.train_x.device
+    shares = []
+    qualities = []
     draws = torch.Generator().manual_seed(0)
     for memory in run.memories.values():
         if "augment/verdict" not in memory:

@@ -40,13 +40,13 @@ from cafedcl.task.resolve import resolve
 from cafedcl.task.task import Task
 
 HOME = Path(__file__).parent
-RESULT, FIGURE = (
-    HOME / "results" / "bias_loop.json",
-    HOME.parent / "docs" / "images" / "bias-loop.svg",
-)
+RESULT = HOME / "results" / "bias_loop.json"
+FIGURE = HOME.parent / "docs" / "images" / "bias-loop.svg"
 WEIGHTS = ("uniform", "counts", "confidence", "inverse-variance")
 KINDS = ("few", "labels", "biased")
-ROUNDS, CORRUPTED_ROUND, CORRUPTED = 16, 6, 6
+ROUNDS = 16
+CORRUPTED_ROUND = 6
+CORRUPTED = 6
 FOLLOWED = ("drift", "feedback", "heterogeneity", "variance")
 
 
@@ -67,14 +67,17 @@ class WithoutFeedback(CAFedCL):
 
 def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
     """Return the bench as corrupted clients see it."""
-    data, shards, classes = task.clients.data, task.clients.shards, task.clients.data.classes
+    data = task.clients.data
+    shards = task.clients.shards
+    classes = task.clients.data.classes
     network = copy.deepcopy(task.network)
     rows = torch.cat([torch.cat([shards.train[k], shards.validation[k]]) for k in clients])
     if kind == "biased":
         x = data.train_x.clone()
         x[rows] = 255 - x[rows]
         return replace(task.with_clients(data=replace(data, train_x=x)), network=network)
-    y, train = data.train_y.clone(), list(shards.train)
+    y = data.train_y.clone()
+    train = list(shards.train)
     if kind == "labels":
         y[rows] = (y[rows] + 1) % classes
     else:
@@ -82,9 +85,7 @@ def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
             train[k] = torch.stack([train[k][y[train[k]] == c][0] for c in y[train[k]].unique()])
     counts = torch.stack([torch.bincount(y[part], minlength=classes) for part in train])
     dirty = replace(shards, train=tuple(train), counts=counts)
-    return replace(
-        task.with_clients(data=replace(data, train_y=y), shards=dirty), network=network
-    )
+    return replace(task.with_clients(data=replace(data, train_y=y), shards=dirty), network=network)
 
 
 class SometimesCorrupted(ReferenceEngine):
@@ -226,7 +227,8 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         ax.axhline(0, color="#bbbbbb", linewidth=0.8)
         for weights in WEIGHTS:
             values = excess(runs, weights, feedback, kind)
-            mean, error = values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
+            mean = values.mean(0)
+            error = values.std(0, ddof=1) / np.sqrt(len(values))
             ax.plot(mean, color=colours[weights], label=weights, linewidth=1.6)
             ax.fill_between(
                 range(len(mean)),

@@ -25,11 +25,12 @@ from cafedcl.config.options import to_toml
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.report.paper import paper_position
-from cafedcl.report.runs import Setting
+from cafedcl.report.run_summary import Setting
 from cafedcl.report.table import Cell, p_values, paired, ranks
 
 HOME = Path(__file__).parents[1]
-PAGE, RESULTS = HOME / "docs" / "reproduction.md", HOME / "experiments" / "results"
+PAGE = HOME / "docs" / "reproduction.md"
+RESULTS = HOME / "experiments" / "results"
 NAMES = ("table1", "table2", "ablation", "sensitivity", "standins", "skin", "tuned", "tuning")
 BLOCK = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 MARK = re.compile(r"<!-- (?:table:\S+|/table) -->")
@@ -122,7 +123,8 @@ def marked(rows: Mapping[str, Sequence[ResultRow]], wanted: Sequence[str]) -> di
 
 def heading(setting: str, records: Sequence[ResultRow]) -> str:
     """Return what stands above the table of a setting."""
-    one, images = records[0], dict.fromkeys(str(it["images"]) for it in records)
+    one = records[0]
+    images = dict.fromkeys(str(it["images"]) for it in records)
     return (
         f"**{setting}**: {one['data']}, `{one['split']}`, {one['clients']} clients, "
         f"{' / '.join(images)} training images\n\n"
@@ -438,7 +440,8 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 def small_print(result: Mapping[str, Any]) -> str:
     """Return the line below a table: how its numbers were made."""
-    records, where = result["runs"], result["environment"]
+    records = result["runs"]
+    where = result["environment"]
 
     def every(name: str) -> str:
         return " / ".join(
@@ -498,7 +501,8 @@ def block(name: str, results: Path) -> str:
         raise CafedclError(
             f"table:{name}: RESULT:KIND is expected; {nearest(kind, [*KINDS, *ACROSS])}"
         )
-    text, found = "", []
+    text = ""
+    found = []
     for one in wanted.split("+") if kind in ACROSS else [wanted]:
         if not one.startswith(NAMES):
             raise CafedclError(

@@ -37,7 +37,8 @@ from cafedcl.core.files import write_atomically
 from cafedcl.federation.run_folder import RunFolder
 
 PLAN = Path(__file__).with_name("tuning.toml")
-RESULT, SHARED = "tuning.json", "shared.json"
+RESULT = "tuning.json"
+SHARED = "shared.json"
 ENTRIES = ("data", "split", "hold_out", "score", "options", "scores", "candidates")
 
 
@@ -149,7 +150,8 @@ class Tuning:
 @contextmanager
 def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
     """Hold the folder; runs that share other options than those in it are refused."""
-    path, text = out / SHARED, json.dumps(shared, indent=1) + "\n"
+    path = out / SHARED
+    text = json.dumps(shared, indent=1) + "\n"
     with RunFolder(out).held():
         if path.is_file() and path.read_text(encoding="utf-8") != text:
             raise CafedclError(
@@ -252,7 +254,9 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
 
     It is written down after an interrupt too.
     """
-    plan, out, settings = Tuning.read(arguments.plan), arguments.out, list(arguments.set)
+    plan = Tuning.read(arguments.plan)
+    out = arguments.out
+    settings = list(arguments.set)
     chosen = words_of(arguments.methods) or list(plan.candidates)
     for name in chosen:
         if name not in plan.candidates:

@@ -18,7 +18,6 @@ from cafedcl.cli.run import demo, predict, resume, run
 from cafedcl.cli.speed import bench
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.version import __version__
-from cafedcl.theory.figure import theory
 
 app = typer.Typer(
     name="cafedcl",
@@ -85,5 +84,4 @@ app.command()(report)
 app.command()(watch)
 app.command()(figures)
 app.command()(bench)
-app.command()(theory)
 app.add_typer(deploy, name="deploy")

@@ -15,7 +15,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
-from cafedcl.data.shards import Shards, pool
+from cafedcl.data.shards import Shards, merge_clients
 from cafedcl.data.splits import split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
@@ -192,7 +192,7 @@ def assemble(
     check_schedule(config)
     method, network, state = build(config, data.shape, data.classes)
     network.to(device)
-    mine = pool(shards) if method.pooled else shards
+    mine = merge_clients(shards) if method.pooled else shards
     make_augmenter = find_augmenter(config.augment.name)
     clients = ClientData(
         data=data.to(device),

@@ -51,7 +51,8 @@ def test_a_change_of_the_files_is_noticed_and_the_old_one_forgotten(
 ):
     cached(data_dir, "set", [source], lambda: (some_data(1), []))
     cached(data_dir, "set_2", [source], lambda: (some_data(2), []))
-    before, files = kept(), [source]
+    before = kept()
+    files = [source]
     if change == "size":
         source.write_text("xy")
     elif change == "time":
@@ -120,7 +121,8 @@ def test_a_read_only_data_folder_works(data_dir, load):
 
 
 def medmnist(classes):
-    x, y = np.zeros((classes, 28, 28), np.uint8), np.arange(classes)[:, None]
+    x = np.zeros((classes, 28, 28), np.uint8)
+    y = np.arange(classes)[:, None]
     return {
         f"{part}_{what}": a
         for part in ("train", "val", "test")

@@ -17,7 +17,8 @@ def data_with(counts, owners=False):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 200))
 def test_a_part_of_the_images_keeps_the_share_of_every_class(counts, images):
     data = data_with(counts)
-    part, total = data.reduced(images), sum(counts)
+    part = data.reduced(images)
+    total = sum(counts)
     kept = np.bincount(part.train_y.numpy(), minlength=len(counts))
     if images >= total:
         assert part is data

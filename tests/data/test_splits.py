@@ -62,7 +62,8 @@ def attempt(*request):
 
 @st.composite
 def requests(draw):
-    classes, clients = draw(st.integers(1, 8)), draw(st.integers(1, 12))
+    classes = draw(st.integers(1, 8))
+    clients = draw(st.integers(1, 12))
     sizes = draw(st.lists(st.integers(0, 40), min_size=classes, max_size=classes))
     options = SplitOptions(
         kind=draw(st.sampled_from(["dirichlet", "pathological", "iid", "quantity"])),
@@ -186,7 +187,10 @@ def test_holders_of_a_class_have_equal_parts_of_it(clients, classes, held, seed)
 
 def test_proportions_of_the_first_client_follow_the_dirichlet():
     """Mean 1/C; variance that of Dir(α) plus that of drawing n images from it."""
-    classes, alpha, clients, repeats = 4, 0.3, 40, 300
+    classes = 4
+    alpha = 0.3
+    clients = 40
+    repeats = 300
     labels = np.repeat(np.arange(classes), 1000)
     shares = np.stack(
         [
@@ -276,7 +280,8 @@ def test_a_hold_out_is_stratified_takes_one_of_two_and_never_the_last(sizes, sha
     )
     assert set(out) <= set(shard)
     for c in range(len(sizes)):
-        n, taken = int((labels[shard] == c).sum()), int((labels[out] == c).sum())
+        n = int((labels[shard] == c).sum())
+        taken = int((labels[out] == c).sum())
         if n < 2 or share == 0:
             assert taken == 0
         else:

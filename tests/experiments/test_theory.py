@@ -1,15 +1,16 @@
-"""Statements of docs/theory.md, which names these tests. Expected values are computed here, never
-by the package.
+"""Statements of docs/theory.md, which names these tests.
+
+Expected values are computed here, independently of experiments/theory*.py.
 """
 
 import math
 
 import numpy as np
 import pytest
+import theory as of
+import theory_weights as weighting
 from hypothesis import given
 from hypothesis import strategies as st
-
-from cafedcl.theory import model as of
 
 MANY = 20_000
 EXAMPLE = np.array([100.0, 10.0, 1.0])
@@ -20,7 +21,8 @@ SIZE = st.integers(1, 100)
 def random_model(seed, rho, clients, dim):
     """A random model, with its b and V computed by hand."""
     rng = np.random.default_rng(seed)
-    counts, sigma = rng.integers(1, 30, clients).astype(float), rng.uniform(0.2, 2, clients)
+    counts = rng.integers(1, 30, clients).astype(float)
+    sigma = rng.uniform(0.2, 2, clients)
     alpha = rng.dirichlet(np.ones(clients))
     centres, truth, start = (rng.normal(size=shape) for shape in ((clients, dim), dim, dim))
     model = of.Model(rho, alpha, centres, counts, sigma, truth, start)
@@ -30,7 +32,8 @@ def random_model(seed, rho, clients, dim):
 def instances(number=MANY, dim=3, clients=4, seed=1):
     """ρ ~ U(0, 1), α ~ Dirichlet(1, …, 1), μ = 0, μ̃_k and e standard normal."""
     rng = np.random.default_rng(seed)
-    rho, alpha = rng.random(number), rng.dirichlet(np.ones(clients), number)
+    rho = rng.random(number)
+    alpha = rng.dirichlet(np.ones(clients), number)
     b = (alpha[:, :, None] * rng.normal(size=(number, clients, dim))).sum(1)
     return rng, rho, b, rng.normal(size=(number, dim))
 
@@ -54,8 +57,12 @@ def test_the_recursion_is_what_sample_means_do():
     """Every client draws its samples and averages them: Lemma 1 without synthetic samples, then
     Eqs. 6 and 7.
     """
-    rng, rho, times = np.random.default_rng(5), 0.6, 20_000
-    counts, sigma, alpha = (5, 2, 1), (0.5, 1.0, 2.0), (0.5, 0.3, 0.2)
+    rng = np.random.default_rng(5)
+    rho = 0.6
+    times = 20_000
+    counts = (5, 2, 1)
+    sigma = (0.5, 1.0, 2.0)
+    alpha = (0.5, 0.3, 0.2)
     centres = np.array([[1.0, 0.0], [0.5, 2.0], [-1.0, 1.0]])
     anchor = np.zeros((times, 2))
     lists = (np.array(values, float) for values in (counts, sigma, (0.2, 0.1), (0, 0)))
@@ -132,7 +139,8 @@ def test_the_printed_bound_fails_in_27_and_67_percent_of_random_instances():
 
 def test_the_printed_bound_fails_exactly_if_the_cross_term_is_large():
     rng, rho, b, mean = instances()
-    v, spread = rng.exponential(0.3, MANY), rng.exponential(1, MANY)
+    v = rng.exponential(0.3, MANY)
+    spread = rng.exponential(1, MANY)
     true = of.next_error(square(mean) + spread, mean, b, rho, v)
     fails = ~of.holds(true, of.printed_bound(square(mean) + spread, square(b), rho, v))
     assert np.array_equal(
@@ -176,7 +184,8 @@ def test_iterated_the_printed_bound_would_prove_that_reuse_removes_bias():
 def test_the_printed_form_holds_without_doubling_if_the_bias_does_not_point_at_the_error():
     rng, rho, b, mean = instances()
     apart = (b * mean).sum(1) <= 0
-    v, error = rng.exponential(0.3, MANY), square(mean) + rng.exponential(1, MANY)
+    v = rng.exponential(0.3, MANY)
+    error = square(mean) + rng.exponential(1, MANY)
     single = rho**2 * error + (1 - rho) ** 2 * square(b) + v
     assert of.holds(of.next_error(error, mean, b, rho, v), single)[apart].all()
     assert of.holds(single, of.printed_bound(error, square(b), rho, v)).all()
@@ -185,7 +194,8 @@ def test_the_printed_form_holds_without_doubling_if_the_bias_does_not_point_at_t
 @pytest.mark.parametrize("dim", [1, 3, 20])
 def test_the_corrected_bounds_never_fail(dim):
     rng, rho, b, mean = instances(dim=dim)
-    v, eta = rng.exponential(0.1, MANY) * (rng.random(MANY) < 0.5), rng.lognormal(0, 2, MANY)
+    v = rng.exponential(0.1, MANY) * (rng.random(MANY) < 0.5)
+    eta = rng.lognormal(0, 2, MANY)
     for centre in (mean, b, 3 * b, -b):
         for spread in (0.0, rng.exponential(1, MANY)):
             error = square(centre) + spread
@@ -200,7 +210,8 @@ def test_the_corrected_bounds_never_fail(dim):
 
 def test_the_corrected_bounds_are_tight():
     _, rho, b, _ = instances(200)
-    gap, v = square(b), 0.3
+    gap = square(b)
+    v = 0.3
     at_b = of.next_error(gap, b, b, rho, v)
     assert of.corrected_bound(gap, gap, rho, v) == pytest.approx(at_b)
     assert of.young_bound(gap, gap, rho, v, (1 - rho) / rho) == pytest.approx(at_b)
@@ -225,14 +236,14 @@ def test_no_weights_beat_the_optimal_ones_and_the_excess_is_a_sum_of_squares(pai
     counts, sigma = np.array(pairs).T
     s = [sd**2 / n for n, sd in pairs]
     best = 1 / sum(1 / value for value in s)
-    assert of.least_variance(of.noise(counts, sigma)) == pytest.approx(best)
+    assert weighting.least_variance(of.noise(counts, sigma)) == pytest.approx(best)
     star = [best / value for value in s]
-    assert of.optimal_weights(np.array(s)) == pytest.approx(star)
+    assert weighting.optimal_weights(np.array(s)) == pytest.approx(star)
     alpha = np.random.default_rng(seed).dirichlet(np.ones(len(s)))
     v = sum(a**2 * value for a, value in zip(alpha, s, strict=True))
     excess = sum((a - o) ** 2 * value for a, o, value in zip(alpha, star, s, strict=True))
     assert of.injected_variance(alpha, np.array(s)) == pytest.approx(v)
-    assert of.excess_variance(alpha, np.array(s)) == pytest.approx(excess)
+    assert weighting.excess_variance(alpha, np.array(s)) == pytest.approx(excess)
     assert v - best == pytest.approx(excess, abs=1e-9 * v)
 
 
@@ -240,8 +251,10 @@ def test_no_weights_beat_the_optimal_ones_and_the_excess_is_a_sum_of_squares(pai
 def test_counts_are_optimal_if_all_sigmas_are_equal(counts, sigma):
     n = np.array(counts, float)
     s = of.noise(n, np.full(len(n), sigma))
-    assert of.count_weights(n) == pytest.approx(of.optimal_weights(s))
-    assert of.injected_variance(of.count_weights(n), s) == pytest.approx(sigma**2 / sum(counts))
+    assert weighting.count_weights(n) == pytest.approx(weighting.optimal_weights(s))
+    assert of.injected_variance(weighting.count_weights(n), s) == pytest.approx(
+        sigma**2 / sum(counts)
+    )
 
 
 def mixture_by_hand(counts, u):
@@ -253,7 +266,9 @@ def mixture_by_hand(counts, u):
 
 
 def test_on_100_10_1_the_mixture_injects_six_times_the_optimum():
-    ways = of.weighings(EXAMPLE, np.ones(3), np.full(3, 0.2), 8, 2000, np.random.default_rng(0))
+    ways = weighting.weightings(
+        EXAMPLE, np.ones(3), np.full(3, 0.2), 8, 2000, np.random.default_rng(0)
+    )
     by_hand = {"uniform": [1 / 3] * 3, "counts": [100 / 111, 10 / 111, 1 / 111]}
     by_hand["confidence"] = mixture_by_hand((100, 10, 1), (0.2, 0.2, 0.2))
     golden = {
@@ -278,27 +293,27 @@ def test_the_mixture_stays_far_from_the_optimum_whatever_the_common_u(u, expecte
     assert alpha[0] ** 2 / 100 + alpha[1] ** 2 / 10 + alpha[2] ** 2 == pytest.approx(
         expected, abs=1e-6
     )
-    assert of.confidence_weights(EXAMPLE, np.full(3, u)) == pytest.approx(alpha)
+    assert weighting.confidence_weights(EXAMPLE, np.full(3, u)) == pytest.approx(alpha)
 
 
 def test_uniform_weights_have_the_smallest_squares_and_most_effective_clients():
     alpha = np.random.default_rng(0).dirichlet(np.ones(5), 10_000)
-    assert of.effective_clients(np.full(5, 0.2)) == pytest.approx(5)
-    assert of.effective_clients(alpha).max() < 5
-    assert of.effective_clients(np.array([1.0, 0, 0])) == 1
+    assert weighting.effective_clients(np.full(5, 0.2)) == pytest.approx(5)
+    assert weighting.effective_clients(alpha).max() < 5
+    assert weighting.effective_clients(np.array([1.0, 0, 0])) == 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1)), min_size=2, max_size=10))
 def test_the_mixture_never_weighs_a_client_four_times_another(pairs):
     counts, u = np.array(pairs, float).T
-    alpha = of.confidence_weights(counts, u)
+    alpha = weighting.confidence_weights(counts, u)
     limit = 0.7 / (0.3 * math.exp(-0.5))
-    assert of.largest_weight_ratio() == pytest.approx(limit)
+    assert weighting.largest_weight_ratio() == pytest.approx(limit)
     assert alpha.max() / alpha.min() <= limit * (1 + 1e-9)
 
 
 def test_with_equal_counts_the_mixture_can_tell_clients_apart_by_a_fifth_at_most():
-    alpha = of.confidence_weights(np.full(2, 50.0), np.array([0.0, 1.0]))
+    alpha = weighting.confidence_weights(np.full(2, 50.0), np.array([0.0, 1.0]))
     assert alpha[0] / alpha[1] == pytest.approx(1 / (4 / 7 + 3 / 7 * math.exp(-0.5)))
 
 
@@ -306,21 +321,23 @@ def test_with_equal_counts_the_mixture_can_tell_clients_apart_by_a_fifth_at_most
     ("u", "better", "expected"), [((0, 0, 1), True, 0.005944), ((1, 1, 0), False, 0.007591)]
 )
 def test_confidence_beats_counts_only_if_u_tracks_sigma(u, better, expected):
-    n, sigma = np.full(3, 100.0), np.array([1.0, 1.0, 2.0])
+    n = np.full(3, 100.0)
+    sigma = np.array([1.0, 1.0, 2.0])
     a = mixture_by_hand((100, 100, 100), u)
     v = (a[0] ** 2 + a[1] ** 2 + 4 * a[2] ** 2) / 100
     assert v == pytest.approx(expected, abs=1e-6)
     assert of.injected_variance(
-        of.confidence_weights(n, np.array(u, float)), of.noise(n, sigma)
+        weighting.confidence_weights(n, np.array(u, float)), of.noise(n, sigma)
     ) == pytest.approx(v)
-    counts = of.injected_variance(of.count_weights(n), of.noise(n, sigma))
+    counts = of.injected_variance(weighting.count_weights(n), of.noise(n, sigma))
     assert counts == pytest.approx((1 + 1 + 4) / 9 / 100)
     assert (v < counts) == better
 
 
 def test_confidence_beats_counts_if_u_tracks_the_bias():
-    n, centres = np.full(2, 10.0), np.array([[0.0], [1.0]])
-    both = of.count_weights(n), of.confidence_weights(n, np.array([0.0, 1.0]))
+    n = np.full(2, 10.0)
+    centres = np.array([[0.0], [1.0]])
+    both = weighting.count_weights(n), weighting.confidence_weights(n, np.array([0.0, 1.0]))
     gaps = [
         of.Model(0.5, alpha, centres, n, np.ones(2), np.zeros(1), np.zeros(1)).gap for alpha in both
     ]
@@ -329,14 +346,16 @@ def test_confidence_beats_counts_if_u_tracks_the_bias():
 
 
 def test_variances_are_estimated_without_bias_and_pooled_for_a_client_with_one_sample():
-    counts, sigma = np.array([5.0, 2.0, 1.0]), np.array([1.0, 2.0, 9.0])
-    drawn = of.estimated_variances(counts, sigma, 3, 40_000, np.random.default_rng(0))
+    counts = np.array([5.0, 2.0, 1.0])
+    sigma = np.array([1.0, 2.0, 9.0])
+    drawn = weighting.estimated_variances(counts, sigma, 3, 40_000, np.random.default_rng(0))
     assert np.all(np.abs(drawn.mean(0) - [1, 4, (4 * 1 + 1 * 4) / 5]) < 5 * drawn.std(0) / 200)
     rng = np.random.default_rng(1)
     samples = 2 / math.sqrt(3) * rng.normal(size=(40_000, 2, 3))
     assert drawn[:, 1].std() == pytest.approx(samples.var(1, ddof=1).sum(1).std(), rel=0.03)
     assert (
-        of.estimated_variances(np.ones(2), np.array([1.0, 5.0]), 3, 4, rng).tolist() == [[1, 1]] * 4
+        weighting.estimated_variances(np.ones(2), np.array([1.0, 5.0]), 3, 4, rng).tolist()
+        == [[1, 1]] * 4
     )
 
 
@@ -352,21 +371,21 @@ def mean_error(real, synthetic, weight):
 )
 def test_lemma_1_the_error_with_synthetic_samples_is_exact(weight, bias, spread):
     rng = np.random.default_rng(7)
-    real, synthetic = (
-        rng.normal(size=(60_000, 4, 1)),
-        bias + spread * rng.normal(size=(60_000, 6, 1)),
-    )
+    real = rng.normal(size=(60_000, 4, 1))
+    synthetic = bias + spread * rng.normal(size=(60_000, 6, 1))
     seen, error = mean_error(real, synthetic, weight)
-    assert abs(of.prototype_error(4, 6, weight, 1.0, spread**2, bias**2) - seen) < 5 * error
+    assert abs(weighting.prototype_error(4, 6, weight, 1.0, spread**2, bias**2) - seen) < 5 * error
 
 
 @given(SIZE, SIZE, st.floats(0.01, 1), st.floats(0.01, 10))
 def test_lemma_1_is_false_for_prototypes_of_real_samples(n, m, gamma, variance):
     """Case (i): w = 0."""
-    error = of.prototype_error(n, m, 0.0, variance, 1.0)
+    error = weighting.prototype_error(n, m, 0.0, variance, 1.0)
     assert error == pytest.approx(variance / n)
     assert (
-        error > of.lemma_bound(n, m, gamma, variance) == pytest.approx(variance / (n + gamma * m))
+        error
+        > weighting.lemma_bound(n, m, gamma, variance)
+        == pytest.approx(variance / (n + gamma * m))
     )
 
 
@@ -376,22 +395,20 @@ def test_lemma_1_holds_exactly_if_variance_and_bias_of_the_synthetic_samples_are
 ):
     """Cases (ii) and (iv): w = γ; if and only if σ_s² + m ‖b‖² ≤ σ²/γ."""
     slack = var / gamma - made - m * bias
-    error, bound = (
-        of.prototype_error(n, m, gamma, var, made, bias),
-        of.lemma_bound(n, m, gamma, var),
-    )
+    error = weighting.prototype_error(n, m, gamma, var, made, bias)
+    bound = weighting.lemma_bound(n, m, gamma, var)
     if abs(slack) > 1e-6 * var / gamma:
-        assert (error <= bound) == of.lemma_holds(gamma, m, var, made, bias) == (slack > 0)
-    unbiased = of.prototype_error(n, m, gamma, var, made)
+        assert (error <= bound) == weighting.lemma_holds(gamma, m, var, made, bias) == (slack > 0)
+    unbiased = weighting.prototype_error(n, m, gamma, var, made)
     assert error - unbiased == pytest.approx((gamma * m / (n + gamma * m)) ** 2 * bias, abs=1e-9)
 
 
 @given(SIZE, SIZE, st.floats(0.01, 0.99), st.floats(0.01, 10))
 def test_lemma_1_is_false_for_full_weights_if_gamma_is_the_variance_ratio(n, m, gamma, var):
     """Case (iii): w = 1 and σ_s² = σ²/γ; by Cauchy–Schwarz (n + m/γ)(n + γ m) > (n + m)²."""
-    error = of.prototype_error(n, m, 1.0, var, var / gamma)
+    error = weighting.prototype_error(n, m, 1.0, var, var / gamma)
     assert error == pytest.approx(var * (n + m / gamma) / (n + m) ** 2)
-    assert error > of.lemma_bound(n, m, gamma, var)
+    assert error > weighting.lemma_bound(n, m, gamma, var)
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
@@ -401,16 +418,22 @@ def test_lemma_1_is_false_for_a_generator_that_memorises(weight):
     real = rng.normal(size=(60_000, 4, 1))
     chosen = np.take_along_axis(real, rng.integers(0, 4, (60_000, 12, 1)), 1)
     seen, error = mean_error(real, chosen, weight)
-    assert abs(of.memorised_error(4, 12, weight, 1.0) - seen) < 5 * error
-    assert of.memorised_error(4, 12, weight, 1.0) > 1 / 4 > of.lemma_bound(4, 12, weight, 1.0)
+    assert abs(weighting.memorised_error(4, 12, weight, 1.0) - seen) < 5 * error
+    assert (
+        weighting.memorised_error(4, 12, weight, 1.0)
+        > 1 / 4
+        > weighting.lemma_bound(4, 12, weight, 1.0)
+    )
     copies, _ = mean_error(real, np.tile(real, (1, 3, 1)), weight)
     assert copies == pytest.approx(square(real.mean(1)).mean())
 
 
 def test_correlated_noise_injects_more():
-    alpha, s = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.4, 0.9])
+    alpha = np.array([0.5, 0.3, 0.2])
+    s = np.array([0.1, 0.4, 0.9])
     rng = np.random.default_rng(9)
-    common, own = rng.normal(size=(100_000, 1)), rng.normal(size=(100_000, 3))
+    common = rng.normal(size=(100_000, 1))
+    own = rng.normal(size=(100_000, 3))
     for r in (0.0, 0.4, 1.0):
         squares = (
             (alpha * np.sqrt(s) * (math.sqrt(r) * common + math.sqrt(1 - r) * own)).sum(1)
@@ -426,7 +449,8 @@ def test_normalised_prototypes_leave_the_model(x, gap, ends):
     """All centres at (½, 0) and μ = (x, 0): the model settles at Δ, below or above where a unit
     prototype does.
     """
-    centre, anchor = np.array([0.5, 0.0]), np.array([0.0, 1.0])
+    centre = np.array([0.5, 0.0])
+    anchor = np.array([0.0, 1.0])
     model = of.Model(
         0.5, np.ones(1), centre[None], np.ones(1), np.zeros(1), np.array([x, 0.0]), anchor
     )
@@ -438,7 +462,10 @@ def test_normalised_prototypes_leave_the_model(x, gap, ends):
 
 
 def test_noise_that_persists_ends_above_all_bounds():
-    rng, rho, alpha, s = np.random.default_rng(11), 0.6, np.array([0.7, 0.3]), np.array([0.2, 0.5])
+    rng = np.random.default_rng(11)
+    rho = 0.6
+    alpha = np.array([0.7, 0.3])
+    s = np.array([0.2, 0.5])
     xi = (alpha * np.sqrt(s) * rng.normal(size=(100_000, 2))).sum(1)
     e = np.zeros(100_000)
     for _ in range(60):
@@ -454,7 +481,7 @@ def test_noise_that_persists_ends_above_all_bounds():
 def test_weights_from_the_same_samples_bias_the_mean_of_skewed_embeddings(skewed):
     rng = np.random.default_rng(10)
     samples = rng.exponential(1, (40_000, 3, 6)) - 1 if skewed else rng.normal(size=(40_000, 3, 6))
-    alpha = of.inverse_variance_weights(np.full(3, 6.0), samples.var(2, ddof=1))
+    alpha = weighting.inverse_variance_weights(np.full(3, 6.0), samples.var(2, ddof=1))
     means = (alpha * samples.mean(2)).sum(1)
     off = abs(means.mean()) / (means.std() / 200)
     assert off > 20 if skewed else off < 5

@@ -25,8 +25,11 @@ class Server:
 
     def __init__(self):
         self.files = {"file.bin": CONTENT}
-        self.cuts, self.requests = [], []
-        self.ranges, self.status, self.announce = True, 200, True
+        self.cuts = []
+        self.requests = []
+        self.ranges = True
+        self.status = 200
+        self.announce = True
         serve = self
 
         class Handler(http.server.BaseHTTPRequestHandler):

@@ -34,7 +34,8 @@ def pixels(x):
 
 
 def test_one_folder_per_class_with_a_fifth_held_out_of_each(folder, load, capsys):
-    data, again = load(folder), load(folder)
+    data = load(folder)
+    again = load(folder)
     assert data.names == ("Owl", "cat", "dog")
     assert data.shape == (1, 8, 8)
     assert pixels(torch.cat([data.train_x, data.test_x])) == sorted(
@@ -86,7 +87,8 @@ def test_one_folder_per_client_gives_natural_clients(clinics, load):
     assert data.names == ("ill", "well")
     assert (data.train_x[:, 0, 0, 0] // 100 == data.owners).all()
     assert (data.train_x[:, 0, 0, 0] % 100 // 50 == data.train_y).all()
-    total, kept = np.array([6, 10, 14]), torch.bincount(data.owners).numpy()
+    total = np.array([6, 10, 14])
+    kept = torch.bincount(data.owners).numpy()
     assert np.abs((total - kept) - 0.2 * total).max() <= 1
     assert len(data.test_y) == 6
     assert data.owners.dtype == torch.int64

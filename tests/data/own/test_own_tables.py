@@ -271,7 +271,8 @@ def test_what_is_wrong_with_a_hugging_face_set(hub, load, paint, tmp_path, monke
 
 
 RNG = np.random.default_rng(0)
-X, Y = RNG.integers(0, 256, (20, 6, 6, 3), dtype=np.uint8), np.arange(20) % 4
+X = RNG.integers(0, 256, (20, 6, 6, 3), dtype=np.uint8)
+Y = np.arange(20) % 4
 
 
 @pytest.mark.parametrize(

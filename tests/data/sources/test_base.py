@@ -102,7 +102,8 @@ def test_a_data_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, lo
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("where", ["", "medmnist/"])
 def test_medmnist_is_read_without_its_validation_part(name, where, data_dir, load):
-    classes, channels = len(SETS[name][3]), (3,) if "colour" in SETS[name][1] else ()
+    classes = len(SETS[name][3])
+    channels = (3,) if "colour" in SETS[name][1] else ()
     rng = np.random.default_rng(0)
     parts = {}
     for part, n in (("train", 2 * classes), ("val", 3), ("test", classes)):

@@ -25,7 +25,9 @@ def batches(name, protocol=2):
         "cifar10": [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"],
         "cifar100": ["train", "test"],
     }[name]
-    x, y, content = [], [], {}
+    x = []
+    y = []
+    content = {}
     for file in files:
         x.append(RNG.integers(0, 256, (classes, 3072), dtype=np.uint8))
         y.append(RNG.permutation(classes).tolist())
@@ -90,7 +92,8 @@ def test_pickles_of_python_2_are_read():
 
 class Evil:
     def __init__(self, call, *args):
-        self.call, self.args = call, args
+        self.call = call
+        self.args = args
 
     def __reduce__(self):
         return self.call, self.args
@@ -203,7 +206,8 @@ def test_a_link_is_not_followed(data_dir, load, tmp_path):
     (tmp_path / "secret").write_bytes(b"secret")
     with tarfile.open(data_dir / "cifar-10-python.tar.gz", "w:gz") as archive:
         info = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
-        info.type, info.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
+        info.type = tarfile.SYMTYPE
+        info.linkname = str(tmp_path / "secret")
         archive.addfile(info)
     with pytest.raises(CafedclError, match="it has no"):
         load("cifar10")

@@ -119,7 +119,8 @@ def test_what_is_wrong_with_gtsrb(data_dir, load):
 
 def lesions():
     """HAM10000's table and images: 30 lesions of 3 diagnoses, every other one with 2 images."""
-    rows, images = [["lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization"]], {}
+    rows = [["lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization"]]
+    images = {}
     for lesion in range(30):
         for view in range(1 + lesion % 2):
             name = f"ISIC_{lesion:03d}{view}"
