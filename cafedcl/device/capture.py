@@ -1,4 +1,4 @@
-"""The same work many times over: on a CUDA device it is captured once as a graph and replayed."""
+"""Work that is done many times: on a CUDA device it is captured once as a graph and replayed."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 WARM_UP = 2
-"""Runs before a capture: libraries choose their kernels and allocate their workspaces in them."""
+"""Runs before a capture: in them libraries choose their kernels and allocate their workspaces."""
 CHAIN = 10
 """Steps in one capture: fewer, larger launches."""
 
@@ -15,12 +15,14 @@ CHAIN = 10
 def capture(
     work: Callable[[], object], stream: torch.cuda.Stream, pool: Any = None
 ) -> torch.cuda.CUDAGraph:
-    """Return the graph of what the work queues on a stream. The work is not done by that, and must
-    be warmed up.
+    """Return the graph of what the work queues on a stream.
+
+    Capturing does not do the work, which must have been warmed up before.
     """
     stream.synchronize()
     with torch.cuda.stream(stream):
         graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device at the same time; their calls do not disturb a capture.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             work()
@@ -30,16 +32,18 @@ def capture(
 
 
 def repeat(step: Callable[[], object], times: int, device: torch.device) -> None:
-    """Take a step so many times; all have been taken when this returns.
+    """Take a step the given number of times; all have been taken when this returns.
 
-    A step writes its results in place, moves on by a counter on the device, and never waits for the
-    device: only what it queues is replayed. The first few are taken plainly, which warms them up.
+    A step writes its results in place, advances a counter on the device, and never waits for the
+    device: only what it queues is replayed. The first few steps are taken plainly, as a warm-up.
     """
-    chains = max(times - WARM_UP, 0) // CHAIN if device.type == "cuda" else 0
+    chains = 0
+    if device.type == "cuda":
+        chains = max(times - WARM_UP, 0) // CHAIN
     if not chains:
         _take(step, times)
         return
-    stream = _beside(device)
+    stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         _take(step, times - chains * CHAIN)
@@ -50,8 +54,8 @@ def repeat(step: Callable[[], object], times: int, device: torch.device) -> None
 
 
 @cache
-def _beside(device: torch.device) -> torch.cuda.Stream:
-    """Return one stream for all: libraries keep a workspace for every stream they have seen."""
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return one stream for all calls: libraries keep a workspace for every stream."""
     return torch.cuda.Stream(device)
 
 

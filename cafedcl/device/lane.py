@@ -1,7 +1,7 @@
-"""A lane of a device: a stream that work is queued on, and captures that are replayed there.
+"""A lane: a CUDA stream that work is queued on, and the captures that are replayed there.
 
-On a device without streams a lane is plain execution in order, so that whatever is built on lanes
-runs, and is tested, everywhere.
+On a device without streams a lane runs everything at once and in order, so that what is built on
+lanes works, and is tested, everywhere.
 """
 
 import time
@@ -23,26 +23,27 @@ class Mark:
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         self.event = None if stream is None else torch.cuda.Event(enable_timing=True)
-        if self.event:
+        if self.event is not None:
             self.event.record(stream)
         self.passed = time.perf_counter()
 
     def wait(self) -> None:
         """Wait until the work before it is done."""
-        if self.event:
+        if self.event is not None:
             self.event.synchronize()
 
     def seconds_since(self, earlier: "Mark") -> float:
         """Return the seconds between two points that have been waited for."""
-        if self.event and earlier.event:
+        if self.event is not None and earlier.event is not None:
             return float(earlier.event.elapsed_time(self.event)) / 1000
         return self.passed - earlier.passed
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A captured piece of work: with it are kept the tensors that only the work refers to, which
-    the graph reads.
+    """A captured piece of work.
+
+    The graph reads tensors that nothing but the work refers to, so the work is kept with it.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -54,7 +55,7 @@ class Replay:
 
 
 class Lane:
-    """Work in order; other lanes run beside it."""
+    """Work that runs in order, beside the work of other lanes."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -65,7 +66,7 @@ class Lane:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def follow(self) -> None:
-        """Let what is queued from now on wait for all that the caller has queued so far."""
+        """Make later work of this lane wait for all that the caller has queued so far."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
 
@@ -78,17 +79,20 @@ class Lane:
     ) -> Callable[[], None]:
         """Return a call that repeats the work on the tensors it was captured with.
 
-        To ``warm`` it up, the work is run a few times first, each time after ``before``, so it
-        changes those tensors already; what only repeats a captured work needs none. They are kept
-        as long as the call is. All captures of a lane share one pool of memory: they never overlap,
-        and leave nothing in it that is read later.
+        To ``warm`` it up, the work runs a few times first, each time after ``before``, so it
+        changes its tensors already. Work that only repeats warm work need not be warmed up.
         """
-        for _ in range((WARM_UP if self.stream else 1) if warm else 0):
+        runs = 0
+        if warm:
+            runs = WARM_UP if self.stream else 1
+        for _ in range(runs):
             if before:
                 before()
             work()
         if self.stream is None:
             return work
+        # Captures of a lane never overlap, and leave nothing in their memory that is read later: so
+        # all of them share one pool.
         graph = capture(work, self.stream, self.pool)
         self.pool = graph.pool()
         return Replay(graph, work)
@@ -98,22 +102,23 @@ class Lane:
         return Mark(self.stream)
 
     def hand_over(self, tensors: Iterable[Tensor]) -> None:
-        """Let tensors made on this lane, and whatever are parts of them, be used and let go by the
-        caller's queue.
+        """Let the caller's stream use and free tensors that were made on this lane.
+
+        PyTorch's allocator must know of every stream that reads a tensor, or it would reuse the
+        memory too early.
         """
-        if self.stream is not None:
-            queue = torch.cuda.current_stream(self.stream.device)
-            for value in tensors:
-                if value.is_cuda:
-                    value.record_stream(queue)
+        if self.stream is None:
+            return
+        caller = torch.cuda.current_stream(self.stream.device)
+        for value in tensors:
+            if value.is_cuda:
+                value.record_stream(caller)
 
 
 def to_host(tensors: Tensors) -> Tensors:
-    """Return tensors on the host; on a stream, they are there once the lane's mark has been waited
-    for.
-    """
+    """Return tensors on the host; they are valid once the lane's next mark has been waited for."""
     away = {name: value for name, value in tensors.items() if not value.is_cpu}
     if not away:
         return tensors
-    parcel = PackedBytes(away)
-    return {**tensors, **parcel.unwrap(parcel.wrap(away).to("cpu", non_blocking=True))}
+    packed = PackedBytes(away)
+    return {**tensors, **packed.unwrap(packed.wrap(away).to("cpu", non_blocking=True))}

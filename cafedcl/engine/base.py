@@ -1,4 +1,4 @@
-"""What an engine is, and the bench it works at: all that does not change between rounds."""
+"""What an engine is: it runs client jobs, and knows nothing of methods."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from cafedcl.core.tensors import Tensors
 
 Results = Generator[Reply | Failure, None, None]
 Pending = Callable[[], Tensor]
-"""Waits for what has been begun, and returns it."""
+"""Waits for work that was started, and returns its result."""
 
 
 class Engine(Protocol):
@@ -20,16 +20,16 @@ class Engine(Protocol):
         """Run the jobs of one round; closing the results gives up on those that are not done."""
 
     def predict(self, tensors: Tensors) -> Pending:
-        """Begin to predict the test images by the server's model (``model/…`` and ``anchors/…``).
+        """Start to predict the test images by the server's model (``model/…`` and ``anchors/…``).
 
-        The predictions are to be waited for before the engine is asked for anything else.
+        The caller waits for the predictions before it asks the engine for anything else.
         """
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
 
     def close(self) -> None:
-        """Let go of processes and memory."""
+        """End processes and free memory."""
 
 
 @runtime_checkable
@@ -37,6 +37,7 @@ class Sites(Protocol):
     """An engine whose clients test on images of their own, which only they have."""
 
     def survey(self, tensors: Tensors) -> Tensors:
-        """Return how the server's model does at every client: ``tested`` and ``all``, each
-        (clients, classes).
+        """Return how the server's model does at every client.
+
+        ``tested`` and ``all`` (those predicted correctly) are counts, (clients, classes).
         """

@@ -1,4 +1,4 @@
-"""Augmentation of training batches: what is drawn, and what the draws do to images, on the device."""
+"""Random flips and crops of training batches: what is drawn, and what the draws do to images."""
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +8,10 @@ from cafedcl.config.sections import TrainOptions
 from cafedcl.core.tensors import Tensors
 
 
-def draw(images: int, options: TrainOptions) -> Tensors:
-    """Draw what a batch needs from PyTorch's CPU generator, so that every device and engine sees
-    the same draws.
+def draw_augmentation(images: int, options: TrainOptions) -> Tensors:
+    """Draw the flips and crops of a batch.
+
+    They come from PyTorch's CPU generator, so that every device and engine gets the same ones.
     """
     draws: Tensors = {}
     if options.flip:
@@ -20,9 +21,8 @@ def draw(images: int, options: TrainOptions) -> Tensors:
     return draws
 
 
-def augment(x: Tensor, draws: Tensors, options: TrainOptions) -> Tensor:
-    """Return normalised images, each flipped left to right by chance and cropped from a padded
-    copy, as was drawn.
+def flip_and_crop(x: Tensor, draws: Tensors, options: TrainOptions) -> Tensor:
+    """Return normalised images, each flipped and cropped from a padded copy as was drawn.
 
     Padding is zero, which is the mean of normalised images.
     """
@@ -33,6 +33,7 @@ def augment(x: Tensor, draws: Tensors, options: TrainOptions) -> Tensor:
         padded = F.pad(x, [options.crop] * 4)
         down = draws["crop"][:, :1]
         right = draws["crop"][:, 1:]
+        # One gather crops every image at its own place.
         rows = (down + torch.arange(height, device=x.device))[:, None, :, None]
         columns = (right + torch.arange(width, device=x.device))[:, None, None, :]
         image = torch.arange(len(x), device=x.device)[:, None, None, None]

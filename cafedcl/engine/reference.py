@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -13,17 +14,18 @@ from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
 from cafedcl.engine.base import Pending, Results
-from cafedcl.engine.flip_and_crop import augment, draw
+from cafedcl.engine.flip_and_crop import draw_augmentation, flip_and_crop
 from cafedcl.engine.sgd import SGD
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.task import Task, arithmetic
 
 
 class ReferenceEngine:
-    """Trains clients serially. What it computes is what every other engine has to compute."""
+    """Trains clients serially. Every other engine has to compute what this one computes."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.data = task.clients.data
         self.network = task.network
         self.flat = FlatNetwork(task.network)
         self.gradient = self.flat.flat_gradient()
@@ -43,13 +45,11 @@ class ReferenceEngine:
             return Failure(job.client, f"{type(error).__name__}: {error}")
 
     def work(self, job: Job) -> Reply:
-        """One client's round: receive, train, summarize, remember, and score its own model if
-        asked.
-        """
+        """One client's round: receive, train, summarize, remember, score its own model if asked."""
         began = time.perf_counter()
         task = self.task
-        method = self.task.method
-        job = task.tail.learned(job)
+        method = task.method
+        job = task.tail.learn(job)
         received = {
             **task.initial,
             **self._device(under(MODEL, job.down.tensors)),
@@ -57,7 +57,7 @@ class ReferenceEngine:
         }
         self.load(received)
         client = task.clients.client(job.client)
-        extra = task.tail.extra(job, lambda: self._features(job.client))
+        synthetic = task.tail.synthetic_images(job, lambda: self._features(job.client))
         visit = Visit(
             client=client,
             round=torch.tensor(float(job.down.round), device=task.device),
@@ -66,143 +66,142 @@ class ReferenceEngine:
             anchors=self._device(under(ANCHORS, job.down.tensors)),
             memory=self._device(without((MODEL, AUGMENT), job.memory)),
             scratch=method.scratch(client),
-            embed=self._embedder(job.client, received, extra),
+            embed=self._embedder(job.client, received, synthetic),
             rates=task.rates(job.client, job.down.round),
-            signals=extra.signals,
+            signals=synthetic.signals,
         )
         with torch_stream(task.seed, "client", job.client, job.down.round):
-            losses = self._epochs(job, visit, extra)
+            losses = self._epochs(job, visit, synthetic)
         self.network.eval()
         with torch.no_grad():
             summary, notes = method.summarize(self.network, visit)
             kept = method.remember(self.network, visit)
         shared, own = task.parted({name: value.clone() for name, value in self.tensors.items()})
-        right: Tensors = {}
+        correct: Tensors = {}
         if job.evaluate:
             x, _ = task.clients.test_set(job.client)
             predicted = self._predict(x, visit.anchors, kept, client.counts > 0)
-            right = count_correct(predicted, task.clients.test_labels(job.client), method.classes)
-        return Reply(
-            Up(
-                client=job.client,
-                samples=client.samples,
-                tensors=summary,
-                model=shared,
-                notes={**notes, **extra.notes},
-                losses=losses,
-                seconds=time.perf_counter() - began,
-            ),
-            memory={
-                **prefixed(MODEL, own),
-                **kept,
-                **prefixed(AUGMENT, under(AUGMENT, job.memory)),
-            },
-            correct=right,
+            labels = task.clients.test_labels(job.client)
+            correct = count_correct(predicted, labels, method.classes)
+        up = Up(
+            client=job.client,
+            samples=client.samples,
+            tensors=summary,
+            model=shared,
+            notes={**notes, **synthetic.notes},
+            losses=losses,
+            seconds=time.perf_counter() - began,
         )
+        augmentation = prefixed(AUGMENT, under(AUGMENT, job.memory))
+        return Reply(up, {**prefixed(MODEL, own), **kept, **augmentation}, correct)
 
     def load(self, weights: Tensors) -> None:
         """Make these the network's weights and buffers."""
         for name, tensor in self.tensors.items():
             tensor.copy_(weights[name])
 
-    def _epochs(self, job: Job, visit: Visit, extra: SyntheticImages) -> dict[str, float]:
-        """The local training loop; returns the mean of every term of the loss over the last epoch."""
+    def _epochs(self, job: Job, visit: Visit, synthetic: SyntheticImages) -> dict[str, float]:
+        """Train locally; return the mean of every term of the loss over the last epoch."""
         task = self.task
-        options = self.task.schedule.options
+        options = task.schedule.options
         shard = task.clients.shards.train[job.client]
-        x = task.clients.data.images(torch.cat([task.clients.data.train_x[shard], extra.x]))
-        y = torch.cat([task.clients.data.train_y[shard], extra.y])
+        x = self.data.images(torch.cat([self.data.train_x[shard], synthetic.x]))
+        y = torch.cat([self.data.train_y[shard], synthetic.y])
         weight = torch.ones(len(y), device=task.device)
         weight[len(shard) :] = task.tail.augmenter.options.weight
-        shift = None if extra.shift is None else F.pad(extra.shift, (0, 0, len(shard), 0))
+        shift: Tensor | None = None
+        if synthetic.shift is not None:
+            # Real images come first, and their features are not shifted.
+            shift = F.pad(synthetic.shift, (0, 0, len(shard), 0))
         size = task.schedule.batch_size(len(y))
         draws = stream(task.seed, "batches", job.client, job.down.round)
         sgd = SGD(self.flat.vector, self.gradient, options)
         self.network.train()
-        seen: list[tuple[int, Tensors]] = []
+        last_epoch: list[tuple[int, Tensors]] = []
         for epoch in range(options.epochs):
             order = torch.from_numpy(draws.permutation(len(y))).to(task.device)
             rate = task.schedule.learning_rate(job.down.round, epoch)
             for tensor in visit.scratch.values():
                 tensor.zero_()
-            seen.clear()
-            moves = parted(None if shift is None else shift[order], len(y), size)
-            batches = zip(*(part[order].split(size) for part in (x, y, weight)), moves, strict=True)
-            for xs, ys, ws, self.network.shift in batches:
-                drawn = self._device(draw(len(ys), options))
-                batch = Batch(augment(xs, drawn, options), ys, ws)
+            last_epoch.clear()
+            shifts = split_optional(None if shift is None else shift[order], len(y), size)
+            parts = (part[order].split(size) for part in (x, y, weight))
+            for batch_x, batch_y, batch_weight, batch_shift in zip(*parts, shifts, strict=True):
+                self.network.shift = batch_shift
+                drawn = self._device(draw_augmentation(len(batch_y), options))
+                batch_x = flip_and_crop(batch_x, drawn, options)
+                batch = Batch(batch_x, batch_y, batch_weight)
                 terms = task.method.loss(self.network, batch, visit)
-                sum(list(terms.values())[1:], start=next(iter(terms.values()))).backward()
+                reduce(torch.add, terms.values()).backward()
                 sgd.step(rate)
-                seen.append((len(ys), {name: term.detach() for name, term in terms.items()}))
+                detached = {name: term.detach() for name, term in terms.items()}
+                last_epoch.append((len(batch_y), detached))
         self.network.shift = None
+        names = last_epoch[0][1]
         return {
-            name: sum(n * float(terms[name]) for n, terms in seen) / len(y) for name in seen[0][1]
+            name: sum(images * float(terms[name]) for images, terms in last_epoch) / len(y)
+            for name in names
         }
 
-    def _embedder(self, client: int, received: Tensors, extra: SyntheticImages) -> Embed:
+    def _embedder(self, client: int, received: Tensors, synthetic: SyntheticImages) -> Embed:
         cache: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
         def embed(part: Part, weights: Weights) -> tuple[Tensor, Tensor]:
             if (part, weights) not in cache:
-                cache[part, weights] = self._embed(
-                    client, part, received if weights == "received" else None, extra
-                )
+                other_weights = received if weights == "received" else None
+                cache[part, weights] = self._embed_part(client, part, other_weights, synthetic)
             return cache[part, weights]
 
         return embed
 
     @torch.no_grad()
-    def _embed(
-        self, client: int, part: Part, weights: Tensors | None, extra: SyntheticImages
+    def _embed_part(
+        self, client: int, part: Part, other_weights: Tensors | None, synthetic: SyntheticImages
     ) -> tuple[Tensor, Tensor]:
         """Return the embeddings and labels of a part of the client's data, in evaluation mode."""
-        data = self.task.clients.data
-        shards = self.task.clients.shards
         if part == "synthetic":
-            x = extra.x
-            y = extra.y
-            shift = extra.shift
+            x = synthetic.x
+            y = synthetic.y
+            shift = synthetic.shift
         else:
+            shards = self.task.clients.shards
             shard = (shards.train if part == "train" else shards.validation)[client]
-            x = data.train_x[shard]
-            y = data.train_y[shard]
+            x = self.data.train_x[shard]
+            y = self.data.train_y[shard]
             shift = None
-        trained = {name: value.clone() for name, value in self.tensors.items()} if weights else {}
-        if weights:
-            self.load(weights)
-        z = self._look(x, self._embedding, shift)
-        if weights:
-            self.load(trained)
+        if other_weights is None:
+            return self._in_batches(x, self._embedding, shift), y
+        trained = {name: value.clone() for name, value in self.tensors.items()}
+        self.load(other_weights)
+        z = self._in_batches(x, self._embedding, shift)
+        self.load(trained)
         return z, y
 
     def _embedding(self, x: Tensor) -> Tensor:
         return self.task.method.embed(self.network, x)
 
-    def _look(
-        self, x: Tensor, act: Callable[[Tensor], Tensor], shift: Tensor | None = None
+    def _in_batches(
+        self, x: Tensor, function: Callable[[Tensor], Tensor], shift: Tensor | None = None
     ) -> Tensor:
-        """Return what is seen in uint8 images, a chunk at a time, under the current weights."""
-        images = self.task.clients.data.images
+        """Return a function of uint8 images, computed batch by batch under the current weights."""
         size = self.task.eval_batch
         if not len(x):
-            return act(images(self.task.clients.data.train_x[:1]))[:0]
-        seen = []
-        for chunk, self.network.shift in zip(
-            x.split(size), parted(shift, len(x), size), strict=True
-        ):
-            seen.append(act(images(chunk)))
+            # One image gives the shape of the result.
+            return function(self.data.images(self.data.train_x[:1]))[:0]
+        results = []
+        shifts = split_optional(shift, len(x), size)
+        for batch, batch_shift in zip(x.split(size), shifts, strict=True):
+            self.network.shift = batch_shift
+            results.append(function(self.data.images(batch)))
         self.network.shift = None
-        return torch.cat(seen)
+        return torch.cat(results)
 
     @torch.no_grad()
     def _features(self, client: int) -> Tensor:
         """Return the encoder's features of a client's training images, in evaluation mode."""
         self.network.eval()
-        return self._look(
-            self.task.clients.data.train_x[self.task.clients.shards.train[client]],
-            self.network.features,
-        )
+        x = self.data.train_x[self.task.clients.shards.train[client]]
+        return self._in_batches(x, self.network.features)
 
     @torch.no_grad()
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
@@ -210,49 +209,46 @@ class ReferenceEngine:
         with arithmetic(self.task):
             self.load(under(MODEL, tensors))
             self.network.eval()
-            return self._look(
-                self.task.clients.data.train_x[rows.to(self.task.device)], self._embedding
-            )
+            x = self.data.train_x[rows.to(self.task.device)]
+            return self._in_batches(x, self._embedding)
 
     def predict(self, tensors: Tensors) -> Pending:
         """Predict the test images by the server's model."""
         with arithmetic(self.task):
             self.load(under(MODEL, tensors))
             x, _ = self.task.clients.test_set(None)
-            everything = torch.ones(
-                self.task.method.classes, dtype=torch.bool, device=self.task.device
-            )
-            predicted = self._predict(x, self._device(under(ANCHORS, tensors)), {}, everything)[
-                "all"
-            ]
+            anchors = self._device(under(ANCHORS, tensors))
+            classes = self.task.method.classes
+            all_classes = torch.ones(classes, dtype=torch.bool, device=self.task.device)
+            predicted = self._predict(x, anchors, {}, all_classes)["all"]
         return lambda: predicted
 
     @torch.no_grad()
     def _predict(self, x: Tensor, anchors: Tensors, memory: Tensors, held: Tensor) -> Tensors:
-        """Return the predicted class of every image, among all classes and among those the client
-        holds.
-        """
+        """Return the predicted classes, among ``all`` and among those that the client ``held``."""
         self.network.eval()
-        free = []
-        restricted = []
-        for chunk in x.split(self.task.eval_batch):
-            scores = self.task.method.scores(
-                self.network, self.task.clients.data.images(chunk), anchors, memory
-            )
-            free.append(scores.argmax(1))
-            restricted.append(scores.masked_fill(~held, -torch.inf).argmax(1))
+        among_all = []
+        among_held = []
+        for batch in x.split(self.task.eval_batch):
+            images = self.data.images(batch)
+            scores = self.task.method.scores(self.network, images, anchors, memory)
+            among_all.append(scores.argmax(1))
+            among_held.append(scores.masked_fill(~held, -torch.inf).argmax(1))
         return {
-            "all": torch.cat(free).to(torch.int16).cpu(),
-            "held": torch.cat(restricted).to(torch.int16).cpu(),
+            "all": torch.cat(among_all).to(torch.int16).cpu(),
+            "held": torch.cat(among_held).to(torch.int16).cpu(),
         }
 
     def _device(self, tensors: Tensors) -> Tensors:
         return moved(tensors, self.task.device)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to free."""
 
 
-def parted(values: Tensor | None, length: int, size: int) -> Sequence[Tensor | None]:
-    """Return values in chunks; as many Nones if there are none."""
-    return [None] * -(-length // size) if values is None else values.split(size)
+def split_optional(values: Tensor | None, length: int, size: int) -> Sequence[Tensor | None]:
+    """Return values in batches; a None for every batch if there are no values."""
+    if values is None:
+        return [None] * -(-length // size)
+    batches: Sequence[Tensor] = values.split(size)
+    return batches

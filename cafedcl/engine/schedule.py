@@ -1,7 +1,9 @@
-"""What a client's training sees, step by step: drawn on the host, padded to a width that captures
-exist for.
+"""The batches of a client's visit as tables: drawn on the host, and padded to a fixed width.
+
+A captured step reads one row of each table, so it serves every client whose batches have its width.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,17 +16,15 @@ from torch import Tensor
 
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import Tensors
-from cafedcl.engine.flip_and_crop import draw
+from cafedcl.engine.flip_and_crop import draw_augmentation
 from cafedcl.task.task import Task
 
-FIXED = 16.0
-"""What a step costs besides its images, in images."""
-WASTE = 1.1
-"""How much more than without padding the steps of all clients may cost, if there are widths left to
-avoid it.
-"""
-POINTS = 128
-"""How many different batch sizes are told apart when widths are chosen."""
+STEP_COST = 16.0
+"""What a step costs besides its images, counted in images."""
+ACCEPTED_COST = 1.1
+"""Padding is good enough if all steps together cost no more than this factor of the unpadded."""
+MOST_SIZES = 128
+"""How many different batch sizes are considered when widths are chosen."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Schedule:
     """The steps of one visit. Padding repeats an image with weight 0."""
 
     tables: Tensors
-    """Per step: ``rows`` into the training set, their ``weight``, the learning ``rate``, whether it
-    is the ``first`` of its epoch, and what augmentation draws.
+    """One row per step: ``rows`` into the training set, their ``weight``, the learning ``rate``,
+    whether it is the ``first`` step of its epoch, and the draws of flips and crops.
     """
     shares: npt.NDArray[np.float64]
-    """Per step of an epoch: its share of the epoch's images."""
+    """For every step of an epoch, its share of the epoch's images."""
     keys: dict[str, object]
-    """Tables of the same name and mark have the same content; those without one have their own."""
+    """Tables with the same name and key have the same content; tables without a key may differ."""
 
     @cached_property
     def steps(self) -> int:
-        """How many steps there are."""
+        """The number of steps."""
         return len(self.tables["rows"])
 
     def losses(self, names: Sequence[str], log: npt.NDArray[np.float32]) -> dict[str, float]:
-        """Return the mean of every term over the last epoch from what was logged at every step."""
-        last = log[self.steps - len(self.shares) : self.steps]
-        return dict(zip(names, (self.shares @ last).tolist(), strict=True))
+        """Return the mean of every term over the last epoch, from the log of all steps."""
+        last_epoch = log[self.steps - len(self.shares) : self.steps]
+        return dict(zip(names, (self.shares @ last_epoch).tolist(), strict=True))
 
 
 def make_schedule(
@@ -60,10 +60,10 @@ def make_schedule(
     size = task.schedule.batch_size(images)
     pattern = _pattern(images, size, width, options.epochs)
     steps = len(pattern.sizes)
-    full = images // size
     draws = stream(task.seed, "batches", client, round)
+    order = shard[np.array([draws.permutation(images) for _ in range(options.epochs)])]
     rows = np.full((options.epochs, steps, width), shard[0])
-    order = shard[np.array([draws.permutation(images) for _ in rows])]
+    full = images // size
     rows[:, :full, :size] = order[:, : full * size].reshape(len(order), full, size)
     if full < steps:
         rows[:, full, : images - full * size] = order[:, full * size :]
@@ -74,28 +74,28 @@ def make_schedule(
         "rate": _rate(rates, steps),
         "first": pattern.first,
     }
-    if options.flip or options.crop:
-        with torch_stream(task.seed, "client", client, round):
-            drawn = [draw(int(n), options) for _ in rates for n in pattern.sizes]
-        tables |= {
-            f"draw/{name}": _padded([each[name] for each in drawn], width) for name in drawn[0]
-        }
     keys: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
-    if task.tail.augmenter.options.weight != 1:
-        synthetic = tables["rows"] >= len(task.clients.data.train_y)
+    if options.flip or options.crop:
+        sizes = [int(number) for number in pattern.sizes] * options.epochs
+        with torch_stream(task.seed, "client", client, round):
+            drawn = [draw_augmentation(number, options) for number in sizes]
+        for name in drawn[0]:
+            tables[f"draw/{name}"] = _padded([draws[name] for draws in drawn], width)
+    synthetic_weight = task.tail.augmenter.options.weight
+    if synthetic_weight != 1:
+        is_synthetic = tables["rows"] >= len(task.clients.data.train_y)
         tables["weight"] = torch.where(
-            synthetic, task.tail.augmenter.options.weight * pattern.weight, pattern.weight
+            is_synthetic, synthetic_weight * pattern.weight, pattern.weight
         )
         del keys["weight"]
     return Schedule(tables, pattern.shares, keys)
 
 
 class Pattern(NamedTuple):
-    """What follows from how many images a client has: real images per step of an epoch, and tables
-    of all steps.
-    """
+    """The part of a schedule that follows from the number of a client's images."""
 
     sizes: npt.NDArray[np.int64]
+    """Real images at every step of an epoch."""
     shares: npt.NDArray[np.float64]
     weight: Tensor
     first: Tensor
@@ -103,8 +103,7 @@ class Pattern(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _pattern(images: int, size: int, width: int, epochs: int) -> Pattern:
-    """Return the steps of a client."""
-    steps = -(-images // size)
+    steps = math.ceil(images / size)
     sizes = np.minimum(size, images - size * np.arange(steps))
     weight = (np.arange(width) < sizes[:, None]).astype(np.float32)
     first = np.arange(steps) == 0
@@ -130,28 +129,43 @@ def _padded(draws: Sequence[Tensor], width: int) -> Tensor:
 
 
 def choose_widths(sizes: Sequence[int], most: int) -> list[int]:
-    """Return the fewest widths, at most ``most``, to pad clients' batch sizes to at little waste,
-    in rising order.
+    """Return the fewest widths, at most ``most``, that batch sizes can be padded to at little cost.
+
+    A dynamic programme over the sorted sizes s_1 < … < s_n. Let N(i, j) be the number of clients
+    with a size among s_{i+1} … s_j. If these are all padded to s_j, their steps cost
+    N(i, j)·(s_j + STEP_COST). With w widths the least cost of the first j sizes is
+
+        best_w(j) = min over i < j of  best_{w−1}(i) + N(i, j)·(s_j + STEP_COST),
+
+    with best_0(0) = 0 and best_0(j) = ∞ otherwise. Widths are added until the cost of all sizes is
+    accepted, or there are ``most``; the minimisers then give the widths from the largest down.
     """
-    asked = np.sort(np.asarray(sizes))
-    points = np.unique(asked[np.unique(np.linspace(0, len(asked) - 1, POINTS).round().astype(int))])
-    number = np.histogram(asked, np.r_[-1, points] + 0.5)[0].astype(float)
-    below = np.r_[0.0, np.cumsum(number)]
-    enough = WASTE * float((number * (points + FIXED)).sum())
-    best = np.where(np.arange(len(points) + 1) == 0, 0.0, np.inf)
-    cuts: list[npt.NDArray[np.int64]] = []
+    ordered = np.sort(np.asarray(sizes))
+    # With very many different sizes, evenly spaced ones among the clients stand for all.
+    chosen = np.unique(np.linspace(0, len(ordered) - 1, MOST_SIZES).round().astype(int))
+    candidates = np.unique(ordered[chosen])
+    edges = np.concatenate([[-1], candidates]) + 0.5
+    clients = np.histogram(ordered, edges)[0].astype(float)
+    clients_up_to = np.concatenate([[0.0], np.cumsum(clients)])
+    step_costs = candidates + STEP_COST
+    accepted = ACCEPTED_COST * float((clients * step_costs).sum())
+    ends = np.arange(len(candidates))[:, None]
+    begins = np.arange(len(candidates) + 1)[None, :]
+    between = clients_up_to[1:, None] - clients_up_to[None, :]
+    best = np.where(begins[0] == 0, 0.0, np.inf)
+    minimisers: list[npt.NDArray[np.int64]] = []
     for _ in range(most):
-        costs = best[None, :] + (below[1:, None] - below[None, :]) * (points[:, None] + FIXED)
-        costs[np.arange(len(points))[:, None] < np.arange(len(points) + 1)[None, :]] = np.inf
-        cuts.append(costs.argmin(1))
-        best = np.r_[np.inf, costs.min(1)]
-        if best[-1] <= enough:
+        costs = best[None, :] + between * step_costs[:, None]
+        costs[ends < begins] = np.inf
+        minimisers.append(costs.argmin(1))
+        best = np.concatenate([[np.inf], costs.min(1)])
+        if best[-1] <= accepted:
             break
     widths: list[int] = []
-    end = len(points)
-    for cut in reversed(cuts):
-        widths.insert(0, int(points[end - 1]))
-        end = int(cut[end - 1])
+    end = len(candidates)
+    for minimiser in reversed(minimisers):
+        widths.insert(0, int(candidates[end - 1]))
+        end = int(minimiser[end - 1])
         if end == 0:
             break
     return widths

@@ -1,6 +1,4 @@
-"""SGD on one flat tensor: clipping and the update are a handful of calls, whatever the number of
-layers.
-"""
+"""SGD on one vector of weights: a few calls clip and update, whatever the number of layers."""
 
 import torch
 from torch import Tensor
@@ -15,8 +13,9 @@ def descend(
     rate: Tensor | float,
     options: TrainOptions,
 ) -> None:
-    """Clip the gradient's norm, decay, and move the weights, all in place; several clients' lie one
-    to a row.
+    """Clip the gradient's norm, decay, and move the weights, all in place.
+
+    The weights are a vector, or (clients, weights), where every row is clipped by itself.
     """
     if options.clip:
         norm = gradient.norm(dim=-1, keepdim=True)

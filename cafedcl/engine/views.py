@@ -1,4 +1,8 @@
-"""What a captured loss and a captured summary may know of a client."""
+"""What a captured loss and a captured summary can see of a client.
+
+A capture is replayed for every client, with other values in the same tensors. So it can see tensors
+only: a plain number would stay that of the first client.
+"""
 
 from typing import NamedTuple
 
@@ -9,9 +13,7 @@ from cafedcl.core.errors import CafedclError
 
 
 class LossView(NamedTuple):
-    """What a loss may know of a client: tensors, which can be exchanged under a capture. Numbers
-    cannot.
-    """
+    """The part of `Client` that a loss can see."""
 
     counts: Tensor
     most: Tensor
@@ -19,8 +21,9 @@ class LossView(NamedTuple):
 
 
 class SummaryView(NamedTuple):
-    """What a captured summary may know of a client: as if it held every class; its own are picked
-    afterwards.
+    """The part of `Client` that a captured summary can see.
+
+    ``holds`` lists every class; those that the client holds are picked from its summary later.
     """
 
     counts: Tensor
@@ -30,5 +33,5 @@ class SummaryView(NamedTuple):
 
 
 def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
-    """What a loss finds where it wants to embed its client's data."""
-    raise CafedclError("a loss embeds nothing; its batch is what it sees")
+    """Refuse to embed the client's data: a loss sees its batch only."""
+    raise CafedclError("a loss embeds nothing: it sees its batch, not all data of the client")

@@ -115,14 +115,14 @@ class TailAugmentation:
         synthetic = [np.arange(end, end + int(number)) for number in self.wanted.sum(1)]
         return tuple(np.concatenate(pair) for pair in zip(own, synthetic, strict=True))
 
-    def learned(self, job: Job) -> Job:
+    def learn(self, job: Job) -> Job:
         """Return the job of a client that has learned what its tail augmentation needs."""
         if not self.augmented[job.client]:
             return job
         memory = self.augmenter.learn(self._own(job, "learn", lambda: torch.zeros(0)))
         return replace(job, memory={**job.memory, **prefixed(AUGMENT, memory)})
 
-    def extra(self, job: Job, features: Callable[[], Tensor]) -> SyntheticImages:
+    def synthetic_images(self, job: Job, features: Callable[[], Tensor]) -> SyntheticImages:
         """Return the synthetic images of a client; ``features`` gives the encoder's features of its
         own images.
         """

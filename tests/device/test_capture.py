@@ -38,7 +38,7 @@ def test_plain_and_replayed_steps_are_so_many_together(
         return SimpleNamespace(replay=replay)
 
     monkeypatch.setattr(module, "capture", capture)
-    monkeypatch.setattr(module, "_beside", lambda _device: Mock())
+    monkeypatch.setattr(module, "_side_stream", lambda _device: Mock())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
     repeat(lambda: taken.append("plain"), times, torch.device("cuda"))

@@ -1,18 +1,20 @@
 import torch
 
 from cafedcl.config.sections import TrainOptions
-from cafedcl.engine.flip_and_crop import augment, draw
+from cafedcl.engine.flip_and_crop import draw_augmentation, flip_and_crop
 
 
 def test_without_options_nothing_changes():
     x = torch.randn(4, 3, 8, 8)
-    assert augment(x, draw(len(x), TrainOptions()), TrainOptions()) is x
+    assert flip_and_crop(x, draw_augmentation(len(x), TrainOptions()), TrainOptions()) is x
 
 
 def test_about_half_of_the_images_are_flipped_and_none_is_changed_otherwise():
     torch.manual_seed(0)
     x = torch.randn(400, 1, 5, 6)
-    out = augment(x, draw(len(x), TrainOptions(flip=True)), TrainOptions(flip=True))
+    out = flip_and_crop(
+        x, draw_augmentation(len(x), TrainOptions(flip=True)), TrainOptions(flip=True)
+    )
     flipped = sum(torch.equal(a, b.flip(2)) for a, b in zip(out, x, strict=True))
     kept = sum(torch.equal(a, b) for a, b in zip(out, x, strict=True))
     assert flipped + kept == 400
@@ -22,7 +24,7 @@ def test_about_half_of_the_images_are_flipped_and_none_is_changed_otherwise():
 def test_a_crop_is_the_image_shifted_by_at_most_the_padding_with_zeros_around():
     torch.manual_seed(0)
     x = torch.rand(200, 2, 5, 6) + 1
-    out = augment(x, draw(len(x), TrainOptions(crop=2)), TrainOptions(crop=2))
+    out = flip_and_crop(x, draw_augmentation(len(x), TrainOptions(crop=2)), TrainOptions(crop=2))
     assert out.shape == x.shape
     seen = set()
     for image, original in zip(out, x, strict=True):

@@ -14,7 +14,14 @@ from cafedcl.core.contract import Down, Job, Reply
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.engine import reference
 from cafedcl.engine.reference import ReferenceEngine
-from cafedcl.engine.schedule import FIXED, POINTS, WASTE, Schedule, choose_widths, make_schedule
+from cafedcl.engine.schedule import (
+    ACCEPTED_COST,
+    MOST_SIZES,
+    STEP_COST,
+    Schedule,
+    choose_widths,
+    make_schedule,
+)
 from cafedcl.federation.rounds import Federation
 from cafedcl.task.task import Task
 
@@ -143,7 +150,7 @@ def test_the_reference_engine_trains_on_what_is_scheduled(
         "fedavg", train__epochs=2, train__iterations=3, train__batch_size=0, **changes
     )
     task, drawn, seen = federation.task, [], []
-    draw, loss = reference.draw, task.method.loss
+    draw, loss = reference.draw_augmentation, task.method.loss
 
     def spying_draw(images, options):
         drawn.append(draw(images, options))
@@ -153,7 +160,7 @@ def test_the_reference_engine_trains_on_what_is_scheduled(
         seen.append(batch)
         return loss(network, batch, visit)
 
-    monkeypatch.setattr(reference, "draw", spying_draw)
+    monkeypatch.setattr(reference, "draw_augmentation", spying_draw)
     monkeypatch.setattr(task.method, "loss", spying_loss)
     down = Down(4, federation.method.broadcast(federation.state))
     assert isinstance(ReferenceEngine(task).attempt(Job(1, down, {}, False)), Reply)
@@ -196,7 +203,7 @@ def test_losses_are_the_sample_weighted_means_of_the_last_epoch(
 
 
 def padded_cost(sizes: list[int], widths: list[int]) -> float:
-    return sum(min(width for width in widths if width >= size) + FIXED for size in sizes)
+    return sum(min(width for width in widths if width >= size) + STEP_COST for size in sizes)
 
 
 def least_cost(sizes: list[int], number: int) -> float:
@@ -215,7 +222,7 @@ def test_widths_cover_every_size_at_the_least_cost_with_no_more_than_are_needed(
     assert widths[-1] == max(sizes)
     assert len(widths) <= most
     assert padded_cost(sizes, widths) == pytest.approx(least_cost(sizes, len(widths)))
-    enough = WASTE * sum(size + FIXED for size in sizes)
+    enough = ACCEPTED_COST * sum(size + STEP_COST for size in sizes)
     assert all(least_cost(sizes, fewer) > enough for fewer in range(1, len(widths)))
     if len(widths) < min(most, len(set(sizes))):
         assert padded_cost(sizes, widths) <= enough * (1 + 1e-12)
@@ -228,7 +235,7 @@ def test_equal_sizes_need_one_width(size: int, clients: int, most: int) -> None:
 
 @given(st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_more_sizes_than_are_told_apart_are_covered_all_the_same(most: int, seed: int) -> None:
-    sizes = np.random.default_rng(seed).permutation(3000)[: 4 * POINTS] + 1
+    sizes = np.random.default_rng(seed).permutation(3000)[: 4 * MOST_SIZES] + 1
     widths = choose_widths(sizes.tolist(), most)
     assert widths == sorted(set(widths))
     assert len(widths) <= most

@@ -83,7 +83,7 @@ def answer_train(result: Reply | Failure, round: int) -> Parts:
     """Return a finished job, and which round it is for."""
     if isinstance(result, Failure):
         return answer_error(result.reason)
-    return {OWN: pack({}, {"round": round}), SHARED: pack(*wire.result_parts(result))}
+    return {OWN: pack({}, {"round": round}), SHARED: pack(*wire.result_message(result))}
 
 
 def answer_plain(tensors: Tensors, header: Header) -> Parts:

@@ -17,9 +17,7 @@ IntPair = tuple[int, int]
 
 
 def use_grouped_convolutions(network: nn.Module) -> None:
-    """Let a network's convolutions and linear layers run by these kernels when vmap gives every
-    client its weights.
-    """
+    """Make a network's convolutions and linear layers use these kernels under vmap."""
     for module in network.modules():
         if type(module) is nn.Linear:
             module.forward = _linear(module)  # type: ignore[assignment]
@@ -60,8 +58,10 @@ def _convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
 
 class PerClient(torch.autograd.Function):
-    """A layer under vmap: ``together`` where clients have weights of their own, else ``alone`` on
-    all their images.
+    """A layer under vmap.
+
+    It runs ``together`` where clients have weights of their own, and ``alone`` on the images of all
+    clients where they share them.
     """
 
     @staticmethod
@@ -86,28 +86,29 @@ class PerClient(torch.autograd.Function):
         bias: Tensor | None,
     ) -> tuple[Tensor, int]:
         """Run the layer with everything stacked along the first axis."""
-        _, _, *at = dims
-        x = x.expand(info.batch_size, *x.shape) if at[0] is None else x.movedim(at[0], 0)
-        if at[1] is None and (bias is None or at[2] is None):
+        _, _, x_axis, weight_axis, bias_axis = dims
+        clients = info.batch_size
+        x = clients_first(x, x_axis, clients)
+        if weight_axis is None and bias_axis is None:
             merged = alone(x.flatten(0, 1), weight, bias)
             return merged.view(*x.shape[:2], *merged.shape[1:]), 0
-        weight = (
-            weight.expand(info.batch_size, *weight.shape)
-            if at[1] is None
-            else weight.movedim(at[1], 0)
-        )
+        weight = clients_first(weight, weight_axis, clients)
         if bias is not None:
-            bias = (
-                bias.expand(info.batch_size, *bias.shape)
-                if at[2] is None
-                else bias.movedim(at[2], 0)
-            )
+            bias = clients_first(bias, bias_axis, clients)
         return together(x, weight, bias), 0
 
 
+def clients_first(value: Tensor, axis: int | None, clients: int) -> Tensor:
+    """Return a tensor with the axis of clients first; one that they share is expanded."""
+    if axis is None:
+        return value.expand(clients, *value.shape)
+    return value.movedim(axis, 0)
+
+
 class Linear(torch.autograd.Function):
-    """(G, B, inputs) by weights (G, outputs, inputs). Gradients come as the weights lie, without a
-    transposed copy.
+    """(clients, batch, inputs) by weights (clients, outputs, inputs).
+
+    The gradient of the weights comes in their own memory order, without a transposed copy.
     """
 
     @staticmethod
@@ -129,7 +130,7 @@ class Linear(torch.autograd.Function):
 
 
 class Convolution(torch.autograd.Function):
-    """(G, B, C, H, W) by filters (G, O, C, h, w); what comes out lies in memory with channels last."""
+    """(clients, batch, C, H, W) by filters (clients, O, C, h, w); the output is channels last."""
 
     @staticmethod
     def forward(
@@ -159,13 +160,12 @@ class Convolution(torch.autograd.Function):
         changed = torch.bmm(gradient.transpose(1, 2), patches).view(
             clients, outputs, *form.kernel, form.channels
         )
-        x = (
-            form.summed(torch.bmm(gradient, filters)).unflatten(0, (clients, images))
-            if wanted[0]
-            else None
-        )
+        x: Tensor | None = None
+        if wanted[0]:
+            summed = form.summed(torch.bmm(gradient, filters))
+            x = summed.unflatten(0, (clients, images)).permute(0, 1, 4, 2, 3)
         return (
-            None if x is None else x.permute(0, 1, 4, 2, 3),
+            x,
             changed.permute(0, 1, 4, 2, 3),
             gradient.sum(1) if wanted[2] else None,
             None,
@@ -199,14 +199,13 @@ class ConvForm:
         self.reach = kernel[0] * kernel[1] * channels
 
     def patches(self, x: Tensor) -> Tensor:
-        """Return the patches (images, rows, columns, h, w·C) of images (…, H, W, C), one after
-        another.
-        """
+        """Return the patches (images, rows, columns, h, w·C) of images (…, H, W, C)."""
         if any(self.padding):
             framed = x.new_zeros(*x.shape[:-3], *self.whole, self.channels)
             self._inside(framed).copy_(x)
             x = framed
         channel = self.whole[1] * self.channels
+        # Patches overlap: a view with these strides finds them, one copy lays them side by side.
         steps = (
             self.whole[0] * channel,
             self.stride[0] * channel,
@@ -218,13 +217,12 @@ class ConvForm:
         return x.contiguous().as_strided(shape, steps).contiguous()
 
     def summed(self, patches: Tensor) -> Tensor:
-        """Return images (images, H, W, C) in which every pixel is the sum over the patches it lies
-        in.
+        """Return images (images, H, W, C) whose pixels are sums over all patches they lie in.
 
         First along the lines, then across them: h + w additions instead of h·w.
         """
-        (high, wide) = self.kernel
-        (rows, columns) = self.out
+        high, wide = self.kernel
+        rows, columns = self.out
         channels = self.channels
         channel = self.whole[1] * channels
         lines = patches.new_zeros(self.images, rows, high, channel)

@@ -1,5 +1,6 @@
-"""Which clients of a round train side by side. It follows from the jobs alone, so every run has the
-same groups.
+"""Which clients of a round train side by side.
+
+It follows from the jobs alone, so every run of a config has the same groups, and the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,41 +16,36 @@ from cafedcl.task.task import Task
 
 JobGroup = tuple[Job, ...]
 WINDOW = 4
-"""Groups are made of so many groups' jobs at a time: results come nearly in order, and few have to
-be kept waiting.
-"""
+"""Groups are made from the next few groups' jobs, so that results come nearly in order."""
 ENOUGH = 0.3e9
+"""Floating-point operations in the forward pass of a stack's step from which more gain nothing."""
 LARGE = 1.5e9
-"""Floating-point operations in the forward pass of a stack's step that are enough for it, and of a
-client's step above which it gains nothing.
-"""
+"""The same of a single client's step from which stacking gains nothing at all."""
 WIDTHS = 8
-"""Different sizes of batches up to which every one is recorded as it is, without padding."""
-MOST = 10
+"""Up to this many different batch sizes, steps of each size are recorded, without padding."""
+MOST_CLIENTS = 10
 """Clients in a stack of small steps: more gain little, and leave other processes without work."""
 
 
 def make_groups(task: Task, jobs: Iterable[Job], size: int) -> Iterator[JobGroup]:
-    """Part a round's jobs into groups of at most ``size`` that can train side by side, of like
-    length and width.
-    """
+    """Split a round's jobs into groups of at most ``size`` with a similar number of steps."""
     if size == 1:
         yield from ((job,) for job in jobs)
         return
     waiting = iter(jobs)
     while window := list(islice(waiting, WINDOW * size)):
-        alike: dict[object, list[Job]] = {}
+        by_form: dict[object, list[Job]] = {}
         for job in window:
-            alike.setdefault(form(without(MODEL, job.memory)), []).append(job)
-        for part in alike.values():
-            part.sort(key=lambda job: _length(task, job), reverse=True)
-            number = -(-len(part) // size)
-            cuts = [len(part) * index // number for index in range(number + 1)]
-            yield from (tuple(part[a:b]) for a, b in pairwise(cuts))
+            by_form.setdefault(form(without(MODEL, job.memory)), []).append(job)
+        for alike in by_form.values():
+            alike.sort(key=lambda job: _length(task, job), reverse=True)
+            number = -(-len(alike) // size)
+            cuts = [len(alike) * index // number for index in range(number + 1)]
+            yield from (tuple(alike[begin:end]) for begin, end in pairwise(cuts))
 
 
 def form(tensors: Tensors) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-    """Return names, shapes and types of tensors, in whatever order they are."""
+    """Return names, shapes and types of tensors, sorted by name."""
     return tuple((name, tensors[name].shape, tensors[name].dtype) for name in sorted(tensors))
 
 
@@ -59,30 +55,30 @@ def _length(task: Task, job: Job) -> tuple[int, int]:
 
 
 def widths(task: Task) -> Callable[[int], int]:
-    """Return what gives the width that a batch is padded to: its own where there are few different
-    ones.
-    """
+    """Return the function that gives the width a batch is padded to."""
     sizes = {task.schedule.batch_size(len(rows)) for rows in task.clients.shards.train}
     return grid if len(sizes) > WIDTHS else lambda width: width
 
 
 def grid(width: int) -> int:
-    """Return the next width of those that batches are padded to: four to every doubling, so that
-    steps are shared.
-    """
+    """Return the next width of a grid with four widths to every doubling."""
     step = 1 << max(0, width.bit_length() - 3)
     return -(-width // step) * step
 
 
 def choose_size(task: Task) -> int:
-    """Return how many clients had best train side by side; 1 is one after another."""
-    convolutions = any(isinstance(module, nn.Conv2d) for module in task.network.modules())
-    if stacking_obstacle(task) is not None or (convolutions and task.onednn):
-        return 1  # stacked convolutions have been measured against PyTorch's own only
-    work = operations(task.network, task.clients.data.shape) * task.schedule.batch_size(
-        task.schedule.typical
-    )
-    return 1 if work > LARGE else max(2, min(MOST, int(ENOUGH / work)))
+    """Return how many clients should train side by side; 1 is one after another."""
+    has_convolutions = any(isinstance(module, nn.Conv2d) for module in task.network.modules())
+    if stacking_obstacle(task) is not None:
+        return 1
+    if has_convolutions and task.onednn:
+        # Stacked convolutions were measured against PyTorch's own kernels only.
+        return 1
+    forward = operations(task.network, task.clients.data.shape)
+    work = forward * task.schedule.batch_size(task.schedule.typical)
+    if work > LARGE:
+        return 1
+    return max(2, min(MOST_CLIENTS, int(ENOUGH / work)))
 
 
 def stacking_obstacle(task: Task) -> str | None:
@@ -90,9 +86,11 @@ def stacking_obstacle(task: Task) -> str | None:
     if task.device.type != "cpu":
         return f"they do so on a CPU only, not on '{task.device}'"
     if task.method.pooled:
-        return "all data lie in one place"
+        return "one client has all data"
     if task.tail.wanted.any():
         return "tail augmentation gives clients images of their own"
     trained = {name for name, value in task.network.named_parameters() if value.requires_grad}
-    name = next((name for name in task.network.state_dict() if name not in trained), None)
-    return name and f"'{name}' is kept besides the weights that are trained"
+    for name in task.network.state_dict():
+        if name not in trained:
+            return f"'{name}' is not trained, and a stack holds trained weights only"
+    return None

@@ -1,6 +1,4 @@
-"""Small clients on a CPU, trained side by side: one step of the stack is one step of every client
-in it.
-"""
+"""Small clients on a CPU, trained side by side: a step of the stack is a step of every client."""
 
 import copy
 import time
@@ -24,20 +22,22 @@ from cafedcl.engine.base import Results
 from cafedcl.engine.cpu.grouped_conv import use_grouped_convolutions
 from cafedcl.engine.cpu.groups import JobGroup, form, make_groups, widths
 from cafedcl.engine.cpu.recorded_step import StepFunction, record
-from cafedcl.engine.flip_and_crop import augment
+from cafedcl.engine.flip_and_crop import flip_and_crop
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.sgd import descend
 from cafedcl.engine.views import LossView, embeds_nothing
 from cafedcl.task.task import Task, arithmetic
 
-STRETCH = 16
-"""Batches are gathered for so many steps at a time."""
-TAPES = 64
-"""Recorded steps are kept for so many different shapes."""
-MINE = "mine/"
+STEPS_GATHERED = 16
+"""Batches are gathered for this many steps at a time."""
+RECORDINGS_KEPT = 64
+"""Recorded steps are kept for this many different shapes; the oldest are dropped."""
+OWN = "own/"
 COMMON = "common/"
-"""What every client of a stack has of its own, along the first axis, and what all share."""
+"""Prefixes of what each client of a stack has of its own, along the first axis, and of what all
+share.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,28 +53,30 @@ class Trained:
 class RecordedStep(NamedTuple):
     """A recorded step, and the names of the terms it returns."""
 
-    play: StepFunction
+    call: StepFunction
     names: tuple[str, ...]
 
 
 class StackedClients(ReferenceEngine):
-    """Trains groups of clients as one, and whatever cannot be stacked one after another.
+    """Trains groups of clients as one, and clients that cannot be stacked one after another.
 
-    Weights are one tensor (clients, weights). The method's loss is recorded once under vmap with
-    its gradient and the update, and played at every step. Clients are in falling order of their
-    steps; those that are done fall off the end.
+    The weights are one tensor (clients, weights). The method's loss is recorded once under vmap,
+    with its gradient and the update, and replayed at every step. Clients are in falling order of their
+    steps, so that those that are done drop off the end.
     """
 
     def __init__(self, task: Task, size: int) -> None:
         super().__init__(task)
         self.size = size
-        self.play = copy.deepcopy(task.network).train()
-        use_grouped_convolutions(self.play)
-        self.layout = FlatNetwork(self.play, channels_last=True)
+        self.stack_network = copy.deepcopy(task.network).train()
+        use_grouped_convolutions(self.stack_network)
+        self.stack_weights = FlatNetwork(self.stack_network, channels_last=True)
         self.width = widths(task)
-        self.tapes: dict[object, RecordedStep | None] = {}
+        self.recordings: dict[object, RecordedStep | None] = {}
+        """By the shapes of a step's tensors; None for a step that could not be recorded."""
         self.trained: dict[int, Trained] = {}
-        self.done = False
+        """Clients of the current group that have been trained in a stack."""
+        self.skip_load = False
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs group by group."""
@@ -82,47 +84,44 @@ class StackedClients(ReferenceEngine):
             yield from self.together(group)
 
     def groups(self, jobs: Iterable[Job]) -> Iterator[JobGroup]:
-        """Part jobs into groups; singles where nothing is stacked."""
+        """Split jobs into groups; groups of one where nothing is stacked."""
         return make_groups(self.task, jobs, self.size)
 
     def together(self, group: JobGroup) -> Iterator[Reply | Failure]:
-        """Train a group side by side, then let every client summarize alone; its failure is its
-        own.
-        """
+        """Train a group side by side, then let every client summarize alone."""
         try:
             if len(group) > 1:
+                # If it fails, each client trains alone, where an error is that client's failure.
                 with suppress(Exception), arithmetic(self.task):
-                    self.trained = self.stacked(
-                        group
-                    )  # if not, each trains alone, where an error is its own
+                    self.trained = self.stacked(group)
             for job in group:
                 yield self.attempt(job)
         finally:
             self.trained = {}
 
     def work(self, job: Job) -> Reply:
-        """One client's round; what it has trained in a stack is not trained again."""
-        self.done = job.client in self.trained
-        seconds = self.trained[job.client].seconds if self.done else 0.0
+        """One client's round; a client that was trained in a stack is not trained again."""
+        is_trained = job.client in self.trained
+        seconds = self.trained[job.client].seconds if is_trained else 0.0
+        # The weights that it would receive are not read: training is done.
+        self.skip_load = is_trained
         try:
             reply = super().work(job)
         finally:
-            self.done = False
+            self.skip_load = False
         return replace(reply, up=replace(reply.up, seconds=reply.up.seconds + seconds))
 
     def load(self, weights: Tensors) -> None:
-        """Make these the network's weights; a client that is trained already need not receive any
-        first.
-        """
-        if self.done:
-            self.done = False
+        """Make these the network's weights; the first time for a trained client, do nothing."""
+        if self.skip_load:
+            self.skip_load = False
         else:
             super().load(weights)
 
-    def _epochs(self, job: Job, visit: Visit, extra: SyntheticImages) -> dict[str, float]:
+    def _epochs(self, job: Job, visit: Visit, synthetic: SyntheticImages) -> dict[str, float]:
         trained = self.trained.pop(job.client, None)
         if trained is None:
-            return super()._epochs(job, visit, extra)
+            return super()._epochs(job, visit, synthetic)
         self.load({**visit.received, **trained.weights})
         for name, value in trained.scratch.items():
             visit.scratch[name].copy_(value)
@@ -134,25 +133,24 @@ class StackedClients(ReferenceEngine):
         task = self.task
         shards = [task.clients.shards.train[job.client] for job in group]
         width = self.width(max(task.schedule.batch_size(len(shard)) for shard in shards))
-        schedules = list[Schedule]()
+        schedules: list[Schedule] = []
         start = 0
         for job, shard in zip(group, shards, strict=True):
-            local = np.arange(start, start + len(shard))
-            schedules.append(make_schedule(task, local, job.client, job.down.round, width))
+            # Rows count within the images of the group, which are gathered once.
+            rows_in_group = np.arange(start, start + len(shard))
+            schedules.append(make_schedule(task, rows_in_group, job.client, job.down.round, width))
             start += len(shard)
         rows = torch.cat(shards)
-        images = task.clients.data.images(task.clients.data.train_x[rows])
-        labels = task.clients.data.train_y[rows]
-        tables = stack_tables(schedules)
+        images = self.data.images(self.data.train_x[rows])
+        labels = self.data.train_y[rows]
         tensors = self.receive(group)
-        log, names = self.steps(
-            [schedule.steps for schedule in schedules], tables, images, labels, tensors
-        )
+        steps = [schedule.steps for schedule in schedules]
+        log, names = self.run_steps(steps, stack_tables(schedules), images, labels, tensors)
         seconds = (time.perf_counter() - began) / len(group)
-        scratch = under(MINE + "scratch/", tensors)
+        scratch = under(OWN + "scratch/", tensors)
         return {
             job.client: Trained(
-                weights=self.layout.views(tensors["flat"][index]),
+                weights=self.stack_weights.views(tensors["flat"][index]),
                 scratch={name: value[index] for name, value in scratch.items()},
                 losses=schedule.losses(names, log[:, index].numpy()),
                 seconds=seconds,
@@ -165,51 +163,47 @@ class StackedClients(ReferenceEngine):
         task = self.task
         down = group[0].down
         sent = {**task.initial, **under(MODEL, down.tensors)}
-        own = [under(MODEL, job.memory) for job in group]
-        personal = {name for weights in own for name in weights}
+        personal = [under(MODEL, job.memory) for job in group]
+        personal_names = {name for weights in personal for name in weights}
         clients = [task.clients.client(job.client) for job in group]
-        flat = self.layout.flatten(sent).repeat(len(group), 1)
-        for row, weights in zip(flat, own, strict=True):
-            for name, view in self.layout.views(row).items() if weights else ():
-                view.copy_(weights.get(name, view))
-        mine: dict[str, list[Tensor]] = {"counts": [client.counts for client in clients]}
+        flat = self.stack_weights.flatten(sent).repeat(len(group), 1)
+        for row, weights in zip(flat, personal, strict=True):
+            if weights:
+                for name, view in self.stack_weights.views(row).items():
+                    view.copy_(weights.get(name, view))
         parts = {
             "memory/": [without(MODEL, job.memory) for job in group],
             "scratch/": [task.method.scratch(client) for client in clients],
             "received/": [
-                {name: {**sent, **weights}[name] for name in personal} for weights in own
+                {name: {**sent, **weights}[name] for name in personal_names} for weights in personal
             ],
         }
+        own: dict[str, list[Tensor]] = {"counts": [client.counts for client in clients]}
         for prefix, each in parts.items():
-            mine |= {prefix + name: [tensors[name] for tensors in each] for name in each[0]}
+            own |= {prefix + name: [tensors[name] for tensors in each] for name in each[0]}
+        shared = {name: value for name, value in sent.items() if name not in personal_names}
         common = {
             "most": clients[0].most,
             "total": clients[0].total,
             "round": torch.tensor(float(down.round)),
             "progress": torch.tensor(down.round / task.rounds),
             **prefixed("anchors/", under(ANCHORS, down.tensors)),
-            **prefixed(
-                "received/", {name: value for name, value in sent.items() if name not in personal}
-            ),
+            **prefixed("received/", shared),
         }
-        tensors = {
-            "flat": flat,
-            **prefixed(MINE, {name: torch.stack(values) for name, values in mine.items()}),
-        }
+        tensors = {"flat": flat}
+        tensors |= prefixed(OWN, {name: torch.stack(values) for name, values in own.items()})
         if task.schedule.options.momentum:
             tensors["velocity"] = torch.zeros_like(flat)
-        tensors |= prefixed(COMMON, {name: plain(value) for name, value in common.items()})
+        tensors |= prefixed(COMMON, {name: standalone(value) for name, value in common.items()})
         return {name: tensors[name] for name in sorted(tensors)}
 
     @torch.no_grad()
-    def steps(
+    def run_steps(
         self, steps: list[int], tables: Tensors, images: Tensor, labels: Tensor, tensors: Tensors
     ) -> tuple[Tensor, tuple[str, ...]]:
-        """Do all steps; returns every term of the loss (steps, clients, terms), and the terms'
-        names.
-        """
+        """Take all steps; return the log of loss terms (steps, clients, terms), and their names."""
         options = self.task.schedule.options
-        log = list[Tensor]()
+        log: list[Tensor] = []
         names: tuple[str, ...] = ()
         for start, stop, active in stretches(steps):
             now = {name: table[start:stop, :active] for name, table in tables.items()}
@@ -217,119 +211,112 @@ class StackedClients(ReferenceEngine):
             x = images.index_select(0, rows.flatten())
             if options.flip or options.crop:
                 drawn = {name: value.flatten(0, 2) for name, value in under("draw/", now).items()}
-                x = augment(x, drawn, options)
+                x = flip_and_crop(x, drawn, options)
                 now = without("draw/", now)
-            now |= {
-                "x": x.view(*rows.shape, *x.shape[1:]),
-                "y": labels.index_select(0, rows.flatten()).view_as(rows),
-            }
+            now["x"] = x.view(*rows.shape, *x.shape[1:])
+            now["y"] = labels.index_select(0, rows.flatten()).view_as(rows)
             given = {
                 name: value if name.startswith(COMMON) else value[:active]
                 for name, value in tensors.items()
             }
             batches = zip(*(value.unbind(0) for value in now.values()), strict=True)
-            tape = self.tape(
-                [*now, *given], [*next(batches), *given.values()], terms := list[Tensor]()
-            )
-            names = tape.names
             rest = tuple(given.values())
-            terms += [tape.play(*batch, *rest)[0] for batch in batches]
+            recorded, first_terms = self.first_step([*now, *given], [*next(batches), *rest])
+            terms = [first_terms]
+            terms += [recorded.call(*batch, *rest)[0] for batch in batches]
+            names = recorded.names
+            # Clients that are done have no terms at these steps.
             log.append(F.pad(torch.stack(terms), (0, 0, 0, len(steps) - active)))
         return torch.cat(log), names
 
-    def tape(self, names: list[str], tensors: list[Tensor], terms: list[Tensor]) -> RecordedStep:
-        """Do one step of every client and add its terms; returns what plays the steps after it.
+    def first_step(self, names: list[str], tensors: list[Tensor]) -> tuple[RecordedStep, Tensor]:
+        """Take one step of every client; return what replays the steps after it, and its terms.
 
         The first step of its shape is recorded.
         """
         key = form(dict(zip(names, tensors, strict=True)))
-        if key in self.tapes:
-            tape = self.tapes[key]
-            if tape is None:
+        if key in self.recordings:
+            recorded = self.recordings[key]
+            if recorded is None:
                 raise ValueError("this step cannot be recorded")
-            terms.append(tape.play(*tensors)[0])
-            return tape
-        self.tapes[key] = None
-        called = list[str]()
+            return recorded, recorded.call(*tensors)[0]
+        # If recording raises, the key stays with None: it is not tried again.
+        self.recordings[key] = None
+        loss_names: list[str] = []
 
-        def once(*values: Tensor) -> list[Tensor]:
-            found, terms = self.objective(dict(zip(names, values, strict=True)))
-            called.extend(terms)
-            return [found]
+        def step(*values: Tensor) -> list[Tensor]:
+            terms, found = self.objective(dict(zip(names, values, strict=True)))
+            loss_names.extend(found)
+            return [terms]
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that vmap does something client by client
-            play, outputs = record(once, tensors)
-        terms += outputs
-        self.tapes[key] = tape = RecordedStep(play, tuple(called))
-        while len(self.tapes) > TAPES:
-            del self.tapes[next(iter(self.tapes))]
-        return tape
+            # vmap warns of operations that it runs client by client.
+            warnings.simplefilter("ignore")
+            call, outputs = record(step, tensors)
+        recorded = RecordedStep(call, tuple(loss_names))
+        self.recordings[key] = recorded
+        while len(self.recordings) > RECORDINGS_KEPT:
+            del self.recordings[next(iter(self.recordings))]
+        return recorded, outputs[0]
 
     def objective(self, tensors: Tensors) -> tuple[Tensor, tuple[str, ...]]:
-        """Loss, gradient and update of all clients; returns the terms (clients, terms) and their
-        names.
-        """
+        """Loss, gradient and update of all clients; return the terms (clients, terms) and names."""
         flat = tensors["flat"]
-        leaves = [leaf.detach().requires_grad_() for leaf in self.layout.views(flat).values()]
-        mine = under(MINE, tensors)
+        views = self.stack_weights.views(flat).values()
+        leaves = [view.detach().requires_grad_() for view in views]
+        own = under(OWN, tensors)
         common = under(COMMON, tensors)
-        for value in under("scratch/", mine).values():
+        for value in under("scratch/", own).values():
             value.masked_fill_(tensors["first"].view(-1, *[1] * (value.dim() - 1)), 0)
         batch = Batch(tensors["x"], tensors["y"], tensors["weight"])
         with torch.enable_grad():
-            named: Tensors = vmap(self.loss, in_dims=(0, 0, 0, None))(leaves, batch, mine, common)
+            named: Tensors = vmap(self.loss, in_dims=(0, 0, 0, None))(leaves, batch, own, common)
             terms = torch.stack(list(named.values()), 1)
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 terms.sum(), leaves, allow_unused=True, materialize_grads=True
             )
-        gradient = self.layout.flatten_stacked(found)
-        descend(
-            flat,
-            gradient,
-            tensors.get("velocity"),
-            tensors["rate"][:, None],
-            self.task.schedule.options,
-        )
+        gradient = self.stack_weights.flatten_stacked(gradients)
+        rate = tensors["rate"][:, None]
+        descend(flat, gradient, tensors.get("velocity"), rate, self.task.schedule.options)
         return terms.detach(), tuple(named)
 
     def loss(
-        self, weights: list[Tensor], batch: tuple[Tensor, ...], mine: Tensors, common: Tensors
+        self, weights: list[Tensor], batch: tuple[Tensor, ...], own: Tensors, common: Tensors
     ) -> Tensors:
         """Return the terms of one client's objective, as vmap sees it."""
-        for entry, value in zip(self.layout.parameters.values(), weights, strict=True):
-            entry.module._parameters[entry.key] = cast(Any, value)
-        known = LossView(mine["counts"], common["most"], common["total"])
+        parameters = self.stack_weights.parameters.values()
+        for parameter, value in zip(parameters, weights, strict=True):
+            parameter.module._parameters[parameter.key] = cast(Any, value)
+        view = LossView(own["counts"], common["most"], common["total"])
         visit = Visit(
-            client=cast(Client, known),
+            client=cast(Client, view),
             round=common["round"],
             progress=common["progress"],
-            received={**under("received/", common), **under("received/", mine)},
+            received={**under("received/", common), **under("received/", own)},
             anchors=under("anchors/", common),
-            memory=under("memory/", mine),
-            scratch=under("scratch/", mine),
+            memory=under("memory/", own),
+            scratch=under("scratch/", own),
             embed=embeds_nothing,
             rates=float("nan"),
         )
-        return self.task.method.loss(self.play, Batch(*batch), visit)
+        return self.task.method.loss(self.stack_network, Batch(*batch), visit)
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the steps from and to which the same number of clients is at work, and that number; at
-    most so many.
+    """Yield ranges of steps in which the same clients are at work: start, stop, and their number.
+
+    ``steps`` are the clients' numbers of steps, falling. A range has at most `STEPS_GATHERED`.
     """
     start = 0
     while start < steps[0]:
         active = sum(number > start for number in steps)
-        stop = min(steps[active - 1], start + STRETCH)
+        stop = min(steps[active - 1], start + STEPS_GATHERED)
         yield start, stop, active
         start = stop
 
 
 def stack_tables(schedules: list[Schedule]) -> Tensors:
-    """Return the tables of several clients as (steps, clients, …); those with fewer steps end in
-    nothing.
-    """
+    """Return the tables of several clients as (steps, clients, …); shorter ones end in zeros."""
     most = schedules[0].steps
     tables: Tensors = {}
     for name, first in schedules[0].tables.items():
@@ -339,10 +326,8 @@ def stack_tables(schedules: list[Schedule]) -> Tensors:
     return tables
 
 
-def plain(value: Tensor) -> Tensor:
-    """Return a tensor that lies in memory by itself."""
-    return (
-        value
-        if value.is_contiguous() and not value.storage_offset()
-        else value.clone(memory_format=torch.contiguous_format)
-    )
+def standalone(value: Tensor) -> Tensor:
+    """Return a contiguous tensor that begins its own memory, which recording asks for."""
+    if value.is_contiguous() and not value.storage_offset():
+        return value
+    return value.clone(memory_format=torch.contiguous_format)

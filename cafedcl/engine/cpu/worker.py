@@ -19,7 +19,7 @@ from cafedcl.engine.cpu.messages import (
     READY,
     RESULTS,
     Channel,
-    group_result_parts,
+    group_result_message,
     to_down,
     to_group,
 )
@@ -31,34 +31,32 @@ GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 """What using a pipe raises when there is nobody at its other end."""
 
 
-def serve(channel: Channel, engine: StackedClients) -> None:
-    """Work off groups of jobs."""
+def work_off(channel: Channel, engine: StackedClients) -> None:
+    """Run groups of jobs as they come; the closing of the channel ends it with an error of GONE."""
     down = Down(-1, {})
     while True:
-        kind, parts = channel.receive(copied=False)
+        kind, message = channel.receive(copied=False)
         if kind == DOWN:
-            down = to_down(parts)
+            down = to_down(message)
         else:
-            channel.send(RESULTS, group_result_parts(list(engine.together(to_group(parts, down)))))
+            results = list(engine.together(to_group(message, down)))
+            channel.send(RESULTS, group_result_message(results))
 
 
 class Forked:
-    """A process that goes on from here with a piece of work of its own; it can be waited for like a
-    subprocess.
-    """
+    """A process forked from this one to do a piece of work; it is waited for like a subprocess."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # Python warns of threads; the child uses none of them
+            # Python warns that threads do not survive a fork; the child uses none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         self.returncode: int | None = None
         if self.pid == 0:
             _run(work)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit code; a signal's number is negative."""
+        """Wait for its end and return its exit code; a signal's number is negative."""
         until = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             pid, status = os.waitpid(self.pid, 0 if until is None else os.WNOHANG)
@@ -77,14 +75,17 @@ class Forked:
 
 
 def _run(work: Callable[[], None]) -> None:
-    """Do a piece of work and end the process, whatever happens: nothing of its parent's must be
-    done twice.
+    """Do a piece of work and end the process, whatever happens.
+
+    It must never return: the child would go on with what its parent does.
     """
     code = 1
     try:
+        # An interrupt in the terminal is for the parent, which ends its workers itself.
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # The collector would write to every object it visits, and so copy the parent's memory.
         gc.freeze()
         work()
         code = 0
@@ -97,15 +98,13 @@ def _run(work: Callable[[], None]) -> None:
 
 
 def start(pipe: Connection, shared: int) -> None:
-    """Build a bench of its own and serve; ``shared`` is the file that holds the data, mapped and
-    never copied.
-    """
+    """Build an engine and work; ``shared`` is the file that holds the data, mapped, not copied."""
     tensors, header = map_file(f"/dev/fd/{shared}")
     data = Dataset.from_tensors(tensors, tuple(header["names"]))
     _, begin = unpack(pipe.recv_bytes())
     setup = prepare(resolve(begin["config"]), data)
     pipe.send_bytes(READY)
-    serve(Channel(pipe, {}), StackedClients(setup.task, setup.config.engine.stack))
+    work_off(Channel(pipe, {}), StackedClients(setup.task, setup.config.engine.stack))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Clients in parallel on a CPU: worker processes that share the data, with results identical to
-serial.
-"""
+"""The CPU engine: worker processes that share the data, with results identical to serial ones."""
 
 import os
 import subprocess
@@ -8,7 +6,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -29,34 +28,33 @@ from cafedcl.engine.cpu.messages import (
     READY,
     RESULTS,
     Channel,
-    down_parts,
-    group_parts,
+    down_message,
+    group_message,
     to_group_results,
 )
 from cafedcl.engine.cpu.shared_memory import SharedMemory
 from cafedcl.engine.cpu.stacked import StackedClients
-from cafedcl.engine.cpu.worker import GONE, Forked, serve
+from cafedcl.engine.cpu.worker import GONE, Forked, work_off
 from cafedcl.task.cost import operations
 from cafedcl.task.task import Task
 
 PAYS_OFF = 8.0
 PAYS_OFF_FORKED = 0.5
-"""Seconds of serial work left above which starting processes is faster: anew takes two to three
-seconds each.
+"""Seconds of serial work left from which starting processes is faster.
+
+A new interpreter takes two to three seconds to start; a forked process starts at once.
 """
 FASTEST = 2e11
 """Floating-point operations a second that no core exceeds."""
 TRIES = 2
 """How often a job may take its worker down with it before it counts as failed."""
-ROOM = 2**22
-MODELS = 6
-"""Bytes of shared memory besides the models, and how many models it holds for every client of a
-group.
-"""
+SHARED_BYTES = 2**22
+SHARED_MODELS = 6
+"""Shared memory has room for this many bytes, and this many models for every client of a group."""
 
 
 class Worker:
-    """One process and the line to it."""
+    """One process and the channel to it."""
 
     def __init__(
         self, channel: Channel, process: "Forked | subprocess.Popen[bytes]", *, ready: bool
@@ -72,39 +70,41 @@ class Worker:
         self.group = group
         down = group[0].down
         if self.round is not down:
-            self.channel.send(DOWN, down_parts(down))
+            self.channel.send(DOWN, down_message(down))
             self.round = down
-        self.channel.send(JOBS, group_parts(group))
+        self.channel.send(JOBS, group_message(group))
 
     def stop(self) -> None:
-        """Close the pipe, on which the process ends, and see to it that it does."""
+        """Close the pipe, on which the process ends, and make sure that it does."""
         self.channel.pipe.close()
+        is_idle = self.ready and not self.group
         try:
-            self.process.wait(0 if self.group or not self.ready else 0.2)
+            self.process.wait(0.2 if is_idle else 0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
 class CpuEngine:
-    """Hands groups of jobs to worker processes, and does them itself until the first is ready.
+    """Hands groups of jobs to worker processes, and works itself until the first is ready.
 
-    ``number`` is how many processes; 0 starts as many as there are cores once a job's number of
-    operations, or its measured time, says that it pays. Every group gives the same bits wherever it
-    runs, so none of this shows in the results.
+    ``number`` is how many processes there are. With 0, as many as there are cores are started once
+    the cost of a job, estimated or measured, says that it pays. A group gives the same bits
+    wherever it runs, so none of this shows in the results.
     """
 
     def __init__(self, task: Task, config: Config, number: int, jobs: int) -> None:
         self.task = task
         self.config = config
-        self.local = StackedClients(
-            task, 1 if stacking_obstacle(task) else max(1, config.engine.stack)
-        )
+        stack = 1 if stacking_obstacle(task) else max(1, config.engine.stack)
+        self.local = StackedClients(task, stack)
         self.number = number
         self.jobs_left = jobs
         self.fastest = 0.0
-        self.crew: list[Worker] = []
+        """The least seconds that a job has taken here; 0 before the first."""
+        self.workers: list[Worker] = []
         self.deaths: dict[tuple[int, int], int] = {}
+        """How many workers a job, named by client and round, has taken down with it."""
         self.shared: IO[bytes] | None = None
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -113,11 +113,12 @@ class CpuEngine:
         try:
             while waiting or self._busy():
                 self._hire(len(waiting))
-                for worker in self.crew:
+                for worker in self.workers:
                     if waiting and worker.ready and not worker.group:
                         self._submit(worker, waiting.popleft())
-                if waiting and not self._busy() and not (self.crew and self._deadly(waiting[0])):
-                    yield from self._here(waiting.popleft())
+                if waiting and not self._busy() and not self._is_deadly(waiting[0]):
+                    yield from self._work_here(waiting.popleft())
+                    # No worker has a job: this only finds out which ones have become ready.
                     self._listen(waiting, 0)
                 else:
                     yield from self._listen(waiting, None)
@@ -126,26 +127,26 @@ class CpuEngine:
 
     def _give_up(self) -> None:
         """End the workers whose jobs nobody waits for any more; the next round starts new ones."""
-        for worker in [worker for worker in self.crew if worker.group]:
+        for worker in [worker for worker in self.workers if worker.group]:
             worker.stop()
-            self.crew.remove(worker)
+            self.workers.remove(worker)
 
-    def _deadly(self, group: JobGroup) -> bool:
-        """Return whether a worker has died of a group's jobs, which are better not done in this
-        process.
-        """
-        return any((job.client, job.down.round) in self.deaths for job in group)
+    def _is_deadly(self, group: JobGroup) -> bool:
+        """Return whether a worker died of a group's jobs, so that another one should try them."""
+        died = any((job.client, job.down.round) in self.deaths for job in group)
+        return died and bool(self.workers)
 
     def _busy(self) -> bool:
-        return any(worker.group for worker in self.crew)
+        return any(worker.group for worker in self.workers)
 
-    def _here(self, group: JobGroup) -> Iterator[Reply | Failure]:
+    def _work_here(self, group: JobGroup) -> list[Reply | Failure]:
+        """Run a group in this process, and measure how long it takes."""
         began = time.perf_counter()
         results = list(self.local.together(group))
         took = (time.perf_counter() - began) / len(group)
         self.fastest = min(self.fastest or took, took)
         self.jobs_left -= len(group)
-        return iter(results)
+        return results
 
     @cached_property
     def least(self) -> float:
@@ -154,80 +155,74 @@ class CpuEngine:
 
     @property
     def forks(self) -> bool:
-        """Whether workers go on from this process. They cannot where it has had threads at work in
-        its kernels.
+        """Whether workers are forked from this process.
 
-        On ARM oneDNN may have started threads of its own, whatever number it is asked for; after a
-        fork it waits for them forever.
+        They cannot be where it has had threads at work in its kernels. On ARM oneDNN may have
+        started threads of its own, whatever number it is asked for; after a fork it waits for them
+        forever.
         """
-        return (
-            sys.platform == "linux"
-            and self.task.threads == 1
-            and not (self.task.onednn and is_arm())
-        )
+        has_threads = self.task.threads > 1 or (self.task.onednn and is_arm())
+        return sys.platform == "linux" and not has_threads
 
     def _hire(self, waiting: int) -> None:
-        """Start the processes that are missing, if it pays; one that could not even start is not
-        tried again.
-        """
-        missing = (self.number or cores()) - len(self.crew)
-        if missing < 1 or waiting < (1 if self.forks else 2) or self.number == 1:
+        """Start the processes that are missing, if it pays."""
+        missing = (self.number or cores()) - len(self.workers)
+        fewest = 1 if self.forks else 2
+        if self.number == 1 or missing < 1 or waiting < fewest:
             return
-        enough = PAYS_OFF_FORKED if self.forks else PAYS_OFF
-        if self.number == 0 and (
-            cores() < 2 or max(self.fastest, self.least) * self.jobs_left < enough
-        ):
-            return
+        if self.number == 0:
+            seconds_left = max(self.fastest, self.least) * self.jobs_left
+            enough = PAYS_OFF_FORKED if self.forks else PAYS_OFF
+            if cores() < 2 or seconds_left < enough:
+                return
         for _ in range(missing):
-            self.crew.append(self._fork() if self.forks else self._start())
+            self.workers.append(self._new_worker())
+
+    def _new_worker(self) -> Worker:
+        return self._fork() if self.forks else self._start()
 
     def _fork(self) -> Worker:
-        """Return a worker that goes on from this process, with its data and its engine."""
-        (ours, theirs) = Pipe()
-        memories = self._slabs()
+        """Return a worker that is forked from this process, with its data and its engine."""
+        ours, theirs = Pipe()
+        memories = self._shared_memories()
 
         def work() -> None:
-            for pipe in (ours, *(worker.channel.pipe for worker in self.crew)):
+            # A pipe that the child holds open would hide from others that its end was closed.
+            for pipe in (ours, *(worker.channel.pipe for worker in self.workers)):
                 pipe.close()
-            serve(Channel(theirs, memories), self.local)
+            work_off(Channel(theirs, memories), self.local)
 
         process = Forked(work)
         theirs.close()
         return Worker(Channel(ours, memories), process, ready=True)
 
-    def _slabs(self) -> dict[bytes, SharedMemory]:
-        """Return memory to share with a worker, of which only what is used is taken; none if it
-        cannot be had.
+    def _shared_memories(self) -> dict[bytes, SharedMemory]:
+        """Return memory to share with a worker; none if it cannot be had.
+
+        The system provides only the pages that are used.
         """
-        model = nbytes(self.task.initial) + 4 * (
-            len(self.task.clients.data.test_y) + len(self.task.clients.data.train_y)
-        )
+        data = self.task.clients.data
+        model = nbytes(self.task.initial) + 4 * (len(data.test_y) + len(data.train_y))
         clients = {DOWN: 1, JOBS: self.local.size, RESULTS: self.local.size}
         try:
             return {
-                kind: SharedMemory(ROOM + number * MODELS * model)
+                kind: SharedMemory(SHARED_BYTES + number * SHARED_MODELS * model)
                 for kind, number in clients.items()
             }
         except OSError:
             return {}
 
     def _start(self) -> Worker:
-        """Return a worker in a new interpreter, which maps the data and builds the rest by itself."""
-        self.shared = self.shared or share(self.task)
+        """Return a worker in a new interpreter, which maps the data and builds the rest itself."""
+        self.shared = self.shared or share_data(self.task)
         ours, theirs = Pipe()
+        descriptors = (theirs.fileno(), self.shared.fileno())
+        command = [sys.executable, "-m", "cafedcl.engine.cpu.worker"]
+        paths = [path or str(Path.cwd()) for path in sys.path]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "cafedcl.engine.cpu.worker",
-                str(theirs.fileno()),
-                str(self.shared.fileno()),
-            ],
-            pass_fds=(theirs.fileno(), self.shared.fileno()),
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-            },
+            [*command, *(str(descriptor) for descriptor in descriptors)],
+            pass_fds=descriptors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,
         )
         theirs.close()
@@ -235,44 +230,43 @@ class CpuEngine:
         return Worker(Channel(ours, {}), process, ready=False)
 
     def _submit(self, worker: Worker, group: JobGroup) -> None:
-        try:
+        # If the worker has died, listening finds that out and takes the jobs back.
+        with suppress(BrokenPipeError, ConnectionResetError):
             worker.submit(group)
-        except (BrokenPipeError, ConnectionResetError):
-            """It died; listening finds that out and takes the jobs back."""
 
-    def _listen(self, waiting: deque[JobGroup], timeout: float | None) -> Iterator[Reply | Failure]:
-        """Return the results that have come in, waiting for the first if there is no timeout."""
-        by_pipe = {
-            worker.channel.pipe: worker for worker in self.crew if worker.group or not worker.ready
-        }
+    def _listen(self, waiting: deque[JobGroup], timeout: float | None) -> list[Reply | Failure]:
+        """Return the results that have come in; without a timeout, wait for the first."""
+        expected = [worker for worker in self.workers if worker.group or not worker.ready]
+        by_pipe = {worker.channel.pipe: worker for worker in expected}
+        if not by_pipe:
+            return []
         results: list[Reply | Failure] = []
-        for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
+        for pipe in wait(list(by_pipe), timeout):
             assert isinstance(pipe, Connection)
             worker = by_pipe[pipe]
             try:
-                kind, parts = worker.channel.receive(copied=True)
+                kind, message = worker.channel.receive(copied=True)
             except GONE:
-                results += self._bury(worker, waiting)
+                results += self._replace_dead(worker, waiting)
                 continue
             if kind == READY:
                 worker.ready = True
             else:
                 self.jobs_left -= len(worker.group)
                 worker.group = ()
-                results += to_group_results(parts)
-        return iter(results)
+                results += to_group_results(message)
+        return results
 
-    def _bury(self, worker: Worker, waiting: deque[JobGroup]) -> list[Reply | Failure]:
-        """Take leave of a dead worker and give its jobs another try, each alone, so that the killer
-        is found.
-        """
+    def _replace_dead(self, worker: Worker, waiting: deque[JobGroup]) -> list[Reply | Failure]:
+        """Replace a dead worker; try its jobs again, each alone, to find the deadly one."""
         code = worker.process.wait()
         worker.channel.pipe.close()
-        self.crew.remove(worker)
+        self.workers.remove(worker)
         if not worker.group:
-            self.number = max(len(self.crew), 1)
+            # It could not even start, so no other one is tried.
+            self.number = max(len(self.workers), 1)
             return []
-        self.crew.append(self._fork() if self.forks else self._start())
+        self.workers.append(self._new_worker())
         failures: list[Reply | Failure] = []
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         for job in worker.group:
@@ -294,27 +288,28 @@ class CpuEngine:
 
     def close(self) -> None:
         """End the worker processes."""
-        for worker in self.crew:
+        for worker in self.workers:
             worker.stop()
-        self.crew = []
+        self.workers = []
         if self.shared is not None:
             self.shared.close()
 
 
 def least_seconds(task: Task) -> float:
-    """Return the least that a typical client's training takes: what is long on any core need not be
-    tried out first.
+    """Return the least that a typical client's training takes on any core.
+
+    If that is long already, no job has to be tried out here first.
     """
     images = task.schedule.typical * task.schedule.options.epochs
+    # A backward pass takes about twice the operations of a forward pass.
     return 3 * operations(task.network, task.clients.data.shape) * images / FASTEST
 
 
-def share(task: Task) -> IO[bytes]:
-    """Write the data once into an unnamed file, in memory where there is such a place, for workers
-    to map.
-    """
+def share_data(task: Task) -> IO[bytes]:
+    """Write the data once into an unnamed file, in memory where possible, for workers to map."""
     memory = Path("/dev/shm")
     file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)  # noqa: SIM115
-    file.write(pack(task.clients.data.tensors(), {"names": list(task.clients.data.names)}))
+    data = task.clients.data
+    file.write(pack(data.tensors(), {"names": list(data.names)}))
     file.flush()
     return file

@@ -148,7 +148,7 @@ class DeviceData:
         return self.task.clients.data.images(x).to(self.program.dtype)
 
     def as_stored(self, x: Tensor, *, normalised: bool) -> Tensor:
-        """Return uint8 images (N, C, H, W) as they are stored: perhaps normalised, channels last."""
+        """Return uint8 images (N, C, H, W) as stored: perhaps normalised, channels last."""
         if normalised:
             parts = x.split(NORMALISED_AT_A_TIME) if len(x) else [x]
             images = self.task.clients.data.images

@@ -144,7 +144,7 @@ class CudaEngine:
     def _learn(self, job: Job) -> Job:
         # A client whose learning fails does so once more in its visit, where it is its failure.
         with suppress(Exception):
-            return self.task.tail.learned(job)
+            return self.task.tail.learn(job)
         return job
 
     def _account(self, reply: Reply) -> None:

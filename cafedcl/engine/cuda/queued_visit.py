@@ -43,7 +43,7 @@ class QueuedVisit:
         """Queue the client's training."""
         try:
             # An augmentation may train a generator, so this is not under `no_grad`.
-            self.job = self.slot.task.tail.learned(self.job)
+            self.job = self.slot.task.tail.learn(self.job)
             with self.slot.lane.on(), torch.no_grad():
                 self._train()
         except Exception as error:
@@ -77,7 +77,7 @@ class QueuedVisit:
         # Capturing moves the weights, so it comes before they are received.
         slot.prepare(self.captures, width)
         slot.receive(self.server_weights, self.job)
-        self.synthetic = task.tail.extra(self.job, lambda: slot.features(client))
+        self.synthetic = task.tail.synthetic_images(self.job, lambda: slot.features(client))
         slot.device_data.load_synthetic(self.synthetic, slot.synthetic)
         self.schedule = make_schedule(
             task, task.tail.rows[client], client, self.job.down.round, width

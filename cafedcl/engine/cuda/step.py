@@ -17,7 +17,7 @@ from cafedcl.config.sections import TrainOptions
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under
 from cafedcl.engine.cuda.im2col import use_im2col
-from cafedcl.engine.flip_and_crop import augment
+from cafedcl.engine.flip_and_crop import flip_and_crop
 from cafedcl.engine.sgd import descend
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Encoder, Network, Runner
@@ -186,7 +186,7 @@ class Program:
     ) -> Tensors:
         now = {name: table.index_select(0, cursor)[0] for name, table in tables.items()}
         x, y, shift = images(now["rows"], synthetic)
-        batch = Batch(augment(x, under("draw/", now), self.options), y, now["weight"])
+        batch = Batch(flip_and_crop(x, under("draw/", now), self.options), y, now["weight"])
         for tensor in visit.scratch.values():
             tensor.masked_fill_(now["first"], 0)
 

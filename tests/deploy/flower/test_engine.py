@@ -14,7 +14,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.deploy.flower.messages import answer_train, read_train
 from cafedcl.deploy.flower.records import OWN, SHARED, wrap
-from cafedcl.engine.cpu.messages import Parts, result_parts, to_result
+from cafedcl.engine.cpu.messages import Parts, result_message, to_result
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contact_sheets import Sheets
 from cafedcl.federation.rounds import Federation
@@ -36,7 +36,8 @@ def test_every_method_gives_the_same_bits_as_the_reference_engine(method, config
     chosen = config(
         method, federation__rounds=2, **({"method__epochs": 3} if method == "fedtgp" else {})
     )
-    there, here = host(chosen, [], None), reference(chosen)
+    there = host(chosen, [], None)
+    here = reference(chosen)
     there.run()
     here.run()
     same(there, here)
@@ -53,7 +54,8 @@ def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_pa
         "split__alpha": 0.3,
     }
     chosen = config(**tail, federation__rounds=2)
-    there, here = host(chosen, [Sheets(tmp_path / "sheets")], None), reference(chosen)
+    there = host(chosen, [Sheets(tmp_path / "sheets")], None)
+    here = reference(chosen)
     there.run()
     here.run()
     same(there, here)
@@ -139,7 +141,7 @@ def edit(**changes):
         }
         return {
             **parts,
-            SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, tensors=tensors)))),
+            SHARED: pack(*result_message(replace(reply, up=replace(reply.up, tensors=tensors)))),
         }
 
     return change
@@ -150,7 +152,7 @@ def as_client(client):
         reply = reply_in(parts)
         return {
             **parts,
-            SHARED: pack(*result_parts(replace(reply, up=replace(reply.up, client=client)))),
+            SHARED: pack(*result_message(replace(reply, up=replace(reply.up, client=client)))),
         }
 
     return change
@@ -212,7 +214,8 @@ def test_a_round_goes_on_without_a_site_that_fails_and_takes_it_back(
 
 def test_a_site_that_answers_twice_counts_once(config, host, net, same):
     chosen = config(federation__rounds=2)
-    federation, here = host(chosen, [], None), reference(chosen)
+    federation = host(chosen, [], None)
+    here = reference(chosen)
     net.twist[BAD] = lambda asked, parts: [Message(wrap(parts), reply_to=asked) for _ in range(2)]
     federation.run()
     here.run()

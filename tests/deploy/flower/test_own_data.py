@@ -29,7 +29,8 @@ def places(net, digits, tmp_path):
     """Three sites, each with the digits of some classes in a file, and the server's own test
     images.
     """
-    x, y = digits.train_x.numpy(), digits.train_y.numpy()
+    x = digits.train_x.numpy()
+    y = digits.train_y.numpy()
     for number, (name, classes) in enumerate(HOLDS.items()):
         mine = np.flatnonzero(np.isin(y, classes))[number::3][:90]
         np.savez(tmp_path / f"{name}.npz", x=x[mine], y=y[mine].astype(str))
@@ -70,7 +71,8 @@ def test_tail_augmentation_works_where_the_data_are(config, host, places):
 def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, places, net):
     federation = host(config(**settings()), [], None)
     federation.run()
-    right, tested = np.zeros((3, 10)), np.zeros((3, 10))
+    right = np.zeros((3, 10))
+    tested = np.zeros((3, 10))
     for client, (node, name) in enumerate(zip((11, 12, 13), HOLDS, strict=True)):
         engine = net.sites[node][0]._engine[1]
         _, y = engine.task.clients.test_set(None)
@@ -79,7 +81,8 @@ def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, 
         for label, guess in zip(y.tolist(), called.tolist(), strict=True):
             tested[client, label] += 1
             right[client, label] += label == guess
-    scores, clients = federation.history[-1].server, right.sum(1) / tested.sum(1)
+    scores = federation.history[-1].server
+    clients = right.sum(1) / tested.sum(1)
     assert scores["accuracy"] == pytest.approx(right.sum() / tested.sum())
     assert scores["balanced"] == pytest.approx(np.mean(right.sum(0) / tested.sum(0)))
     assert scores["client_mean"] == pytest.approx(clients.mean())
@@ -96,7 +99,8 @@ def test_a_server_with_test_images_scores_on_them_and_clients_still_on_their_own
         config(**settings(federation__rounds=1, data__test=str(places / "test.npz"))), [], None
     )
     federation.run()
-    scores, before = federation.history[-1].server, alone.history[-1].server
+    scores = federation.history[-1].server
+    before = alone.history[-1].server
     called = federation.engine.predict(federation.state)()
     right = (called == digits.test_y).double().mean()
     assert scores["accuracy"] == pytest.approx(float(right), rel=1e-6)
@@ -123,7 +127,7 @@ def test_no_image_label_or_prediction_leaves_a_site(config, host, places, net):
                 held = [len(HOLDS[site]) for site in HOLDS]
                 allowed = {(10,), (1,), (), *((n,) for n in held), *((n, dim) for n in held)}
                 assert shape in allowed | weights, name
-    assert {"counts", "up/prototypes", "hits/all", "tested"} <= seen
+    assert {"counts", "up/prototypes", "correct/all", "tested"} <= seen
     assert OWN in answers[0]
     assert SHARED not in answers[0]
 

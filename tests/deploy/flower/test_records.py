@@ -12,7 +12,8 @@ def test_parts_come_out_as_they_went_in():
 
 def test_equal_parts_are_one_object_to_flower():
     """So what is the same for every site travels once to the SuperLink."""
-    one, other = wrap(PARTS), wrap({SHARED: PARTS[SHARED], OWN: b"another"})
+    one = wrap(PARTS)
+    other = wrap({SHARED: PARTS[SHARED], OWN: b"another"})
     assert one[SHARED].object_id == other[SHARED].object_id
     assert one[OWN].object_id != other[OWN].object_id
 

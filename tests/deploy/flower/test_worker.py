@@ -36,7 +36,8 @@ def site(tmp_path, monkeypatch):
     gone = threading.Event()
     monkeypatch.setattr(worker, "PULSE", 0.05)
     monkeypatch.setattr(worker.os, "getppid", lambda: 0 if gone.is_set() else next(parents))
-    path, echo = Path(os.path.relpath(tmp_path / "s")), Echo()
+    path = Path(os.path.relpath(tmp_path / "s"))
+    echo = Echo()
     thread = threading.Thread(target=worker.serve, args=(path, echo, 2))
     thread.start()
     while not path.exists():

@@ -174,16 +174,16 @@ def test_what_stands_in_the_way(make: Make) -> None:
     normal = Network(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)), nn.Linear(64, 10))
     assert (
         stacking_obstacle(replace(task, network=normal))
-        == "'encoder.1.running_mean' is kept besides the weights that are trained"
+        == "'encoder.1.running_mean' is not trained, and a stack holds trained weights only"
     )
     assert choose_size(replace(task, network=normal)) == 1
     fixed = copy.deepcopy(task.network)
     fixed.encoder.conv1.bias.requires_grad_(False)
     assert (
         stacking_obstacle(replace(task, network=fixed))
-        == "'encoder.conv1.bias' is kept besides the weights that are trained"
+        == "'encoder.conv1.bias' is not trained, and a stack holds trained weights only"
     )
-    assert stacking_obstacle(make("central").task) == "all data lie in one place"
+    assert stacking_obstacle(make("central").task) == "one client has all data"
     assert settle_stack(make("central")).engine.stack == 1
 
 

@@ -9,9 +9,9 @@ from cafedcl.engine.cpu.messages import (
     JOBS,
     RESULTS,
     Channel,
-    down_parts,
-    group_parts,
-    group_result_parts,
+    down_message,
+    group_message,
+    group_result_message,
     to_down,
     to_group,
     to_group_results,
@@ -33,7 +33,7 @@ def channel(request: pytest.FixtureRequest) -> Channel:
 
 def test_what_the_server_sends_arrives(channel: Channel) -> None:
     down = Down(7, {"model/w": torch.randn(2, 3), "anchors/known": torch.tensor([True, False])})
-    channel.send(DOWN, down_parts(down))
+    channel.send(DOWN, down_message(down))
     kind, parts = channel.receive(copied=True)
     arrived = to_down(parts)
     assert (kind, arrived.round) == (DOWN, 7)
@@ -44,7 +44,7 @@ def test_what_the_server_sends_arrives(channel: Channel) -> None:
 def test_jobs_arrive_each_with_its_own_memory(channel: Channel) -> None:
     down = Down(7, {})
     group = (Job(3, down, {"model/own": torch.ones(2)}, True), Job(12, down, {}, False))
-    channel.send(JOBS, group_parts(group))
+    channel.send(JOBS, group_message(group))
     kind, parts = channel.receive(copied=True)
     first, second = to_group(parts, down)
     assert kind == JOBS
@@ -68,7 +68,7 @@ def test_results_arrive_a_failure_with_its_reason(channel: Channel) -> None:
         Failure(2, "out of «memory»"),
         Reply(up, {"model/own": torch.ones(1)}, {"all": torch.tensor([1, 2], dtype=torch.int16)}),
     ]
-    channel.send(RESULTS, group_result_parts(sent))
+    channel.send(RESULTS, group_result_message(sent))
     kind, parts = channel.receive(copied=True)
     failure, reply = to_group_results(parts)
     assert kind == RESULTS

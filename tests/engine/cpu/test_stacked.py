@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cafedcl.core.contract import Batch, Down, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cpu import stacked as stack_module
-from cafedcl.engine.cpu.stacked import STRETCH, StackedClients, stretches
+from cafedcl.engine.cpu.stacked import STEPS_GATHERED, StackedClients, stretches
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
 from cafedcl.models import Network
@@ -142,28 +142,28 @@ def test_a_group_gives_the_same_bits_whether_its_steps_are_recorded_or_played(ti
     jobs = [Job(client, down, {}, False) for client in range(5)]
     engine = StackedClients(federation.task, 5)
     first, second = ({r.up.client: sent(r.up) for r in engine.train(jobs)} for _ in range(2))
-    assert engine.tapes
-    assert all(tape is not None for tape in engine.tapes.values())
+    assert engine.recordings
+    assert all(tape is not None for tape in engine.recordings.values())
     for client, tensors in first.items():
         assert all(torch.equal(value, second[client][name]) for name, value in tensors.items())
 
 
 def test_old_recordings_make_way_for_new_ones(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_module, "TAPES", 2)
+    monkeypatch.setattr(stack_module, "RECORDINGS_KEPT", 2)
     federation = tiny("fedavg", **UNEQUAL, train__batch_size=20)
     engine = StackedClients(federation.task, 5)
     down = Down(0, federation.method.broadcast(federation.state))
     replies = list(engine.train([Job(client, down, {}, False) for client in range(5)]))
     assert len(replies) == 5
-    assert len(engine.tapes) == 2
+    assert len(engine.recordings) == 2
 
 
 def test_stretches_are_where_the_same_clients_are_at_work() -> None:
     assert list(stretches([5, 5, 3, 1])) == [(0, 1, 4), (1, 3, 3), (3, 5, 2)]
-    assert list(stretches([2 * STRETCH + 1])) == [
-        (0, STRETCH, 1),
-        (STRETCH, 2 * STRETCH, 1),
-        (2 * STRETCH, 2 * STRETCH + 1, 1),
+    assert list(stretches([2 * STEPS_GATHERED + 1])) == [
+        (0, STEPS_GATHERED, 1),
+        (STEPS_GATHERED, 2 * STEPS_GATHERED, 1),
+        (2 * STEPS_GATHERED, 2 * STEPS_GATHERED + 1, 1),
     ]
 
 

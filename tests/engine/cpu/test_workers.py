@@ -57,7 +57,7 @@ def jobs(setup: Setup) -> list[Job]:
 def ready(engine: CpuEngine, setup: Setup) -> None:
     """Work until the processes have taken over."""
     until = time.monotonic() + 60
-    while not (engine.crew and all(worker.ready for worker in engine.crew)):
+    while not (engine.workers and all(worker.ready for worker in engine.workers)):
         assert time.monotonic() < until, "the workers never became ready"
         list(engine.train(jobs(setup)))
 
@@ -82,7 +82,7 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
                 federation.engine._hire(6)
                 wait_for(federation.engine)
             federation.run()
-            assert len(federation.engine.crew) == (0 if workers == 1 else 3)
+            assert len(federation.engine.workers) == (0 if workers == 1 else 3)
             results.append(federation.snapshot()[0])
     assert results[0].keys() == results[1].keys()
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
@@ -91,7 +91,7 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
 def wait_for(engine: CpuEngine) -> None:
     """Wait until all processes are ready."""
     until = time.monotonic() + 60
-    while not all(worker.ready for worker in engine.crew):
+    while not all(worker.ready for worker in engine.workers):
         assert time.monotonic() < until, "the workers never became ready"
         engine._listen(deque(), 1.0)
 
@@ -103,7 +103,7 @@ def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> No
         ready(engine, setup)
         assert engine.shared is not None
         inode = os.fstat(engine.shared.fileno()).st_ino
-        for worker in engine.crew:
+        for worker in engine.workers:
             maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
             assert any(channel.split()[4] == str(inode) for channel in maps.splitlines()), (
                 "the data file is not mapped"
@@ -135,7 +135,7 @@ def test_onednn_in_workers_does_not_wait_forever() -> None:
 def test_closing_ends_the_processes(either: Setup) -> None:
     engine = CpuEngine(either.task, either.config, 2, 100)
     list(engine.train(jobs(either)))
-    processes = [worker.process for worker in engine.crew]
+    processes = [worker.process for worker in engine.workers]
     assert len(processes) == 2
     engine.close()
     assert all(process.returncode is not None for process in processes)
@@ -145,7 +145,7 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) ->
     engine = CpuEngine(either.task, either.config, 2, 100)
     try:
         ready(engine, either)
-        busy = engine.crew[0]
+        busy = engine.workers[0]
         os.kill(busy.process.pid, signal.SIGSTOP)
         results = engine.train(jobs(either))
         first = next(results)
@@ -153,7 +153,7 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) ->
         os.kill(busy.process.pid, signal.SIGKILL)
         rest = list(results)
         assert sorted(r.up.client for r in [first, *rest] if isinstance(r, Reply)) == list(range(6))
-        assert busy not in engine.crew
+        assert busy not in engine.workers
     finally:
         engine.close()
 
@@ -163,7 +163,7 @@ def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: 
     try:
         ready(engine, either)
         engine.deaths[3, 0] = 1
-        victim = engine.crew[0]
+        victim = engine.workers[0]
         os.kill(victim.process.pid, signal.SIGSTOP)
         results = engine.train([jobs(either)[3], jobs(either)[0]])
         outcome = [next(results)]
@@ -183,7 +183,7 @@ def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup
         results = engine.train(jobs(either))
         next(results)
         results.close()
-        assert not any(worker.group for worker in engine.crew)
+        assert not any(worker.group for worker in engine.workers)
         later = list(engine.train(jobs(either)))
         assert sorted(r.up.client for r in later if isinstance(r, Reply)) == list(range(6))
     finally:
@@ -203,7 +203,7 @@ def test_short_work_stays_in_this_process_and_long_work_does_not(
         engine = CpuEngine(setup.task, setup.config, number, jobs=left)
         try:
             list(engine.train(jobs(setup)))
-            hired[number, left] = len(engine.crew)
+            hired[number, left] = len(engine.workers)
         finally:
             engine.close()
     assert hired == {(0, 6): 0, (0, 10**12): 2, (1, 10**12): 0}
@@ -261,11 +261,11 @@ def test_forked_workers_hold_no_pipe_but_their_own(setup: Setup) -> None:
     engine = CpuEngine(setup.task, setup.config, 3, 100)
     try:
         engine._hire(2)
-        first = engine.crew[0]
+        first = engine.workers[0]
         first.channel.pipe.close()
         assert first.process.wait(10) == 0
     finally:
-        engine.crew = engine.crew[1:]
+        engine.workers = engine.workers[1:]
         engine.close()
 
 

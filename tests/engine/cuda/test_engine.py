@@ -530,4 +530,8 @@ def test_the_budget_is_what_all_clients_keep_together(tiny: Tiny) -> None:
     assert (engine._free_memory(0), engine._free_memory(1)) == (100, 60)
     keep(1, 5)
     keep(0, 2)
-    assert (engine._free_memory(0), engine._free_memory(1), engine._free_memory(2)) == (100 - 20, 100 - 8, 100 - 28)
+    assert (engine._free_memory(0), engine._free_memory(1), engine._free_memory(2)) == (
+        100 - 20,
+        100 - 8,
+        100 - 28,
+    )
