@@ -66,7 +66,7 @@ def list_method(screen: "Console", name: str, method: "type[Method]") -> None:
 
 
 def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any]) -> None:
-    """Print options with their meanings and their defaults, or a preset's values instead of them."""
+    """Print options with their meanings and their defaults, or the values of a preset."""
     import dataclasses
 
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`cafedcl reproduce`: run a table or figure of the paper and compare it with the paper's numbers."""
+"""`cafedcl reproduce`: run a table or figure of the paper, and compare it with the paper."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -103,7 +103,8 @@ def reproduce(
         wanted["settings"] = stored_plan(place, FILE, "reproduce")["settings"]
     elif gather and not sources and not place.exists():
         raise CafedclError(
-            f"{place}: there are no runs to gather; run the study, or name existing runs with --from"
+            f"{place}: there are no runs to gather; "
+            "run the study, or name existing runs with --from"
         )
     with planned(place, wanted, FILE, "reproduce"):
         elsewhere = [from_elsewhere(path, whole, wanted, size) for path in sources or ()]

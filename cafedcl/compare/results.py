@@ -15,7 +15,7 @@ from cafedcl.config.options import to_toml
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.report.runs import PROTOCOL_SCORES, RunSummary, flat, read_run
+from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary, flat, read_run
 from cafedcl.task.resolve import resolve
 
 RESULTS_FILE = "results.json"

@@ -15,7 +15,8 @@ from cafedcl.report import scenes
 from cafedcl.report.details import data_map, details, shown_clients
 from cafedcl.report.frames import Film, read_film, spaced
 from cafedcl.report.palette import series_style
-from cafedcl.report.runs import PROTOCOL_SCORES, RunSummary, SettingGroup, Summary, TableRow
+from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary
+from cafedcl.report.runs import SettingGroup, Summary, TableRow
 from cafedcl.report.table import MEASURES, Column, column, common_protocol
 
 MOST_POINTS = 400
@@ -41,7 +42,7 @@ def collect(summary: Summary) -> dict[str, Any]:
 
 def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
     """Return the data of one setting's panels; details come from one seed per method."""
-    films = [read_film(entry.runs[0]) for entry in group.main]
+    films = [read_film(row.runs[0]) for row in group.main]
     for film in films:
         problems += film.problems
     first = next((film for film in films if film.data is not None), None)
@@ -52,7 +53,7 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
         "split": setting.split,
         "clients": setting.clients,
         "protocol": common_protocol([group]),
-        "entries": [describe_row(entry) for entry in group.main],
+        "entries": [describe_row(row) for row in group.main],
         "notes": [
             f"methods differ in {name}: {' / '.join(values)}"
             for name, values in group.differing().items()
@@ -62,9 +63,9 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
             for protocol in PROTOCOL_SCORES
             if measured(group, protocol)
         },
-        "curves": [collect_curves(entry) for entry in group.main],
+        "curves": [collect_curves(row) for row in group.main],
         "details": [details(film) for film in films],
-        "cost": [collect_cost(entry) for entry in group.main],
+        "cost": [collect_cost(row) for row in group.main],
         "shots": {
             protocol: collect_shots(group, protocol)
             for protocol in PROTOCOL_SCORES
@@ -87,77 +88,80 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
 def gathered(
     films: Sequence[Film], make: Callable[[Film], dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """Apply a function to all films; returns the results that are not None, with their entry."""
+    """Apply a function to all films; returns the results that are not None, with their row."""
     scenes = enumerate(map(make, films))
     return [{"entry": i, **scene} for i, scene in scenes if scene is not None]
 
 
 def measured(group: SettingGroup, protocol: str) -> bool:
     """Return whether any method has scores under a protocol."""
-    return any(entry.scores(protocol, "accuracy") for entry in group.main)
+    return any(row.scores(protocol, "accuracy") for row in group.main)
 
 
-def describe_row(entry: TableRow) -> dict[str, Any]:
+def describe_row(row: TableRow) -> dict[str, Any]:
     """Return the label of a row, its seeds, and how it is drawn."""
-    style = series_style(entry.label)
+    style = series_style(row.label)
     return {
-        "label": entry.label,
-        "base": entry.base,
+        "label": row.label,
+        "base": row.base,
         "colour": style.colour,
         "symbol": style.symbol,
         "dash": style.dash,
-        "seeds": [run.seed for run in entry.runs],
-        "partial": entry.partial,
-        "rounds": max(len(run.lines) for run in entry.runs),
+        "seeds": [run.seed for run in row.runs],
+        "partial": row.partial,
+        "rounds": max(len(run.lines) for run in row.runs),
     }
 
 
 def collect_ranking(group: SettingGroup, protocol: str) -> dict[str, Any]:
     """Return the last scored round of every entry: per seed, mean, std and rank."""
     found: Column = column(SettingGroup(group.setting, group.main), protocol, "last")
-    rows: list[dict[str, Any] | None] = []
-    for entry in group.main:
-        cells = found.cells[entry.label]
-        row: dict[str, Any] = {
+    ranked: list[dict[str, Any] | None] = []
+    for row in group.main:
+        cells = found.cells[row.label]
+        if not cells["accuracy"].values:
+            ranked.append(None)
+            continue
+        scores: dict[str, Any] = {
             measure: {"values": cell.values, "mean": cell.mean, "std": cell.std, "rank": cell.rank}
             for measure, cell in cells.items()
         }
-        best = [100 * value for value in entry.scores(protocol, "accuracy", "best").values()]
-        row["best"] = mean(best) if best else None
-        rows.append(row if cells["accuracy"].values else None)
-    return {"rows": rows, "comparison": found.comparison.text if found.comparison else None}
+        best = [100 * value for value in row.scores(protocol, "accuracy", "best").values()]
+        scores["best"] = average(best)
+        ranked.append(scores)
+    return {"rows": ranked, "comparison": found.comparison.text if found.comparison else None}
 
 
-def collect_curves(entry: TableRow) -> dict[str, Any]:
+def collect_curves(row: TableRow) -> dict[str, Any]:
     """Return the scores over rounds, and the bytes and seconds used up to each round.
 
     All values are means over seeds; scores also have a standard deviation.
     """
-    rounds = spaced(list(range(max(len(run.lines) for run in entry.runs))), MOST_POINTS)
+    rounds = spaced(list(range(max(len(run.lines) for run in row.runs))), MOST_POINTS)
     found: dict[str, Any] = {"rounds": [t + 1 for t in rounds]}
     for name, amount in (("bytes", sent), ("seconds", spent)):
-        sums = [np.cumsum([amount(line) for line in run.lines]) for run in entry.runs]
+        sums = [np.cumsum([amount(line) for line in run.lines]) for run in row.runs]
         found[name] = [mean(float(s[t]) for s in sums if t < len(s)) for t in rounds]
     for protocol in PROTOCOL_SCORES:
         found[protocol] = None
-        if any_scored(entry, protocol):
-            found[protocol] = {m: bands(entry, rounds, protocol, m) for m in MEASURES}
+        if any_scored(row, protocol):
+            found[protocol] = {m: bands(row, rounds, protocol, m) for m in MEASURES}
     return found
 
 
-def any_scored(entry: TableRow, protocol: str) -> bool:
-    """Return whether an entry has any score under a protocol."""
-    return any(run.scored(protocol) for run in entry.runs)
+def any_scored(row: TableRow, protocol: str) -> bool:
+    """Return whether a row has any score under a protocol."""
+    return any(run.scored(protocol) for run in row.runs)
 
 
 def bands(
-    entry: TableRow, rounds: Sequence[int], protocol: str, measure: str
+    row: TableRow, rounds: Sequence[int], protocol: str, measure: str
 ) -> dict[str, list[float | None]]:
     """Return mean and sample standard deviation over seeds of a score in %, at every round."""
     means: list[float | None] = []
     stds: list[float | None] = []
     for t in rounds:
-        lines = [(run, run.lines[t]) for run in entry.runs if t < len(run.lines)]
+        lines = [(run, run.lines[t]) for run in row.runs if t < len(run.lines)]
         scores = [run.value(line, protocol, measure) for run, line in lines]
         known = [100 * value for value in scores if value is not None]
         means.append(float(np.mean(known)) if known else None)
@@ -181,7 +185,7 @@ def collect_shots(group: SettingGroup, protocol: str) -> dict[str, list[dict[str
     found: dict[str, list[dict[str, float | None]]] = {}
     for shot in SHOTS:
         cells = [
-            [100 * value for value in entry.scores(protocol, shot).values()] for entry in group.main
+            [100 * value for value in row.scores(protocol, shot).values()] for row in group.main
         ]
         if any(cells):
             found[shot] = [{"mean": average(values), "std": deviation(values)} for values in cells]
@@ -199,10 +203,10 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def collect_ablation(group: SettingGroup) -> list[dict[str, Any]]:
-    """Return the methods of which several presets or variants ran, with the indices of their rows."""
+    """Return the methods with several presets or variants, and the indices of their rows."""
     families: dict[str, list[int]] = {}
-    for i, entry in enumerate(group.main):
-        families.setdefault(entry.base, []).append(i)
+    for i, row in enumerate(group.main):
+        families.setdefault(row.base, []).append(i)
     return [
         {"base": base, "entries": members} for base, members in families.items() if len(members) > 1
     ]
@@ -215,13 +219,13 @@ def collect_sensitivity(group: SettingGroup) -> list[dict[str, Any]]:
     alone. If all points share some seeds, only those seeds are used.
     """
     sweeps: dict[tuple[str, str], list[tuple[float, TableRow]]] = {}
-    for entry in group.entries:
-        if entry.swept is not None:
-            option, value = entry.swept
-            sweeps.setdefault((entry.method, option), []).append((value, entry))
+    for row in group.rows:
+        if row.swept is not None:
+            option, value = row.swept
+            sweeps.setdefault((row.method, option), []).append((value, row))
     found = []
     for (method, option), points in sweeps.items():
-        main = next(entry for entry in group.main if entry.method == method and not entry.changed)
+        main = next(row for row in group.main if row.method == method and not row.changed)
         centre = main.runs[0].settings.get(option)
         if isinstance(centre, int | float):
             points.append((float(centre), main))
@@ -233,7 +237,7 @@ def collect_sensitivity(group: SettingGroup) -> list[dict[str, Any]]:
         }
         sweep |= {"colour": series_style(method).colour, "centre": centre}
         for protocol in PROTOCOL_SCORES:
-            if all(entry.scores(protocol, "accuracy") for _, entry in points):
+            if all(row.scores(protocol, "accuracy") for _, row in points):
                 sweep[protocol] = {
                     m: shared([e.scores(protocol, m) for _, e in points])
                     for m in ("accuracy", "std")
@@ -254,9 +258,9 @@ def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
 def collect_samples(group: SettingGroup) -> list[dict[str, Any]]:
     """Return the contact sheets of the generator as PNG files in base64."""
     found: list[dict[str, Any]] = []
-    for i, entry in enumerate(group.main):
+    for i, row in enumerate(group.main):
         room = PICTURE_BYTES
-        for file in spaced(sorted((entry.runs[0].path / "samples").glob("*.png")), PICTURES):
+        for file in spaced(sorted((row.runs[0].path / "samples").glob("*.png")), PICTURES):
             data = file.read_bytes()
             if data.startswith(PNG) and len(data) <= room:
                 room -= len(data)
@@ -266,9 +270,9 @@ def collect_samples(group: SettingGroup) -> list[dict[str, Any]]:
     return found
 
 
-def collect_cost(entry: TableRow) -> dict[str, Any]:
+def collect_cost(row: TableRow) -> dict[str, Any]:
     """Return the cost of a method: seconds per phase and bytes per round, totals, and failures."""
-    lines = [line for run in entry.runs for line in run.lines]
+    lines = [line for run in row.runs for line in run.lines]
     phases: dict[str, float] = {}
     for line in lines:
         for phase, seconds in (line.get("seconds") or {}).items():
@@ -278,8 +282,8 @@ def collect_cost(entry: TableRow) -> dict[str, Any]:
         "phases": phases,
         "up": mean(float(each.get("up_bytes", 0)) for each in traffic),
         "down": mean(float(each.get("down_bytes", 0)) for each in traffic),
-        "bytes": sum(sent(line) for line in lines) / len(entry.runs),
-        "seconds": sum(spent(line) for line in lines) / len(entry.runs),
+        "bytes": sum(sent(line) for line in lines) / len(row.runs),
+        "seconds": sum(spent(line) for line in lines) / len(row.runs),
         "failed": sum(len(line.get("failed") or ()) for line in lines),
         "dropped": sum(len(line.get("dropped") or ()) for line in lines),
         "skipped": sum(line.get("status") == "skipped" for line in lines),

@@ -59,7 +59,7 @@ def client_scores(film: Film) -> dict[str, Array]:
 
 
 def class_recalls(film: Film) -> dict[str, Array]:
-    """Return the recall per class at the end: the server's, and the mean over clients' own models."""
+    """Return the recall per class at the end: server model, and mean over clients' own models."""
     found: dict[str, Array] = {}
     table = film.latest("server/confusion")
     if table is not None:

@@ -1,4 +1,4 @@
-"""Every panel of the report as a figure for a paper, from the same data and in the same colours."""
+"""Every panel of the report as a figure for a paper, with the same data and colours."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +18,13 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
-    """Draw every figure that the runs have data for, and return the files."""
+    """Draw all figures that the runs have data for, and return the files."""
     if form not in FORMATS:
         raise CafedclError(f"--format {form}: there is no such format; choose {', '.join(FORMATS)}")
     if not summary.groups:
         raise CafedclError("there is nothing to draw yet: no run has a scored round")
     written = []
+    # Without dates, the same runs give the same files to the last byte.
     dates: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -42,7 +43,7 @@ def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
 
 
 def setting_figures(group: PlotGroup) -> Iterator[tuple[str, Figure]]:
-    """Yield every figure of a setting with its name; what there are no data for is left out."""
+    """Yield all figures of a setting that there are data for, with their names."""
     with mpl.rc_context(STYLE):
         for protocol in group["ranking"]:
             if len(group["entries"]) > 1:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.report.runs import RunSummary
+from cafedcl.report.run_summary import RunSummary
 
 MOST_FRAMES = 40
 """Rounds whose tables are read, at most."""

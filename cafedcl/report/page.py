@@ -1,8 +1,9 @@
-"""The report: one HTML file that holds everything it needs and asks nobody for anything."""
+"""The report: one HTML file that contains everything it needs and makes no requests."""
 
 import base64
 import json
 import math
+import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -18,11 +19,11 @@ from cafedcl.report.runs import Summary
 
 STYLE_SHEETS = ("report.css", "cards.css", "media.css")
 SCRIPTS = (
-    "base.js", "charts.js", "compare.js", "curves.js", "data.js", "classes.js", "confidence.js", "prototypes.js",
-    "cost.js", "main.js",
+    "base.js", "charts.js", "compare.js", "curves.js", "data.js", "classes.js", "confidence.js",
+    "prototypes.js", "cost.js", "main.js",
 )  # fmt: skip
 NONE = 65535
-"""What stands for a missing number in a packed array."""
+"""The code of a missing number in a packed array; base.js has the same one."""
 
 
 def write_report(summary: Summary, out: Path) -> None:
@@ -40,7 +41,7 @@ def write_report(summary: Summary, out: Path) -> None:
 
 
 def page(data: dict[str, Any]) -> str:
-    """Return the page around the data of its panels."""
+    """Return the HTML page with the data of its panels."""
     titles = [group["title"] for group in data["groups"]]
     title = titles[0] if len(titles) == 1 else f"{len(titles)} settings"
     parts = {
@@ -50,20 +51,17 @@ def page(data: dict[str, Any]) -> str:
         "echarts": static("echarts.min.js"),
         "script": "\n".join(static(name) for name in SCRIPTS),
     }
-    text = static("page.html")
-    for name, part in parts.items():
-        before, after = text.split(f"@{name}@")
-        text = before + part + after if name != "data" else f"{before}@data@{after}"
-    return text.replace("@data@", parts["data"], 1)
+    # One pass over the template: a placeholder inside a part, such as a title, is left alone.
+    return re.sub(r"@(\w+)@", lambda found: parts[found[1]], static("page.html"))
 
 
 def static(name: str) -> str:
-    """Return one of the page's own files."""
+    """Return the content of a static file of the page."""
     return (files("cafedcl.report") / "static" / name).read_text(encoding="utf-8")
 
 
 def block(data: Any) -> str:
-    """Return the data as JSON that can stand inside a script element whatever it says."""
+    """Return the data as JSON, escaped so that no text in it can end the script element."""
     text = json.dumps(
         to_json_values(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -71,7 +69,7 @@ def block(data: Any) -> str:
 
 
 def to_json_values(value: Any) -> Any:
-    """Return plain JSON values: numbers with five digits, None for what is missing, tables packed."""
+    """Return values that JSON can hold: five digits, None for NaN, packed tables."""
     if isinstance(value, dict):
         return {str(key): to_json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -86,7 +84,7 @@ def to_json_values(value: Any) -> Any:
 
 
 def five_digits(value: float) -> float | int | None:
-    """Return a number with five significant digits, without a fraction where it has none."""
+    """Return a number with five significant digits, as an integer if it is one."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.5g}")
@@ -94,16 +92,19 @@ def five_digits(value: float) -> float | int | None:
 
 
 def pack_array(values: Array) -> dict[str, Any]:
-    """Return an array as 16-bit steps from its smallest to its largest number, in base64; counts
-    exactly.
+    """Return an array in base64, as 16-bit steps from its smallest to its largest number.
+
+    Small counts are exact: their step is 1.
     """
     numbers = values.astype(np.float64)
     good = np.isfinite(numbers)
-    low, high = (
-        (float(numbers[good].min()), float(numbers[good].max())) if good.any() else (0.0, 0.0)
-    )
-    exact = values.dtype.kind in "iub" and low >= 0 and high < NONE
-    low, step = (0.0, 1.0) if exact else (low, (high - low) / (NONE - 1) or 1.0)
+    low = float(numbers[good].min()) if good.any() else 0.0
+    high = float(numbers[good].max()) if good.any() else 0.0
+    if values.dtype.kind in "iub" and low >= 0 and high < NONE:
+        low = 0.0
+        step = 1.0
+    else:
+        step = (high - low) / (NONE - 1) or 1.0
     steps = np.where(good, np.rint((np.where(good, numbers, low) - low) / step), NONE).astype("<u2")
     return {
         "b64": base64.b64encode(steps.tobytes()).decode(),

@@ -1,8 +1,8 @@
-"""One look per method, the same in tables, charts and figures, and one that colour-blind readers
-can tell apart.
+"""One style per method, the same in tables, charts and figures.
 
-The colours start from Okabe and Ito's and Tol's sets, moved to a lightness that can be read on
-white and on black. Where many methods meet, shape and dash tell apart what colour alone cannot.
+The colours are based on those of Okabe and Ito and of Tol, which colour-blind readers can tell
+apart, with a lightness that is readable on white and on black. Markers and dashes tell methods
+apart where colour alone cannot.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class SeriesStyle:
 
 
 SYMBOLS = ("circle", "rect", "triangle", "diamond", "plus", "down")
-"""Names of markers as charts know them; ``MARKERS`` has them for figures."""
+"""Names of markers in the HTML report; ``MARKERS`` has those of matplotlib."""
 MARKERS = {"circle": "o", "rect": "s", "triangle": "^", "diamond": "D", "plus": "P", "down": "v"}
 DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 
@@ -58,13 +58,11 @@ SPARE = (
     "#B98A4E",
     "#6F8F9F",
 )
-"""Colours of what is not in ``SERIES_STYLES``."""
+"""Colours of methods that are not in ``SERIES_STYLES``."""
 
 
 def series_style(name: str) -> SeriesStyle:
-    """Return how a method is drawn. An unknown name gets a look that depends on nothing but the
-    name.
-    """
+    """Return the style of a method; that of an unknown method depends only on its name."""
     if name in SERIES_STYLES:
         return SERIES_STYLES[name]
     digest = blake2b(name.encode(), digest_size=4).digest()

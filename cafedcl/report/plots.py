@@ -1,4 +1,4 @@
-"""Figures that compare methods, and what all figures share."""
+"""Figures that compare methods, and helpers for all figures."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PlotGroup = dict[str, Any]
 COLUMN = 3.4
 WIDE = 7.0
-"""Inches: the width of a column, and of a page."""
+"""Width of a column and of a page, in inches."""
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8.5,
@@ -51,12 +51,12 @@ def marker_style(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def nan_array(values: Sequence[float | None]) -> Any:
-    """Return an array with NaN for what is missing."""
+    """Return an array with NaN in place of None."""
     return np.array([np.nan if value is None else value for value in values], float)
 
 
 def name_axis(ax: "Axes", which: str, names: Sequence[str]) -> None:
-    """Write names along an axis where there is room for them."""
+    """Label an axis with names, if there is room for them."""
     if len(names) <= 50:
         axis = ax.yaxis if which == "y" else ax.xaxis
         axis.set_ticks(range(len(names)), [name[:14] for name in names])
@@ -65,7 +65,7 @@ def name_axis(ax: "Axes", which: str, names: Sequence[str]) -> None:
 
 
 def plot_ranking(group: PlotGroup, protocol: str) -> Figure:
-    """Draw accuracy against the spread between clients: a mark per seed, a larger one for the mean."""
+    """Draw accuracy against spread across clients: a mark per seed, a large one for the mean."""
     figure, (ax,) = sheet(width=4.6, height=3.2)
     for entry, row in zip(group["entries"], group["ranking"][protocol]["rows"], strict=True):
         if row is not None and row["std"]["mean"] is not None:
@@ -84,14 +84,15 @@ def plot_ranking(group: PlotGroup, protocol: str) -> Figure:
                 label=entry["label"],
                 **marker_style(entry),
             )
-    ax.set(xlabel="standard deviation between clients, points", ylabel="accuracy, %")
+    ax.set(xlabel="standard deviation across clients, points", ylabel="accuracy, %")
     figure.legend(loc="outside right center")
     return figure
 
 
 def plot_curves(group: PlotGroup, protocol: str, axis: str) -> Figure:
-    """Draw accuracy and spread over rounds, bytes or seconds; the band is one standard deviation
-    over seeds.
+    """Draw accuracy and spread over rounds, bytes or seconds.
+
+    The band is one standard deviation over seeds.
     """
     figure, axes = sheet(2)
     for entry, curve in zip(group["entries"], group["curves"], strict=True):
@@ -107,7 +108,7 @@ def plot_curves(group: PlotGroup, protocol: str, axis: str) -> Figure:
             ax.fill_between(
                 xs, mean - std, mean + std, color=entry["colour"], alpha=0.13, linewidth=0
             )
-    for ax, title in zip(axes, ("accuracy, %", "std between clients, points"), strict=True):
+    for ax, title in zip(axes, ("accuracy, %", "std across clients, points"), strict=True):
         ax.set(xlabel=CURVE_AXES[axis], ylabel=title)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "rounds"))
     handles, labels = axes[0].get_legend_handles_labels()
@@ -118,13 +119,14 @@ def plot_curves(group: PlotGroup, protocol: str, axis: str) -> Figure:
 def plot_clients(group: PlotGroup, protocol: str) -> Figure:
     """Draw the accuracy of every client, a row per method; the line is the mean."""
     rows = [
-        (e, d["clients"][protocol])
-        for e, d in zip(group["entries"], group["details"], strict=True)
-        if protocol in d["clients"]
+        (entry, detail["clients"][protocol])
+        for entry, detail in zip(group["entries"], group["details"], strict=True)
+        if protocol in detail["clients"]
     ]
     figure, (ax,) = sheet(width=4.6, height=0.6 + 0.36 * len(rows))
     for place, (entry, scores) in enumerate(rows):
         values = 100 * scores[~np.isnan(scores)]
+        # Multiples of the golden ratio spread the marks evenly over the height of a row.
         spots = place + 0.56 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
         ax.scatter(values, spots, s=11, alpha=0.6, linewidths=0, **marker_style(entry))
         ax.vlines(values.mean(), place - 0.34, place + 0.34, color="black", linewidth=1.2)
@@ -183,12 +185,12 @@ def plot_recall(group: PlotGroup, protocol: str) -> Figure:
 
 
 def plot_ablation(group: PlotGroup, family: dict[str, Any], protocol: str) -> Figure:
-    """Draw the variants of one method as bars of accuracy and of spread between clients."""
+    """Draw accuracy and spread across clients of the variants of one method as bars."""
     rows = group["ranking"][protocol]["rows"]
     used = [i for i in family["entries"] if rows[i] is not None]
     figure, axes = sheet(2, height=0.7 + 0.3 * len(used))
     for ax, measure, title in zip(
-        axes, ("accuracy", "std"), ("accuracy, %", "std between clients, points"), strict=True
+        axes, ("accuracy", "std"), ("accuracy, %", "std across clients, points"), strict=True
     ):
         for place, i in enumerate(used):
             cell = rows[i][measure]
@@ -219,7 +221,7 @@ def plot_sensitivity(sweep: dict[str, Any], protocol: str) -> Figure:
     """Draw accuracy and spread over the values of one option."""
     figure, axes = sheet(2, width=WIDE, height=2.2)
     for ax, measure, title in zip(
-        axes, ("accuracy", "std"), ("accuracy, %", "std between clients, points"), strict=True
+        axes, ("accuracy", "std"), ("accuracy, %", "std across clients, points"), strict=True
     ):
         cells = sweep[protocol][measure]
         stds = [np.std(values, ddof=1) if len(values) > 1 else 0.0 for values in cells]

@@ -1,4 +1,4 @@
-"""Figures of the data and of single methods: confusion, confidence, prototypes and the bias loop."""
+"""Figures of the data, and of the rounds of single methods."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ MAP = "Blues"
 
 
 def plot_data(group: PlotGroup) -> Figure:
-    """Draw the clients × classes map: a disc per client and class."""
+    """Draw the training images per client and class as discs."""
     known = group["map"]
     counts = known["counts"]
     names = known["names"]
@@ -37,7 +37,7 @@ def plot_data(group: PlotGroup) -> Figure:
 
 
 def plot_confusion(group: PlotGroup, one: dict[str, Any]) -> Figure:
-    """Draw who is taken for whom, in % of a class's test images."""
+    """Draw the confusion matrix, in % of the test images of each class."""
     table = one["confusion"].astype(float)
     names = group["map"]["names"]
     figure, (ax,) = sheet(width=COLUMN, height=3.0)
@@ -50,7 +50,7 @@ def plot_confusion(group: PlotGroup, one: dict[str, Any]) -> Figure:
 
 
 def plot_heatmap(ax: "Axes", values: Any, title: str, high: float | None = None) -> None:
-    """Draw a map of numbers with its scale."""
+    """Draw a heatmap with a colour bar."""
     image = ax.imshow(values, cmap=MAP, vmin=0, vmax=high, aspect="auto", interpolation="nearest")
     ax.grid(False)
     bar = ax.figure.colorbar(image, ax=ax, location="bottom", fraction=0.05, pad=0.02, aspect=28)
@@ -59,7 +59,7 @@ def plot_heatmap(ax: "Axes", values: Any, title: str, high: float | None = None)
 
 
 def plot_confidence(scene: dict[str, Any]) -> Figure:
-    """Draw the confidence of the last round, its parts, and the weights it gives."""
+    """Draw the confidence of the last round, its parts, and the aggregation weights."""
     titles = {
         "trust": "confidence",
         "data": "from data",
@@ -80,7 +80,7 @@ def plot_confidence(scene: dict[str, Any]) -> Figure:
 
 
 def plot_prototypes(group: PlotGroup, scene: dict[str, Any]) -> Figure:
-    """Draw the prototypes in one plane in the first, a middle and the last round."""
+    """Draw the projected prototypes of the first, the middle and the last round."""
     xy = scene["xy"]
     rounds = scene["rounds"]
     moments = sorted({0, len(rounds) // 2, len(rounds) - 1})
@@ -113,8 +113,9 @@ def plot_prototypes(group: PlotGroup, scene: dict[str, Any]) -> Figure:
 
 
 def plot_distances(group: PlotGroup) -> Figure:
-    """Draw the mean distance between prototypes over rounds, from closest to farthest, against the
-    regular simplex.
+    """Draw the mean distance between prototypes over rounds, next to that of a regular simplex.
+
+    The band reaches from the closest to the farthest pair.
     """
     figure, (ax,) = sheet(width=4.6)
     for scene in group["prototypes"]:
@@ -148,9 +149,7 @@ def plot_distances(group: PlotGroup) -> Figure:
 
 
 def plot_loop(group: PlotGroup, scene: dict[str, Any]) -> Figure:
-    """Draw the drift of the prototypes and what it is made of: over rounds, and by class in the
-    last round.
-    """
+    """Draw the drift of the prototypes and its parts: over rounds, and by class at the end."""
     figure, (over, by) = sheet(2)
     styles = {
         "drift": ("black", "-"),

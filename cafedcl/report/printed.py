@@ -1,4 +1,4 @@
-"""A table as text: for a terminal, for a page, for a paper, for a spreadsheet."""
+"""A table as text: for a terminal, and as Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}",
     "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "α": r"$\alpha$", "–": "--",
 }  # fmt: skip
 
 
 def escape_latex(text: str) -> str:
-    """Return a text with everything escaped that LaTeX would take for a command."""
+    """Return a text with all special characters of LaTeX escaped."""
     return "".join(SPECIAL.get(letter, letter) for letter in text)
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text that stays inside its cell and is not taken for markup."""
+    """Return a text with the special characters of Markdown escaped."""
     for letter in "\\|*_`<":
         text = text.replace(letter, "\\" + letter)
     return text
 
 
 def paper_cell(column: Column, method: str, measure: str) -> str:
-    """Return the paper's own figure for a cell."""
+    """Return the paper's number for a cell."""
     figures = column.position.figures.get(method)
     if figures is None or measure == "worst":
         return "–"
@@ -40,18 +41,16 @@ def paper_cell(column: Column, method: str, measure: str) -> str:
 
 
 def cell_of(column: Column, label: str, measure: str) -> Cell:
-    """Return a cell, an empty one where a method did not run in a setting."""
+    """Return a cell; an empty one if the method did not run in this setting."""
     return column.cells.get(label, {}).get(measure, Cell(()))
 
 
 def fields(column: Column, paper: bool) -> list[tuple[str, str]]:
-    """Return what a setting shows: our measures, and the paper's where it has any and they are
-    asked for.
-    """
+    """Return the columns of a setting as (source, measure): ours, and the paper's if asked for."""
     shown = [("ours", measure) for measure in MEASURES]
-    return shown + (
-        [("paper", "accuracy"), ("paper", "std")] if paper and column.position.figures else []
-    )
+    if paper and column.position.figures:
+        shown += [("paper", "accuracy"), ("paper", "std")]
+    return shown
 
 
 def title_of(source: str, measure: str) -> str:
@@ -60,7 +59,7 @@ def title_of(source: str, measure: str) -> str:
 
 
 def as_markdown(board: Board, paper: bool = False) -> str:
-    """Return the table for a page on the web; best in bold, second underlined."""
+    """Return the table as Markdown; the best is bold, the second best underlined."""
     heads = ["method"]
     rules = ["---"]
     for column in board.columns:
@@ -74,9 +73,11 @@ def as_markdown(board: Board, paper: bool = False) -> str:
         cells = [escape_markdown(row.label)]
         for column in board.columns:
             for source, measure in fields(column, paper):
-                cell = cell_of(column, row.label, measure)
-                ours = marks[cell.rank].format(cell.text)
-                cells.append(ours if source == "ours" else paper_cell(column, row.label, measure))
+                if source == "paper":
+                    cells.append(paper_cell(column, row.label, measure))
+                else:
+                    cell = cell_of(column, row.label, measure)
+                    cells.append(marks[cell.rank].format(cell.text))
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = "\n".join(f"- {escape_markdown(note)}" for note in board.notes)
@@ -84,7 +85,7 @@ def as_markdown(board: Board, paper: bool = False) -> str:
 
 
 def as_latex(board: Board, paper: bool = False) -> str:
-    """Return the paper's Tables 1 and 2 with our numbers: a block per heading, a rule per setting."""
+    """Return LaTeX tables in the layout of the paper's Tables 1 and 2, with our numbers."""
     parts = ["% \\usepackage{booktabs,multirow,graphicx}"]
     for number, columns in groupby(board.columns, key=lambda column: column.position.table):
         parts.append(latex_table(board, list(columns), number, paper))
@@ -93,7 +94,7 @@ def as_latex(board: Board, paper: bool = False) -> str:
 
 
 def latex_table(board: Board, columns: Sequence[Column], number: int, paper: bool) -> str:
-    """Return one table* of the settings that belong together."""
+    """Return one `table*` with some settings."""
     spans = [len(fields(column, paper)) for column in columns]
     first = [""]
     top = [""]
@@ -128,12 +129,10 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
         cells = [escape_latex(row.label)]
         for column in columns:
             for source, measure in fields(column, paper):
-                ours = latex_cell(cell_of(column, row.label, measure))
-                cells.append(
-                    ours
-                    if source == "ours"
-                    else escape_latex(paper_cell(column, row.label, measure))
-                )
+                if source == "paper":
+                    cells.append(escape_latex(paper_cell(column, row.label, measure)))
+                else:
+                    cells.append(latex_cell(cell_of(column, row.label, measure)))
         lines.append(" & ".join(cells) + r" \\")
     layout = "l|" + "|".join("c" * span for span in spans)
     label = {1: "tab:settings", 2: "tab:robustness"}.get(number, "tab:others")
@@ -150,13 +149,13 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
 
 
 def latex_cell(cell: Cell) -> str:
-    """Return a number with its mark."""
+    """Return a cell in LaTeX, bold or underlined by its rank."""
     text = escape_latex(cell.text)
     return {0: text, 1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}[cell.rank]
 
 
 def as_csv(board: Board, paper: bool = False) -> str:
-    """Return a row per method and setting, numbers in % with all their digits."""
+    """Return CSV with a row per method and setting; numbers are in %, with all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     ours = [f"{measure}_{what}" for measure in MEASURES for what in ("mean", "std", "rank")]
@@ -166,19 +165,19 @@ def as_csv(board: Board, paper: bool = False) -> str:
     )
     for column in board.columns:
         setting = column.group.setting
-        for entry in column.group.entries:
-            cells = column.cells[entry.label]
+        for row in column.group.rows:
+            cells = column.cells[row.label]
             numbers = [
                 value
                 for m in MEASURES
                 for value in (cells[m].mean, cells[m].std, cells[m].rank or None)
             ]
-            figures = list(column.position.figures.get(entry.label, (None, None))) if paper else []
+            figures = list(column.position.figures.get(row.label, (None, None))) if paper else []
             head = [
                 setting.data,
                 setting.split,
                 setting.clients,
-                entry.label,
+                row.label,
                 board.protocol,
                 board.which,
             ]
@@ -188,7 +187,7 @@ def as_csv(board: Board, paper: bool = False) -> str:
 
 
 def as_rich(board: Board, paper: bool = False, width: int = 120) -> "RenderableType":
-    """Return the table for a terminal, as many settings side by side as there is room for."""
+    """Return the table for a terminal, with as many settings side by side as fit."""
     from rich.console import Group
     from rich.text import Text
 
@@ -212,7 +211,7 @@ def as_rich(board: Board, paper: bool = False, width: int = 120) -> "RenderableT
 
 
 def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "RenderableType":
-    """Return some settings side by side: best bold, second underlined."""
+    """Return some settings side by side; the best is bold, the second best underlined."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -224,7 +223,11 @@ def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "Rendera
     table.add_column("\nmethod", no_wrap=True)
     for column in columns:
         for index, (source, measure) in enumerate(fields(column, paper)):
-            above = column.position.title if index == 0 else ("paper" if source == "paper" else "")
+            above = ""
+            if index == 0:
+                above = column.position.title
+            elif source == "paper":
+                above = "paper"
             table.add_column(f"{above}\n{TITLES[measure]}", justify="right")
     styles = {0: "", 1: "bold", 2: "underline"}
     for row in board.rows:
@@ -233,10 +236,10 @@ def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "Rendera
         cells = [Text(row.label, style=series_style(row.label).colour)]
         for column in columns:
             for source, measure in fields(column, paper):
-                cell = cell_of(column, row.label, measure)
-                theirs = Text(paper_cell(column, row.label, measure), style="dim")
-                cells.append(
-                    Text(cell.text, style=styles[cell.rank]) if source == "ours" else theirs
-                )
+                if source == "paper":
+                    cells.append(Text(paper_cell(column, row.label, measure), style="dim"))
+                else:
+                    cell = cell_of(column, row.label, measure)
+                    cells.append(Text(cell.text, style=styles[cell.rank]))
         table.add_row(*cells)
     return table

@@ -1,6 +1,4 @@
-"""The tables of a paper from run folders: methods × settings, mean ± std over seeds, the best
-marked and tested.
-"""
+"""Tables as in a paper: methods × settings, mean ± std over seeds, with ranks and tests."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +8,8 @@ from importlib import import_module
 from statistics import mean, stdev
 
 from cafedcl.report.paper import PaperPosition, paper_position
-from cafedcl.report.runs import RunSummary, SettingGroup, Summary, TableRow, method_order
+from cafedcl.report.run_summary import RunSummary
+from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
 
 MEASURES = ("accuracy", "std", "worst")
 HIGHER = {"accuracy": True, "std": False, "worst": True}
@@ -20,8 +19,9 @@ PROTOCOLS = {"server": "the server's model", "own": "each client's own model aft
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the table, in %, with its spread over seeds; ``rank`` is 1 for the best, 2 for
-    the second.
+    """One cell of the table: the scores of all seeds in %, and the rank.
+
+    The rank is 1 for the best method, 2 for the second best, and 0 for all others.
     """
 
     values: tuple[float, ...]
@@ -34,26 +34,28 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """The sample standard deviation over seeds, from two on."""
+        """The sample standard deviation over seeds; None for fewer than two."""
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def text(self) -> str:
-        """The number as it is printed."""
+        """The cell as it is printed."""
         if self.mean is None:
             return "–"
-        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+        if self.std is None:
+            return f"{self.mean:.2f}"
+        return f"{self.mean:.2f} ± {self.std:.2f}"
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """The best method of a column against the best one of another family, on the seeds they share."""
+    """A paired test of the best method against the best other method, on the seeds they share."""
 
     best: str
     rival: str
     seeds: int
     difference: float
-    """In percentage points of accuracy."""
+    """Mean difference, in percentage points of accuracy."""
     t: float | None = None
     wilcoxon: float | None = None
     missing: str = ""
@@ -65,21 +67,19 @@ class PairedComparison:
         head = f"{self.best} against {self.rival}: {self.difference:+.2f} points"
         if self.missing:
             return f"{head}; {self.missing}"
-        tests = [
-            f"{name} p = {value:.2g}"
-            if value is not None
-            else f"{name}: undefined, the differences do not vary"
-            for name, value in (
-                ("paired t-test", self.t),
-                ("Wilcoxon signed-rank test", self.wilcoxon),
-            )
-        ]
+        p_values = {"paired t-test": self.t, "Wilcoxon signed-rank test": self.wilcoxon}
+        tests = []
+        for name, value in p_values.items():
+            if value is None:
+                tests.append(f"{name}: undefined, all differences are equal")
+            else:
+                tests.append(f"{name} p = {value:.2g}")
         return f"{head}; {', '.join(tests)} (two-sided, {self.seeds} shared seeds)"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One setting: where it stands, a cell per method and measure, and how its best compares."""
+    """One setting: its position in the paper's tables, its cells, and a test of its best method."""
 
     group: SettingGroup
     position: PaperPosition
@@ -94,57 +94,48 @@ class Board:
 
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
-    """The first entry of every label, in the order of the rows."""
+    """The first row of every label, in the order of printing."""
     protocol: str
     which: str
     set_aside: tuple[RunSummary, ...]
 
     @cached_property
     def caption(self) -> str:
-        """What the numbers are."""
-        most = max(
-            (len(entry.runs) for column in self.columns for entry in column.group.entries),
-            default=0,
-        )
+        """The meaning of the numbers."""
+        rows = [row for column in self.columns for row in column.group.rows]
+        most = max((len(row.runs) for row in rows), default=0)
         seeds = f"mean ± std over up to {most} seeds" if most > 1 else "one seed"
         return (
-            f"In %, {self.which} scored round, {seeds}. Acc.: accuracy, Std.: standard deviation between clients, "
-            f"Worst: mean of the worst tenth of the clients, of {PROTOCOLS[self.protocol]}."
+            f"Scores of {PROTOCOLS[self.protocol]} in the {self.which} scored round, in %; "
+            f"{seeds}. Acc.: accuracy. Std.: standard deviation across clients. "
+            "Worst: mean accuracy of the worst 10 % of the clients."
         )
 
     @cached_property
     def notes(self) -> list[str]:
-        """What a reader must know: comparisons, what is missing, what is unfair, what was left out."""
+        """Notes for the reader: tests, missing scores, unequal options and unused runs."""
         lines = [
             f"{c.group.setting.title}: {c.comparison.text}." for c in self.columns if c.comparison
         ]
         for column in self.columns:
-            entries = column.group.entries
-            lacking = [
-                entry.label for entry in entries if not column.cells[entry.label]["accuracy"].values
-            ]
+            title = column.group.setting.title
+            rows = column.group.rows
+            lacking = [row.label for row in rows if not column.cells[row.label]["accuracy"].values]
             if lacking:
                 other = "own" if self.protocol == "server" else "server"
-                lines.append(
-                    f"{column.group.setting.title}: no such score: {', '.join(lacking)}; see --protocol {other}."
-                )
-            partial = [entry.label for entry in entries if entry.partial]
+                names = ", ".join(lacking)
+                lines.append(f"{title}: not scored this way: {names}; try --protocol {other}.")
+            partial = [row.label for row in rows if row.partial]
             if partial:
-                lines.append(
-                    f"{column.group.setting.title}: not finished, as far as it got: {', '.join(partial)}."
-                )
+                lines.append(f"{title}: not finished, scores so far: {', '.join(partial)}.")
             for name, values in column.group.differing().items():
-                lines.append(
-                    f"{column.group.setting.title}: methods differ in {name}: {' / '.join(values)}."
-                )
+                lines.append(f"{title}: methods differ in {name}: {' / '.join(values)}.")
         lines += [f"{run.state}: {run.path}: {run.problem}." for run in self.set_aside]
         return lines
 
 
 def board(summary: Summary, protocol: str | None = None, which: str = "last") -> Board:
-    """Return the table of a summary; without a protocol, the server's model where all methods have
-    one.
-    """
+    """Return the table of all runs; without a protocol, one that all methods have is chosen."""
     chosen = protocol or common_protocol(summary.groups)
     columns = [column(group, chosen, which) for group in summary.groups]
     columns.sort(
@@ -152,71 +143,67 @@ def board(summary: Summary, protocol: str | None = None, which: str = "last") ->
     )
     rows: dict[str, TableRow] = {}
     for group in summary.groups:
-        for entry in group.entries:
-            rows.setdefault(entry.label, entry)
-    ordered = sorted(rows.values(), key=lambda entry: method_order(entry.method))
+        for row in group.rows:
+            rows.setdefault(row.label, row)
+    ordered = sorted(rows.values(), key=lambda row: method_order(row.method))
     return Board(tuple(columns), tuple(ordered), chosen, which, summary.set_aside)
 
 
 def common_protocol(groups: Sequence[SettingGroup]) -> str:
-    """Return the server's model if every method has one, else the clients' own if every method has
-    them.
-    """
-    everyone = [entry for group in groups for entry in group.main]
+    """Return ``server`` or ``own``, the first that every method has; else ``server``."""
+    rows = [row for group in groups for row in group.main]
     for protocol in ("server", "own"):
-        if all(entry.scores(protocol, "accuracy") for entry in everyone):
+        if all(row.scores(protocol, "accuracy") for row in rows):
             return protocol
     return "server"
 
 
 def column(group: SettingGroup, protocol: str, which: str) -> Column:
     """Return one setting's cells, ranked."""
-    cells = {
-        entry.label: {
-            measure: Cell(
-                tuple(100 * value for value in entry.scores(protocol, measure, which).values())
-            )
-            for measure in MEASURES
-        }
-        for entry in group.entries
-    }
-    fair = [entry.label for entry in contenders(group)]
+    cells: dict[str, dict[str, Cell]] = {row.label: {} for row in group.rows}
+    ranked = [row.label for row in contenders(group)]
     for measure in MEASURES:
-        means = [row[measure].mean if label in fair else None for label, row in cells.items()]
+        unranked = {}
+        for row in group.rows:
+            scores = row.scores(protocol, measure, which).values()
+            unranked[row.label] = Cell(tuple(100 * value for value in scores))
+        means = [cell.mean if label in ranked else None for label, cell in unranked.items()]
         places = ranks(means, higher=HIGHER[measure])
-        for row, rank in zip(cells.values(), places, strict=True):
-            row[measure] = Cell(row[measure].values, rank)
+        for (label, cell), rank in zip(unranked.items(), places, strict=True):
+            cells[label][measure] = Cell(cell.values, rank)
     return Column(group, paper_position(group.setting), cells, compare_best(group, protocol, which))
 
 
 def contenders(group: SettingGroup) -> list[TableRow]:
-    """Return the entries that can be best: those that are finished, or all if none is."""
-    return [entry for entry in group.entries if not entry.partial] or list(group.entries)
+    """Return the rows that are ranked: those that are finished, or all if none is."""
+    return [row for row in group.rows if not row.partial] or list(group.rows)
 
 
 def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
-    """Return 1 for the best, 2 for the second, 0 for the rest; what is printed alike ranks alike."""
+    """Return 1 for the best, 2 for the second best, 0 for the rest.
+
+    Values that are printed alike, with two decimals, have the same rank.
+    """
     printed = [None if value is None else round(value, 2) for value in values]
     known = sorted({value for value in printed if value is not None}, reverse=higher)
     if sum(value is not None for value in printed) < 2:
         return [0] * len(values)
-    return [
-        0 if value is None or value not in known[:2] else known.index(value) + 1
-        for value in printed
-    ]
+    rank_of = {value: rank for rank, value in enumerate(known[:2], start=1)}
+    return [0 if value is None else rank_of.get(value, 0) for value in printed]
 
 
 def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedComparison | None:
-    """Test the most accurate entry against the most accurate one of another method, or else of
-    another variant.
+    """Test the most accurate row against the most accurate row of another method.
+
+    If there is only one method, the second variant of it takes that place.
     """
-    scores = {entry.label: entry.scores(protocol, "accuracy", which) for entry in group.entries}
-    known = [entry for entry in contenders(group) if scores[entry.label]]
-    ordered = sorted(known, key=lambda entry: -mean(scores[entry.label].values()))
+    scores = {row.label: row.scores(protocol, "accuracy", which) for row in group.rows}
+    known = [row for row in contenders(group) if scores[row.label]]
+    ordered = sorted(known, key=lambda row: -mean(scores[row.label].values()))
     if len(ordered) < 2:
         return None
     best = ordered[0]
-    rival = next((entry for entry in ordered if entry.base != best.base), ordered[1])
+    rival = next((row for row in ordered if row.base != best.base), ordered[1])
     ours = scores[best.label]
     theirs = scores[rival.label]
     differences = [100 * gap for gap in paired(ours, theirs)]
@@ -235,13 +222,14 @@ def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedCompar
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Return how much more our scores are than theirs, on every seed that both have."""
+    """Return our score minus theirs for every seed that both have."""
     return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
 def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, str]:
-    """Return the two-sided p-values of the paired t-test and of Wilcoxon's signed-rank test, or why
-    there are none.
+    """Return the p-values of a paired t-test and of Wilcoxon's test, or why there are none.
+
+    Both tests are two-sided. A p-value is None if it is undefined.
     """
     try:
         stats = import_module("scipy.stats")
@@ -250,4 +238,6 @@ def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, 
     varied = max(differences) - min(differences) > 1e-12
     t = float(stats.ttest_1samp(differences, 0.0).pvalue) if varied else None
     ranked = float(stats.wilcoxon(differences).pvalue) if any(differences) else None
-    return t if t is None or math.isfinite(t) else None, ranked, ""
+    if t is not None and not math.isfinite(t):
+        t = None
+    return t, ranked, ""

@@ -1,6 +1,4 @@
-"""The report as a page that renews itself while runs go on. The server needs nothing but the
-standard library.
-"""
+"""The report as a live web page. The server needs only the standard library."""
 
 import errno
 import hashlib
@@ -16,7 +14,7 @@ from pathlib import Path
 from cafedcl.core.errors import CafedclError
 
 POLICY = 'http-equiv="Content-Security-Policy" content="'
-"""Where the report's page says whom it may ask for anything: nobody."""
+"""The start of the report's Content-Security-Policy, which forbids all requests."""
 SCRIPT = """<script>
 (() => {
   const version = %s, key = "cafedcl-watch-scroll";
@@ -34,7 +32,7 @@ SCRIPT = """<script>
         return;
       }
     } catch {
-      // The server is not there just now; it is asked again.
+      // The server is unreachable; try again later.
     }
     setTimeout(look, %d);
   };
@@ -45,21 +43,24 @@ SCRIPT = """<script>
 WAITING = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
 <title>cafedcl: waiting</title><link rel="icon" href="data:,"></head>
-<body style="font: 16px system-ui; margin: 4rem auto; max-width: 40rem"><h1>Nothing to show yet</h1><p>%s</p></body>
+<body style="font: 16px system-ui; margin: 4rem auto; max-width: 40rem">
+<h1>Nothing to show yet</h1><p>%s</p></body>
 </html>
 """
 
 
 class Reports:
-    """The page of some runs, built again when their metrics have changed, but no sooner than every
-    so many seconds.
+    """The page of some runs, which is rebuilt when their metrics have changed.
+
+    Changes are looked for at most once in ``every`` seconds, however many browsers are open.
     """
 
     def __init__(self, runs: Sequence[Path], every: float) -> None:
         for path in runs:
             if not path.is_dir():
                 raise CafedclError(
-                    f"{path}: there is no such folder; give run folders, or folders that contain them"
+                    f"{path}: there is no such folder; "
+                    "give run folders, or folders that contain them"
                 )
         self.runs = list(runs)
         self.every = every
@@ -81,8 +82,8 @@ class Reports:
             return self.version, self.html
 
     def stamp(self) -> str:
-        """Return what changes whenever a run has written something new."""
-        from cafedcl.report.runs import find_folders
+        """Return a digest that changes whenever a run has written something new."""
+        from cafedcl.report.run_summary import find_folders
 
         seen = []
         try:
@@ -96,7 +97,7 @@ class Reports:
         return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
 
     def build(self) -> str:
-        """Return the report, or a page that says why there is none yet."""
+        """Return the report, or a page that explains why there is none yet."""
         from cafedcl.report.collect import collect
         from cafedcl.report.page import page
         from cafedcl.report.runs import read_runs
@@ -105,14 +106,15 @@ class Reports:
             summary = read_runs(self.runs)
             if summary.groups:
                 return page(collect(summary))
-            said = "no run has a scored round"
+            reason = "no run has a scored round"
         except CafedclError as error:
-            said = str(error)
-        return WAITING % escape(said)
+            reason = str(error)
+        return WAITING % escape(reason)
 
     def with_script(self, html: str, version: str) -> str:
-        """Return the page with the script that looks for a new version; it may ask this server, and
-        nobody else.
+        """Return the page with a script that reloads it when there is a new version.
+
+        Its policy is relaxed to allow requests to this server, and to no other.
         """
         pause = round(1000 * self.every)
         allowed = html.replace(POLICY, f"{POLICY}connect-src 'self'; ", 1)
@@ -134,8 +136,12 @@ class ReportServer:
                     self.send_error(404)
                     return
                 version, html = reports.current()
-                text, kind = (html, "text/html") if path == "/" else (version, "text/plain")
-                content = text.encode()
+                if path == "/":
+                    kind = "text/html"
+                    content = html.encode()
+                else:
+                    kind = "text/plain"
+                    content = version.encode()
                 self.send_response(200)
                 self.send_header("Content-Type", f"{kind}; charset=utf-8")
                 self.send_header("Content-Length", str(len(content)))
@@ -145,7 +151,7 @@ class ReportServer:
                     self.wfile.write(content)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Print nothing for a request."""
 
         try:
             self.http = ThreadingHTTPServer((host, port), Handler)
@@ -172,7 +178,7 @@ class ReportServer:
 
 @contextmanager
 def serve_report(reports: Reports, host: str, port: int) -> Iterator[ReportServer]:
-    """Give a server that listens, and close it afterwards."""
+    """Yield a listening server, and close it afterwards."""
     server = ReportServer(reports, host, port)
     try:
         yield server

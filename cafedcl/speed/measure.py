@@ -1,6 +1,4 @@
-"""Measures this machine: what a client's step costs, what a round adds to it, and how far that is
-from the ceiling.
-"""
+"""Benchmarks this machine: time per client step, overhead per round, share of peak throughput."""
 
 import resource
 import statistics
@@ -35,7 +33,7 @@ TEST_IMAGES = 10_000
 
 @dataclass(frozen=True)
 class Workload:
-    """A standard job: a model, and how many clients train on how many random images each."""
+    """A standard workload: a model, a number of clients, and random images for each of them."""
 
     model: str
     shape: tuple[int, int, int]
@@ -62,39 +60,35 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a task took with one method and engine. Times are medians over rounds."""
+    """The measurements of one task, method and engine; times are medians over rounds."""
 
     task: str
     method: str
     engine: str
     step_ms: float
-    """Training alone, per client and optimizer step: gather, forward, loss, backward, clipping,
-    update.
+    """Milliseconds per optimizer step of a client, training only: batch, loss, gradient, update.
 
-    On a CPU it is that of one process, however many there are.
+    On a CPU it is the time of one process, however many there are.
     """
     samples_per_s: float
     round_s: float
-    """A whole round: training, prototypes, confidence, aggregation, and scoring the server's model.
+    """Seconds per round: training, prototypes, confidence, aggregation, and scoring the server's
+    model.
 
-    The bias loop is not measured in it, unless `evaluate.loop` asks for it.
+    The bias loop is included only if `evaluate.loop` asks for it.
     """
     phases: dict[str, float]
-    """The seconds of it that are spent on training and waiting for it, on aggregation, and on
-    scoring.
-    """
+    """Seconds of a round by phase: training, aggregation and scoring."""
     own_s: float
-    """What scoring every client's own model on the complete test set adds to a round in which that
-    is due.
-    """
+    """Extra seconds to score every client's own model on the complete test set."""
     overhead: float
-    """A whole round over its training alone; on a CPU, of one process."""
+    """Time of a round divided by the time of its training; on a CPU, in one process."""
     ceiling: float
-    """Training's arithmetic rate over that of a large matrix product in the same precision."""
+    """Share of peak throughput: FLOP/s of training / FLOP/s of a large matrix product."""
     memory_mib: float
-    """At most, in rounds in which own models are not scored."""
+    """Peak memory, in rounds without scoring of own models."""
     start_s: float
-    """From nothing to the end of the first round: captures and compilation included."""
+    """Seconds from the start to the end of the first round, with captures and compilation."""
 
 
 def find_workload(name: str) -> Workload:
@@ -109,7 +103,7 @@ def find_workload(name: str) -> Workload:
 def random_images(workload: Workload, test: int) -> Dataset:
     """Return random images for a workload."""
     made = torch.Generator().manual_seed(0)
-    sizes = workload.clients * workload.images, test
+    sizes = (workload.clients * workload.images, test)
     x = [
         torch.randint(0, 256, (n, *workload.shape), dtype=torch.uint8, generator=made)
         for n in sizes
@@ -137,7 +131,7 @@ def make_config(
 
 
 class TrainingOnly:
-    """A method that trains and then says and keeps nothing, to time training alone."""
+    """A method that trains but sends and stores nothing, to time training only."""
 
     replayed = True
 
@@ -161,8 +155,8 @@ def measure(
 ) -> Measurement:
     """Measure one task with one method on the engine that the settings ask for.
 
-    Rounds are timed before and after training alone, so that a machine that slows down does so for
-    both; no other engine is there meanwhile.
+    Rounds are timed before and after the training-only runs, so that a machine that slows down
+    meanwhile affects both alike.
     """
     workload = find_workload(name)
     data = random_images(workload, TEST_IMAGES)
@@ -194,15 +188,15 @@ def measure(
         whole = statistics.median([*before, *seconds_of(federation.step, rounds // 2, device)])
         timed = [record.seconds for record in federation.history[-rounds:]]
         visits = median_of(lambda: drain(federation.engine, jobs), 1, device)
-        if device.type == "cuda":  # what is captured first is not timed
+        if device.type == "cuda":
+            # The first scored visit captures CUDA graphs, which must not be timed.
             drain(federation.engine, scored)
         own = median_of(lambda: drain(federation.engine, scored), 1, device)
-        alone = (
-            federation.engine.local
-            if isinstance(federation.engine, CpuEngine) and federation.engine.crew
-            else None
-        )
-        serial = visits if alone is None else median_of(lambda: drain(alone, jobs), 1, device)
+        serial = visits
+        if isinstance(federation.engine, CpuEngine) and federation.engine.workers:
+            # Training was timed in one process, so the overhead is measured in one process too.
+            local = federation.engine.local
+            serial = median_of(lambda: drain(local, jobs), 1, device)
     images = sum(len(part) for part in setup.task.clients.shards.train) * workload.epochs
     return Measurement(
         task=name,
@@ -223,7 +217,7 @@ def measure(
 
 
 def training_alone(setup: Setup) -> Engine:
-    """Return an engine, on a CPU of one process, that trains and does nothing else."""
+    """Return an engine that only trains; on a CPU it uses one process."""
     config = replace(setup.config, engine=replace(setup.config.engine, workers=1))
     bare: Any = TrainingOnly(setup.task.method)
     return choose_engine(
@@ -232,12 +226,12 @@ def training_alone(setup: Setup) -> Engine:
 
 
 def median_of(work: Callable[[], object], times: int, device: torch.device) -> float:
-    """Return the median seconds of a piece of work."""
+    """Return the median time of a function, in seconds."""
     return statistics.median(seconds_of(work, times, device))
 
 
 def seconds_of(work: Callable[[], object], times: int, device: torch.device) -> list[float]:
-    """Return the seconds that a piece of work takes every time."""
+    """Return the time of each call of a function, in seconds."""
     took = []
     for _ in range(times):
         synchronize(device)
@@ -249,37 +243,36 @@ def seconds_of(work: Callable[[], object], times: int, device: torch.device) -> 
 
 
 def drain(engine: Engine, jobs: Iterable[Job]) -> None:
-    """Run jobs and let go of what they give."""
+    """Run jobs and discard their results."""
     for result in engine.train(list(jobs)):
         if isinstance(result, Failure):
             raise CafedclError(f"client {result.client} failed: {result.reason}")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all that is queued on a device."""
+    """Wait until a device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the largest use of memory so far."""
+    """Reset the peak memory statistics."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the largest use of memory: of the device, or of this process."""
+    """Return the peak memory of the device, or of this process on a CPU, in bytes."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_reserved(device))
+    # ru_maxrss is in bytes on macOS, and in kilobytes elsewhere.
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 def step_flops(task: Task) -> float:
-    """Return the floating-point operations of training on one image: forward and backward of the
-    network.
-    """
+    """Return the FLOPs of training on one image: the forward and backward pass of the network."""
     device = task.device
     shape = task.clients.data.shape
     counter = FlopCounterMode(display=False)
@@ -290,15 +283,16 @@ def step_flops(task: Task) -> float:
 
 
 def matrix_ceiling(device: torch.device, precision: str) -> float:
-    """Return the floating-point operations per second of a large matrix product in a precision."""
+    """Return the FLOP/s of a large matrix product in a precision."""
     size = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     matmul: Any = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = precision == "tf32"
     try:
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        for _ in range(3):
+        a = torch.randn(size, size, device=device).to(dtype)
+        b = torch.randn(size, size, device=device).to(dtype)
+        for _ in range(3):  # warm-up
             a @ b
         seconds = median_of(lambda: [a @ b for _ in range(10)], 3, device) / 10
     finally:
@@ -307,6 +301,6 @@ def matrix_ceiling(device: torch.device, precision: str) -> float:
 
 
 def tiny_setup(settings: dict[str, dict[str, Any]]) -> Setup:
-    """Return a tiny setup, from which the device and precision that settings stand for can be read."""
+    """Return a tiny setup, which tells the device and the precision that settings lead to."""
     workload = replace(WORKLOADS["digits"], clients=2, images=20)
     return prepare(make_config(workload, "fedavg", 1, settings), random_images(workload, 10))

@@ -21,8 +21,8 @@ from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
 from cafedcl.report.paper import COLUMNS_2, FIRST, paper_position
-from cafedcl.report.runs import Setting as Shown
-from cafedcl.report.runs import flat
+from cafedcl.report.run_summary import Setting as Shown
+from cafedcl.report.run_summary import flat
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import gather, resolve
 

@@ -9,7 +9,8 @@ from cafedcl.report import scenes
 from cafedcl.report.collect import collect
 from cafedcl.report.details import shown_clients
 from cafedcl.report.frames import Data, Film, Frame, read_film, spaced
-from cafedcl.report.runs import RunSummary, read_run, read_runs
+from cafedcl.report.run_summary import RunSummary, read_run
+from cafedcl.report.runs import read_runs
 
 Maker = Callable[..., Path]
 

@@ -142,7 +142,7 @@ def test_the_command_names_what_was_set_aside(
     make_run(tmp_path / "b", "moon", done=0)
     commands.report([tmp_path], tmp_path / "report.html")
     out = capsys.readouterr().out
-    assert "no round of 3 is done" in out
+    assert "0 of 3 rounds are done" in out
     assert "written:" in out
     assert (tmp_path / "report.html").stat().st_size > 1_000_000
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.report.runs import read_run, read_runs
+from cafedcl.report.run_summary import read_run
+from cafedcl.report.runs import read_runs
 
 Maker = Callable[..., Path]
 
@@ -20,7 +21,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(make_run: Maker, tmp_pat
         "cifar10, dirichlet:0.1, 6 clients",
         "digits, dirichlet:0.1, 6 clients",
     ]
-    fedavg, cafedcl = summary.groups[1].entries
+    fedavg, cafedcl = summary.groups[1].rows
     assert (fedavg.label, cafedcl.label) == ("fedavg", "cafedcl")
     assert fedavg.scores("server", "accuracy") == pytest.approx({0: 0.8, 1: 0.85, 2: 0.9})
     assert list(fedavg.scores("server", "accuracy")) == [0, 1, 2]
@@ -54,7 +55,7 @@ def test_the_centre_of_a_sweep_keeps_the_plain_name(make_run: Maker, tmp_path: P
         tmp_path / "word", "cafedcl", method__lam_geo=1.0, method__tau=0.1, method__geo="cross"
     )
     (group,) = read_runs([tmp_path]).groups
-    labels = {entry.label: entry.swept for entry in group.entries}
+    labels = {row.label: row.swept for row in group.rows}
     assert list(labels)[:1] == ["cafedcl"]
     assert [label for label in labels if "lam" in label] == [
         f"cafedcl (lam_geo={v})" for v in (0.0, 3.0, 10.0)
@@ -67,14 +68,14 @@ def test_the_centre_of_a_sweep_keeps_the_plain_name(make_run: Maker, tmp_path: P
         "cafedcl (tau=0.5)": ("method.tau", 0.5),
         "cafedcl (geo=cross)": None,
     }
-    assert {entry.label for entry in group.main} == {"cafedcl", "cafedcl (geo=cross)"}
+    assert {row.label for row in group.main} == {"cafedcl", "cafedcl (geo=cross)"}
 
 
 def test_another_engine_is_the_same_experiment(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", seed=0, engine__name="cpu")
     make_run(tmp_path / "b", seed=1, engine__name="cuda")
-    (entry,) = read_runs([tmp_path]).groups[0].entries
-    assert len(entry.runs) == 2
+    (row,) = read_runs([tmp_path]).groups[0].rows
+    assert len(row.runs) == 2
 
 
 def test_an_unfair_comparison_is_named(make_run: Maker, tmp_path: Path) -> None:
@@ -89,8 +90,8 @@ def test_the_same_experiment_twice_counts_once(make_run: Maker, tmp_path: Path) 
     make_run(tmp_path / "a", done=2)
     make_run(tmp_path / "b")
     summary = read_runs([tmp_path])
-    (entry,) = summary.groups[0].entries
-    assert [run.path.name for run in entry.runs] == ["b"]
+    (row,) = summary.groups[0].rows
+    assert [run.path.name for run in row.runs] == ["b"]
     assert [(run.path.name, run.state) for run in summary.set_aside] == [("a", "repeated")]
 
 
@@ -102,12 +103,12 @@ def test_an_unfinished_run_stands_in_only_where_no_other_does(
     make_run(tmp_path / "c", "moon", 0, done=1)
     make_run(tmp_path / "d", "fedprox", 0, done=0)
     summary = read_runs([tmp_path])
-    found = {entry.label: (len(entry.runs), entry.partial) for entry in summary.groups[0].entries}
+    found = {row.label: (len(row.runs), row.partial) for row in summary.groups[0].rows}
     assert found == {"fedavg": (1, False), "moon": (1, True)}
     assert {run.path.name: run.problem for run in summary.set_aside} == {
         "b": "2 of 3 rounds are done",
         "c": "1 of 3 rounds are done",
-        "d": "no round of 3 is done",
+        "d": "0 of 3 rounds are done",
     }
 
 
@@ -155,7 +156,7 @@ def test_a_damaged_run_is_listed_and_breaks_nothing(
     name, content = DAMAGE[what]
     (make_run(tmp_path / "bad", "moon") / name).write_bytes(content)
     summary = read_runs([tmp_path])
-    assert [entry.label for entry in summary.groups[0].entries] == ["fedavg"]
+    assert [row.label for row in summary.groups[0].rows] == ["fedavg"]
     assert [(run.path.name, run.state) for run in summary.set_aside] == [("bad", "damaged")]
     assert summary.set_aside[0].problem
 

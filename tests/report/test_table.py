@@ -11,7 +11,8 @@ from cafedcl.cli import report as commands
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import FIRST, SECOND, paper_position
 from cafedcl.report.printed import as_csv, as_latex, as_markdown, as_rich, escape_latex
-from cafedcl.report.runs import Setting, read_runs
+from cafedcl.report.run_summary import Setting
+from cafedcl.report.runs import read_runs
 from cafedcl.report.table import Board, board, p_values, ranks
 
 Maker = Callable[..., Path]
@@ -127,7 +128,7 @@ def test_the_protocol_is_one_that_all_methods_have(make_run: Maker, tmp_path: Pa
     assert board(summary).protocol == "own"
     lacking = board(summary, "server")
     assert lacking.columns[0].cells["fedproto"]["accuracy"].text == "–"
-    assert any("fedproto; see --protocol own" in note for note in lacking.notes)
+    assert any("fedproto; try --protocol own" in note for note in lacking.notes)
 
 
 def test_markdown(made: Board) -> None:
@@ -208,7 +209,7 @@ def test_damaged_runs_are_notes_of_the_table(make_run: Maker, tmp_path: Path) ->
     notes = board(read_runs([tmp_path])).notes
     assert any(note.startswith("damaged: ") and "not valid TOML" in note for note in notes)
     assert any(note.startswith("unfinished: ") for note in notes)
-    assert any("not finished, as far as it got: moon" in note for note in notes)
+    assert any("not finished, scores so far: moon" in note for note in notes)
 
 
 PAPER = {

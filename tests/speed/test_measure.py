@@ -168,7 +168,7 @@ def test_training_alone_is_what_worker_processes_do_too(monkeypatch: pytest.Monk
     def spying(engine: Engine, jobs: Iterable[Job]) -> None:
         until, jobs = time.monotonic() + 60, list(jobs)
         results = list(engine.train(jobs))
-        while not all(worker.ready for worker in getattr(engine, "crew", ())):
+        while not all(worker.ready for worker in getattr(engine, "workers", ())):
             assert time.monotonic() < until, "the workers never became ready"
             results = list(engine.train(jobs))
         results = list(engine.train(jobs))
