@@ -13,11 +13,11 @@ from cafedcl.core.tensors import Tensors
 
 
 def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Return weights over their sum along the first axis; ``epsilon`` is added to the sum, as Eqs.
-    10 and 12 print it.
+    """Return weights over their sum along the first axis.
 
-    The printed ε shrinks what is averaged by Σ/(Σ+ε) in every round, so it is zero unless the
-    letter is asked for. Where nobody has any weight, all count alike.
+    ``epsilon`` is added to the sum, as Eqs. 10 and 12 print it. That shrinks the average by
+    Σ/(Σ+ε) in every round, so it is zero unless the letter is asked for. Where all weights are
+    zero, they are equal instead.
     """
     total = weights.sum(0) + epsilon
     return torch.where(total > 0, weights / total, torch.full_like(weights, 1 / len(weights)))
@@ -29,58 +29,58 @@ def uniform(clients: int) -> Tensor:
 
 
 class Average:
-    """Σ_k w_k θ_k / (Σ_k w_k + ε), summed in float64 as the models come in, so that none has to be
-    kept.
+    """The weighted mean of models, Σ_k w_k θ_k / (Σ_k w_k + ε), summed in float64.
 
-    Eq. 12 (eq:enc_conf_agg) with w_k = Conf_k, FedAvg with w_k = n_k. Counters such as a batch
-    norm's number of batches are taken from the client that has seen most.
+    Models are added as they arrive, so none has to be kept. It is Eq. 12 (eq:enc_conf_agg) with
+    w_k = Conf_k, and FedAvg with w_k = n_k. Integer counters, such as a batch norm's number of
+    batches, are not averaged: the largest is taken.
     """
 
     def __init__(self, epsilon: float = 0.0) -> None:
         self.total = epsilon
         self.sum: Tensor | None = None
         self.slices: WeightSlices = {}
-        self.kinds: dict[str, torch.dtype] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.counters: Tensors = {}
 
     def add(self, model: Mapping[str, Tensor], weight: float) -> None:
         """Add a model with its weight."""
-        floating = model if isinstance(model, FlatModel) else self._count(model)
-        if floating:
-            if self.sum is None:
-                self.slices = slices_of(floating)
-                self.kinds = {name: value.dtype for name, value in floating.items()}
-            flat = as_vector(floating, self.slices)
-            self.sum = torch.zeros_like(flat, dtype=torch.float64) if self.sum is None else self.sum
-            self.sum.add_(flat, alpha=weight)
         self.total += weight
+        weights = model if isinstance(model, FlatModel) else self._take_counters(model)
+        if not weights:
+            return
+        if not self.slices:
+            self.slices = slices_of(weights)
+            self.dtypes = {name: value.dtype for name, value in weights.items()}
+        vector = as_vector(weights, self.slices)
+        if self.sum is None:
+            self.sum = torch.zeros_like(vector, dtype=torch.float64)
+        self.sum.add_(vector, alpha=weight)
 
-    def _count(self, model: Mapping[str, Tensor]) -> Tensors:
-        """Take in a model's counters, and return its other weights."""
+    def _take_counters(self, model: Mapping[str, Tensor]) -> Tensors:
+        """Take note of a model's counters, and return its other weights."""
         floating = {name: value for name, value in model.items() if value.is_floating_point()}
         for name in model.keys() - floating.keys():
             self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
         return floating
 
     def result(self) -> Tensors:
-        """Return the mean, its weights as parts of one vector; nothing if nobody had any weight."""
+        """Return the mean, as views of one vector; nothing if all clients had weight 0."""
         if self.total <= 0:
             return {}
         mean = dict(self.counters)
         if self.sum is not None:
-            whole = self.sum / self.total
-            vectors = {kind: whole.to(kind) for kind in set(self.kinds.values())}
-            mean |= {
-                name: place.of(vectors[self.kinds[name]]) for name, place in self.slices.items()
-            }
+            vector = self.sum / self.total
+            by_dtype = {dtype: vector.to(dtype) for dtype in set(self.dtypes.values())}
+            for name, part in self.slices.items():
+                mean[name] = part.of(by_dtype[self.dtypes[name]])
         return mean
 
 
 class Entries:
-    """What clients sent per class, laid out: a row for every client, a column for every class, zero
-    where it has none.
+    """What clients sent per class, as tables (clients, classes, …), zero where a client has none.
 
-    Tables are where the entries are.
+    ``entries["prototypes"]`` is such a table. It is on the device of the entries.
     """
 
     def __init__(self, ups: Sequence[Up], classes: int) -> None:
@@ -88,51 +88,54 @@ class Entries:
         self.classes = classes
         listed = [up.tensors["classes"] for up in ups]
         columns = torch.cat(listed)
-        rows = torch.from_numpy(np.repeat(np.arange(len(ups)), [mine.shape[0] for mine in listed]))
-        self.place = rows.to(columns.device), columns
+        lengths = [len(classes) for classes in listed]
+        rows = torch.from_numpy(np.repeat(np.arange(len(ups)), lengths))
+        self.index = rows.to(columns.device), columns
+        """The row and the column of every entry."""
         self.tables: Tensors = {}
 
     @cached_property
     def held(self) -> Tensor:
         """Which client reported which class, as a (clients, classes) mask."""
         mask = torch.zeros(
-            len(self.ups), self.classes, dtype=torch.bool, device=self.place[1].device
+            len(self.ups), self.classes, dtype=torch.bool, device=self.index[1].device
         )
-        mask[self.place] = True
+        mask[self.index] = True
         return mask
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tables:
             values = torch.cat([up.tensors[name] for up in self.ups])
             shape = (len(self.ups), self.classes, *values.shape[1:])
-            self.tables[name] = values.view(shape) if self.full else values.new_zeros(shape)
-            if not self.full:
-                self.tables[name][self.place] = values
+            if self.full:
+                self.tables[name] = values.view(shape)
+            else:
+                self.tables[name] = values.new_zeros(shape)
+                self.tables[name][self.index] = values
         return self.tables[name]
 
     @cached_property
     def full(self) -> bool:
-        """Whether every client has all classes, in order: then entries lie as in a table already."""
-        number = len(self.ups)
-        columns = self.place[1]
-        return len(columns) == number * self.classes and torch.equal(
-            columns.view(number, -1),
-            torch.arange(self.classes, device=columns.device).expand(number, -1),
-        )
+        """Whether every client sent all classes, in order: then the entries are a table already."""
+        clients = len(self.ups)
+        columns = self.index[1]
+        if len(columns) != clients * self.classes:
+            return False
+        all_classes = torch.arange(self.classes, device=columns.device)
+        return torch.equal(columns.view(clients, -1), all_classes.expand(clients, -1))
 
 
 def combined(alpha: Tensor, prototypes: Tensor) -> Tensor:
-    """Return Σ_k α_{k,c} p_{k,c} in float64, from (clients, classes) and (clients, classes, dim)."""
+    """Return Σ_k α_{k,c} p_{k,c} in float64; shapes are (clients, classes) and (…, dim)."""
     return torch.einsum("kc,kcd->cd", alpha.double(), prototypes.double())
 
 
 def mean_prototypes(prototypes: Tensor, alpha: Tensor, known: Tensor, previous: Tensor) -> Tensor:
-    """Return p_{g,c} = Σ_k α_{k,c} p_{k,c} (Eq. 7; Eq. 10 with confidences, Eq. 2 with counts),
-    summed in float64.
+    """Return p_{g,c} = Σ_k α_{k,c} p_{k,c}, summed in float64.
 
-    ``prototypes`` is (clients, classes, dim), ``alpha`` (clients, classes). A class that is not
-    ``known`` from this round keeps its previous prototype bit for bit: never an average of zero
-    vectors.
+    It is Eq. 7; Eq. 10 with confidences as weights, and Eq. 2 with counts. ``prototypes`` is
+    (clients, classes, dim), ``alpha`` (clients, classes). A class that is not ``known`` from this
+    round keeps its previous prototype bit for bit: it is never an average of zero vectors.
     """
     return torch.where(known[:, None], combined(alpha, prototypes).to(previous.dtype), previous)
 
@@ -144,10 +147,10 @@ def no_prototypes(classes: int, dim: int) -> Tensors:
 
 
 def merge_prototypes(state: Tensors, ups: Sequence[Up], weights: str | None = None) -> Tensors:
-    """Return the table of prototypes after a round: the mean over each class's holders.
+    """Return the table of prototypes after a round: the mean over the clients that have the class.
 
-    ``weights`` names the entry of the replies that weights them (Eq. 2 with ``counts``); without it
-    all count alike.
+    ``weights`` names the entry of the replies that they are weighted by (Eq. 2 with ``counts``);
+    without it all clients have the same weight.
     """
     table = state["anchors/prototypes"]
     sent = Entries(ups, len(state["anchors/prototypes"]))

@@ -1,4 +1,4 @@
-"""How far a client's prototype can be trusted, class by class: Eqs. 9 and 11 and their parts."""
+"""The confidence of a client's prototypes, class by class: Eqs. 9 and 11 and their parts."""
 
 import math
 from collections.abc import Sequence
@@ -16,19 +16,21 @@ def effective_counts(real: Tensor, synthetic: Tensor | None, gamma: float) -> Te
 
 
 def data_confidence(n_eff: Tensor, most: Tensor, total: Tensor, rule: str, half: float) -> Tensor:
-    """Return conf^data ∝ n^eff, over the largest client's count, the sum, the client's own total,
-    or n/(n + half).
+    """Return conf^data, which is proportional to n^eff.
+
+    ``rule`` says what it is divided by: the largest count of any client (``max``), the sum over
+    clients (``sum``), the client's own total (``own``), or n^eff + half (``saturating``).
     """
     scale = {"max": most, "sum": total, "own": n_eff.sum(), "saturating": n_eff + half}[rule]
     return torch.where(n_eff > 0, n_eff / scale.clamp_min(1e-12), torch.zeros_like(n_eff))
 
 
 def uncertainty(logits: Tensor, y: Tensor, classes: int, kind: str, unseen: float) -> Tensor:
-    """Return u_{k,c}: predictive uncertainty per class, averaged over its validation samples;
-    ``unseen`` without any.
+    """Return u_{k,c}, the uncertainty averaged over the validation images of each class.
 
-    ``entropy`` is normalised by ln C and lies in [0, 1]; ``nll`` also sees confident mistakes;
-    ``doubt`` is 1 − p_y; ``error`` is the share of wrong predictions.
+    A class without validation images has ``unseen``. ``entropy`` is normalised by ln C and lies in
+    [0, 1]; ``nll`` also sees confident mistakes; ``doubt`` is 1 − p_y; ``error`` is the share of
+    wrong predictions.
     """
     log_p = F.log_softmax(logits, 1)
     own = y.clamp_min(0)[:, None]
@@ -72,11 +74,10 @@ def confidence(
 
 
 def inverse_variance(n_eff: Tensor, prototypes: Tensor) -> Tensor:
-    """Return n^eff/σ̂², the weights that inject least variance, from the norm of the mean unit
-    embedding.
+    """Return n^eff/σ̂², the weights that add least variance to the global prototype.
 
-    As ‖z‖ = 1, σ̂² = n/(n−1)·(1 − ‖p‖²). One sample tells nothing of its variance: σ̂² = 1, its
-    largest value.
+    As ‖z‖ = 1, the variance follows from the norm of the mean: σ̂² = n/(n−1)·(1 − ‖p‖²). One image
+    says nothing about it, so it has σ̂² = 1, the largest value.
     """
     spread = n_eff / (n_eff - 1).clamp_min(1e-12) * (1 - prototypes.square().sum(1))
     variance = torch.where(n_eff > 1, spread.clamp(1e-3, 1.0), torch.ones_like(spread))
@@ -84,16 +85,20 @@ def inverse_variance(n_eff: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def client_confidence(conf: Tensor, present: Tensor, over: str) -> Tensor:
-    """Return Eq. 11 (eq:client_conf), Conf_k: the mean of conf over all classes, or over those the
-    client has.
+    """Return Eq. 11 (eq:client_conf), Conf_k: the mean of conf over classes.
+
+    ``literal`` is over all classes, as printed; otherwise it is over those that the client has.
     """
     total = (conf * present).sum(-1)
-    return total / conf.shape[-1] if over == "literal" else total / present.sum(-1).clamp_min(1)
+    if over == "literal":
+        return total / conf.shape[-1]
+    return total / present.sum(-1).clamp_min(1)
 
 
 def trust(rule: str, conf: Tensor, n_eff: Tensor, prototypes: Tensor) -> Tensor:
-    """Return what weights a client's classes: its confidence, nothing, its counts (Eq. 2), or
-    n^eff/σ̂².
+    """Return the weights of a client's classes.
+
+    They are its confidences, all equal, its counts (Eq. 2), or n^eff/σ̂².
     """
     return {
         "confidence": lambda: conf,

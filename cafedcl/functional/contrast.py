@@ -28,7 +28,7 @@ def weighted_average(values: Tensor, weight: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the weighted mean of −log softmax(logits)_y.
 
-    The library's kernel is the faster one where its slope can be compiled into those around it, and
+    The library's kernel is faster where its gradient is compiled together with its neighbours, and
     only there.
     """
     if torch.compiler.is_compiling():
@@ -37,18 +37,18 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return Σ z and Σ 1 per class: the numerator and denominator of Eq. 1 (eq:local_proto), for
-    any z.
+    """Return Σ z and Σ 1 per class: numerator and denominator of Eq. 1 (eq:local_proto).
 
-    A label of no class, such as −1, is not counted.
+    ``z`` need not be unit vectors. A label that is no class, such as −1, is not counted.
     """
     member = (y[:, None] == torch.arange(classes, device=y.device)).to(z.dtype) * weight[:, None]
     return member.T @ z, member.sum(0)
 
 
 def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return Eq. 1 (eq:local_proto): the mean of z per class, zero where there is none, and the
-    counts, for any z.
+    """Return Eq. 1 (eq:local_proto): the mean of z per class, zero without any, and the counts.
+
+    ``z`` need not be unit vectors.
     """
     sums, counts = class_sums(z, y, z.new_ones(len(z)), classes)
     return sums / counts.clamp_min(1)[:, None], counts
@@ -61,11 +61,11 @@ def local_prototypes(
     gamma: float,
     classes: int,
 ) -> Tensor:
-    """Return Eq. 1 (eq:local_proto) from a client's embeddings and labels, of unit vectors unless
-    it is ``literal``.
+    """Return Eq. 1 (eq:local_proto) from a client's embeddings and labels.
 
-    With synthetic embeddings ``made`` each of them counts γ: (Σ z + γ Σ z̃)/(n + γ m), the mean
-    that Lemma 1 holds for.
+    They are means of unit vectors; of raw embeddings if ``reading`` is ``literal``; and normalised
+    again if it is ``unit``. Each synthetic embedding in ``made`` counts γ: the mean is
+    (Σ z + γ Σ z̃)/(n + γ m), which is the one that Lemma 1 holds for.
     """
     parts = [(real, 1.0), *([(made, gamma)] if made else [])]
     z = torch.cat([z for (z, _), _ in parts])
@@ -77,8 +77,9 @@ def local_prototypes(
 
 
 def class_scatter(z: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return the unbiased variance E‖z − μ_c‖² per class, for any z; NaN where there are fewer than
-    two.
+    """Return the unbiased variance E‖z − μ_c‖² per class; NaN where there are fewer than two.
+
+    ``z`` need not be unit vectors.
     """
     both, counts = class_means(torch.cat([z, z.square().sum(1, keepdim=True)], 1), y, classes)
     means = both[:, :-1]
@@ -88,8 +89,9 @@ def class_scatter(z: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def cosine_logits(z: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Tensor:
-    """Return sim(z_i, p_{g,c})/τ; classes without an anchor cannot be chosen (``known`` None: all
-    have one).
+    """Return sim(z_i, p_{g,c})/τ; classes without an anchor cannot be predicted.
+
+    ``known`` says which classes have one; None means all.
     """
     logits = z @ (p.T / tau)
     return logits if known is None else logits.masked_fill(~known, -1e9)
@@ -104,23 +106,23 @@ def i2p_loss(
     tau: float,
     prior: Tensor | None = None,
 ) -> Tensor:
-    """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of cosine similarities to the anchors over
-    τ.
+    """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of the cosine similarities to anchors / τ.
 
-    Samples whose class has no anchor contribute nothing. ``prior`` is added to every sample's
-    logits.
+    Images whose class has no anchor contribute nothing. ``prior`` is added to all logits.
     """
     logits = cosine_logits(z, p, known, tau)
-    logits = logits if prior is None else logits + prior
-    return cross_entropy(logits, y, weight if known is None else weight * known[y])
+    if prior is not None:
+        logits = logits + prior
+    if known is not None:
+        weight = weight * known[y]
+    return cross_entropy(logits, y, weight)
 
 
 def log_prior(counts: Tensor, strength: float) -> Tensor | None:
-    """Return κ·log(n_{k,c}/n_k), which calibrates logits to a client's labels; a class it lacks
-    cannot be chosen.
+    """Return κ·log(n_{k,c}/n_k), which is added to logits to calibrate them to a client's labels.
 
-    With κ = 1 it is the balanced softmax: what is learnt is what would be learnt from as many
-    images of every class. With κ = 0 there is none.
+    A class that the client lacks cannot be predicted. With κ = 1 it is the balanced softmax: the
+    model learns what it would from equally many images of every class. With κ = 0 it is None.
     """
     if not strength:
         return None
@@ -158,12 +160,12 @@ def align(
     known: Tensor | None,
     scratch: Tensors,
 ) -> Tensor:
-    """Return L_align in one of its readings, for embeddings ``raw`` and the unit prototypes ``q``
-    of the batch.
+    """Return L_align in one of its readings.
 
-    ``batch``: the batch's prototypes; ``sample``: every embedding; ``literal``: prototypes over the
-    client's whole data, as far as this epoch has seen them. ``norm``: unit vectors, or as printed
-    the raw local prototype.
+    ``raw`` are the embeddings of the batch, and ``q`` its unit prototypes. ``reading`` says what is
+    aligned: the batch's prototypes (``batch``), every embedding (``sample``), or prototypes over
+    all that the epoch has seen (``literal``). ``norm`` is ``unit``, or ``literal`` for raw local
+    prototypes, as printed.
     """
     if (reading, norm) == ("batch", "unit"):
         return align_loss(q, p, present if known is None else present & known)
@@ -178,15 +180,15 @@ def align(
 
 
 def start_sums(counts: Tensor, dim: int) -> Tensors:
-    """Return the scratch that running sums per class are kept in."""
+    """Return the scratch tensors of running sums per class."""
     return {"sums": counts.new_zeros(len(counts), dim), "counts": torch.zeros_like(counts)}
 
 
 def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tuple[Tensor, Tensor]:
-    """Return this epoch's class means so far and their counts; only this batch's share is
-    differentiable.
+    """Return this epoch's class means so far and their counts; only this batch has a gradient.
 
-    It stands for the letter of Eq. 14, whose p_{k,c} is over the client's whole data. Any z.
+    It stands for the letter of Eq. 14, whose p_{k,c} is over the client's whole data. ``z`` need
+    not be unit vectors.
     """
     sums, counts = class_sums(z, y, weight, len(scratch["counts"]))
     sums = sums + scratch["sums"]
@@ -197,10 +199,10 @@ def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tup
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return ‖a_i − b_j‖ for all pairs, whose slope is 0 where the two are the same. Any a and b.
+    """Return ‖a_i − b_j‖ for all pairs, whose gradient is 0 where the two are equal.
 
-    The library's kernel needs no room for all differences. Compiled, neither do the plain formula's
-    few kernels.
+    The library's kernel needs no memory for all differences. Compiled, the plain formula needs none
+    either.
     """
     if not torch.compiler.is_compiling():
         return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
@@ -212,8 +214,7 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 def geometry_loss(
     a: Tensor, b: Tensor, pairs: Tensor, margin: float, reduction: str, prior: str = "margin"
 ) -> Tensor:
-    """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over the ordered ``pairs`` c ≠
-    c'.
+    """Return Eq. 15 (eq:geo_loss), L_geo: max(0, m − ‖a_c − b_c'‖) over ordered pairs c ≠ c'.
 
     The paper sums over all C(C−1) pairs of broadcast prototypes (a = b = p_g), which are constants
     for a client; the mean does not grow with the number of classes. Other priors, as the paper
@@ -226,7 +227,9 @@ def geometry_loss(
         ideal = -1 / max(len(a) - 1, 1) if prior == "simplex" else 0.0
         penalty = (a @ b.T - ideal).square()
     total = (penalty * pairs).sum()
-    return total / pairs.sum().clamp_min(1) if reduction == "mean" else total
+    if reduction == "mean":
+        return total / pairs.sum().clamp_min(1)
+    return total
 
 
 def geometry(
@@ -239,22 +242,19 @@ def geometry(
     reduction: str = "mean",
     prior: str = "margin",
 ) -> Tensor:
-    """Return L_geo in one of its readings, for unit batch prototypes ``q`` of the ``present``
-    classes.
+    """Return L_geo in one of its readings, for the batch's unit prototypes ``q``.
 
     ``literal``: all pairs of broadcast prototypes, a constant without gradient. ``batch``: the
-    batch's prototypes stand in for those of its classes, pairs with at least one of them.
-    ``cross``: batch prototypes against anchors only.
+    batch's prototypes replace those of its classes, which are the ones that are ``present``; pairs
+    have at least one of them. ``cross``: the batch's prototypes against the broadcast ones.
     """
-    everything = torch.ones_like(present) if known is None else known
+    anchored = torch.ones_like(present) if known is None else known
     if reading == "literal":
-        return geometry_loss(
-            p, p, off_diagonal(everything[:, None] & everything), margin, reduction, prior
-        )
+        pairs = off_diagonal(anchored[:, None] & anchored)
+        return geometry_loss(p, p, pairs, margin, reduction, prior)
     if reading == "cross":
-        return geometry_loss(
-            q, p, off_diagonal(present[:, None] & everything), margin, reduction, prior
-        )
+        pairs = off_diagonal(present[:, None] & anchored)
+        return geometry_loss(q, p, pairs, margin, reduction, prior)
     mixed = torch.where(present[:, None], q, p)
     pairs = present[:, None] | present
     if known is not None:
@@ -270,11 +270,10 @@ def separate(
     steps: int = 10,
     rate: float | Tensor = 0.1,
 ) -> Tensor:
-    """Return prototypes moved apart on the server by gradient descent on L_geo, normalised after
-    every step.
+    """Return prototypes moved apart by gradient descent on L_geo, normalised after every step.
 
-    ``rate`` is for two classes; the slope of the sum over pairs grows with their number, and the
-    step shrinks with it.
+    ``rate`` is the step for two classes. The gradient of the sum over pairs grows with the number
+    of classes, so the step shrinks with it.
     """
     pairs = off_diagonal(known[:, None] & known)
     rate = rate * 2 / known.sum().clamp_min(2)
@@ -293,22 +292,20 @@ def off_diagonal(mask: Tensor) -> Tensor:
 
 
 def orthonormal(classes: int, dim: int) -> Tensor:
-    """Return random orthonormal anchors (random unit vectors where there are more classes than
-    dimensions).
-    """
+    """Return random orthonormal anchors; random unit vectors if classes outnumber dimensions."""
     frame = torch.randn(dim, max(classes, dim), dtype=torch.float64)
     if classes > dim:
         return unit(frame.T).float()
     q, r = torch.linalg.qr(frame)
-    unique: Tensor = (
-        q * r.diagonal().sign()
-    )  # libraries differ in the signs of Q; this makes it the same everywhere
+    # Libraries differ in the signs of Q; this makes it the same everywhere.
+    unique: Tensor = q * r.diagonal().sign()
     return unique[:, :classes].T.contiguous().float()
 
 
 def simplex(classes: int, dim: int) -> Tensor:
-    """Return a simplex equiangular tight frame: unit vectors at distance √(2C/(C−1)); needs dim ≥
-    classes.
+    """Return a simplex equiangular tight frame: unit vectors at distance √(2C/(C−1)).
+
+    There must be at least as many dimensions as classes.
     """
     frame = orthonormal(classes, dim).double()
     return ((frame - frame.mean(0)) * math.sqrt(classes / max(classes - 1, 1))).float()

@@ -5,42 +5,42 @@ from torch import Tensor
 
 STARTS = 10
 TRIALS = 3
-ROUNDS = 25
-NEAR = 1e-5
-"""Starts whose costs differ by less than this share found the same: the first of them is taken, on
-every device.
+"""Candidates for each seed, of which the best is taken."""
+ITERATIONS = 25
+SAME_COST = 1e-5
+"""Starts whose costs differ by less than this share count as equal, and the first is taken.
+
+So the choice is the same on every device.
 """
 
 
 def k_means(z: Tensor, y: Tensor, classes: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return k centroids of every class, fewer for fewer distinct points, and before them the class
-    of each.
+    """Return the class of every centroid, and the centroids: k of every class.
 
-    ``classes`` are the classes in ``y``, in order. Of ten starts by k-means++ with a fixed seed the
-    one of least cost is taken, for each class by itself. A cluster that nothing is nearest to stays
-    where it was. Which of a class's centroids comes first does not depend on the start that found
-    them, nor on the last bit of a point.
+    A class has fewer if it has fewer distinct points. ``classes`` are the classes in ``y``, in
+    order. Of ten starts by k-means++ with a fixed seed the one of least cost is taken, for each
+    class by itself. An empty cluster stays where it was. The order of a class's centroids does not
+    depend on the start that found them, nor on the last bit of a point.
     """
-    points, times, distinct = parted(z, y, classes)
+    points, times, distinct = distinct_points(z, y, classes)
     middle = (times[:, None] @ points) / times.sum(1)[:, None, None]
-    scene = Scene(points - middle, times)
+    groups = PointGroups(points - middle, times)
     number = min(k, max(distinct))
     used = torch.arange(number) < torch.tensor(distinct)[:, None]
-    cost, centres = scene.settle(scene.seeds(number), used.to(z.device, non_blocking=True))
-    best = (cost <= cost.amin(1, keepdim=True) * (1 + NEAR)).byte().argmax(1)
+    cost, centres = groups.settle(groups.seeds(number), used.to(z.device, non_blocking=True))
+    best = (cost <= cost.amin(1, keepdim=True) * (1 + SAME_COST)).byte().argmax(1)
     mine, which = (index.to(z.device, non_blocking=True) for index in used.nonzero(as_tuple=True))
     found = centres[mine, best[mine], which] + middle[mine, 0]
     order = order_of(found, mine)
     return classes[mine[order]], found[order]
 
 
-def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """Return each class's distinct points, how often each occurs, and their number; padding occurs
-    zero times.
+def distinct_points(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Return each class's distinct points, how often each occurs, and how many there are.
 
-    Alike points are neighbours in the order of their class and of one sum over their coordinates.
-    The numbers are the only thing that the device is waited for.
+    The points are padded to the same number for every class; padding occurs zero times.
     """
+    # Equal points are neighbours in this order.
     order = order_of(z, y)
     z = z[order]
     y = y[order]
@@ -49,6 +49,7 @@ def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[
     group = torch.searchsorted(classes, y)
     distinct = torch.zeros_like(classes).index_add_(0, group, new)
     at = group, new.cumsum(0) - 1 - (distinct.cumsum(0) - distinct)[group]
+    # Here alone the device is waited for: the shapes below depend on these numbers.
     numbers: list[int] = distinct.tolist()
     points = z.new_zeros(len(classes), max(numbers), z.shape[1]).index_put_(at, z)
     times = z.new_zeros(points.shape[:2]).index_put_(at, z.new_ones(len(z)), accumulate=True)
@@ -57,16 +58,17 @@ def parted(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[
 
 def order_of(z: Tensor, group: Tensor) -> Tensor:
     """Return the order of points by their group, and in it by one sum over their coordinates."""
-    wide = z.dtype if z.device.type == "mps" else torch.float64  # which that device does not have
-    order = (
-        z.to(wide) @ torch.arange(1.0, z.shape[1] + 1, dtype=wide, device=z.device).sqrt()
-    ).argsort()
+    # MPS has no float64.
+    dtype = z.dtype if z.device.type == "mps" else torch.float64
+    factors = torch.arange(1.0, z.shape[1] + 1, dtype=dtype, device=z.device).sqrt()
+    order = (z.to(dtype) @ factors).argsort()
     return order[group[order].argsort(stable=True)]
 
 
-class Scene:
-    """Points of several groups (groups, rows, dim) that occur so many times (groups, rows), their
-    mean at zero.
+class PointGroups:
+    """Points of several groups (groups, rows, dim), and how often each occurs (groups, rows).
+
+    The mean of every group is at zero.
     """
 
     def __init__(self, points: Tensor, times: Tensor) -> None:
@@ -75,59 +77,54 @@ class Scene:
         self.norms = points.square().sum(2)
 
     def distances(self, centres: Tensor) -> Tensor:
-        """Return the squared distances (groups, starts, …, rows) to centres (groups, starts, …,
-        dim).
-        """
+        """Return the squared distances (…, rows) of all points to centres (…, dim)."""
         flat = centres.flatten(1, -2)
         norms = self.norms[:, None] + flat.square().sum(2)[..., None]
         away = torch.baddbmm(norms, flat, self.points.mT, alpha=-2).clamp_min_(0)
         return away.view(*centres.shape[:-1], -1)
 
     def seeds(self, number: int) -> Tensor:
-        """Return so many points for every start, (groups, starts, number, dim): different ones
-        while there are any.
+        """Return ``number`` points for every start, (groups, starts, number, dim), by k-means++.
 
-        After a first one drawn at random, each is the best of a few, drawn by their squared
-        distance to those before.
+        They differ as long as there are different points. The first is drawn at random; each of the
+        others is the best of a few that are drawn by their squared distance to those before.
         """
         drawn = torch.rand(number, STARTS, TRIALS, generator=torch.Generator().manual_seed(0))
         drawn[0] = drawn[0, :, :1].clone()
         free = self.times[:, None].repeat(1, STARTS, 1)
         near = torch.full_like(free, torch.inf)
-        seeds = list[Tensor]()
+        seeds: list[Tensor] = []
         for draw in drawn.to(self.points, non_blocking=True):
             chance = (free * near if seeds else free).cumsum(2)[:, :, None]
-            chosen = (
-                ((chance > draw[..., None] * chance[..., -1:]) & (free > 0)[:, :, None])
-                .byte()
-                .argmax(3)
-            )
+            reached = chance > draw[..., None] * chance[..., -1:]
+            chosen = (reached & (free > 0)[:, :, None]).byte().argmax(3)
             index = chosen.flatten(1)[..., None].expand(-1, -1, self.points.shape[2])
             tried = self.points.gather(1, index).view(*chosen.shape, -1)
             left = torch.minimum(near[:, :, None], self.distances(tried))
             best = (left * self.times[:, None, None]).sum(3).argmin(2, keepdim=True)
             free.scatter_(2, chosen.gather(2, best), 0.0)
-            near = left.take_along_dim(best[..., None], 2)[:, :, 0].clamp_min_(
-                torch.finfo(left.dtype).tiny
-            )
+            # A point at distance 0 keeps a tiny chance, so that one is always found.
+            smallest = torch.finfo(left.dtype).tiny
+            near = left.take_along_dim(best[..., None], 2)[:, :, 0].clamp_min_(smallest)
             seeds.append(tried.take_along_dim(best[..., None], 2))
         return torch.cat(seeds, 2)
 
     def settle(self, centres: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the costs (groups, starts) and the centres after Lloyd's rounds; ``used`` tells
-        which ones count.
+        """Return the costs (groups, starts) and the centres after Lloyd's iterations.
+
+        ``used`` says which centres of a group count.
         """
         unused = ~used[:, None, :, None]
         index = torch.arange(used.shape[1], device=used.device)
-        for _ in range(ROUNDS):
-            nearest = (
-                self.distances(centres).masked_fill_(unused, torch.inf).argmin(2, keepdim=True)
-            )
+        for _ in range(ITERATIONS):
+            distances = self.distances(centres).masked_fill_(unused, torch.inf)
+            nearest = distances.argmin(2, keepdim=True)
             member = (nearest == index[:, None]) * self.times[:, None, None]
             sums = (member.flatten(1, 2) @ self.points).view_as(centres)
             size = member.sum(3, keepdim=True)
             before = centres
             centres = torch.where(size > 0, sums / size.clamp_min(1), centres)
+            # On a GPU, finding out would wait for the device.
             if centres.is_cpu and torch.equal(before, centres):
                 break
         least = self.distances(centres).masked_fill_(unused, torch.inf).amin(2)

@@ -1,4 +1,4 @@
-"""Scores: every method is judged the same way, from predictions on the test set. All vectorised."""
+"""Scores: every method is evaluated in the same way, from predictions on the test set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,9 @@ Scores = dict[str, float | None]
 
 
 def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return how many images of class r were called c, as a (classes, classes) table."""
-    return torch.bincount(y * classes + predicted.to(y), minlength=classes**2).view(
-        classes, classes
-    )
+    """Return the confusion matrix: how many images of class r (rows) were predicted as c."""
+    pairs = y * classes + predicted.to(y)
+    return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
 
 
 def recalls(table: Tensor) -> Tensor:
@@ -26,8 +25,9 @@ def recalls(table: Tensor) -> Tensor:
 
 
 def count_correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
-    """Return how many images there are of each class, and by every name of predictions how many
-    were called right.
+    """Return how many images of each class were tested, and predicted correctly.
+
+    ``predictions`` has predicted classes by name; the counts have the same names.
     """
     counts = {
         name: torch.bincount(y[predicted.to(y) == y], minlength=classes)
@@ -37,11 +37,10 @@ def count_correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
 
 
 def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
-    """Return Σ_c π_{k,c}·recall_c: the accuracy on the complete test set, weighted by each client's
-    label distribution.
+    """Return Σ_c π_{k,c}·recall_c: the accuracy under each client's own label distribution.
 
-    ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes nobody
-    tests are left out.
+    ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes without
+    test images are left out.
     """
     tested = ~recall.isnan()
     share = counts.double() * tested
@@ -62,12 +61,13 @@ def spread_of(values: Tensor) -> Scores:
 
 
 def shot_groups(recall: Tensor, counts: Tensor, shots: Sequence[int]) -> Scores:
-    """Return the mean recall of many-, medium- and few-shot classes, by their global number of
-    training images.
+    """Return the mean recall of many-, medium- and few-shot classes.
+
+    ``shots`` are the numbers of training images over all clients that separate them.
     """
     total = counts.sum(0).numpy(force=True)
     found = recall.numpy(force=True)
-    (many, few) = shots
+    many, few = shots
     groups = {"many": total > many, "medium": (total <= many) & (total >= few), "few": total < few}
     return {name: _mean(found[mask]) for name, mask in groups.items()}
 
@@ -103,9 +103,7 @@ class Evaluator:
         return self.counts.shape[1]
 
     def server(self, predicted: Tensor) -> tuple[Scores, Tensors]:
-        """Return the scores of the server's model from its predictions on the test images, and the
-        tables behind.
-        """
+        """Return the scores of the server's model from its predictions, and the tables behind."""
         table = confusion(predicted, self.y, self.classes)
         recall = recalls(table)
         if self.sizes:
@@ -119,8 +117,9 @@ class Evaluator:
         }
 
     def surveyed(self, survey: Tensors) -> tuple[Scores, Tensors]:
-        """Return the scores of the server's model from clients' own test images: ``tested`` and
-        ``all``, (K, C).
+        """Return the scores of the server's model from counts at the clients, (clients, classes).
+
+        ``tested`` are their test images, and ``all`` those predicted correctly.
         """
         right = survey["all"]
         tested = survey["tested"]
@@ -139,18 +138,22 @@ class Evaluator:
         }
 
     def own(self, client: int, correct: Tensors) -> Tensors:
-        """Return the results of one client's own model: its score, its score among its own classes,
-        and its recalls.
+        """Return the results of one client's own model: score, accuracy and recalls, for each kind.
+
+        The score is the accuracy under the client's label distribution; where it has test images of
+        its own, that is the plain accuracy on them.
         """
         tested = correct["tested"]
-        results = Tensors()
+        results: Tensors = {}
         for name in correct.keys() - {"tested"}:
             recall = correct[name].double() / tested.double()
-            plain = correct[name].sum().double() / tested.sum().double()
-            score = (
-                plain if self.sizes or self.apart else client_accuracy(recall, self.counts[client])
-            )
-            results |= {f"{name}/score": score, f"{name}/accuracy": plain, f"{name}/recall": recall}
+            accuracy = correct[name].sum().double() / tested.sum().double()
+            score = accuracy
+            if not self.sizes and not self.apart:
+                score = client_accuracy(recall, self.counts[client])
+            results[f"{name}/score"] = score
+            results[f"{name}/accuracy"] = accuracy
+            results[f"{name}/recall"] = recall
         return {name: value.float() for name, value in results.items()}
 
     def own_scores(self, table: Tensors) -> Scores:
@@ -179,5 +182,4 @@ class Evaluator:
 
 
 KINDS = ("all", "held")
-"""Predictions among all classes, and among those the client holds (FedProto's official protocol).
-"""
+"""Predictions among all classes, and among those the client holds, as FedProto's authors test."""

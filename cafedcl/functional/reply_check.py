@@ -1,4 +1,4 @@
-"""What a reply must look like before it is aggregated. Nothing a client sends is trusted."""
+"""What a reply must look like before it is aggregated. Nothing that a client sends is trusted."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +21,7 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class ReplyValidator:
-    """Knows what a good reply is: the weights' shapes, the method's fields, and what each client
-    enrolled with.
-    """
+    """Checks replies against the weights' shapes, the method's fields and the enrolled counts."""
 
     weights: Tensors
     fields: Mapping[str, Field]
@@ -37,11 +35,12 @@ class ReplyValidator:
         enrolled = self._enrolled[up.client]
         if up.samples != enrolled:
             return f"reports {up.samples} samples, but enrolled with {enrolled}"
-        problem = self._entries(up)
+        problem = self._wrong_entries(up)
         if problem:
             return problem
-        wrong = None if reply.valid_numbers else self._numbers(reply) or self._ranges(up)
-        return wrong or self._hits(reply.correct) or self._notes(up.notes)
+        if not reply.valid_numbers:
+            problem = self._not_finite(reply) or self._out_of_range(up)
+        return problem or self._bad_counts(reply.correct) or self._bad_notes(up.notes)
 
     @cached_property
     def _enrolled(self) -> list[int]:
@@ -54,24 +53,22 @@ class ReplyValidator:
         }
 
     @cached_property
-    def _laid(self) -> list[tuple[WeightSlices, torch.dtype]]:
-        """How models that were found good lay in one vector: another one that lies so is good as
-        well.
-        """
+    def _accepted(self) -> list[tuple[WeightSlices, torch.dtype]]:
+        """How accepted models were stored as one vector: others that are stored so are fine too."""
         return []
 
     @cached_property
     def _bounds(self) -> dict[str, tuple[float, float]]:
-        """Ranges in the precision of what is sent."""
+        """The ranges of fields, in the precision in which they are sent."""
         bounded = {name: field for name, field in self.fields.items() if field.bounded}
         return {
             name: (float(np.float32(field.low)), float(np.float32(field.high)))
             for name, field in bounded.items()
         }
 
-    def _entries(self, up: Up) -> str | None:
-        """Names, shapes and types."""
-        problem = self._weights(up.model)
+    def _wrong_entries(self, up: Up) -> str | None:
+        """Return what is wrong with names, shapes and types."""
+        problem = self._wrong_weights(up.model)
         if problem:
             return problem
         expected: dict[str, Kind] = {}
@@ -97,18 +94,20 @@ class ReplyValidator:
             )
         return mismatch(up.tensors, expected)
 
-    def _weights(self, model: Mapping[str, Tensor]) -> str | None:
-        """The same of the model."""
-        way = (model.slices, model.vector.dtype) if isinstance(model, FlatModel) else None
-        if way in self._laid:
+    def _wrong_weights(self, model: Mapping[str, Tensor]) -> str | None:
+        """Return what is wrong with names, shapes and types of the model."""
+        if not isinstance(model, FlatModel):
+            return mismatch(prefixed(MODEL, model), self._model)
+        stored = (model.slices, model.vector.dtype)
+        if stored in self._accepted:
             return None
         problem = mismatch(prefixed(MODEL, model), self._model)
-        if way and not problem:
-            self._laid.append(way)
+        if not problem:
+            self._accepted.append(stored)
         return problem
 
-    def _numbers(self, reply: Reply) -> str | None:
-        """Numbers that are none."""
+    def _not_finite(self, reply: Reply) -> str | None:
+        """Return where there is NaN or infinity."""
         up = reply.up
         if all_finite(
             [*storage_tensors(up.model).values(), *up.tensors.values(), *reply.memory.values()]
@@ -125,7 +124,7 @@ class ReplyValidator:
         where, name = next(bad)
         return f"{where} has NaN or Inf in '{name}'"
 
-    def _ranges(self, up: Up) -> str | None:
+    def _out_of_range(self, up: Up) -> str | None:
         for name, (least, most) in self._bounds.items():
             value = up.tensors[name]
             if not value.numel():
@@ -135,7 +134,7 @@ class ReplyValidator:
                 return f"'{name}' lies in [{low:g}, {high:g}], outside [{least:g}, {most:g}]"
         return None
 
-    def _hits(self, correct: Tensors) -> str | None:
+    def _bad_counts(self, correct: Tensors) -> str | None:
         if not correct:
             return None
         shape = (self.counts.shape[1],)
@@ -149,17 +148,16 @@ class ReplyValidator:
                 return f"its test result '{name}' counts more images than were tested"
         return None
 
-    def _notes(self, notes: Tensors) -> str | None:
+    def _bad_notes(self, notes: Tensors) -> str | None:
         for name, value in notes.items():
-            if tuple(value.shape) != (() if name in SCALAR_NOTES else (self.counts.shape[1],)):
+            expected = () if name in SCALAR_NOTES else (self.counts.shape[1],)
+            if tuple(value.shape) != expected:
                 return f"its note '{name}' is not a number, or not one per class"
         return None
 
 
 def mismatch(tensors: Mapping[str, Tensor], expected: Mapping[str, Kind]) -> str | None:
-    """Return what is missing, of another shape or type, or was not asked for; None if all is as
-    expected.
-    """
+    """Return what is missing, has another shape or type, or was not asked for; None if all fits."""
     for name, (shape, dtype) in expected.items():
         if name not in tensors:
             return f"'{name}' is missing"
@@ -169,36 +167,35 @@ def mismatch(tensors: Mapping[str, Tensor], expected: Mapping[str, Kind]) -> str
         if value.dtype != dtype:
             return f"'{name}' is {value.dtype}, expected {dtype}"
     unexpected = tensors.keys() - expected.keys()
-    return f"'{min(unexpected)}' was not asked for" if unexpected else None
+    if unexpected:
+        return f"'{min(unexpected)}' was not asked for"
+    return None
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Return whether no number is NaN or infinite, by one look at the largest of all.
-
-    On a CPU a sum is faster to find, and it is never finite if one of its terms is not.
-    """
+    """Return whether no number is NaN or infinite."""
     floating = [value for value in values if value.is_floating_point() and value.numel()]
-    if all(value.is_cpu for value in floating) and all(
-        math.isfinite(value.sum()) for value in floating
-    ):
+    # On a CPU a sum is the fastest test. It is not finite if one of its terms is not; a sum of
+    # finite terms may overflow, and is then looked at once more.
+    on_cpu = all(value.is_cpu for value in floating)
+    if on_cpu and all(math.isfinite(value.sum()) for value in floating):
         return True
     return bool(largest(floating).isfinite())
 
 
 def largest(values: Sequence[Tensor]) -> Tensor:
-    """Return the size of the largest number, NaN or infinite if any is, without waiting for the
-    device.
-    """
-    return (
-        torch.linalg.vector_norm(values[0], torch.inf)
-        if len(values) == 1
-        else get_total_norm(values, torch.inf)
-    )
+    """Return the largest absolute value, NaN if any is, without waiting for the device."""
+    if len(values) == 1:
+        return torch.linalg.vector_norm(values[0], torch.inf)
+    return get_total_norm(values, torch.inf)
 
 
-def numbers_are_valid(numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]) -> Tensor:
-    """Return whether all numbers are finite and what is sent lies in its range, without waiting for
-    the device.
+def numbers_are_valid(
+    numbers: Sequence[Tensor], sent: Tensors, fields: Mapping[str, Field]
+) -> Tensor:
+    """Return whether all numbers are finite, and those sent are in their ranges, as a tensor.
+
+    It does not wait for the device.
     """
     bounded = [
         (sent[name], field) for name, field in fields.items() if field.bounded and name in sent

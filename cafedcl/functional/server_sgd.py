@@ -14,8 +14,9 @@ Batches = tuple[Tensor, Tensor]
 
 
 def draw_batches(number: int, batch: int, epochs: int) -> Batches:
-    """Draw batches of so many rows in a new order for every epoch; a short last one is padded with
-    rows of weight 0.
+    """Draw batches of ``number`` rows, in a new order for every epoch.
+
+    A short last batch is padded with rows of weight 0.
     """
     orders = torch.stack([torch.randperm(number) for _ in range(epochs)])
     width = min(batch, number)
@@ -26,19 +27,20 @@ def draw_batches(number: int, batch: int, epochs: int) -> Batches:
 def minimise(
     loss: Callable[[Tensor, Tensor], Tensor], weights: Tensors, batches: Batches, lr: float
 ) -> None:
-    """Move the weights in place, by a step down the slope of the loss for every batch.
+    """Move the weights in place, by one step of gradient descent for every batch.
 
-    ``loss`` gives the loss of some rows with their weights. It is captured where that is possible,
-    so it reads nothing but tensors and never waits for one.
+    ``loss(rows, weight)`` returns the loss of some rows with their weights. It is captured where
+    that is possible, so it reads only tensors and never waits for one.
     """
-    moving = list(weights.values())
-    rows, counted = (table.to(moving[0].device) for table in batches)
-    at = torch.zeros(1, dtype=torch.int64, device=rows.device)
+    trained = list(weights.values())
+    rows, row_weights = (table.to(trained[0].device) for table in batches)
+    cursor = torch.zeros(1, dtype=torch.int64, device=rows.device)
 
     def step() -> None:
-        slopes = torch.autograd.grad(loss(rows[at][0], counted[at][0]), moving)
+        gradients = torch.autograd.grad(loss(rows[cursor][0], row_weights[cursor][0]), trained)
         with torch.no_grad():
-            torch._foreach_add_(moving, slopes, alpha=-lr)
-            at.add_(1)
+            torch._foreach_add_(trained, gradients, alpha=-lr)
+            # A counter on the device, because a replayed step cannot see one on the host.
+            cursor.add_(1)
 
     repeat(step, len(rows), rows.device)

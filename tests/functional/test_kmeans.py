@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from cafedcl.functional.kmeans import ROUNDS, STARTS, Scene, k_means, parted
+from cafedcl.functional.kmeans import ITERATIONS, STARTS, PointGroups, distinct_points, k_means
 
 Array = npt.NDArray[np.float64]
 
@@ -232,7 +232,7 @@ def test_no_random_numbers_of_anybody_else_are_used() -> None:
 
 def test_distinct_points_are_parted_by_class_with_how_often_they_occur() -> None:
     z = torch.tensor([[1.0, 0], [2, 2], [1, 0], [5, 5], [1, 0], [1, 0]])
-    points, times, numbers = parted(z, torch.tensor([2, 2, 2, 7, 2, 7]), torch.tensor([2, 7]))
+    points, times, numbers = distinct_points(z, torch.tensor([2, 2, 2, 7, 2, 7]), torch.tensor([2, 7]))
     assert numbers == [2, 2]
     found = [
         {(*point, count) for point, count in zip(mine.tolist(), often.tolist(), strict=True)}  # type: ignore[misc]
@@ -242,8 +242,8 @@ def test_distinct_points_are_parted_by_class_with_how_often_they_occur() -> None
 
 
 def test_seeds_of_a_start_are_different_points_and_never_padding() -> None:
-    points, times, numbers = parted(*mixed())
-    seeds = Scene(points, times).seeds(3)
+    points, times, numbers = distinct_points(*mixed())
+    seeds = PointGroups(points, times).seeds(3)
     assert seeds.shape == (len(numbers), STARTS, 3, 8)
     for mine, real, number in zip(seeds, points, numbers, strict=True):
         for start in mine[:, :number].tolist():
@@ -252,13 +252,13 @@ def test_seeds_of_a_start_are_different_points_and_never_padding() -> None:
 
 
 def test_a_cluster_that_nothing_is_nearest_to_stays_where_it_was() -> None:
-    scene = Scene(torch.tensor([[[-1.0], [1.0]]]), torch.ones(1, 2))
+    scene = PointGroups(torch.tensor([[[-1.0], [1.0]]]), torch.ones(1, 2))
     costs, centres = scene.settle(
         torch.tensor([[[[-1.0], [50.0]]]]), torch.ones(1, 2, dtype=torch.bool)
     )
     assert centres.flatten().tolist() == [0.0, 50.0]
     assert costs.tolist() == [[2.0]]
-    assert ROUNDS > 1
+    assert ITERATIONS > 1
 
 
 @pytest.mark.parametrize("k", [2, 3, 8])

@@ -12,7 +12,7 @@ from cafedcl.functional.metrics import (
     Evaluator,
     client_accuracy,
     confusion,
-    correct,
+    count_correct,
     recalls,
     shot_groups,
     spread_of,

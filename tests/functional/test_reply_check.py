@@ -136,7 +136,7 @@ def test_a_client_that_never_enrolled_is_rejected(client):
 
 
 @pytest.mark.parametrize(
-    ("hits", "words"),
+    ("correct", "words"),
     [
         ({"all": [1, 0, 0], "held": [1, 0, 0]}, "lacks 'tested'"),
         ({"tested": [2, 0, 1], "all": [1, 0, 0]}, "lacks 'held'"),
