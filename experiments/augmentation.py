@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from scipy.stats import ttest_rel
 from torch import Tensor, nn
 
-from cafedcl.augment.gan import GENERATOR, pixels
-from cafedcl.augment.judge import COPIES, FINE
+from cafedcl.augment.gan import GENERATOR, unscale_images
+from cafedcl.augment.quality import COPIES, FINE
 from cafedcl.augment.networks import NOISE, Generator
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.environment import environment
@@ -169,7 +169,7 @@ def recognised(path: str, network: nn.Module, data: Dataset) -> dict[str, float]
             np.isin(memory["augment/verdict"].numpy(), (FINE, COPIES))
         ).tolist():
             y = torch.full((PER_CLASS,), label, device=device)
-            x = pixels(generator(torch.randn(PER_CLASS, NOISE, generator=draws).to(device), y))
+            x = unscale_images(generator(torch.randn(PER_CLASS, NOISE, generator=draws).to(device), y))
             shares.append(share_right(network, data, x, y))
             qualities.append(float(memory["augment/quality"][label]))
     return {

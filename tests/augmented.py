@@ -13,8 +13,8 @@ from cafedcl.federation.rounds import Federation
 SHORT: dict[str, dict[str, Any]] = {"gan": {"augment__steps": 3, "augment__least": 2}}
 
 
-def own_of(
-    counts: list[int], wanted: list[int], size: int = 8, seed: int = 0, **changes: Any
+def client_of(
+    counts: list[int], synthetic: list[int], size: int = 8, seed: int = 0, **changes: Any
 ) -> ClientImages:
     """A client whose images of class c are all of the grey level 20·c + the image's number."""
     y = np.repeat(np.arange(len(counts)), counts)
@@ -25,19 +25,19 @@ def own_of(
         .expand(-1, 1, size, size)
         .clone()
     )
-    own = ClientImages(
+    client = ClientImages(
         x=x,
         y=torch.from_numpy(y),
-        known=y,
+        host_y=y,
         held_x=x[:0],
         held_y=torch.zeros(0, dtype=torch.int64),
-        wanted=np.asarray(wanted),
+        synthetic_counts=np.asarray(synthetic),
         memory={},
         features=lambda: x.flatten(1).float(),
         round=0,
         draws=np.random.default_rng(seed),
     )
-    return replace(own, **changes)
+    return replace(client, **changes)
 
 
 def skewed(tiny: Callable[..., Federation], method: str, kind: str, **more: Any) -> Federation:

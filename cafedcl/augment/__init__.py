@@ -15,7 +15,7 @@ AUGMENTERS = {
     "gaussian": "gaussian:Gaussian",
     "gan": "gan:GAN",
 }
-"""Where each one is; they are imported when they are asked for."""
+"""Module and class of each augmenter, imported when needed."""
 
 
 def find_augmenter(name: str) -> type[Augmenter]:

@@ -1,108 +1,107 @@
-"""What tail augmentation is: from a client's own data, more images of the classes it has few of."""
+"""Tail augmentation: synthetic images for classes of which a client has few images."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from cafedcl.config.options import option
+from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.tensors import Tensors
 
 
 @dataclass(frozen=True)
 class TailOptions:
-    """Which classes of a client are its tail, and how many images they are given."""
+    """Which classes of a client are its tail, and how many synthetic images they get."""
 
     tail: str = option(
         "mean",
-        "a client's class is tail if it has fewer images than this of the classes the client has, and is filled to it",
+        "a client's class is a tail class if it has fewer images than the mean, median or max of "
+        "the client's classes; it is filled up to that number",
         choices=("mean", "median", "max"),
     )
-    fill: float = option(1.0, "part of the gap that is filled", low=0.0, high=1.0)
-    most: float = option(0.0, "synthetic images per real one at most; 0: no bound", low=0.0)
+    fill: float = option(1.0, "share of the missing images to generate", low=0.0, high=1.0)
+    most: float = option(
+        0.0, "maximum number of synthetic images per real one; 0: no limit", low=0.0
+    )
     weight: float = option(1.0, "weight of a synthetic image in the losses", above=0.0, high=1.0)
 
 
 @dataclass(frozen=True)
 class NoTail:
-    """Nothing to set."""
+    """No options."""
 
     weight: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True)
 class ClientImages:
-    """All that an augmenter sees: one client's own data, in one round. Nothing of it leaves the
-    client.
-    """
+    """An augmenter's input: the images of one client, in one round. They never leave the client."""
 
     x: Tensor
     """Its training images, uint8 (n, channels, height, width)."""
     y: Tensor
-    known: npt.NDArray[np.int64]
-    """``y`` on the host."""
+    host_y: Ints
+    """``y`` in the host's memory."""
     held_x: Tensor
     """Its held-out images."""
     held_y: Tensor
-    wanted: npt.NDArray[np.int64]
-    """How many images each class is to be given, m_{k,c}."""
+    synthetic_counts: Ints
+    """How many synthetic images each class gets, m_{k,c}."""
     memory: Tensors
-    """What the client kept from its last visit, and what it has learned in this one."""
+    """What the client stored in earlier rounds, and what it learned in this one."""
     features: Callable[[], Tensor]
-    """Gives the encoder's features of ``x`` under the weights that the client received."""
+    """Returns the encoder's features of ``x`` under the received weights."""
     round: int
     draws: np.random.Generator
 
-    def labels(self) -> npt.NDArray[np.int64]:
-        """Return the labels that are wanted, in the order of the classes."""
-        return np.repeat(np.arange(len(self.wanted)), self.wanted)
+    def synthetic_labels(self) -> Ints:
+        """Return the labels of the synthetic images, ordered by class."""
+        return np.repeat(np.arange(len(self.synthetic_counts)), self.synthetic_counts)
 
-    def pick(self, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Draw a real image of the same class for every label; returns indices into ``x``."""
-        return pick(self.known, labels, len(self.wanted), self.draws)
+    def draw_same_class(self, labels: Ints) -> Ints:
+        """Draw a real image of the same class for every label; return indices into ``x``."""
+        return draw_same_class(self.host_y, labels, len(self.synthetic_counts), self.draws)
 
-    def images(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Return some of the training images."""
-        return self.x[self.put(rows)]
+    def images(self, rows: Ints) -> Tensor:
+        """Return the given rows of the training images."""
+        return self.x[self.to_device(rows)]
 
-    def put(self, values: npt.NDArray[Any]) -> Tensor:
-        """Return numbers from the host on the client's device, without waiting for it."""
-        return put(values, self.x.device)
+    def to_device(self, values: Array) -> Tensor:
+        """Copy an array to the client's device, without waiting for it."""
+        return to_device(values, self.x.device)
 
 
 @dataclass(frozen=True)
 class SyntheticImages:
-    """What a client trains on besides its own images: exactly as many of each class as were wanted."""
+    """The images that a client trains on besides its own, as many per class as were asked for."""
 
     x: Tensor
     y: Tensor
     shift: Tensor | None = None
-    """What is added to the encoder's features of each image, for augmentation in the space of
-    features.
-    """
+    """Added to the encoder's features of each image, for augmentation in feature space."""
     signals: Tensors = field(default_factory=dict)
-    """``synthetic`` m_{k,c} as far as they count as new samples, and ``quality`` conf^gen_{k,c}."""
+    """``synthetic``: m_{k,c} of images that count as new samples; ``quality``: conf^gen_{k,c}."""
     notes: Tensors = field(default_factory=dict)
-    """What people may want to know, per class."""
+    """Values per class for reports; no method reads them."""
 
     def __len__(self) -> int:
         return len(self.y)
 
 
 class Augmenter:
-    """Feeds a client's tail classes. Subclass it, give it a name and a ``make``; that is all.
+    """Makes synthetic images for a client's tail classes. A subclass needs a name and ``make``.
 
-    ``--augment package.module:Class`` finds one that is not part of the package.
+    Use your own with ``--augment package.module:Class``.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type] = TailOptions
     shifts: ClassVar[bool] = False
-    """Whether it works in the space of features: ``Extra.shift`` is given."""
+    """Whether it works in feature space and sets ``SyntheticImages.shift``."""
 
     def __init__(self, options: Any, classes: int, shape: tuple[int, int, int], seed: int) -> None:
         self.options = options
@@ -110,93 +109,87 @@ class Augmenter:
         self.shape = shape
         self.seed = seed
 
-    def wanted(self, counts: Tensor) -> Tensor:
-        """Return m_{k,c} for clients' counts n_{k,c}: tail classes are filled up to the mean of
-        those a client has.
+    def synthetic_counts(self, counts: Tensor) -> Tensor:
+        """Return m_{k,c}, the number of synthetic images, for the clients' counts n_{k,c}."""
+        return missing_images(counts, self.options)
+
+    def learn(self, client: ClientImages) -> Tensors:
+        """Train what the augmenter needs on the client's data; return the client's new memory.
+
+        Several clients may learn at the same time, in threads. The memory stays at the client.
         """
-        return fill(counts, self.options)
+        return client.memory
 
-    def learn(self, own: ClientImages) -> Tensors:
-        """Return what the client keeps: what it has, or what it learns from its data alone, at any
-        moment of a round.
-
-        Several clients may learn at the same time, in threads. Nobody waits for anything learned to
-        be sent.
-        """
-        return own.memory
-
-    def make(self, own: ClientImages) -> SyntheticImages:
-        """Return the images that the client trains on besides its own."""
+    def make(self, client: ClientImages) -> SyntheticImages:
+        """Return the synthetic images that the client trains on."""
         raise NotImplementedError
 
     def remarks(self, round: int, notes: Mapping[int, Tensors], names: Sequence[str]) -> list[str]:  # noqa: ARG002
-        """Return what people should be told after a round, from clients' notes by their number and
-        classes' names.
-        """
+        """Return messages to show after a round, given the clients' notes and the class names."""
         return []
 
 
 class Nothing(Augmenter):
-    """Gives clients nothing."""
+    """No augmentation."""
 
     name = "none"
     Options = NoTail
 
-    def wanted(self, counts: Tensor) -> Tensor:
+    def synthetic_counts(self, counts: Tensor) -> Tensor:
         """Return zeros."""
         return torch.zeros_like(counts)
 
-    def make(self, own: ClientImages) -> SyntheticImages:
-        """Return no image."""
-        return SyntheticImages(own.x[:0], own.y[:0])
+    def make(self, client: ClientImages) -> SyntheticImages:
+        """Return no images."""
+        return SyntheticImages(client.x[:0], client.y[:0])
 
 
 class Resample(Augmenter):
-    """Draws a tail class's own images again. They are nothing new, so they do not count in n_eff."""
+    """Draws a tail class's images again. Copies are not new samples, so n_eff ignores them."""
 
     name = "resample"
 
-    def make(self, own: ClientImages) -> SyntheticImages:
-        """Return copies."""
-        labels = own.labels()
-        return SyntheticImages(own.images(own.pick(labels)), own.put(labels))
+    def make(self, client: ClientImages) -> SyntheticImages:
+        """Return copies of real images."""
+        labels = client.synthetic_labels()
+        return SyntheticImages(
+            client.images(client.draw_same_class(labels)), client.to_device(labels)
+        )
 
 
-def fill(counts: Tensor, options: TailOptions) -> Tensor:
-    """Return how many images every class (last dimension) is short of the client's typical class,
-    as options say.
-    """
+def missing_images(counts: Tensor, options: TailOptions) -> Tensor:
+    """Return how many images every class (last dimension) lacks, according to the options."""
     n = counts.double()
-    some = torch.where(n > 0, n, torch.full_like(n, torch.nan))
-    level = {
-        "mean": lambda: some.nanmean(-1, keepdim=True),
-        "median": lambda: some.nanmedian(-1, keepdim=True).values,
-        "max": lambda: n.amax(-1, keepdim=True),
-    }[options.tail]()
+    # Classes that a client does not have count neither in the mean nor in the median.
+    present = torch.where(n > 0, n, torch.full_like(n, torch.nan))
+    if options.tail == "mean":
+        level = present.nanmean(-1, keepdim=True)
+    elif options.tail == "median":
+        level = present.nanmedian(-1, keepdim=True).values
+    else:
+        level = n.amax(-1, keepdim=True)
     missing = options.fill * torch.where(n > 0, level - n, torch.zeros_like(n)).clamp_min(0)
-    bounded = torch.minimum(missing, options.most * n) if options.most else missing
-    return bounded.round().long()
+    if options.most:
+        missing = torch.minimum(missing, options.most * n)
+    return missing.round().long()
 
 
-def pick(
-    known: npt.NDArray[np.int64],
-    labels: npt.NDArray[np.int64],
-    classes: int,
-    draws: np.random.Generator,
-) -> npt.NDArray[np.int64]:
-    """Draw for every label one of the images whose ``known`` label it is; returns their indices."""
-    counts = np.bincount(known, minlength=classes)
-    order = np.argsort(known, kind="stable")
-    ends = np.r_[0, np.cumsum(counts)]
-    at = ends[labels] + np.floor(draws.random(labels.shape) * counts[labels]).astype(np.int64)
+def draw_same_class(
+    image_labels: Ints, labels: Ints, classes: int, draws: np.random.Generator
+) -> Ints:
+    """Draw an image of the same class for every label; return indices into ``image_labels``."""
+    counts = np.bincount(image_labels, minlength=classes)
+    # Images sorted by class: class c is order[starts[c] : starts[c] + counts[c]].
+    order = np.argsort(image_labels, kind="stable")
+    starts = np.r_[0, np.cumsum(counts)]
+    at = starts[labels] + np.floor(draws.random(labels.shape) * counts[labels]).astype(np.int64)
     return np.asarray(order[at], np.int64)
 
 
-def put(values: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return numbers from the host on a device, without waiting for it."""
+def to_device(values: Array, device: torch.device) -> Tensor:
+    """Copy an array to a device, without waiting for it."""
     tensor = torch.from_numpy(values)
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else tensor.to(device)
-    )
+    if device.type == "cuda":
+        # Only copies from pinned memory run asynchronously.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

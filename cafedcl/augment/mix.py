@@ -1,4 +1,4 @@
-"""New images of a tail class from two of its own: blended, or one pasted into the other."""
+"""MixUp and CutMix of two images of the same tail class."""
 
 from dataclasses import dataclass
 
@@ -14,34 +14,34 @@ from cafedcl.config.options import option
 class MixOptions(TailOptions):
     """How strongly two images are mixed."""
 
-    alpha: float = option(
-        1.0, "both parameters of the Beta distribution that the shares are drawn from", above=0.0
-    )
+    alpha: float = option(1.0, "α of the distribution Beta(α, α) of mixing shares", above=0.0)
 
 
 class _Mix(Augmenter):
     Options = MixOptions
 
-    def make(self, own: ClientImages) -> SyntheticImages:
-        """Return mixtures; where a class has one image only, that is a copy, which counts for
-        nothing.
-        """
-        labels = own.labels()
-        one = own.pick(labels)
-        other = own.pick(labels)
-        share = own.draws.beta(self.options.alpha, self.options.alpha, len(labels)).astype(
-            np.float32
+    def make(self, client: ClientImages) -> SyntheticImages:
+        """Return mixtures; a class with a single image gives copies, which n_eff ignores."""
+        labels = client.synthetic_labels()
+        one = client.draw_same_class(labels)
+        other = client.draw_same_class(labels)
+        alpha = self.options.alpha
+        share = client.draws.beta(alpha, alpha, len(labels)).astype(np.float32)
+        corners = client.draws.random((2, len(labels)), np.float32)
+        x = self.mix(
+            client.images(one),
+            client.images(other),
+            client.to_device(share),
+            client.to_device(corners),
         )
-        corners = own.draws.random((2, len(labels)), np.float32)
-        x = self.mix(own.images(one), own.images(other), own.put(share), own.put(corners))
-        several = np.bincount(own.known, minlength=self.classes) > 1
-        made = (own.wanted * several).astype(np.float32)
-        return SyntheticImages(x, own.put(labels), signals={"synthetic": own.put(made)})
+        several = np.bincount(client.host_y, minlength=self.classes) > 1
+        made = (client.synthetic_counts * several).astype(np.float32)
+        return SyntheticImages(
+            x, client.to_device(labels), signals={"synthetic": client.to_device(made)}
+        )
 
     def mix(self, one: Tensor, other: Tensor, share: Tensor, corners: Tensor) -> Tensor:
-        """Return mixtures with so much of the first images; ``corners`` are two more numbers in [0,
-        1) for each.
-        """
+        """Mix with ``share`` of the first images; ``corners`` is 2 random numbers per image."""
         raise NotImplementedError
 
 

@@ -1,6 +1,4 @@
-"""The conditional generator and discriminator: DCGAN-sized for 28 to 32 pixels, smaller for smaller
-images.
-"""
+"""Conditional generator and discriminator, of DCGAN's size for images of 28 to 32 pixels."""
 
 import math
 from itertools import pairwise
@@ -11,19 +9,20 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 NOISE = 64
-"""Numbers that a generated image is made from."""
+"""Dimension of the generator's noise."""
 SMALLEST = 4
+"""Pixels of the smallest feature maps."""
 WIDEST = 128
-"""Pixels of the smallest maps, and channels of the widest ones."""
+"""Channels of the widest feature maps."""
 
 
 def doublings(shape: tuple[int, int, int]) -> int:
-    """Return how often maps are doubled from at least 4 pixels to the size of the image."""
+    """Return how often feature maps double from at least 4 pixels to the image's size."""
     return max(1, math.floor(math.log2(max(shape[1:]) / SMALLEST)))
 
 
 class Generator(nn.Module):
-    """Noise and a class to an image in [−1, 1]."""
+    """Makes an image in [−1, 1] from noise and a class."""
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int) -> None:
         super().__init__()
@@ -43,12 +42,14 @@ class Generator(nn.Module):
         x = self.full(torch.cat([noise, self.label(y)], 1)).view(-1, self.first, *self.small)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = F.relu(norm(conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))))
+        # Cropped, because doubled maps can be larger than an image of, say, 28 pixels.
         return torch.tanh(self.last(x))[:, :, : self.shape[1], : self.shape[2]]
 
 
 class Discriminator(nn.Module):
-    """An image and its claimed class to a logit: above zero is real. Spectrally normalised, with a
-    projected label.
+    """Gives an image and its claimed class a logit, which is positive for real images.
+
+    It has spectral normalisation and a label projection.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int) -> None:
@@ -63,11 +64,11 @@ class Discriminator(nn.Module):
         with torch.no_grad():
             size = self.maps(torch.zeros(1, *shape)).shape[1]
         self.full = spectral_norm(nn.Linear(size, WIDEST))
-        self.judge = spectral_norm(nn.Linear(WIDEST, 1))
+        self.logit = spectral_norm(nn.Linear(WIDEST, 1))
         self.label = spectral_norm(nn.Embedding(classes, WIDEST))
 
     def maps(self, x: Tensor) -> Tensor:
-        """Return the last maps, flat."""
+        """Return the last feature maps, flattened."""
         for conv in self.convs:
             x = F.leaky_relu(conv(x), 0.2)
         return x.flatten(1)
@@ -75,16 +76,15 @@ class Discriminator(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits."""
         features = F.leaky_relu(self.full(self.maps(x)), 0.2)
-        return self.judge(features)[:, 0] + (self.label(y) * features).sum(1)  # type: ignore[no-any-return]
+        return self.logit(features)[:, 0] + (self.label(y) * features).sum(1)  # type: ignore[no-any-return]
 
 
 def jitter(x: Tensor, draws: Tensor) -> Tensor:
-    """Return images moved, cut out, brightened and stretched in contrast as six numbers in [0, 1)
-    per image say.
+    """Augment images differentiably: contrast, brightness, translation and cutout.
 
-    It is differentiable and applied to real and generated images alike, so that a discriminator
-    with few images cannot learn them by heart (Zhao et al., Differentiable augmentation for
-    data-efficient GAN training).
+    ``draws`` is six numbers in [0, 1) per image. Real and generated images are both augmented, so
+    that a discriminator with few images cannot memorise them (Zhao et al., Differentiable
+    augmentation for data-efficient GAN training).
     """
     scale = draws[:, 0, None, None, None] + 0.5
     x = x + 0.5 * (draws[:, 1, None, None, None] - 0.5)
@@ -96,6 +96,7 @@ def jitter(x: Tensor, draws: Tensor) -> Tensor:
         reach = pixels // 8
         line = torch.arange(pixels, device=x.device)
         by = (draws[:, 2 + axis, None] * (2 * reach + 1)).floor() - reach
+        # A translation as a matrix product, which is differentiable and has a fixed shape.
         moves.append(((line + by)[:, :, None] == line).to(x.dtype))
         at = (draws[:, 4 + axis, None] * pixels).floor()
         holes.append((line >= at) & (line < at + pixels // 4))

@@ -1,35 +1,33 @@
-"""Training a client's generator: a step is captured once and replayed for every client, like local
-training itself.
-"""
+"""Training a client's generator: one step is captured and then replayed for every client."""
 
 from collections.abc import Callable
 from threading import Lock
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cafedcl.augment.base import pick, put
+from cafedcl.augment.base import draw_same_class, to_device
 from cafedcl.augment.networks import NOISE, Discriminator, Generator, jitter
+from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.tensors import Tensors
 from cafedcl.device.lane import Lane
 from cafedcl.functional.reply_check import all_finite
 
 BATCH = 32
-"""Real images per step, drawn with replacement, so that every client's step has the same shape."""
+"""Real images per step, drawn with replacement, so that all clients' steps have one shape."""
 EMA = 0.99
-"""How much of the averaged generator a step keeps."""
+"""Decay of the generator's moving average per step."""
 BETAS = (0.5, 0.99)
 CAPTURING = Lock()
-"""One capture at a time."""
+"""Held while a step is captured: CUDA allows one capture at a time."""
 
 
 class Trainer:
-    """One pair of networks that every client's training starts from anew."""
+    """A generator and a discriminator, which are reset for every client."""
 
     def __init__(
         self,
@@ -62,17 +60,14 @@ class Trainer:
         self.tables: Tensors = {}
         self.replay: Callable[[], None] | None = None
 
-    def fit(
-        self, x: Tensor, y: npt.NDArray[np.int64], steps: int, draws: np.random.Generator
-    ) -> bool:
-        """Train on images in [−1, 1]; returns whether all went well, with nothing but finite
-        numbers.
+    def fit(self, x: Tensor, y: Ints, steps: int, draws: np.random.Generator) -> bool:
+        """Train on images in [−1, 1]; return whether all weights and losses are finite.
 
         Afterwards ``average`` is the generator, and ``critic`` the discriminator.
         """
         self.lane.follow()
         with self.lane.on():
-            self._lay(x, plan(y, self.classes, steps, draws))
+            self._copy_in(x, draw_plan(y, self.classes, steps, draws))
             if self.replay is None:
                 with CAPTURING:
                     self.replay = self.lane.capture(self._step, self.cursor.zero_)
@@ -86,26 +81,26 @@ class Trainer:
             torch.cuda.current_stream(self.device).wait_stream(self.lane.stream)
         return fine
 
-    def _lay(
-        self, x: Tensor, tables: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
-    ) -> None:
-        """Copy a client's images and draws into the static tensors, which grow as they must."""
+    def _copy_in(self, x: Tensor, tables: dict[str, Array]) -> None:
+        """Copy a client's images and random draws into the static tensors, which grow if needed."""
         steps = len(tables["rows"])
         if len(x) > len(self.images) or steps > len(self.tables.get("log", ())):
+            # The next power of two, so that few clients need a new capture.
             room = 2 ** (len(x) - 1).bit_length()
             self.images = x.new_zeros(max(room, len(self.images)), *x.shape[1:])
             self.tables = {
-                name: torch.zeros_like(put(table, self.device)) for name, table in tables.items()
+                name: torch.zeros_like(to_device(table, self.device))
+                for name, table in tables.items()
             }
             self.tables["log"] = x.new_zeros(steps, 2)
             self.replay = None
         self.images[: len(x)].copy_(x)
         for name, table in tables.items():
-            self.tables[name][:steps].copy_(put(table, self.device))
+            self.tables[name][:steps].copy_(to_device(table, self.device))
 
     @torch.no_grad()
     def _reset(self) -> None:
-        """Go back to the beginning."""
+        """Restore the initial weights and optimizer states, in place as captures need."""
         self.cursor.zero_()
         for module in (self.generator, self.critic):
             for name, value in module.state_dict().items():
@@ -117,7 +112,7 @@ class Trainer:
             value.copy_(self.first[self.generator][name])
 
     def _step(self) -> None:
-        """Train the discriminator, then the generator: the non-saturating logistic loss."""
+        """Train the discriminator, then the generator, with the non-saturating logistic loss."""
         now = {
             name: table.index_select(0, self.cursor)[0]
             for name, table in self.tables.items()
@@ -130,34 +125,32 @@ class Trainer:
             fake = self.generator(now["noise"][0], claimed)
             seen = jitter(torch.cat([real, fake]), now["jitter"][: 2 * BATCH])
         logits = self.critic.train()(seen, torch.cat([y, claimed]))
-        told_apart = F.softplus(-logits[:BATCH]).mean() + F.softplus(logits[BATCH:]).mean()
-        self._move(self.critic, told_apart)
+        critic_loss = F.softplus(-logits[:BATCH]).mean() + F.softplus(logits[BATCH:]).mean()
+        self._update(self.critic, critic_loss)
         fake = self.generator(now["noise"][1], claimed)
-        fooled = F.softplus(
-            -self.critic.eval()(jitter(fake, now["jitter"][2 * BATCH :]), claimed)
-        ).mean()
-        self._move(self.generator, fooled)
+        # In evaluation mode, spectral normalisation does not update its estimates.
+        fake_logits = self.critic.eval()(jitter(fake, now["jitter"][2 * BATCH :]), claimed)
+        generator_loss = F.softplus(-fake_logits).mean()
+        self._update(self.generator, generator_loss)
         with torch.no_grad():
             torch._foreach_lerp_(
                 list(self.average.values()), list(self.generator.state_dict().values()), 1 - EMA
             )
-            self.tables["log"].index_copy_(
-                0, self.cursor, torch.stack([told_apart, fooled]).detach()[None]
-            )
+            losses = torch.stack([critic_loss, generator_loss])
+            self.tables["log"].index_copy_(0, self.cursor, losses[None])
             self.cursor.add_(1)
 
-    def _move(self, module: nn.Module, loss: Tensor) -> None:
+    def _update(self, module: nn.Module, loss: Tensor) -> None:
         parameters = list(module.parameters())
-        for parameter, gradient in zip(
-            parameters, torch.autograd.grad(loss, parameters), strict=True
-        ):
+        gradients = torch.autograd.grad(loss, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self.optimizers[module].step()
 
     @torch.no_grad()
     def sample(self, labels: Tensor, draws: np.random.Generator) -> Tensor:
-        """Return images in [−1, 1] from the averaged generator."""
-        noise = put(draws.standard_normal((len(labels), NOISE), np.float32), self.device)
+        """Return images in [−1, 1] from the generator's moving average."""
+        noise = to_device(draws.standard_normal((len(labels), NOISE), np.float32), self.device)
         return functional_call(self.generator, self.average, (noise, labels))  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -166,17 +159,18 @@ class Trainer:
         return self.critic(x, y)  # type: ignore[no-any-return]
 
 
-def plan(
-    y: npt.NDArray[np.int64], classes: int, steps: int, draws: np.random.Generator
-) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]:
-    """Draw all that the steps need. A class's chance is the square root of its share: the tail is
-    seen more often.
+def draw_plan(y: Ints, classes: int, steps: int, draws: np.random.Generator) -> dict[str, Array]:
+    """Draw all random numbers of the steps.
+
+    A class is drawn in proportion to the square root of its number of images, so that tail classes
+    come more often.
     """
     counts = np.bincount(y, minlength=classes)
     chances = np.sqrt(counts) / np.sqrt(counts).sum()
-    labels, claimed = (draws.choice(classes, (steps, BATCH), p=chances) for _ in range(2))
+    labels = draws.choice(classes, (steps, BATCH), p=chances)
+    claimed = draws.choice(classes, (steps, BATCH), p=chances)
     return {
-        "rows": pick(y, labels, classes, draws),
+        "rows": draw_same_class(y, labels, classes, draws),
         "labels": labels,
         "claimed": claimed,
         "noise": draws.standard_normal((steps, 2, BATCH, NOISE), np.float32),

@@ -1,4 +1,4 @@
-"""The options that have a flag of their own: on the command line, in `cafedcl.run` and in studies.
+"""Options with their own flag: on the command line, in `cafedcl.run` and in studies.
 
 Every other option is set by its full name, such as ``--set train.lr=0.05``.
 """
@@ -20,11 +20,11 @@ FLAGS = {
     "device": "engine.device",
     "engine": "engine.name",
 }
-"""Each flag, and the option it sets; ``split`` sets its whole section, as in ``dirichlet:0.1``."""
+"""The option that each flag sets; ``split`` sets its whole section, as in ``dirichlet:0.1``."""
 
 
 class RunFlags(TypedDict, total=False):
-    """The flags besides ``method`` and ``data``, with their types; None leaves an option as it is."""
+    """The flags besides ``method`` and ``data``, with their types; None is no change."""
 
     augment: str | None
     data_dir: str | None
@@ -45,7 +45,7 @@ class Flags(RunFlags, total=False):
 
 
 def set_flags(tables: dict[str, Any], flags: Flags) -> None:
-    """Write the flags that are given into the tables of a config."""
+    """Write the given flags into the tables of a config."""
     for name, value in flags.items():
         if value is None:
             continue

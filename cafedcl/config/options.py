@@ -1,5 +1,4 @@
-"""Options as frozen dataclasses: every field has a default, a meaning and its limits, checked in
-one place.
+"""Options as frozen dataclasses: every field has a default, a meaning and limits.
 
 The same declaration gives the config file's keys, the command line's ``--set``, the printed
 documentation and the error message for a bad value.
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a value must satisfy: at least, at most, strictly above, one of."""
+    """Limits of a value: at least, at most, strictly above, one of."""
 
     low: float | None = None
     high: float | None = None
@@ -44,10 +43,15 @@ class Limits:
         return None
 
     def __str__(self) -> str:
-        parts = [" | ".join(self.choices)] if self.choices else []
-        parts += [f"≥ {self.low:g}"] if self.low is not None else []
-        parts += [f"> {self.above:g}"] if self.above is not None else []
-        parts += [f"≤ {self.high:g}"] if self.high is not None else []
+        parts = []
+        if self.choices:
+            parts.append(" | ".join(self.choices))
+        if self.low is not None:
+            parts.append(f"≥ {self.low:g}")
+        if self.above is not None:
+            parts.append(f"> {self.above:g}")
+        if self.high is not None:
+            parts.append(f"≤ {self.high:g}")
         return ", ".join(parts)
 
 
@@ -60,22 +64,20 @@ def option(
     above: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> T:
-    """Declare a field of an options dataclass with its default, its meaning and its limits."""
+    """Declare a field of an options dataclass: default, meaning (its help text) and limits."""
     limits = Limits(low, high, above, choices)
     return dataclasses.field(default=default, metadata={"meaning": meaning, "limits": limits})
 
 
 def meaning(field: "Field[Any]") -> str:
-    """Return what an option means, with its limits."""
+    """Return an option's help text, with its limits."""
     limits = str(field.metadata["limits"])
     text = str(field.metadata["meaning"])
-    return text + (f" ({limits})" if limits else "")
+    return f"{text} ({limits})" if limits else text
 
 
 def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Build options from plain values; raises CafedclError with one clear line for anything that
-    does not fit.
-    """
+    """Build options from plain values; a wrong key or value is a CafedclError of one line."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
@@ -94,7 +96,7 @@ def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 
 
 def _fit(hint: Any, raw: Any, where: str) -> Any:
-    """Return ``raw`` as the hinted type, or refuse it."""
+    """Return ``raw`` as the hinted type, or raise an error."""
     if get_origin(hint) is tuple:
         inner, *rest = get_args(hint)
         if not isinstance(raw, list | tuple):
@@ -107,24 +109,20 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
             return float(raw)
         except OverflowError:
             raise CafedclError(f"{where}: the number is too large") from None
+    # TOML has no larger numbers, and neither have tensors.
     if hint is int and isinstance(raw, int) and abs(raw) >= 2**63:
         raise CafedclError(f"{where}: the number is too large")
+    # Not isinstance: True is an int, but not a number here.
     if type(raw) is not hint:
-        expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[
-            hint
-        ]
-        raise CafedclError(f"{where} = {to_toml(raw)}: {expected} is expected")
+        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+        raise CafedclError(f"{where} = {to_toml(raw)}: {words[hint]} is expected")
     return raw
 
 
 def to_plain(options: Any) -> dict[str, Any]:
     """Return options as plain values (lists for tuples), ready for TOML or JSON."""
-    return {
-        field.name: list(value)
-        if isinstance(value := getattr(options, field.name), tuple)
-        else value
-        for field in dataclasses.fields(options)
-    }
+    plain = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()}
 
 
 def to_toml(value: Any) -> str:
@@ -132,6 +130,7 @@ def to_toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
+        # JSON and TOML strings differ in DEL only, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
@@ -140,11 +139,12 @@ def to_toml(value: Any) -> str:
     try:
         return str(value)
     except ValueError:
+        # Python refuses to print integers of more than 4300 digits.
         return "a number of thousands of digits"
 
 
 def toml_section(name: str, options: Any, *, explain: bool) -> list[str]:
-    """Return options as a TOML section, each with its meaning beside it if asked."""
+    """Return options as a TOML section, with their help texts as comments if ``explain``."""
     lines = [f"[{name}]"]
     for field in dataclasses.fields(options):
         if explain:

@@ -15,14 +15,14 @@ from cafedcl.core.errors import CafedclError, nearest
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What makes this run this run."""
+    """Randomness of the run."""
 
     seed: int = option(0, "random seed", low=0, high=2**63 - 1)
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where the images come from."""
+    """The data set."""
 
     name: str = option(
         "digits",
@@ -30,25 +30,28 @@ class DataOptions:
         "or sites: each Flower site has its own data",
     )
     test: str = option(
-        "", "sites: data whose test images the server scores on too; empty: only sites on their own"
+        "",
+        "sites: data set whose test images the server evaluates on; empty: only the sites evaluate",
     )
     dir: str = option(
-        "", "folder with data files; by default $CAFEDCL_DATA, else the platform's cache folder"
+        "", "folder with data files; empty: $CAFEDCL_DATA, or the user's cache folder"
     )
-    download: bool = option(True, "fetch a data set that is not there from its official address")
+    download: bool = option(True, "download missing files of a data set from its official address")
     images: int = option(
         0,
-        "training images to keep at most, the same part of every class, the same for every seed; 0: all",
+        "maximum number of training images: the same share of every class, and the same images "
+        "for every seed; 0: all",
         low=0,
     )
     size: int = option(
         0,
-        "pixels that your own images, gtsrb and ham10000 are resized to; 0: most common, 32",
+        "image size in pixels for your own data, .npz files, gtsrb and ham10000; "
+        "0: the most common size, 32 for gtsrb and ham10000",
         low=0,
         high=4096,
     )
     strict: bool = option(
-        False, "refuse your own data if any image is corrupt, instead of skipping it"
+        False, "refuse your own data if an image is corrupt, instead of skipping the image"
     )
 
 
@@ -60,34 +63,38 @@ SPLITS: dict[str, str | None] = {
     "natural": None,
     "file": "file",
 }
-"""The splits, and the option that stands behind the colon in ``--split dirichlet:0.1``."""
+"""The splits, and the option after the colon in ``--split dirichlet:0.1``."""
 
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """How the training images are dealt to clients."""
+    """How training images are split over clients."""
 
     kind: str = option(
         "auto",
-        "how images are dealt; auto: natural where the data have clients",
+        "how to split images over clients; auto: natural if the data have clients, else dirichlet",
         choices=("auto", *SPLITS),
     )
     alpha: float = option(
-        0.1, "dirichlet, quantity: concentration, smaller is more skewed", above=0.0
+        0.1, "dirichlet, quantity: concentration α; smaller is more skewed", above=0.0
     )
     form: str = option(
         "client",
-        "dirichlet: proportions drawn per client with equal sizes, or per class with unequal sizes",
+        "dirichlet: draw class proportions per client (equal sizes), or client proportions per "
+        "class (unequal sizes)",
         choices=("client", "class"),
     )
     classes: int = option(2, "pathological: classes per client", low=1)
     ir: float = option(
-        1.0, "imbalance ratio of the global long tail, applied before the split", low=1.0
+        1.0, "imbalance ratio of the long tail over all clients, applied before the split", low=1.0
     )
     tail: str = option("exponential", "shape of the long tail", choices=("exponential", "step"))
-    file: str = option("", "file: a split written by `cafedcl split --export`")
+    file: str = option("", "file: path of a split written by `cafedcl split --export`")
     validation: float = option(
-        0.1, "part of each client's images held out for confidence, stratified", low=0.0, high=0.9
+        0.1,
+        "share of each client's images held out for validation, stratified by class",
+        low=0.0,
+        high=0.9,
     )
 
 
@@ -96,9 +103,9 @@ class ModelOptions:
     """The encoder."""
 
     name: str = option(
-        "auto", "encoder, or your own as `package.module:factory`; auto: by image size"
+        "auto", "encoder, or your own as `package.module:factory`; auto: chosen by image size"
     )
-    width: float = option(1.0, "multiplies the number of channels", above=0.0, high=64.0)
+    width: float = option(1.0, "factor for the number of channels", above=0.0, high=64.0)
 
 
 @dataclass(frozen=True)
@@ -107,39 +114,41 @@ class TrainOptions:
 
     epochs: int = option(5, "local epochs per round", low=1)
     iterations: int = option(
-        10, "iterations per epoch; the batch size follows from the client's size", low=1
+        10, "steps per epoch; the batch size is the client's number of images over this", low=1
     )
-    batch_size: int = option(0, "fixed batch size; 0: follow `iterations`", low=0)
+    batch_size: int = option(0, "fixed batch size; 0: given by `iterations`", low=0)
     lr: float = option(0.1, "learning rate of SGD", above=0.0)
-    lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0)
+    lr_decay: float = option(
+        0.998, "factor for the learning rate after every round", above=0.0, high=1.0
+    )
     lr_decay_in_round: bool = option(
-        False, "decay once more per local epoch, as FedRCL's code does"
+        False, "also decay the learning rate after every local epoch, as FedRCL's code does"
     )
     momentum: float = option(0.0, "momentum of SGD", low=0.0, high=1.0)
     weight_decay: float = option(1e-3, "weight decay", low=0.0)
-    clip: float = option(10.0, "largest norm of the gradient; 0: no clipping", low=0.0)
-    flip: bool = option(False, "flip training images left to right at random")
-    crop: int = option(
-        0, "pad training images by so many pixels and crop at random; 0: do not", low=0, high=64
-    )
+    clip: float = option(10.0, "maximum gradient norm; 0: no clipping", low=0.0)
+    flip: bool = option(False, "flip training images horizontally at random")
+    crop: int = option(0, "pixels of padding before a random crop; 0: no crop", low=0, high=64)
 
 
 @dataclass(frozen=True)
 class FederationOptions:
-    """Who takes part, and for how long."""
+    """Clients and rounds."""
 
     clients: int = option(20, "number of clients", low=1, high=10_000_000)
     rounds: int = option(100, "number of communication rounds", low=1)
     participation: float = option(
-        1.0, "part of the clients sampled each round", above=0.0, high=1.0
+        1.0, "share of the clients sampled in each round", above=0.0, high=1.0
     )
     dropout: float = option(
-        0.0, "chance that a sampled client drops out mid-round", low=0.0, high=1.0
+        0.0, "probability that a sampled client drops out during a round", low=0.0, high=1.0
     )
     drop: tuple[str, ...] = option(
-        (), 'clients that drop out by schedule, as "round:client,client"'
+        (), 'clients that drop out in given rounds, as "round:client,client"'
     )
-    min_replies: int = option(1, "fewer good replies than this, and the round is skipped", low=1)
+    min_replies: int = option(
+        1, "replies needed for an update; with fewer, the round is skipped", low=1
+    )
 
     def participants(self, clients: int) -> int:
         """Return how many of the given number of clients are sampled in a round: at least one."""
@@ -148,33 +157,35 @@ class FederationOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """How every method is scored."""
+    """Evaluation."""
 
     every: int = option(
-        1, "rounds between evaluations of the server's model; the last is always scored", low=1
+        1, "rounds between evaluations of the server's model; the last round always counts", low=1
     )
     own_every: int = option(1, "rounds between evaluations of the clients' own models", low=1)
     protocol: str = option(
         "complete",
-        "complete: the whole test set; pfllib: train and test merged, 75/25 inside each client",
+        "complete: the whole test set; pfllib: training and test images merged, then split 75/25 "
+        "in each client",
         choices=("complete", "pfllib"),
     )
     shots: tuple[int, int] = option(
         (100, 20),
-        "classes with more training images than the first are many-shot, fewer than the second few",
+        "classes with more training images than the first number are many-shot, those with fewer "
+        "than the second few-shot",
         low=1,
     )
     batch: int = option(500, "images per evaluation batch", low=1)
     loop: int = option(
         64,
-        "images per class that classes' centres are measured on, for the bias loop; 0: do not measure it",
+        "images per class to measure class centres on, for the bias loop; 0: do not measure it",
         low=0,
     )
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What runs the clients."""
+    """How clients are trained, and on which device."""
 
     name: str = option(
         "auto",
@@ -186,51 +197,55 @@ class EngineOptions:
     device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:1 or mps")
     precision: str = option(
         "auto",
-        "of the encoder; weights and losses are always fp32. auto: bf16 in the cuda engine, fp32 elsewhere",
+        "precision of the encoder; weights and losses are always fp32. auto: bf16 with the cuda "
+        "engine, else fp32",
         choices=("auto", "fp32", "tf32", "bf16"),
     )
     compile: str = option(
         "auto",
-        "cuda: compile the encoder; auto: if it has normalisation layers and there is enough work to pay for it",
+        "cuda: compile the encoder; auto: if it has normalisation layers and enough work",
         choices=("auto", "on", "off"),
     )
     streams: int = option(
-        0, "cuda: clients trained at the same time; 0: by the size of the model", low=0, high=64
+        0,
+        "cuda: number of clients trained at the same time; 0: chosen by model size",
+        low=0,
+        high=64,
     )
     workers: int = option(
         0,
-        "worker processes on a CPU; 1: serial; 0: as many as there are cores, where that is faster",
+        "cpu: number of worker processes; 1: none; 0: one per core if that is faster",
         low=0,
         high=4096,
     )
     stack: int = option(
         0,
-        "clients trained side by side in one process on a CPU; 1: none; 0: by the size of a step",
+        "cpu: number of clients stacked in one process; 1: no stacking; 0: chosen by step size",
         low=0,
         high=4096,
     )
     onednn: str = option(
         "auto",
-        "CPU kernels by oneDNN; auto: off on ARM and for cnn8, where they are slower",
+        "use oneDNN kernels on a CPU; auto: not on ARM and not for cnn8, where they are slower",
         choices=("auto", "on", "off"),
     )
-    deadline: float = option(600.0, "flower: seconds that a site has to answer", above=0.0)
-    threads: int = option(1, "intra-op threads per client job; part of what makes the bits", low=1)
+    deadline: float = option(600.0, "flower: seconds a site has to answer", above=0.0)
+    threads: int = option(
+        1, "PyTorch threads per client; results are bit-identical only for the same number", low=1
+    )
 
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What the run folder keeps."""
+    """What the run folder stores."""
 
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
-    notes: bool = option(
-        True, "record what clients tell about themselves (confidence and its parts)"
-    )
+    notes: bool = option(True, "store client notes (confidence and its components)")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method, or an augmentation, and its own options, which it declares itself."""
+    """A method or an augmentation with its options, which it declares itself."""
 
     name: str
     options: Any
@@ -262,17 +277,19 @@ class Config:
 
     @property
     def label(self) -> str:
-        """The method as people call it, with its preset and its tail augmentation."""
+        """The method's name with its preset and tail augmentation, such as ``fedproto+gan``."""
         return label(self.method.name, self.augment.name)
 
     def to_toml(self, *, explain: bool = False) -> str:
-        """Return the config as TOML that can be fed back."""
+        """Return the config as TOML that can be read back."""
         lines: list[str] = []
         for section, command in CHOICES.items():
             choice = getattr(self, section)
             head, *rest = toml_section(section, choice.options, explain=explain)
-            name = [f"# {section}; `cafedcl {command}` lists them"] if explain else []
-            lines += [head, *name, f"name = {to_toml(choice.name)}", *rest]
+            lines.append(head)
+            if explain:
+                lines.append(f"# {section}; `cafedcl {command}` lists all")
+            lines += [f"name = {to_toml(choice.name)}", *rest]
         for section in SECTIONS:
             lines += toml_section(section, getattr(self, section), explain=explain)
         return "\n".join(lines)
@@ -288,7 +305,7 @@ SECTIONS: dict[str, type[Any]] = {
 
 
 def label(method: str, augment: str) -> str:
-    """Return how a method with a tail augmentation is called, such as ``fedproto+gan``."""
+    """Return the name of a method with a tail augmentation, such as ``fedproto+gan``."""
     return method if augment == "none" else f"{method}+{augment}"
 
 
@@ -305,24 +322,25 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def assign(tables: dict[str, Any], text: str) -> None:
-    """Apply one ``section.key=value`` to the tables; the value is TOML, or a bare word."""
+    """Apply one ``section.key=value`` to the tables; the value is TOML or a plain word."""
     path, equals, value = text.partition("=")
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and section and key):
         raise CafedclError(f"--set {text}: section.key=value is expected, such as train.lr=0.05")
-    section_of(tables, section)[key] = _value(value.strip())
+    section_of(tables, section)[key] = _parse_value(value.strip())
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
+    # Text with a line break could add other keys.
     return parsed["value"] if parsed.keys() == {"value"} else text
 
 
 def section_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a section of the tables, which is made if it is not there."""
+    """Return a section of the tables; create it if it is missing."""
     table = tables.setdefault(name, {})
     if not isinstance(table, dict):
         raise CafedclError(f"{name}: a section is expected, such as [{name}]")
@@ -330,7 +348,7 @@ def section_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def parse_split(text: str) -> dict[str, Any]:
-    """Return the split section that ``dirichlet:0.1`` or ``pathological:2,ir=10`` stands for."""
+    """Return the split section for ``dirichlet:0.1`` or ``pathological:2,ir=10``."""
     kind, _, rest = text.partition(":")
     if kind not in SPLITS:
         raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(SPLITS))}")
@@ -339,11 +357,12 @@ def parse_split(text: str) -> dict[str, Any]:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if equals:
-            table[key.strip()] = _value(value.strip())
+            table[key.strip()] = _parse_value(value.strip())
         elif main and main not in table:
-            table[main] = part.strip() if main == "file" else _value(part.strip())
+            # A path is text, even if it reads like a number.
+            table[main] = part.strip() if main == "file" else _parse_value(part.strip())
         else:
             raise CafedclError(
-                f"--split {text}: '{part}' is not key=value; an example is pathological:2,ir=10"
+                f"--split {text}: '{part}' is not key=value; for example: pathological:2,ir=10"
             )
     return table

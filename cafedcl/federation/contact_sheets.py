@@ -41,7 +41,7 @@ class Sheets(Watcher):
         """Draw the sheets of the clients that have something new."""
         task = federation.task
         failed = {entry["client"] for entry in record.failed}
-        if task.tail.augmenter.shifts or task.clients.remote or not task.tail.wanted.any():
+        if task.tail.augmenter.shifts or task.clients.remote or not task.tail.synthetic_counts.any():
             return
         for client in [
             k for k in record.participants if k not in {*record.dropped, *failed} and k < CLIENTS
@@ -51,9 +51,9 @@ class Sheets(Watcher):
                 continue
             learned = memory.get(f"{AUGMENT}fitted")
             new = client not in self.seen if learned is None else int(learned) == record.round
-            if new and task.tail.wanted[client].any():
+            if new and task.tail.synthetic_counts[client].any():
                 self.seen.add(client)
-                extra = task.tail.extra(
+                extra = task.tail.synthetic_images(
                     Job(client, Down(record.round, {}), memory, False), no_features
                 )
                 own = task.clients.shards.train[client]

@@ -1,7 +1,6 @@
-"""CAFedCL's options. Where the paper leaves a point open, the default is our reading and
-``literal`` is its letter.
+"""CAFedCL's options. Where the paper leaves a point open, ``literal`` follows its exact wording.
 
-docs/cafedcl.md says what each reading is and why the default was chosen.
+docs/cafedcl.md explains every reading and why the default was chosen.
 """
 
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 from cafedcl.config.options import option
 
 WEIGHTS = {"confidence": 1.0, "uniform": 1.0, "counts": 1e9, "inverse-variance": 1e12}
-"""What may weight a client, and the largest value it may take."""
+"""The kinds of client weights, and the largest value of each."""
 LETTER = ("geo", "geo_reduction", "align", "align_norm", "prototype", "missing", "unseen")
 PRESETS: dict[str, dict[str, Any]] = {
     "literal": {**dict.fromkeys(LETTER, "literal"), "epsilon": 1e-8},
@@ -21,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fixed-anchors": {"anchors": "fixed"},
     "best": {"anchors": "fixed"},
 }
-"""``best`` is what did best on held-out images among as many candidates as every rival had
+"""``best`` scored highest on held-out images, among as many candidates as every other method had
 (docs/reproduction.md).
 """
 
@@ -30,88 +29,130 @@ PRESETS: dict[str, dict[str, Any]] = {
 class CAFedCLOptions:
     """The paper's values where it gives them: λ_geo = 1, γ = 0.6, β = 0.5, w = (0.4, 0.3, 0.3)."""
 
-    tau: float = option(0.1, "temperature τ of I2P", above=0.0)
-    lam_align: float = option(0.1, "weight λ_align", low=0.0)
-    align_warmup: int = option(10, "rounds over which λ_align rises linearly to its value", low=0)
-    lam_geo: float = option(1.0, "weight λ_geo", low=0.0)
-    margin: float = option(1.0, "margin m of the geometry term", low=0.0, high=2.0)
-    gamma: float = option(0.6, "discount γ of synthetic samples in n_eff", low=0.0, high=1.0)
-    beta: float = option(0.5, "sharpness β of conf_val", low=0.0)
+    tau: float = option(0.1, "temperature τ of the image-to-prototype loss", above=0.0)
+    lam_align: float = option(0.1, "weight λ_align of the alignment loss", low=0.0)
+    align_warmup: int = option(10, "rounds over which λ_align rises linearly from 0", low=0)
+    lam_geo: float = option(1.0, "weight λ_geo of the geometry loss", low=0.0)
+    margin: float = option(1.0, "margin m of the geometry loss", low=0.0, high=2.0)
+    gamma: float = option(0.6, "weight γ of a synthetic image in n_eff", low=0.0, high=1.0)
+    beta: float = option(0.5, "β in conf_val = exp(−β u)", low=0.0)
     w: tuple[float, float, float] = option(
         (0.4, 0.3, 0.3), "weights of conf_data, conf_gen, conf_val", low=0.0
     )
     clip: tuple[float, float] = option(
-        (0.05, 1.0), "per-class clipping of confidence", low=0.0, high=1.0
+        (0.05, 1.0), "minimum and maximum of a class's confidence", low=0.0, high=1.0
     )
     geo: str = option(
-        "batch", "whose prototypes L_geo parts", choices=("batch", "cross", "server", "literal")
+        "batch",
+        "which prototypes the geometry loss pushes apart",
+        choices=("batch", "cross", "server", "literal"),
     )
     geo_reduction: str = option(
-        "mean", "L_geo over pairs: mean, or the paper's sum", choices=("mean", "literal")
+        "mean",
+        "geometry loss over pairs: their mean or their sum (literal)",
+        choices=("mean", "literal"),
     )
     prior: str = option(
-        "margin", "what L_geo asks for", choices=("margin", "orthogonal", "simplex")
+        "margin",
+        "what the geometry loss asks for: a margin (Eq. 15), orthogonal prototypes or a simplex",
+        choices=("margin", "orthogonal", "simplex"),
     )
     features: str = option(
-        "literal", "after the last ReLU, or", choices=("literal", "pre-relu", "projected")
+        "literal",
+        "which features to use: after the last ReLU (literal), before it, or projected",
+        choices=("literal", "pre-relu", "projected"),
     )
-    align: str = option("batch", "prototype in L_align", choices=("batch", "sample", "literal"))
+    align: str = option(
+        "batch",
+        "which prototype the alignment loss uses: of the batch, each sample, or of all batches of "
+        "the epoch so far (literal)",
+        choices=("batch", "sample", "literal"),
+    )
     align_norm: str = option(
         "unit",
-        "L_align of unit vectors, or of the raw local prototype",
+        "alignment loss of the unit local prototype or the raw one (literal)",
         choices=("unit", "literal"),
     )
     prototype: str = option(
-        "mean-of-units", "what p_kc is", choices=("mean-of-units", "unit", "literal")
+        "mean-of-units",
+        "client prototype: mean of unit features, unit mean, or mean of raw features (literal)",
+        choices=("mean-of-units", "unit", "literal"),
     )
     prototype_of: str = option(
         "real",
-        "p_kc is the mean of real images, or of synthetic ones too, by γ",
+        "whether synthetic images, weighted by γ, count in prototypes",
         choices=("real", "augmented"),
     )
     calibrate: float = option(
         0.0,
-        "κ: logits of I2P, and of a client's own model, get κ·log of the class's share in its data",
+        "κ: add κ·log of the class's share in the client's data to logits, in training and in "
+        "the client's own model",
         low=0.0,
     )
     classifier: str = option(
-        "literal", "none, or a head with cross-entropy", choices=("literal", "ce")
+        "literal",
+        "no classifier head (literal), or one trained with cross-entropy",
+        choices=("literal", "ce"),
     )
     inference: str = option(
-        "anchors", "what an image is compared with", choices=("anchors", "own", "head")
+        "anchors",
+        "how to classify: by global anchors, the client's own prototypes, or the head",
+        choices=("anchors", "own", "head"),
     )
     init: str = option(
-        "orthonormal", "anchors of round 0", choices=("orthonormal", "simplex", "means")
+        "orthonormal", "anchors before the first round", choices=("orthonormal", "simplex", "means")
     )
     anchors: str = option(
-        "averaged", "anchors averaged every round, or as they began", choices=("averaged", "fixed")
+        "averaged",
+        "whether anchors are averaged in every round or stay fixed",
+        choices=("averaged", "fixed"),
     )
-    momentum: float = option(0.0, "share of the old anchor kept at every update", low=0.0, high=1.0)
+    momentum: float = option(0.0, "share of the old anchor kept in every update", low=0.0, high=1.0)
     data_scale: str = option(
-        "max", "conf_data is n_eff over", choices=("max", "sum", "own", "saturating")
+        "max",
+        "conf_data is n_eff divided by its maximum over clients, its sum over clients, the "
+        "client's own total, or n_eff + half",
+        choices=("max", "sum", "own", "saturating"),
     )
     half: float = option(10.0, "n_eff at which the saturating conf_data is 1/2", above=0.0)
     missing: str = option(
-        "renormalise", "conf_gen where nothing was generated", choices=("renormalise", "literal")
+        "renormalise",
+        "confidence of classes without synthetic images: renormalise the other weights, or "
+        "conf_gen = 0 (literal)",
+        choices=("renormalise", "literal"),
     )
-    uncertainty: str = option("entropy", "what u is", choices=("entropy", "nll", "doubt", "error"))
+    uncertainty: str = option(
+        "entropy",
+        "uncertainty u: entropy, negative log-likelihood, 1 − p_y (doubt), or error rate",
+        choices=("entropy", "nll", "doubt", "error"),
+    )
     judged: str = option(
-        "trained", "the model that u is measured with", choices=("trained", "received")
+        "trained",
+        "which model to measure u with: after or before local training",
+        choices=("trained", "received"),
     )
-    unvalidated: float = option(1.0, "u of a class without validation samples", low=0.0)
+    unvalidated: float = option(1.0, "u of a class without validation images", low=0.0)
     absent: str = option(
-        "mask", "classes a client lacks: not sent, or zeros", choices=("mask", "literal")
+        "mask",
+        "classes a client lacks: do not send them, or send zeros (literal)",
+        choices=("mask", "literal"),
     )
     unseen: str = option(
-        "keep", "anchor of a class nobody reported: kept, or zero", choices=("keep", "literal")
+        "keep",
+        "anchor of a class that no client reported: keep it, or set it to 0 (literal)",
+        choices=("keep", "literal"),
     )
     epsilon: float = option(
         0.0, "ε in the denominators of Eqs. 10 and 12 (paper: a small constant)", low=0.0
     )
     encoder_weight: str = option(
-        "raw", "Conf_k from clipped confidences, or from α", choices=("raw", "alpha")
+        "raw",
+        "compute Conf_k from clipped confidences (raw) or from the weights α",
+        choices=("raw", "alpha"),
     )
     conf_over: str = option(
-        "literal", "Conf_k is over all C classes, or", choices=("literal", "present")
+        "literal",
+        "average confidence over all classes (literal) or only those present",
+        choices=("literal", "present"),
     )
-    weights: str = option("confidence", "what weights a client", choices=tuple(WEIGHTS))
+    weights: str = option("confidence", "how the server weights clients", choices=tuple(WEIGHTS))

@@ -16,16 +16,12 @@ MODELS: dict[str, Factory] = {"resnet18": ResNet18, "cnn4": CNN4, "cnn8": CNN8, 
 
 
 def auto_model(shape: Shape) -> str:
-    """Return the model that fits images of this shape: the paper's, or the small CNN below 16
-    pixels.
-    """
+    """Return the model for images of this shape: the paper's, or a small CNN below 16 pixels."""
     return "cnn8" if min(shape[1:]) < 16 else "resnet18"
 
 
 def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
-    """Build an encoder by name or by ``package.module:factory``, which is called as
-    ``factory(shape, width)``.
-    """
+    """Build an encoder by name, or by ``package.module:factory``; calls factory(shape, width)."""
     factory = MODELS.get(name)
     if factory is None:
         if ":" not in name:
@@ -51,13 +47,14 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
 
 
 def feature_dim(encoder: nn.Module, shape: Shape) -> int:
-    """Return the number of features an encoder gives."""
+    """Return the number of features of an encoder."""
     training = encoder.training
     with torch.no_grad():
         features: Tensor = encoder.eval()(torch.zeros(2, *shape))
     encoder.train(training)
     if features.dim() != 2 or len(features) != 2:
+        shape_found = tuple(features.shape)
         raise CafedclError(
-            f"the model must give (batch, features); for 2 images it gave {tuple(features.shape)}"
+            f"the model must return (batch, features); for 2 images it returned {shape_found}"
         )
     return features.shape[1]

@@ -1,4 +1,4 @@
-"""What an encoder is. An encoder knows nothing of methods; a method puts its own head on it."""
+"""Encoders and networks. Encoders are independent of methods; a method adds its own head."""
 
 from typing import Protocol
 
@@ -13,10 +13,9 @@ from cafedcl.core.tensors import Tensors, under
 
 
 class Encoder(nn.Module):
-    """Images to features. Subclasses give their stages; pooling and the last ReLU are here.
+    """Maps images to features. Subclasses define their stages; pooling and the last ReLU are here.
 
-    ``stages`` are outputs *before* their ReLU, the stem's first, so that a method can look at any
-    level.
+    Stages are returned *before* their ReLU, the stem's first, so that a method can use any level.
     """
 
     dim: int
@@ -26,41 +25,35 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the pooled features of every stage before its ReLU, and the encoder's own
-        features.
-        """
+        """Return pooled features of every stage before its ReLU, and the encoder's features."""
         stages = self.stages(x)
-        return [pool(stage) for stage in stages], pool(F.relu(stages[-1]))
+        return [average_pool(stage) for stage in stages], average_pool(F.relu(stages[-1]))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features of the last stage, after its ReLU."""
-        return pool(F.relu(self.stages(x)[-1]))
+        return average_pool(F.relu(self.stages(x)[-1]))
 
 
 class Factory(Protocol):
-    """What builds an encoder for images of one shape; ``width`` multiplies its channels."""
+    """Builds an encoder for images of one shape; ``width`` multiplies its channels."""
 
     def __call__(self, shape: Shape, width: float) -> nn.Module:
-        """Build it."""
+        """Build an encoder."""
 
 
 class Runner:
-    """How a network's encoder is run. An engine may put a faster one in its place; this is the
-    plain one.
-    """
+    """Runs a network's encoder in plain PyTorch. An engine may replace it by a faster one."""
 
     def features(self, encoder: nn.Module, x: Tensor) -> Tensor:
         """Return the encoder's features."""
         return encoder(x)  # type: ignore[no-any-return]
 
     def levels(self, encoder: Encoder, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the pooled features of every stage before its ReLU, and the encoder's own
-        features.
-        """
+        """Return pooled features of every stage before its ReLU, and the encoder's features."""
         return encoder.levels(x)
 
     def frozen(self, encoder: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
-        """Return the features that other weights would give."""
+        """Return the features under other weights."""
         return functional_call(encoder, weights, (x,))  # type: ignore[no-any-return]
 
 
@@ -73,9 +66,7 @@ class Network(nn.Module):
         self.head = head
         self.runner = Runner()
         self.shift: Tensor | None = None
-        """What is added to the features of every image of a batch: augmentation in the space of
-        features.
-        """
+        """Added to the features of a batch's images, for augmentation in feature space."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's output."""
@@ -90,21 +81,15 @@ class Network(nn.Module):
         return self.head.get_submodule(name)
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the pooled features of every stage before its ReLU, and the encoder's own
-        features.
-        """
+        """Return pooled features of every stage before its ReLU, and the encoder's features."""
         if not isinstance(self.encoder, Encoder):
-            raise CafedclError(
-                "this model does not show its stages; derive it from cafedcl.models.Encoder"
-            )
+            raise CafedclError("this model has no stages; derive it from cafedcl.models.Encoder")
         levels, features = self.runner.levels(self.encoder, x)
         return [*levels[:-1], self._shifted(levels[-1])], self._shifted(features)
 
     @torch.no_grad()
     def frozen(self, weights: Tensors, x: Tensor, *parts: str) -> Tensor:
-        """Return what other weights would make of ``x``: the encoder, then the named parts of the
-        head in turn.
-        """
+        """Return the output under other weights: the encoder, then the named parts of the head."""
         training = self.training
         self.eval()
         x = self._shifted(self.runner.frozen(self.encoder, under("encoder.", weights), x))
@@ -117,6 +102,6 @@ class Network(nn.Module):
         return features if self.shift is None else features + self.shift
 
 
-def pool(features: Tensor) -> Tensor:
-    """Average over space, if there is any."""
+def average_pool(features: Tensor) -> Tensor:
+    """Average over height and width, if there are such dimensions."""
     return features.mean((2, 3)) if features.dim() == 4 else features

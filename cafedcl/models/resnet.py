@@ -10,7 +10,7 @@ GROUPS = 2
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut. Returns its sum before the ReLU."""
+    """Two 3×3 convolutions and a shortcut. The ReLU after the sum is left to the caller."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -34,6 +34,7 @@ class ResNet18(Encoder):
 
     def __init__(self, shape: Shape, width: float = 1.0) -> None:
         super().__init__()
+        # Rounded to a multiple of the number of groups.
         channels = [
             max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in (64, 128, 256, 512)
         ]

@@ -1,6 +1,4 @@
-"""The small encoders: the 4-layer CNN of the federated-learning literature, a CNN for 8×8 images,
-an MLP.
-"""
+"""Small encoders: the usual 4-layer CNN of federated learning, a CNN for 8×8 images, an MLP."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,46 +9,46 @@ from cafedcl.models.base import Encoder
 
 
 class CNN4(Encoder):
-    """Two 5×5 convolutions without padding, each with 2×2 max-pooling, and one fully connected
-    layer of 512.
+    """Two 5×5 convolutions with 2×2 max-pooling, and a fully connected layer of 512.
 
     The method's head is the fourth layer. It is the CNN of PFLlib and most federated-learning
-    papers: 1,600 numbers go into the fully connected layer for images of 32×32, 1,024 for 28×28.
+    papers, without padding: the fully connected layer has 1,600 inputs for images of 32×32, and
+    1,024 for 28×28.
     """
 
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
-        channels = (_wide(32, width), _wide(64, width))
-        self.dim = _wide(512, width)
+        channels = (_scaled_width(32, width), _scaled_width(64, width))
+        self.dim = _scaled_width(512, width)
         self.conv1 = nn.Conv2d(shape[0], channels[0], 5)
         self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
-        _at_least(shape, 16)
+        _require_size(shape, 16)
+        # Each convolution takes 4 pixels off, and each pooling halves the rest.
         left = [((pixels - 4) // 2 - 4) // 2 for pixels in shape[1:]]
         self.full = nn.Linear(channels[1] * left[0] * left[1], self.dim)
 
     def stages(self, x: Tensor) -> list[Tensor]:
         """Return the three layers' outputs before their ReLU."""
         first = self.conv1(x)
-        second = self.conv2(self._shrunk(first))
-        return [first, second, self.full(self._shrunk(second).flatten(1))]
+        second = self.conv2(self._pool_and_relu(first))
+        return [first, second, self.full(self._pool_and_relu(second).flatten(1))]
 
     @staticmethod
-    def _shrunk(x: Tensor) -> Tensor:
-        """Pooling comes first: that gives the same numbers as a ReLU before it, from a quarter of
-        the work.
-        """
+    def _pool_and_relu(x: Tensor) -> Tensor:
+        # Max-pooling before the ReLU gives the same result as after it, with a quarter of the work.
         return F.relu(F.max_pool2d(x, 2))
 
 
 class CNN8(Encoder):
-    """Two 3×3 convolutions of stride 2 and one fully connected layer: small enough for 8×8 images."""
+    """Two 3×3 convolutions of stride 2 and a fully connected layer, for images of 8×8."""
 
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
-        channels = (_wide(16, width), _wide(32, width))
-        self.dim = _wide(64, width)
+        channels = (_scaled_width(16, width), _scaled_width(32, width))
+        self.dim = _scaled_width(64, width)
         self.conv1 = nn.Conv2d(shape[0], channels[0], 3, 2, 1)
         self.conv2 = nn.Conv2d(channels[0], channels[1], 3, 2, 1)
+        # Two convolutions of stride 2 quarter each side, rounded up.
         self.full = nn.Linear(channels[1] * -(-shape[1] // 4) * -(-shape[2] // 4), self.dim)
 
     def stages(self, x: Tensor) -> list[Tensor]:
@@ -65,8 +63,8 @@ class MLP(Encoder):
 
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
-        hidden = _wide(200, width)
-        self.dim = _wide(64, width)
+        hidden = _scaled_width(200, width)
+        self.dim = _scaled_width(64, width)
         self.first = nn.Linear(shape[0] * shape[1] * shape[2], hidden)
         self.second = nn.Linear(hidden, self.dim)
 
@@ -76,12 +74,12 @@ class MLP(Encoder):
         return [first, self.second(F.relu(first))]
 
 
-def _wide(base: int, width: float) -> int:
+def _scaled_width(base: int, width: float) -> int:
     return max(1, round(base * width))
 
 
-def _at_least(shape: Shape, pixels: int) -> None:
+def _require_size(shape: Shape, pixels: int) -> None:
     if min(shape[1:]) < pixels:
         raise CafedclError(
-            f"images of {shape[1]}×{shape[2]} are too small for it; the least is {pixels}×{pixels}"
+            f"images of {shape[1]}×{shape[2]} are too small; the minimum is {pixels}×{pixels}"
         )

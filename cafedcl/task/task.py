@@ -94,14 +94,14 @@ class TailAugmentation:
     seed: int
 
     @cached_property
-    def wanted(self) -> npt.NDArray[np.int64]:
+    def synthetic_counts(self) -> npt.NDArray[np.int64]:
         """How many synthetic images every client gets of every class, m_{k,c}."""
-        return self.augmenter.wanted(self.clients.shards.counts.cpu()).numpy()
+        return self.augmenter.synthetic_counts(self.clients.shards.counts.cpu()).numpy()
 
     @cached_property
     def augmented(self) -> tuple[bool, ...]:
         """Which clients have synthetic images."""
-        return tuple(bool(numbers.any()) for numbers in self.wanted)
+        return tuple(bool(numbers.any()) for numbers in self.synthetic_counts)
 
     @cached_property
     def rows(self) -> tuple[npt.NDArray[np.int64], ...]:
@@ -112,7 +112,7 @@ class TailAugmentation:
         """
         end = len(self.clients.data.train_x)
         own = [rows.cpu().numpy() for rows in self.clients.shards.train]
-        synthetic = [np.arange(end, end + int(number)) for number in self.wanted.sum(1)]
+        synthetic = [np.arange(end, end + int(number)) for number in self.synthetic_counts.sum(1)]
         return tuple(np.concatenate(pair) for pair in zip(own, synthetic, strict=True))
 
     def learn(self, job: Job) -> Job:
@@ -142,10 +142,10 @@ class TailAugmentation:
         return ClientImages(
             x=data.train_x[rows],
             y=data.train_y[rows],
-            known=self._labels[self.rows[job.client][: len(rows)]],
+            host_y=self._labels[self.rows[job.client][: len(rows)]],
             held_x=data.train_x[held_out],
             held_y=data.train_y[held_out],
-            wanted=self.wanted[job.client],
+            synthetic_counts=self.synthetic_counts[job.client],
             memory=under(AUGMENT, job.memory),
             features=features,
             round=job.down.round,

@@ -6,12 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from augmented import own_of, skewed
+from augmented import client_of, skewed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cafedcl.augment import AUGMENTERS, find_augmenter
-from cafedcl.augment.base import ClientImages, Resample, SyntheticImages, TailOptions, fill
+from cafedcl.augment.base import (
+    ClientImages,
+    Resample,
+    SyntheticImages,
+    TailOptions,
+    missing_images,
+)
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import AUGMENT, under
 from cafedcl.engine.reference import ReferenceEngine
@@ -23,9 +29,11 @@ Tiny = Callable[..., Federation]
 KINDS = [name for name in AUGMENTERS if name != "none"]
 
 
-def made(name: str, own: ClientImages, **options: Any) -> SyntheticImages:
+def made(name: str, client: ClientImages, **options: Any) -> SyntheticImages:
     cls = find_augmenter(name)
-    return cls(cls.Options(**options), len(own.wanted), tuple(own.x.shape[1:]), 0).make(own)  # type: ignore[arg-type]
+    return cls(
+        cls.Options(**options), len(client.synthetic_counts), tuple(client.x.shape[1:]), 0
+    ).make(client)  # type: ignore[arg-type]
 
 
 # how many
@@ -33,7 +41,7 @@ def made(name: str, own: ClientImages, **options: Any) -> SyntheticImages:
 
 def test_tail_classes_are_filled_to_the_mean_of_the_classes_a_client_has() -> None:
     counts = torch.tensor([[90, 10, 0, 20], [5, 5, 5, 0], [0, 7, 0, 0], [1, 100, 0, 0]])
-    assert fill(counts, TailOptions()).tolist() == [
+    assert missing_images(counts, TailOptions()).tolist() == [
         [0, 30, 0, 20],
         [0, 0, 0, 0],
         [0, 0, 0, 0],
@@ -52,7 +60,9 @@ def test_tail_classes_are_filled_to_the_mean_of_the_classes_a_client_has() -> No
     ],
 )
 def test_the_rule_can_be_set(options: dict[str, Any], expected: list[int]) -> None:
-    assert fill(torch.tensor([90, 10, 0, 20]), TailOptions(**options)).tolist() == expected
+    assert (
+        missing_images(torch.tensor([90, 10, 0, 20]), TailOptions(**options)).tolist() == expected
+    )
 
 
 @given(
@@ -62,7 +72,7 @@ def test_the_rule_can_be_set(options: dict[str, Any], expected: list[int]) -> No
 def test_only_classes_a_client_has_are_filled_and_none_beyond_its_largest(
     counts: list[int], tail: str
 ) -> None:
-    wanted = fill(torch.tensor(counts), TailOptions(tail=tail)).tolist()
+    wanted = missing_images(torch.tensor(counts), TailOptions(tail=tail)).tolist()
     for n, m in zip(counts, wanted, strict=True):
         assert m == 0 if n in (0, max(counts)) else 0 <= m <= max(counts) - n
 
@@ -72,29 +82,29 @@ def test_only_classes_a_client_has_are_filled_and_none_beyond_its_largest(
 
 @pytest.mark.parametrize("name", ["resample", "mixup", "cutmix", "gaussian"])
 def test_exactly_what_is_wanted_is_made_in_the_order_of_the_classes(name: str) -> None:
-    own = own_of([6, 2, 1, 0], [0, 4, 3, 0])
-    extra = made(name, own)
-    assert extra.y.tolist() == [1, 1, 1, 1, 2, 2, 2]
-    assert extra.x.shape == (7, 1, 8, 8)
-    assert extra.x.dtype == torch.uint8
-    again = made(name, own_of([6, 2, 1, 0], [0, 4, 3, 0]))
-    assert torch.equal(extra.x, again.x)
-    other = made(name, own_of([6, 2, 1, 0], [0, 40, 3, 0], seed=1))
-    assert not torch.equal(other.x[:4], made(name, own_of([6, 2, 1, 0], [0, 40, 3, 0])).x[:4])
+    client = client_of([6, 2, 1, 0], [0, 4, 3, 0])
+    synthetic = made(name, client)
+    assert synthetic.y.tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert synthetic.x.shape == (7, 1, 8, 8)
+    assert synthetic.x.dtype == torch.uint8
+    again = made(name, client_of([6, 2, 1, 0], [0, 4, 3, 0]))
+    assert torch.equal(synthetic.x, again.x)
+    other = made(name, client_of([6, 2, 1, 0], [0, 40, 3, 0], seed=1))
+    assert not torch.equal(other.x[:4], made(name, client_of([6, 2, 1, 0], [0, 40, 3, 0])).x[:4])
 
 
 def test_resampling_copies_images_of_the_class_evenly_and_claims_nothing() -> None:
-    extra = made("resample", own_of([1, 4, 50], [0, 4000, 0]))
-    levels, times = extra.x[:, 0, 0, 0].unique(return_counts=True)
+    synthetic = made("resample", client_of([1, 4, 50], [0, 4000, 0]))
+    levels, times = synthetic.x[:, 0, 0, 0].unique(return_counts=True)
     assert levels.tolist() == [20, 21, 22, 23]
     assert (times - 1000).abs().max() < 150
-    assert extra.signals == {}
+    assert synthetic.signals == {}
 
 
 def test_mixup_blends_two_images_of_the_class() -> None:
-    own = own_of([2, 50], [3000, 0])
-    own.x[:2, :, :, :4] = torch.tensor([0, 200], dtype=torch.uint8)[:, None, None, None]
-    x = made("mixup", own).x.float()
+    client = client_of([2, 50], [3000, 0])
+    client.x[:2, :, :, :4] = torch.tensor([0, 200], dtype=torch.uint8)[:, None, None, None]
+    x = made("mixup", client).x.float()
     share = x[:, 0, 0, 0] / 200
     torch.testing.assert_close(x[:, 0, 0, 7], share, atol=0.51, rtol=0)
     assert float(share.mean()) == pytest.approx(0.5, abs=0.03)
@@ -102,15 +112,16 @@ def test_mixup_blends_two_images_of_the_class() -> None:
 
 
 def test_cutmix_pastes_one_rectangle() -> None:
-    own = own_of([2, 50], [500, 0])
-    own.x[1] = 255
+    client = client_of([2, 50], [500, 0])
+    client.x[1] = 255
     areas = []
-    for image in made("cutmix", own).x[:, 0]:
+    for image in made("cutmix", client).x[:, 0]:
         levels = image.unique().tolist()
         assert set(levels) <= {0, 255}
         for level in levels:
             inside = image == level
-            rows, columns = inside.any(1).sum(), inside.any(0).sum()
+            rows = inside.any(1).sum()
+            columns = inside.any(0).sum()
             if int(rows * columns) == int(inside.sum()):
                 areas.append(int(inside.sum()) / 64)
                 break
@@ -121,7 +132,11 @@ def test_cutmix_pastes_one_rectangle() -> None:
 
 def test_mixtures_count_as_new_where_there_are_two_images() -> None:
     for name in ("mixup", "cutmix"):
-        assert made(name, own_of([6, 2, 1], [0, 4, 3])).signals["synthetic"].tolist() == [0, 4, 0]
+        assert made(name, client_of([6, 2, 1], [0, 4, 3])).signals["synthetic"].tolist() == [
+            0,
+            4,
+            0,
+        ]
 
 
 def test_gaussian_features_have_the_tails_mean_and_the_heads_spread() -> None:
@@ -129,27 +144,29 @@ def test_gaussian_features_have_the_tails_mean_and_the_heads_spread() -> None:
     y = np.repeat([0, 1, 2], [400, 300, 3])
     spread = np.array([1.0, 2.0, 0.0, 5.0])
     z = torch.from_numpy(made_with.normal(size=(703, 4)) * spread + 10 * y[:, None]).float()
-    own = own_of([400, 300, 3], [0, 0, 5000], features=lambda: z)
-    extra = made("gaussian", own)
-    assert extra.shift is not None
-    picked = extra.x[:, 0, 0, 0].long() - 40
-    features = z[700 + picked] + extra.shift
+    client = client_of([400, 300, 3], [0, 0, 5000], features=lambda: z)
+    synthetic = made("gaussian", client)
+    assert synthetic.shift is not None
+    picked = synthetic.x[:, 0, 0, 0].long() - 40
+    features = z[700 + picked] + synthetic.shift
     torch.testing.assert_close(features.mean(0), z[700:].mean(0), atol=0.25, rtol=0)
     pooled = torch.sqrt(
         (z[:400].var(0, correction=0) * 400 + z[400:700].var(0, correction=0) * 300)
         / (400 + 300 - 2)
     )
     torch.testing.assert_close(features.std(0), pooled, atol=0.02, rtol=0.05)
-    assert extra.signals["synthetic"].tolist() == [0, 0, 5000]
+    assert synthetic.signals["synthetic"].tolist() == [0, 0, 5000]
 
 
 def test_gaussian_features_without_a_spread_to_learn_from_are_the_prototype() -> None:
     z = torch.tensor([[1.0, 2.0], [3.0, 0.0], [5.0, 4.0]])
-    own = own_of([1, 2], [0, 3], features=lambda: z)
-    extra = made("gaussian", own)
-    assert extra.shift is not None
-    picked = extra.x[:, 0, 0, 0].long() - 20
-    torch.testing.assert_close(z[1 + picked] + extra.shift, torch.tensor([4.0, 2.0]).expand(3, 2))
+    client = client_of([1, 2], [0, 3], features=lambda: z)
+    synthetic = made("gaussian", client)
+    assert synthetic.shift is not None
+    picked = synthetic.x[:, 0, 0, 0].long() - 20
+    torch.testing.assert_close(
+        z[1 + picked] + synthetic.shift, torch.tensor([4.0, 2.0]).expand(3, 2)
+    )
 
 
 # choosing
@@ -196,9 +213,9 @@ class Grey(Resample):
 
     name = "grey"
 
-    def make(self, own: ClientImages) -> SyntheticImages:
-        extra = super().make(own)
-        return replace(extra, x=torch.full_like(extra.x, 128))
+    def make(self, client: ClientImages) -> SyntheticImages:
+        synthetic = super().make(client)
+        return replace(synthetic, x=torch.full_like(synthetic.x, 128))
 
 
 def test_another_one_is_one_class(tiny: Tiny) -> None:
@@ -219,14 +236,15 @@ def test_every_method_runs_with_every_augmentation(tiny: Tiny, method: str, kind
     federation = skewed(tiny, method, kind)
     record = federation.step()
     assert (record.status, record.failed) == ("ok", [])
-    assert federation.task.tail.wanted.any()
+    assert federation.task.tail.synthetic_counts.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_trains_on_its_own_images_and_exactly_those_wanted(tiny: Tiny, kind: str) -> None:
-    """The batches of an epoch, put together, are the client's images and the extra ones, each once."""
+    """An epoch's batches are the client's images and the synthetic ones, each once."""
     federation = skewed(tiny, "fedavg", kind, augment__weight=0.25)
-    task, seen = federation.task, []
+    task = federation.task
+    seen = []
     loss = task.method.loss
 
     def watch(model: Any, batch: Any, visit: Any) -> Any:
@@ -237,7 +255,8 @@ def test_a_client_trains_on_its_own_images_and_exactly_those_wanted(tiny: Tiny, 
     record = federation.step()
     assert not record.failed
     client = record.participants[0]
-    counts, wanted = task.clients.shards.counts[client], torch.from_numpy(task.tail.wanted[client])
+    counts = task.clients.shards.counts[client]
+    wanted = torch.from_numpy(task.tail.synthetic_counts[client])
     steps = task.schedule.steps(int(counts.sum() + wanted.sum()))
     y = torch.cat([batch.y for batch in seen[:steps]])
     weight = torch.cat([batch.weight for batch in seen[:steps]])
@@ -250,7 +269,9 @@ def test_weights_in_the_average_and_sums_of_rates_know_what_is_real(tiny: Tiny) 
     federation = skewed(tiny, "fedavg", "resample", train__batch_size=8)
     task = federation.task
     for client in range(len(task.clients.shards)):
-        images = len(task.clients.shards.train[client]) + int(task.tail.wanted[client].sum())
+        images = len(task.clients.shards.train[client]) + int(
+            task.tail.synthetic_counts[client].sum()
+        )
         assert task.rates(client, 0) == pytest.approx(-(-images // 8) * task.schedule.options.lr)
         assert task.clients.client(client).samples == len(task.clients.shards.train[client])
 
@@ -268,7 +289,7 @@ def test_with_nothing_to_fill_nothing_changes(tiny: Tiny) -> None:
         augment__fill=0.0,
     )
     assert counts.equal(other.task.clients.shards.counts)
-    assert not other.task.tail.wanted.any()
+    assert not other.task.tail.synthetic_counts.any()
     plain.run()
     other.run()
     for name, value in plain.state.items():

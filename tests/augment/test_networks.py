@@ -23,7 +23,8 @@ def test_maps_start_at_four_pixels_or_a_little_more() -> None:
 
 def test_both_depend_on_the_class() -> None:
     torch.manual_seed(0)
-    generator, critic = Generator((1, 8, 8), 3, 8), Discriminator((1, 8, 8), 3, 8).eval()
+    generator = Generator((1, 8, 8), 3, 8)
+    critic = Discriminator((1, 8, 8), 3, 8).eval()
     noise = torch.randn(1, NOISE).expand(2, -1)
     x = generator(noise, torch.tensor([0, 1]))
     assert not torch.equal(x[0], x[1])
@@ -38,7 +39,7 @@ def test_the_discriminator_changes_no_faster_than_its_input() -> None:
     critic = Discriminator((1, 8, 8), 3, 8)
     for _ in range(50):
         critic(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))
-    for layer in (*critic.convs, critic.full, critic.judge, critic.label):
+    for layer in (*critic.convs, critic.full, critic.logit, critic.label):
         matrix = layer.weight.detach().flatten(1)
         assert float(torch.linalg.matrix_norm(matrix, 2)) == pytest.approx(1.0, abs=1e-3)
 

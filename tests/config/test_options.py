@@ -319,7 +319,7 @@ def test_a_split_in_short_is_a_section(text, expected):
 
 @pytest.mark.parametrize("text", ["iid:3", "dirichlet:0.1,0.2", "pathological:2,3"])
 def test_a_split_with_a_stray_value_is_refused(text):
-    with pytest.raises(CafedclError, match="is not key=value; an example is"):
+    with pytest.raises(CafedclError, match="is not key=value; for example"):
         parse_split(text)
 
 

@@ -87,7 +87,7 @@ def stacking_obstacle(task: Task) -> str | None:
         return f"they do so on a CPU only, not on '{task.device}'"
     if task.method.pooled:
         return "one client has all data"
-    if task.tail.wanted.any():
+    if task.tail.synthetic_counts.any():
         return "tail augmentation gives clients images of their own"
     trained = {name for name, value in task.network.named_parameters() if value.requires_grad}
     for name in task.network.state_dict():

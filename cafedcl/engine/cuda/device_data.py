@@ -85,7 +85,7 @@ class DeviceData:
 
     def synthetic_room(self) -> Tensors:
         """Return tensors with room for any client's synthetic images; empty if nobody has any."""
-        most = int(self.task.tail.wanted.sum(1).max())
+        most = int(self.task.tail.synthetic_counts.sum(1).max())
         if not most:
             return {}
         device = self.task.device

@@ -67,7 +67,7 @@ class CudaEngine:
         """Bytes that each client keeps on the device."""
         self.memory_used = 0
         self.learners: ThreadPoolExecutor | None = None
-        if task.device.type == "cuda" and task.tail.wanted.any():
+        if task.device.type == "cuda" and task.tail.synthetic_counts.any():
             self.learners = ThreadPoolExecutor(LEARNERS)
 
     def trial(self, down: Down) -> None:

@@ -98,7 +98,7 @@ def test_what_is_wrong_with_gtsrb(data_dir, load):
     with pytest.raises(CafedclError, match=r"00003.ppm cannot be read .*1 broken images in total"):
         load("gtsrb")
     write_zips(data_dir, ({}, test, table))
-    with pytest.raises(CafedclError, match="there are no training images of GTSRB in it"):
+    with pytest.raises(CafedclError, match="it holds no training images of GTSRB"):
         load("gtsrb")
     write_zips(data_dir, (train, test, {"GT-final_test.csv": b"a;b\n1;2\n"}))
     with pytest.raises(CafedclError, match="not GTSRB's table with Filename and ClassId"):

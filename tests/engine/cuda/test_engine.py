@@ -63,7 +63,7 @@ def test_tail_augmentation_is_that_of_the_reference_engine(
         del settings["augment__weight"]
     one, other = pair(tiny, method, **settings, **UNEQUAL, **EVERYONE)
     records = one.step(), other.step()
-    assert one.task.tail.wanted.any() == (kind != "none")
+    assert one.task.tail.synthetic_counts.any() == (kind != "none")
     assert_same(one, other, 1e-5)
     assert_same_records(*records, 1e-5)
 

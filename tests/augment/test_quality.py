@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cafedcl.augment.judge import COLLAPSE, COPIES, FINE, judge
+from cafedcl.augment.quality import COLLAPSE, COPIES, FINE, measure_quality
 
 MADE = torch.Generator().manual_seed(0)
 
@@ -19,7 +19,7 @@ def scores(number: int, middle: float = 0.0) -> torch.Tensor:
 
 
 def test_a_generator_as_good_as_the_data_scores_near_one() -> None:
-    found = judge(images(400), scores(400), images(400), scores(400))
+    found = measure_quality(images(400), scores(400), images(400), scores(400))
     assert found.quality > 0.9
     assert found.diversity == pytest.approx(1.0, abs=0.05)
     assert found.nearest == pytest.approx(1.0, abs=0.05)
@@ -27,8 +27,9 @@ def test_a_generator_as_good_as_the_data_scores_near_one() -> None:
 
 
 def test_the_numbers_are_those_of_their_definitions() -> None:
-    made, real = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[0.0], [2.0]])
-    found = judge(made, torch.tensor([0.0, 1.0, 2.0]), real, torch.tensor([1.0, 3.0]))
+    made = torch.tensor([[0.0], [1.0], [5.0]])
+    real = torch.tensor([[0.0], [2.0]])
+    found = measure_quality(made, torch.tensor([0.0, 1.0, 2.0]), real, torch.tensor([1.0, 3.0]))
     auc = (0 + 0.5 + 1) / 6
     assert found.score == pytest.approx(sum(1 / (1 + math.exp(-v)) for v in (0.0, 1.0, 2.0)) / 3)
     assert found.diversity == pytest.approx(((1 + 5 + 4) / 3) / 2)
@@ -41,13 +42,13 @@ def test_images_that_are_told_from_held_out_ones_score_low_either_way(apart: flo
     """Below: they look made. Above: the discriminator knows its training images, and takes these
     for them.
     """
-    found = judge(images(200), scores(200, apart), images(200), scores(50))
+    found = measure_quality(images(200), scores(200, apart), images(200), scores(50))
     assert found.quality < 0.01
     assert found.verdict == FINE
 
 
 def test_a_collapsed_generator_scores_low_and_is_called_so() -> None:
-    found = judge(
+    found = measure_quality(
         images(1).expand(100, -1, -1, -1) + 0.01 * images(100),
         scores(100),
         images(100),
@@ -59,17 +60,19 @@ def test_a_collapsed_generator_scores_low_and_is_called_so() -> None:
 
 def test_a_generator_that_repeats_its_training_images_scores_low_and_is_called_so() -> None:
     real = images(50)
-    found = judge(real.repeat(2, 1, 1, 1) + 1e-3, scores(100), real, scores(100))
+    found = measure_quality(real.repeat(2, 1, 1, 1) + 1e-3, scores(100), real, scores(100))
     assert found.quality < 0.1
     assert found.verdict == COPIES
 
 
 def test_nan_is_a_collapse() -> None:
-    assert judge(images(4) * torch.nan, scores(4), images(4), scores(4)).verdict == COLLAPSE
+    assert (
+        measure_quality(images(4) * torch.nan, scores(4), images(4), scores(4)).verdict == COLLAPSE
+    )
 
 
 @given(st.integers(2, 20), st.integers(2, 20), st.integers(1, 10), st.floats(-5, 5))
 def test_quality_is_a_share(made: int, real: int, held: int, apart: float) -> None:
-    found = judge(images(made), scores(made, apart), images(real), scores(held))
+    found = measure_quality(images(made), scores(made, apart), images(real), scores(held))
     assert 0 <= found.quality <= 1
     assert 0 <= found.score <= 1
