@@ -25,8 +25,9 @@ from typing import Any
 import torch
 import typer
 
-from cafedcl.compare.jobs import RunOutcome, RunSpec, run_all
+from cafedcl.compare.jobs import RunOutcome, RunSpec
 from cafedcl.compare.plan import words_of
+from cafedcl.compare.pool import run_all
 from cafedcl.compare.run import Means, end, fetch_data, scheduled
 from cafedcl.compare.sweep import Point, Sweep, sweep_settings
 from cafedcl.config.options import to_toml

@@ -1,5 +1,6 @@
 """Commands that list available methods, augmentations, models, data sets, splits and options."""
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,9 +38,8 @@ def methods(
         print("a method of your own: --method package.module:Class")
         return
     method, preset = find_method(name)
-    screen.print(
-        f"[bold]{name}[/]  {method.paper} ({method.year})\n{method.__doc__}", soft_wrap=True
-    )
+    screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})", soft_wrap=True)
+    screen.print(inspect.getdoc(method), soft_wrap=True, markup=False)
     show_options(screen, method.Options, preset)
     for title, values in method.presets.items():
         words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
@@ -80,6 +80,12 @@ def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any
         screen.print(table)
 
 
+def first_paragraph(documented: Any) -> str:
+    """Return the first paragraph of a docstring as one line."""
+    text = inspect.getdoc(documented) or ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
 def augmenters(
     name: Annotated[
         str | None, typer.Argument(help="Show the options of one augmentation.")
@@ -93,12 +99,12 @@ def augmenters(
     screen = console()
     if name is not None:
         found = find_augmenter(name)
-        screen.print(f"[bold]{name}[/]  {found.__doc__}", soft_wrap=True)
+        screen.print(f"[bold]{name}[/]  {inspect.getdoc(found)}", soft_wrap=True)
         show_options(screen, found.Options, {})
         return
     table = Table("augmentation", "what it does", box=None, header_style="bold")
     for known in AUGMENTERS:
-        table.add_row(known, str(find_augmenter(known).__doc__).splitlines()[0])
+        table.add_row(known, first_paragraph(find_augmenter(known)))
     screen.print(table)
     print("with any method: --augment NAME, or --method METHOD+NAME")
     print("an augmentation of your own: --augment package.module:Class")
@@ -120,7 +126,7 @@ def models() -> None:
             name,
             str(feature_dim(encoder, (3, 32, 32))),
             f"{parameters:,}",
-            str(factory.__doc__).splitlines()[0],
+            first_paragraph(factory),
         )
     console().print(table)
     print("a model of your own: --set model.name=package.module:factory,")
@@ -134,6 +140,7 @@ def datasets(*, flags: Flags) -> None:
 
     for name in dataset_names(flags.get("data_dir") or ""):
         print(f"{name}  {describe_dataset(name)}")
+    print("the last two numbers are training and test images")
     print("data of your own: --data PATH (folder, .csv, .parquet, .npz, .npy),")
     print("hf:NAME, or package.module:function")
 

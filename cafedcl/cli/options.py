@@ -60,8 +60,9 @@ def with_flags(*names: str) -> Callable[[Command], Command]:
             command(flags=flags, **given)
 
         # Typer reads the options from these two attributes, and not from the wrapper's code.
-        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        made: Any = wrapper
+        made.__signature__ = signature.replace(parameters=parameters)
+        made.__annotations__ = {each.name: each.annotation for each in parameters}
         return wrapper
 
     return decorate

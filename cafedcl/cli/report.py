@@ -81,7 +81,7 @@ def table(
         str, typer.Option("--round", help="Which scored round to print: last or best.")
     ] = "last",
     paper: Annotated[
-        bool, typer.Option("--paper", help="Print the paper's own figures next to ours.")
+        bool, typer.Option("--paper", help="Print the paper's own numbers next to ours.")
     ] = False,
 ) -> None:
     """Print a table of methods × settings, as in a paper.

@@ -73,11 +73,12 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper and compare it with the paper's numbers.
 
-    Repeat the command to resume after an interruption, or to add settings, methods and seeds:
-    finished runs are kept and used again.
+    To resume after an interruption, repeat the command.
+
+    Finished runs are kept, and used again with other settings, methods or seeds.
     """
-    from cafedcl.compare.jobs import run_all
     from cafedcl.compare.plan import planned, stored_plan, words_of
+    from cafedcl.compare.pool import run_all
     from cafedcl.compare.run import Means, end, scheduled
     from cafedcl.compare.study import folder_of, read_scales, read_study
 
@@ -128,6 +129,7 @@ def reproduce(
         if todo:
             rounds = sum(job.rounds for job in todo)
             with scheduled("the same command", (len(todo), rounds), {}, means) as pool:
+                # One seed of every method first: a table is complete before the next seed starts.
                 outcomes = run_all(sorted(todo, key=lambda job: job.seed), pool)
         if todo or sources:
             write(place, whole, wanted, size, elsewhere, means.silent)

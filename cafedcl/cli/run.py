@@ -139,7 +139,8 @@ def demo(
     finished = []
     for config in configs:
         path = folder / config.method.name
-        screen.print(f"[bold]{config.method.name}[/]")
+        if not screen.is_terminal:  # the live view shows the name itself
+            print(f"{config.method.name}:")
         with watching(False, False) as watchers, resumable(path):
             finished.append(api.start(config, path, watchers, ["cafedcl", "demo"]))
         screen.print()

@@ -75,6 +75,7 @@ def resumable(path: Path) -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    # A SIGTERM becomes a KeyboardInterrupt, so that the run is saved as on Ctrl-C.
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Many runs in one command: comparisons, sweeps and searches, scheduled over cores and devices."""
+"""Many runs in one command: comparisons, sweeps, searches and studies."""

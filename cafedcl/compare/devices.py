@@ -1,4 +1,4 @@
-"""Where jobs run: the cores and GPUs of this machine, or a Ray cluster."""
+"""Where runs are executed: on the cores and GPUs of this machine, or on a Ray cluster."""
 
 import os
 import signal
@@ -9,51 +9,49 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cafedcl.compare.jobs import POLL, DeviceShare, Handle, Launcher, LocalLauncher
+from cafedcl.compare.jobs import DeviceShare, Handle, Launcher, LocalLauncher
+from cafedcl.compare.pool import POLL
 from cafedcl.core.environment import QUEUES, cores
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
 SHARED_GPU = {QUEUES: "8"}
-"""What jobs that share a GPU are told: all its queues for each of them are more than it has for a
-dozen.
+"""Environment of runs that share a GPU. By default each process asks for all hardware queues of the
+GPU, and a dozen processes would ask for more than it has.
 """
 
 
 def choose_launcher(
     devices: Sequence[str], jobs: int | None, threads: int, ray: str | None
 ) -> Launcher:
-    """Return what starts the jobs; without devices, on every GPU of this machine, or else on its
-    cores.
-    """
+    """Return a launcher for runs, by default on all GPUs of this machine, or else on its cores."""
     if jobs is not None and jobs < 1:
         raise CafedclError(f"--jobs {jobs}: it must be at least 1")
     if ray is not None:
         return RayLauncher(ray, devices, jobs, threads)
     import torch
 
-    here = (
-        list(devices)
-        or [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        or ["cpu"]
-    )
-    slots = [slot_of(device, jobs or 1) for device in here]
-    usual = max(1, cores() // threads) if here == ["cpu"] else 1
-    return LocalLauncher(slots * (jobs or usual))
+    here = list(devices)
+    if not here:
+        here = [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    shares = [device_share(device, jobs or 1) for device in here]
+    if jobs is None:
+        jobs = max(1, cores() // threads) if here == ["cpu"] else 1
+    return LocalLauncher(shares * jobs)
 
 
-def slot_of(device: str, jobs: int = 1) -> DeviceShare:
-    """Return the slot of a device by its name, which so many jobs share.
+def device_share(device: str, jobs: int = 1) -> DeviceShare:
+    """Return a share of a device, which ``jobs`` runs use at the same time.
 
-    A GPU is given to a job as the only one that it sees, so that a run can go on with another one
-    later.
+    A run sees only its own GPU, as ``cuda``: so it can be resumed on another one later.
     """
     import torch
 
     kind, colon, index = device.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdecimal())):
         raise CafedclError(
-            f"--devices {device}: there is no such device; cpu, cuda:0, cuda:1, … or mps is expected"
+            f"--devices {device}: there is no such device; "
+            "cpu, cuda:0, cuda:1, … or mps is expected"
         )
     if kind != "cuda":
         return DeviceShare(kind)
@@ -63,6 +61,7 @@ def slot_of(device: str, jobs: int = 1) -> DeviceShare:
         raise CafedclError(
             f"--devices {device}: this machine has {there} CUDA devices; choose another one, or cpu"
         )
+    # If the user has restricted the GPUs, number 0 is the first of those that are left.
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return DeviceShare(
         "cuda",
@@ -71,13 +70,14 @@ def slot_of(device: str, jobs: int = 1) -> DeviceShare:
 
 
 def queues(jobs: int) -> dict[str, str]:
-    """Return what jobs are told that share a GPU, unless somebody has told them already."""
+    """Return the environment of runs that share a GPU, unless the user has set it already."""
     return SHARED_GPU if jobs > 1 and QUEUES not in os.environ else {}
 
 
 class RayLauncher:
-    """Jobs as tasks of a Ray cluster whose machines share the file system: a core, or a share of a
-    GPU, each.
+    """Launches runs as tasks of a Ray cluster whose machines share a file system.
+
+    Each task gets cores or a share of a GPU.
     """
 
     def __init__(
@@ -87,14 +87,12 @@ class RayLauncher:
         kinds = {device.partition(":")[0] for device in devices} or {"cpu"}
         if kinds not in ({"cpu"}, {"cuda"}):
             raise CafedclError(
-                "--devices: with --ray it is cpu or cuda; the cluster knows how many there are"
+                "--devices: with --ray, give cpu or cuda; the cluster knows their number"
             )
         try:
             self.ray.init(address=address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise CafedclError(
-                f"--ray {address}: there is no cluster to be reached: {error}"
-            ) from None
+            raise CafedclError(f"--ray {address}: cannot connect to the cluster: {error}") from None
         there: dict[str, float] = self.ray.cluster_resources()
         if kinds == {"cuda"}:
             each = jobs or 1
@@ -107,8 +105,8 @@ class RayLauncher:
             raise CafedclError(
                 f"--ray {address}: the cluster has no {kinds.pop()} device for a job"
             )
-        told = queues(jobs or 1) if kinds == {"cuda"} else {}
-        self.slots: Sequence[DeviceShare] = [DeviceShare(kinds.pop(), told)] * number
+        variables = queues(jobs or 1) if kinds == {"cuda"} else {}
+        self.slots: Sequence[DeviceShare] = [DeviceShare(kinds.pop(), variables)] * number
 
     def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
         """Start a task."""
@@ -121,7 +119,7 @@ class RayLauncher:
 
 
 class RayTask:
-    """A job in a task of a Ray cluster."""
+    """A run in a task of a Ray cluster."""
 
     def __init__(self, ray: Any, reference: Any, log: Path) -> None:
         self.ray = ray
@@ -150,7 +148,7 @@ class RayTask:
 
 
 def work(arguments: list[str], variables: dict[str, str], home: str, log: str) -> int:
-    """Run a job on a machine of the cluster, from the folder in which the command was given."""
+    """Execute a run on a machine of the cluster, in the user's working directory."""
     with Path(log).open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "cafedcl", *arguments],
@@ -161,12 +159,10 @@ def work(arguments: list[str], variables: dict[str, str], home: str, log: str) -
             env={**os.environ, **variables},
             start_new_session=True,
         )
-    # A cluster that was started in the background ignores interrupts, and they are how a task is
-    # cancelled.
+    # Ray cancels a task with an interrupt, which a cluster started in the background ignores.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        # Looked at now and then, because a cancelled task is interrupted between two of its own
-        # steps only.
+        # Polling, because Python handles the interrupt only between two steps, not inside wait().
         while process.poll() is None:
             time.sleep(POLL)
     except KeyboardInterrupt:

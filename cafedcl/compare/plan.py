@@ -1,4 +1,4 @@
-"""Plans of many runs: which runs there are, where they live, and how a plan is kept beside them."""
+"""Plans of many runs: which runs there are, their folders, and the file that keeps the plan."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,23 +20,23 @@ from cafedcl.task.resolve import resolve
 Tables = dict[str, dict[str, Any]]
 
 SET_PER_RUN = ("data.name", "run.seed", "engine.device")
-"""Options that a plan sets for every run, besides the method and the split."""
+"""Options that a plan sets for each run separately, besides the method and the split."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods × data sets × splits × seeds, everything else alike."""
+    """Methods × data sets × splits × seeds; all other options are the same."""
 
     methods: tuple[str, ...]
     data: tuple[str, ...]
     splits: tuple[str, ...]
-    """As on the command line; empty: the split that the settings say."""
+    """As on the command line; if empty, the split of the settings is used."""
     seeds: int
     first_seed: int
     settings: dict[str, Any]
     """Options of all runs, by flat names such as ``train.lr``."""
     options: dict[str, dict[str, Any]]
-    """What each method sets besides, its own options and its tail augmentation's, by flat names."""
+    """Further options of each method and of its tail augmentation, by flat names."""
 
     FILE = "compare.toml"
     COMMAND = "compare"
@@ -55,10 +55,9 @@ class Comparison:
     ) -> "Comparison":
         """Make a plan from a config file's tables, flags and ``section.key=value`` settings.
 
-        Method options of the file go to the methods of the file's own name; those of ``--set`` to
-        every method that has such an option. A tail augmentation that both name is that of every
-        method which does not name its own, as in ``fedproto+gan``; its options go to those that
-        have them.
+        Method options of the file apply to the method that the file names; those of ``--set`` to
+        every method that has such an option. A tail augmentation applies to every method that does
+        not name its own, as in ``fedproto+gan``; its options apply to the methods that have them.
         """
         check_seeds(seeds, first_seed)
         base = checked_tables(tables)
@@ -90,7 +89,7 @@ class Comparison:
         )
 
     def jobs(self, out: Path) -> list[RunSpec]:
-        """Return all runs, one seed of everything before the next seed."""
+        """Return all runs; all runs of one seed come before the next seed."""
         jobs = []
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             for data in self.data:
@@ -103,7 +102,7 @@ class Comparison:
         twice = {job.place for job in jobs if sum(other.place == job.place for other in jobs) > 1}
         if twice:
             raise CafedclError(
-                f"{out}: two runs would share the folder {min(twice)}; give them in two comparisons"
+                f"{out}: two runs would share the folder {min(twice)}; make two comparisons"
             )
         return jobs
 
@@ -133,19 +132,19 @@ class Comparison:
         }
         if values.keys() != {field.name for field in fields(cls)}:
             raise CafedclError(
-                f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out"
+                f"{cls.FILE}: not a plan of `cafedcl {cls.COMMAND}`; choose another --out"
             )
         return cls(**values)
 
 
 def with_one_worker(tables: Tables) -> Tables:
-    """Return the tables of a run that shares its machine with others: one worker."""
+    """Return the tables with one worker process: the run shares the machine with others."""
     tables["engine"] = {**tables.get("engine", {}), "workers": 1}
     return tables
 
 
 def share_out(section: str, given: Mapping[str, Any], options: dict[str, dict[str, Any]]) -> None:
-    """Give each method the options among ``given`` that it has; one that nobody has is an error."""
+    """Give each method those options that it has; an option that no method has is an error."""
     known = {
         method: {
             field.name
@@ -164,7 +163,7 @@ def share_out(section: str, given: Mapping[str, Any], options: dict[str, dict[st
 
 
 def checked_tables(tables: Mapping[str, Any]) -> Tables:
-    """Return a file's tables; what is not a section of a config is refused."""
+    """Return the tables of a config file; raises an error for an unknown section."""
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise CafedclError(f"{name}: a section is expected, such as [{name}]")
@@ -176,7 +175,7 @@ def checked_tables(tables: Mapping[str, Any]) -> Tables:
 
 
 def check_seeds(seeds: int, first: int) -> None:
-    """Refuse seeds that cannot be."""
+    """Raise an error for an impossible number of seeds or first seed."""
     if seeds < 1:
         raise CafedclError(f"--seeds {seeds}: it must be at least 1")
     if first < 0:
@@ -200,21 +199,22 @@ def overlay(tables: Tables, flat: Mapping[str, Any]) -> None:
 
 
 def words_of(values: Iterable[str]) -> list[str]:
-    """Return what was given with commas between, or by repeating the option."""
+    """Return the words of an option that takes commas and can be repeated."""
     return [word.strip() for value in values for word in value.split(",") if word.strip()]
 
 
 def unique(words: Sequence[str], option: str) -> list[str]:
-    """Return the words; the same one twice is an error."""
+    """Return the words; raises an error if one appears twice."""
     for word in words:
         if list(words).count(word) > 1:
-            raise CafedclError(f"{option}: '{word}' is there twice")
+            raise CafedclError(f"{option}: '{word}' is given twice")
     return list(words)
 
 
 def split_names(values: Iterable[str]) -> list[str]:
-    """Return the splits of ``dirichlet:0.1,pathological:2,ir=10``: a part that begins with no
-    split's name goes on.
+    """Return the splits of a text such as ``dirichlet:0.1,pathological:2,ir=10``.
+
+    A part that does not begin with the name of a split belongs to the split before it.
     """
     names: list[str] = []
     for value in values:
@@ -231,10 +231,12 @@ def split_names(values: Iterable[str]) -> list[str]:
 
 
 def absolute_data_name(data: str) -> str:
-    """Return a data set's name so that it means the same in every folder."""
+    """Return the name of a data set; a path becomes absolute, so that any folder can be used."""
     from cafedcl.data import is_own
 
-    return str(Path(data).expanduser().resolve()) if is_own(data) else data
+    if is_own(data):
+        return str(Path(data).expanduser().resolve())
+    return data
 
 
 def place_of(data: str) -> str:
@@ -246,17 +248,16 @@ def place_of(data: str) -> str:
 
 @contextmanager
 def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterator[None]:
-    """Hold the folder of a plan: write the plan down, or see that the one that is there is the
-    same.
-    """
+    """Lock the folder of a plan, and write the plan; an existing plan must be the same."""
     path = out / file
     if path.is_file():
         if stored_plan(out, file, command) != plan:
             there = read_file(path)
             raise CafedclError(
-                f"{out}: holds another plan ({differences(there, plan)}); go on with it by "
+                f"{out}: holds another plan ({differences(there, plan)}); resume it with "
                 f"`{way_on(command, there, out)}`, or choose another --out"
             )
+    # A lock file alone is left behind by a command that stopped before it wrote its plan.
     elif out.exists() and not (
         out.is_dir() and not any(child.name != "lock" for child in out.iterdir())
     ):
@@ -271,7 +272,7 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
 
 
 def way_on(command: str, plan: Mapping[str, Any], out: object) -> str:
-    """Return the command that goes on with a plan: of a study, with any part of it."""
+    """Return the command that resumes a plan."""
     if "study" in plan:
         return f"cafedcl {command} {plan['study']} --scale {plan['scale']} --out {out}"
     return f"cafedcl {command} --resume {out}"
@@ -281,7 +282,7 @@ def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
     """Return the plan that a folder holds."""
     if not (out / file).is_file():
         raise CafedclError(
-            f"{out}: there is no plan to go on with (no {file}); start one with `cafedcl {command}`"
+            f"{out}: there is no plan to resume (no {file}); start one with `cafedcl {command}`"
         )
     return read_file(out / file)
 
@@ -289,7 +290,7 @@ def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
 def plan_toml(plan: Mapping[str, Any], command: str) -> str:
     """Return a plan as TOML: plain values first, then its tables."""
     lines = [
-        f"# written by `cafedcl {command}`; go on with: {way_on(command, plan, 'THIS-FOLDER')}"
+        f"# written by `cafedcl {command}`; resume with: {way_on(command, plan, 'THIS-FOLDER')}"
     ]
     lines += [
         f"{name} = {to_toml(value)}"
@@ -307,7 +308,7 @@ def plan_toml(plan: Mapping[str, Any], command: str) -> str:
 
 
 def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return in which entries two plans differ."""
+    """Return the first difference between two plans."""
     names = [name for name in {**there, **wanted} if there.get(name) != wanted.get(name)]
     first = names[0]
     if isinstance(there.get(first), Mapping) and isinstance(wanted.get(first), Mapping):

@@ -1,6 +1,4 @@
-"""What many runs look like while they run: a moving view in a terminal, plain lines elsewhere, JSON
-on request.
-"""
+"""Progress of many runs: a live view in a terminal, plain lines elsewhere, JSON on request."""
 
 import json
 import sys
@@ -14,19 +12,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cafedcl.compare.jobs import Running, RunOutcome, RunSpec, View
+from cafedcl.compare.jobs import RunOutcome, RunSpec
+from cafedcl.compare.pool import Running, View
 from cafedcl.federation.run_folder import MetricsLine
 from cafedcl.terminal.overview import describe_round, duration, percent, value_of
 
 MOST_ROWS = 20
-"""Running jobs in the view, at most."""
+"""Runs in the live view, at most."""
 STATUS_STYLES = {"finished": "green", "skipped": "dim", "stopped": "yellow", "failed": "red"}
 
 
 def accuracy(line: MetricsLine | None) -> float | None:
-    """Return what stands for a run: the server's accuracy, or the clients' where there is no server
-    model.
-    """
+    """Return the server's accuracy, or the mean of the clients' own if there is no server model."""
     if line is None:
         return None
     server = value_of(line, "server.accuracy")
@@ -34,23 +31,25 @@ def accuracy(line: MetricsLine | None) -> float | None:
 
 
 class Count:
-    """How many jobs and rounds are done, and how long the rest will take."""
+    """Counts finished runs and rounds, and estimates the time left."""
 
     def __init__(self, jobs: int, rounds: int) -> None:
         self.began = time.monotonic()
         self.jobs = jobs
         self.rounds = rounds
         self.ended: dict[str, int] = {}
-        self.over = self.made = 0
-        """Rounds of jobs that have ended, and rounds made since the beginning."""
+        self.over = 0
+        """Planned rounds of the runs that have ended."""
+        self.made = 0
+        """Rounds that those runs have trained since the beginning."""
 
     @property
     def done(self) -> int:
-        """How many jobs have ended."""
+        """The number of runs that have ended."""
         return sum(self.ended.values())
 
     def add(self, outcome: RunOutcome) -> None:
-        """Count a job that has ended."""
+        """Count a run that has ended."""
         self.ended[outcome.status] = self.ended.get(outcome.status, 0) + 1
         self.over += outcome.job.rounds
         self.made += outcome.made
@@ -67,7 +66,7 @@ class Count:
 
 
 class LiveView(View):
-    """One bar for all, and a row per running job: its rounds, its accuracy so far, its time left."""
+    """A live view: one bar for all runs, and a row per run with rounds, accuracy and time left."""
 
     def __init__(self, console: Console, count: Count) -> None:
         self.live = Live(console=console, refresh_per_second=8)
@@ -82,7 +81,7 @@ class LiveView(View):
         self.live.stop()
 
     def ended(self, outcome: RunOutcome) -> None:
-        """Say above the view what has failed."""
+        """Print a failure above the view."""
         self.count.add(outcome)
         if outcome.status == "failed":
             self.live.console.print(
@@ -123,7 +122,7 @@ class LiveView(View):
 
 
 class PlainView(View):
-    """One line when a job starts and one when it ends, for logs."""
+    """One line when a run starts and one when it ends, for logs."""
 
     def __init__(self, out: TextIO, count: Count) -> None:
         self.out = out
@@ -131,15 +130,15 @@ class PlainView(View):
         self.running: Sequence[Running] = ()
 
     def started(self, job: RunSpec) -> None:
-        """Write that it was started."""
+        """Write a line for a started run."""
         print(f"started   {job.place}", file=self.out, flush=True)
 
     def moved(self, running: Sequence[Running]) -> None:
-        """Note who is at work."""
+        """Remember the runs in progress."""
         self.running = list(running)
 
     def ended(self, outcome: RunOutcome) -> None:
-        """Write how it ended."""
+        """Write a line for a run that has ended."""
         self.count.add(outcome)
         words = [f"{outcome.status:<9} {outcome.job.place}", f"{self.count.done}/{self.count.jobs}"]
         if outcome.last:
@@ -152,27 +151,25 @@ class PlainView(View):
 
 
 class JsonView(View):
-    """One JSON object per job that has ended."""
+    """One JSON object per run that has ended."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out
 
     def ended(self, outcome: RunOutcome) -> None:
         """Write how it ended, with its last scored round."""
-        said = {
+        row = {
             "run": str(outcome.job.folder),
             "status": outcome.status,
             "error": outcome.error or None,
+            "seconds": outcome.seconds,
+            "last": outcome.last,
         }
-        print(
-            json.dumps({**said, "seconds": outcome.seconds, "last": outcome.last}),
-            file=self.out,
-            flush=True,
-        )
+        print(json.dumps(row), file=self.out, flush=True)
 
 
 def choose_view(console: Console, jobs: int, rounds: int, quiet: bool, as_json: bool) -> View:
-    """Return the view of so many jobs with so many rounds in all that suits the terminal."""
+    """Return the view that suits the terminal; ``rounds`` is the total of all runs."""
     if as_json:
         return JsonView(sys.stdout)
     if quiet:

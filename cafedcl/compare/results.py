@@ -1,6 +1,4 @@
-"""What a study's runs came to, in one small file: a line per finished run, which needs none of the
-run folders.
-"""
+"""The results of a study in one small file: a line per finished run, without the run folders."""
 
 import json
 from collections import Counter
@@ -20,12 +18,14 @@ from cafedcl.task.resolve import resolve
 
 RESULTS_FILE = "results.json"
 DIGITS = 6
-UNSAID = ("run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds")
-"""Options that are said elsewhere, or that change no result."""
+NOT_LISTED = (
+    "run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds",
+)  # fmt: skip
+"""Prefixes of options that have fields of their own, or that change no result."""
 METHOD_SECTIONS = ("train.", "method.", "augment.")
 """Sections whose options a study may give to single methods."""
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
-"""What is kept of where a run was made."""
+"""The fields of environment.json that are kept."""
 WHERE = "environment"
 
 ResultRow = dict[str, Any]
@@ -34,32 +34,32 @@ Key = tuple[str, str, str, int]
 
 @dataclass(frozen=True)
 class Member:
-    """A run of a study: which one, what is kept of it if it is finished, and how a table reads it."""
+    """A run of a study: its key, its summary, and its result if it is finished."""
 
     key: Key
-    """Setting, method, what was changed (as JSON), seed."""
+    """Setting, method, changed options (as JSON), seed."""
     run: RunSummary
     record: ResultRow | None
     where: dict[str, Any]
-    """Where it was made, and the `--set` options of all runs that it belongs to."""
+    """The environment it was made in, and the `--set` options of its study."""
 
     @property
     def name(self) -> str:
-        """The run in one word."""
+        """The name of the run, as a path."""
         setting, method, changed, seed = self.key
         words = [f"{name}={to_toml(value)}" for name, value in json.loads(changed).items()]
         return "/".join([setting, *words, method, f"s{seed}"])
 
 
 def key_of(setting: str, method: str, changed: Mapping[str, Any], seed: int) -> Key:
-    """Return what tells a study's runs apart."""
+    """Return the key that identifies a run of a study."""
     return setting, method, json.dumps(changed, sort_keys=True), seed
 
 
 def read_study_folder(
     out: Path, study: Study, scale: StudyScale, settings: Sequence[str]
 ) -> list[Member]:
-    """Return all runs of a study, begun or finished, that a folder holds."""
+    """Return all runs of a study in a folder, finished or not."""
     found = []
     shared = [text for text in settings if not text.startswith("data.dir")]
     for one in study.settings:
@@ -69,11 +69,9 @@ def read_study_folder(
             for path in sorted(paths, key=lambda path: int(path.name[1:])):
                 run = read_run(path)
                 key = key_of(setting.name, method, changed, int(path.name[1:]))
-                record = (
-                    {"setting": setting.name, **result_row_of(run, changed)}
-                    if run.state == "finished"
-                    else None
-                )
+                record: ResultRow | None = None
+                if run.state == "finished":
+                    record = {"setting": setting.name, **result_row_of(run, changed)}
                 made = {
                     name: value
                     for name, value in RunFolder(path).environment().items()
@@ -84,7 +82,7 @@ def read_study_folder(
 
 
 def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
-    """Return what is kept of a finished run, the setting's name apart."""
+    """Return the result of a finished run, without the name of its setting."""
     counts = RunFolder(run.path).data()[0]["counts"]
     options = run.settings
     scores = {}
@@ -122,12 +120,12 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
 
 
 def rounded_score(value: Any) -> Any:
-    """Return a score with as many digits as mean something."""
+    """Return a score with its significant digits."""
     return round(value, DIGITS) if isinstance(value, float) else value
 
 
 def departures(run: RunSummary) -> dict[str, Any]:
-    """Return the options in which a run departs from its method's defaults."""
+    """Return the options in which a run differs from the defaults of its method."""
     names = {
         section: {"name": run.settings[f"{section}.name"]} for section in ("method", "augment")
     }
@@ -135,15 +133,17 @@ def departures(run: RunSummary) -> dict[str, Any]:
     return {
         name: value
         for name, value in run.settings.items()
-        if not name.startswith(UNSAID) and usual.get(name) != value and name != "federation.clients"
+        if not name.startswith(NOT_LISTED)
+        and usual.get(name) != value
+        and name != "federation.clients"
     }
 
 
 def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member]:
-    """Return the runs of a file that was written here or elsewhere, of the same scale.
+    """Return the runs of a results file of the same scale.
 
-    Of another study's file those count that this study has too: same setting, same data and split,
-    same method, and no options that the other study has for that method alone.
+    A file of another study is read too. Of its runs, those are returned that this study also has:
+    the same setting, data, split and method, and no options of that study's own for the method.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -156,7 +156,9 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CafedclError(f"--from {path}: not a {RESULTS_FILE} of `cafedcl reproduce`") from None
     if size != scale:
-        raise CafedclError(f"--from {path}: it is of {there} at scale {size}, not at scale {scale}")
+        raise CafedclError(
+            f"--from {path}: it holds runs of {there} at scale {size}, not at scale {scale}"
+        )
     if there == name:
         return members
     plain = {
@@ -165,20 +167,18 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
         if not (study.options or one.options)
     }
     methods = {method for method in study.methods if method not in study.each}
-    return [
-        member
-        for member in members
-        if (record := member.record or {})["method"] in methods
-        and (record["setting"], record["data"], record["split"]) in plain
-        and not record["changed"]
-        and not of_its_own(record, member.where.get("set", ()))
-    ]
+    shared = []
+    for member in members:
+        record = member.record or {}
+        same_setting = (record["setting"], record["data"], record["split"]) in plain
+        same_method = record["method"] in methods and not record["changed"]
+        if same_setting and same_method and not of_its_own(record, member.where.get("set", ())):
+            shared.append(member)
+    return shared
 
 
 def of_its_own(record: ResultRow, shared: Sequence[str]) -> list[str]:
-    """Return the options of training and method that a run has besides its method's and those set
-    for all runs.
-    """
+    """Return the options of training and method that are set for this run only."""
     common = {text.partition("=")[0] for text in shared}
     return [
         name
@@ -188,12 +188,10 @@ def of_its_own(record: ResultRow, shared: Sequence[str]) -> list[str]:
 
 
 def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
-    """Return the run that a line of a results file stands for; its last round is all there is of
-    it.
-    """
+    """Return the run of a line of a results file; it consists of its last round only."""
     record = dict(record)
-    said = {**place, **record.pop(WHERE, {})}
-    where = {name: said[name] for name in ("set", *PLACE) if name in said}
+    environment = {**place, **record.pop(WHERE, {})}
+    where = {name: environment[name] for name in ("set", *PLACE) if name in environment}
     method, _, tail = str(record["method"]).partition("+")
     tables: Tables = {
         "method": {"name": method},
@@ -227,8 +225,9 @@ def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
 
 
 def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
-    """Return the runs of several sources in the study's order; of the same run, the last finished
-    one counts.
+    """Return the runs of several sources in the order of the study.
+
+    If a run appears twice, the last finished one is used.
     """
     found: dict[Key, Member] = {}
     for source in sources:
@@ -245,8 +244,15 @@ def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
 
     def order(key: Key) -> tuple[Any, ...]:
         setting, method, changed, seed = key
-        known = settings.get(setting, last), methods.get(method, last), changes.get(changed, last)
-        return known[0], setting, known[1], method, known[2], changed, seed
+        return (
+            settings.get(setting, last),
+            setting,
+            methods.get(method, last),
+            method,
+            changes.get(changed, last),
+            changed,
+            seed,
+        )
 
     return [found[key] for key in sorted(found, key=order)]
 
@@ -254,8 +260,9 @@ def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:
 def results_of(
     members: Sequence[Member], name: str, study: Study, scale: str, size: StudyScale
 ) -> dict[str, Any]:
-    """Return what the file says. Where most runs were made is said once; a run that was made
-    elsewhere says so.
+    """Return the content of the results file.
+
+    The environment of most runs is stored once; a run from another environment has its own.
     """
     done = [member for member in members if member.record is not None]
     usual = most_common([member.where for member in done])
@@ -278,13 +285,13 @@ def results_of(
 
 
 def most_common(places: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the one that most runs share, the first of these if there are several."""
+    """Return the environment that most runs share; of several such, the first."""
     written = Counter(json.dumps(place) for place in places)
     return json.loads(written.most_common(1)[0][0]) if written else {}
 
 
 def narrowed(records: Sequence[ResultRow], study: Study, size: StudyScale) -> list[str]:
-    """Return the options by which a command makes these runs, where they are not the whole study."""
+    """Return the options of `cafedcl reproduce` that select these runs out of the whole study."""
     words = ["--seeds", str(max((record["seed"] for record in records), default=0) + 1)]
     for option, key, whole in (
         ("--only", "setting", [one.name for one in study.at(size).settings]),
@@ -296,16 +303,12 @@ def narrowed(records: Sequence[ResultRow], study: Study, size: StudyScale) -> li
 
 
 def as_text(results: Mapping[str, Any]) -> str:
-    """Return the file's text: a line per run, so that two versions can be compared."""
-    head = json.dumps(
-        {name: value for name, value in results.items() if name != "runs"},
-        indent=1,
-        ensure_ascii=False,
-    )
+    """Return the text of the file, with a line per run so that two versions can be compared."""
+    others = {name: value for name, value in results.items() if name != "runs"}
+    head = json.dumps(others, indent=1, ensure_ascii=False).removesuffix("\n}")
     lines = ",\n".join("  " + json.dumps(record, ensure_ascii=False) for record in results["runs"])
-    return (
-        head.removesuffix("\n}") + ',\n "runs": [' + (f"\n{lines}\n ]" if lines else "]") + "\n}\n"
-    )
+    runs = f"[\n{lines}\n ]" if lines else "[]"
+    return f'{head},\n "runs": {runs}\n}}\n'
 
 
 def scores(records: Sequence[ResultRow], method: str, score: str) -> dict[int, float]:
@@ -316,7 +319,7 @@ def scores(records: Sequence[ResultRow], method: str, score: str) -> dict[int, f
 
 
 def by_setting(records: Sequence[ResultRow]) -> Iterator[tuple[str, list[ResultRow]]]:
-    """Yield the settings with their runs; those with a changed option are left out."""
+    """Yield the settings with their runs, without runs that change an option."""
     plain = [one for one in records if not one["changed"]]
     for setting in dict.fromkeys(one["setting"] for one in plain):
         yield setting, [one for one in plain if one["setting"] == setting]

@@ -1,5 +1,6 @@
-"""From a plan to its end: the runs, the table, the best point, and what failed."""
+"""Execute a plan: run everything, print the table and the best point, and list failures."""
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cafedcl.compare.devices import choose_launcher
-from cafedcl.compare.jobs import Pool, RunOutcome, polite, run_all
+from cafedcl.compare.jobs import RunOutcome
 from cafedcl.compare.plan import Comparison, Tables, planned, way_on, words_of
+from cafedcl.compare.pool import Pool, polite, run_all
 from cafedcl.compare.progress import choose_view
 from cafedcl.compare.sweep import Point, Sweep
 from cafedcl.core.errors import CafedclError
@@ -31,7 +33,7 @@ MOST_TRIALS = 10
 
 @dataclass(frozen=True)
 class Means:
-    """How runs are run, and how much is said about it; no part of any result."""
+    """How runs are executed and how much is printed; this does not affect any result."""
 
     jobs: int | None = None
     devices: Sequence[str] = ()
@@ -41,12 +43,12 @@ class Means:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is said besides what was asked for."""
+        """Whether tables and messages are left out."""
         return self.quiet or self.as_json
 
 
 def run_comparison(plan: Comparison, out: Path, means: Means) -> None:
-    """Run what is not finished, and end with the table."""
+    """Execute all runs that are not finished, and print the table."""
     jobs = plan.jobs(out)
     with planned(out, plan.to_plain(), Comparison.FILE, Comparison.COMMAND):
         if means.ray is None:
@@ -64,7 +66,7 @@ def run_comparison(plan: Comparison, out: Path, means: Means) -> None:
 
 
 def run_sweep(plan: Sweep, out: Path, trials: int | None, means: Means) -> None:
-    """Run the grid or the search, and end with its table and its best point."""
+    """Execute the grid or the search, and print its table and its best point."""
     with planned(out, plan.to_plain(), Sweep.FILE, Sweep.COMMAND):
         measured_on = plan.prepare(out)
         if not means.silent:
@@ -75,21 +77,19 @@ def run_sweep(plan: Sweep, out: Path, trials: int | None, means: Means) -> None:
             outcomes, best = run_search(plan, out, trials, means)
         if best is not None:
             write_best(plan, out, *best, measured_on, means.silent)
-    end(
-        outcomes,
-        again(out, Sweep.COMMAND) if plan.grid else "their trials were left out of the search",
-    )
+    if plan.grid:
+        end(outcomes, again(out, Sweep.COMMAND))
+    else:
+        end(outcomes, "their trials are not part of the search")
 
 
 def run_grid(
     plan: Sweep, out: Path, means: Means
 ) -> tuple[list[RunOutcome], tuple[Point, float] | None]:
-    """Run every point of a grid; returns how the runs ended, and the best point among the finished
-    ones.
-    """
+    """Run every point of a grid; returns the outcomes, and the best of the finished points."""
     points = [(point, plan.jobs(out, plan.place(point), point)) for point in plan.points()]
     jobs = [job for seed in zip(*(jobs for _, jobs in points), strict=True) for job in seed]
-    size = len(jobs), sum(job.rounds for job in jobs)
+    size = (len(jobs), sum(job.rounds for job in jobs))
     with scheduled(way_on(Sweep.COMMAND, {}, out), size, plan.settings, means) as pool:
         outcomes = run_all(jobs, pool)
     if not means.silent:
@@ -97,16 +97,17 @@ def run_grid(
     scored = [
         (point, plan.value(jobs)) for point, jobs in points if all(job.finished for job in jobs)
     ]
-    finite = [one for one in scored if one[1] == one[1]]
+    finite = [(point, value) for point, value in scored if not math.isnan(value)]
     if not finite:
         return outcomes, None
-    return outcomes, (max if plan.higher else min)(finite, key=lambda one: one[1])
+    sign = 1 if plan.higher else -1
+    return outcomes, max(finite, key=lambda pair: sign * pair[1])
 
 
 def run_search(
     plan: Sweep, out: Path, trials: int | None, means: Means
 ) -> tuple[list[RunOutcome], tuple[Point, float] | None]:
-    """Search until there are so many trials, or as many as were asked for last time."""
+    """Search until there are ``trials`` trials; by default the number of the last search."""
     from cafedcl.compare.tune import Search
 
     search = Search(plan, out)
@@ -126,8 +127,9 @@ def run_search(
 def scheduled(
     on: str, size: tuple[int, int], settings: Mapping[str, Any], means: Means
 ) -> Iterator[Pool]:
-    """Give a pool for so many jobs with so many rounds; on an interrupt, its jobs are saved and the
-    way on is said.
+    """Yield a pool for the runs of a plan; ``size`` is the number of runs and of all their rounds.
+
+    An interrupt saves all runs and prints ``on``, the command to resume with.
     """
     threads = int(settings.get("engine.threads", 1))
     launcher = choose_launcher(words_of(means.devices), means.jobs, threads, means.ray)
@@ -142,9 +144,7 @@ def scheduled(
 
 
 def fetch_data(tables: Sequence[Tables]) -> None:
-    """Load every data set once, so that it is fetched and decoded before many runs want it at the
-    same time.
-    """
+    """Load every data set once, so that it is downloaded and decoded before many runs need it."""
     from cafedcl.data import load_dataset
 
     for table in tables:
@@ -152,7 +152,7 @@ def fetch_data(tables: Sequence[Tables]) -> None:
 
 
 def show_table(out: Path) -> None:
-    """Print the table of all runs in a folder, as far as they got."""
+    """Print the table of all runs in a folder, finished or not."""
     from cafedcl.report.printed import as_rich
     from cafedcl.report.runs import read_runs
     from cafedcl.report.table import board
@@ -167,7 +167,7 @@ def show_table(out: Path) -> None:
 
 
 def trial_table(search: "Search") -> "Table":
-    """Return the best trials of a search."""
+    """Return a table of the best trials of a search."""
     from rich.table import Table
 
     rows = search.rows()
@@ -187,7 +187,7 @@ def trial_table(search: "Search") -> "Table":
 def write_best(
     plan: Sweep, out: Path, point: Point, value: float, measured_on: str, silent: bool
 ) -> None:
-    """Write the best point as a config, and say it."""
+    """Write the best point as a config file, and print it."""
     path = out / BEST
     with explained(out):
         write_atomically(path, plan.best_toml(point, value, measured_on).encode())
@@ -203,20 +203,21 @@ def write_best(
 
 
 def again(out: Path, command: str) -> str:
-    """Return what to do about failed runs."""
+    """Return the advice for failed runs."""
     return f"try them again with: {way_on(command, {}, out)}"
 
 
 def end(outcomes: Sequence[RunOutcome], then: str) -> None:
-    """List what failed, on standard error, and what to do then; if anything did, the exit status is
-    1.
+    """Print the failed runs and the advice ``then`` on standard error, and exit with status 1.
+
+    If no run has failed, it does nothing.
     """
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(
-            f"failed: {outcome.job.folder}: {outcome.error}  (all of it: {outcome.job.log})",
+            f"failed: {outcome.job.folder}: {outcome.error}  (log: {outcome.job.log})",
             file=sys.stderr,
         )
     if failed:
-        print(f"runs that failed: {len(failed)}; {then}", file=sys.stderr)
+        print(f"failed runs: {len(failed)}; {then}", file=sys.stderr)
         raise typer.Exit(1)

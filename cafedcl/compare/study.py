@@ -1,4 +1,4 @@
-"""Studies: tables and figures of a paper as files of settings × methods, at several scales."""
+"""Studies: tables and figures of the paper as files of settings × methods, at several scales."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,34 +15,32 @@ from cafedcl.task.resolve import resolve
 
 SCALES = "scales.toml"
 OTHERS = (SCALES, "tuning.toml")
-"""Files beside the studies that are none."""
+"""Files in the folder of studies that are not studies."""
 FOLDER = Path("experiments")
 HOME = Path(__file__).parents[2] / FOLDER
-"""Where the studies are in a checkout; from an installed package they are looked for in the working
-folder.
-"""
+"""The folder of studies in a checkout; an installed package uses that of the working folder."""
 
 
 @dataclass(frozen=True)
 class StudySetting:
-    """Data and split that every method of a study is run on."""
+    """A data set and a split that all methods of a study run on."""
 
     name: str
     data: str
     split: str
     smoke: str = ""
-    """The split at the smoke scale, where the data have fewer classes."""
+    """The split at the smoke scale, whose data set has fewer classes."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StudyScale:
-    """How large a study is run."""
+    """The size of a study: seeds, and options such as the number of rounds."""
 
     about: str
     seeds: int
     data: str = ""
-    """If set, it stands in for every data set."""
+    """If set, it replaces every data set."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -56,10 +54,10 @@ class Study:
     vary: dict[str, list[Any]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     each: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Options of single methods, by their names: what tuning has found for them."""
+    """Options of single methods, by name, as found by tuning."""
 
     def only(self, settings: Sequence[str], methods: Sequence[str]) -> "Study":
-        """Return the part of it whose settings and methods have these names."""
+        """Return the part with these settings and methods; empty lists stand for all."""
         for asked, known in (
             (settings, [one.name for one in self.settings]),
             (methods, list(self.methods)),
@@ -76,15 +74,13 @@ class Study:
     def jobs(
         self, out: Path, setting: StudySetting, seeds: int, overrides: Sequence[str]
     ) -> Iterator[RunSpec]:
-        """Yield the runs of one setting: with everything as it is, then with one option changed at
-        a time.
-        """
+        """Yield the runs of one setting: first the default, then with one option changed each."""
         for point, place in self.points(out, setting):
             for plan in self._plans(setting, seeds, point, overrides):
                 yield from plan.jobs(place)
 
     def points(self, out: Path, setting: StudySetting) -> Iterator[tuple[dict[str, Any], Path]]:
-        """Yield what is changed in one setting, at first nothing, and where the runs with it are."""
+        """Yield the changed option of each point, at first none, and the folder of its runs."""
         for point in ({}, *self.changes()):
             words = ",".join(
                 f"{name.partition('.')[2]}={to_toml(value)}" for name, value in point.items()
@@ -94,14 +90,14 @@ class Study:
     def places(
         self, out: Path, setting: StudySetting
     ) -> Iterator[tuple[dict[str, Any], str, Path]]:
-        """Yield what is changed, the method, and the folder with a run per seed."""
+        """Yield the changed option, the method, and the folder with a run per seed."""
         for point, place in self.points(out, setting):
             for plan in self._plans(setting, 1, point, ()):
                 for method, job in zip(plan.methods, plan.jobs(place), strict=True):
                     yield point, method, job.folder.parent
 
     def at(self, scale: StudyScale) -> "Study":
-        """Return it as it is at a scale: settings that become the same there are there once."""
+        """Return the study at a scale; settings that become equal are merged."""
         known: dict[object, StudySetting] = {}
         for one in self.settings:
             split = (one.smoke or one.split) if scale.data else one.split
@@ -111,7 +107,7 @@ class Study:
         return replace(self, settings=tuple(known.values()))
 
     def changes(self) -> Iterator[dict[str, Any]]:
-        """Yield every value of every option that is varied, but for those that it has anyway."""
+        """Yield every value of every varied option, except the default values."""
         usual = resolve({"method": {"name": self.methods[0]}}).to_plain()
         for name, values in self.vary.items():
             section, _, key = name.partition(".")
@@ -120,12 +116,12 @@ class Study:
     def _plans(
         self, setting: StudySetting, seeds: int, point: Mapping[str, Any], overrides: Sequence[str]
     ) -> Iterator[Comparison]:
-        """Yield the plan of all methods that share their options, then those of methods that have
-        their own.
-        """
+        """Yield one plan for all methods without options of their own, then one for each other."""
         shared = tuple(name for name in self.methods if name not in self.each)
-        single = ((name,) for name in self.methods if name in self.each)
-        for methods in (*([shared] if shared else []), *single):
+        groups: list[tuple[str, ...]] = [(name,) for name in self.methods if name in self.each]
+        if shared:
+            groups.insert(0, shared)
+        for methods in groups:
             generated = any(
                 resolve({"method": {"name": name}}).augment.name == "gan" for name in methods
             )
@@ -178,10 +174,11 @@ def read_study(name: str, folder: Path) -> Study:
     for method in made.each:
         if method not in made.methods:
             raise CafedclError(
-                f"{path}: each: {method}: it is not among its methods; {nearest(method, list(made.methods))}"
+                f"{path}: each: {method}: not a method of this study; "
+                f"{nearest(method, list(made.methods))}"
             )
     if not made.settings or not made.methods:
-        raise CafedclError(f"{path}: a study has methods and [[settings]]")
+        raise CafedclError(f"{path}: a study needs methods and [[settings]]")
     return made
 
 
@@ -195,14 +192,16 @@ def read_scales(folder: Path) -> dict[str, StudyScale]:
 
 
 def build_from_table(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
-    """Make one of these from a table, or say which entry is wrong."""
+    """Return an instance of a dataclass from a TOML table; raises an error for a wrong entry."""
     known = [entry.name for entry in fields(cls)]
     for name in table:
         if name not in known:
             raise CafedclError(f"{where}: {name}: there is no such entry; {nearest(name, known)}")
+    values = dict(table)
+    if "methods" in values:
+        values["methods"] = tuple(values["methods"])
     try:
-        return cls(
-            **{name: tuple(value) if name == "methods" else value for name, value in table.items()}
-        )
+        return cls(**values)
     except TypeError as error:
+        # Python's message reads "Setting.__init__() missing …"; the part after "() " is for users.
         raise CafedclError(f"{where}: {str(error).partition('() ')[2]}") from None

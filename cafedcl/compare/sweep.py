@@ -1,6 +1,4 @@
-"""Sweeps of a method's options: a grid, or the space that a search moves in; and images held out to
-choose by.
-"""
+"""Sweeps of options: a grid, or the space of a search; and held-out images to choose by."""
 
 import io
 import math
@@ -54,7 +52,7 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sweep:
-    """One method, data set and split; some options vary, everything else is alike."""
+    """One method, data set and split; some options vary, all others are the same."""
 
     settings: dict[str, Any]
     """Options of all runs, by flat names, the method's included."""
@@ -76,11 +74,12 @@ class Sweep:
     COMMAND = "sweep"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be swept."""
+        """Raise an error for a sweep that cannot be run."""
         check_seeds(self.seeds, self.first_seed)
         if self.score not in SWEEP_SCORES:
             raise CafedclError(
-                f"--score {self.score}: there is no such score; {nearest(self.score, list(SWEEP_SCORES))}"
+                f"--score {self.score}: there is no such score; "
+                f"{nearest(self.score, list(SWEEP_SCORES))}"
             )
         if self.on not in ("validation", "test"):
             raise CafedclError(
@@ -88,7 +87,7 @@ class Sweep:
             )
         if not 0 < self.hold_out < 1:
             raise CafedclError(
-                f"--hold-out {self.hold_out:g}: a part between 0 and 1 is expected, such as 0.1"
+                f"--hold-out {self.hold_out:g}: expected a fraction between 0 and 1, such as 0.1"
             )
         for name, values in {**self.grid, **self.choices}.items():
             for value in values:
@@ -116,22 +115,21 @@ class Sweep:
 
     @property
     def higher(self) -> bool:
-        """Whether more of the score is better."""
+        """Whether a higher score is better."""
         return not self.score.endswith("_std")
 
     def points(self) -> list[Point]:
-        """Return all points of the grid, the first option varying slowest."""
+        """Return all points of the grid; the first option varies slowest."""
         return [
             dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())
         ]
 
     def tables(self, point: Point, seed: int | None = None) -> Tables:
         """Return the config of a point."""
+        if seed is None:
+            seed = self.first_seed
         tables: Tables = {}
-        overlay(
-            tables,
-            {**self.settings, **point, "run.seed": self.first_seed if seed is None else seed},
-        )
+        overlay(tables, {**self.settings, **point, "run.seed": seed})
         return tables
 
     def jobs(self, out: Path, place: str, point: Point) -> list[RunSpec]:
@@ -140,6 +138,7 @@ class Sweep:
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             tables = with_one_worker(self.tables(point, seed))
             if self.on == "validation":
+                # The held-out file has images of the final size, so they are not resized again.
                 overlay(tables, {"data.name": str((out / HELD_OUT).resolve()), "data.size": 0})
             jobs.append(RunSpec.of(out, f"{place}/s{seed}", tables))
         return jobs
@@ -152,37 +151,37 @@ class Sweep:
         return ",".join(f"{name}={slug(text)}" for name, text in zip(names, shown, strict=True))
 
     def prepare(self, out: Path) -> str:
-        """Hold the images out if that is asked for, and return in words what the scores are
-        measured on.
-        """
+        """Hold images out if needed, and return a description of the images to score on."""
         if self.on == "test":
             return "the test set"
         return write_held_out(out, self.tables({}), self.hold_out)
 
     def value(self, jobs: Sequence[RunSpec]) -> float:
-        """Return the score of finished runs: the last round's, averaged over the seeds; NaN if a
-        run diverged.
-        """
+        """Return the mean score of finished runs in their last round; NaN if a run diverged."""
         return mean(self.score_of(job) for job in jobs)
 
     def score_of(self, job: RunSpec) -> float:
-        """Return a finished run's score; that it has none is a mistake in what was asked for."""
+        """Return the score of a finished run; raises an error if its method has no such score."""
         value = self.score_at(job, job.rounds)
         if value is None:
             raise CafedclError(
-                f"{job.folder}: this run has no {self.score}; choose another --score and another --out"
+                f"{job.folder}: this run has no {self.score}; "
+                "choose another --score and another --out"
             )
         return value
 
     def score_at(self, job: RunSpec, rounds: int) -> float | None:
-        """Return a run's score as of so many rounds, or None if it was not measured by then."""
+        """Return a run's last score in its first ``rounds`` rounds, or None if there is none."""
         line = last_scored(RunFolder(job.folder).metrics()[:rounds], self.score)
         return None if line is None else value_of(line, self.score)
 
     def best_toml(self, point: Point, value: float, measured_on: str) -> str:
-        """Return the config of the best point as `cafedcl run` takes it, and what it was chosen by."""
+        """Return the best point as a config for `cafedcl run`, with its score as a comment."""
         chosen = ", ".join(f"{name} = {to_toml(inner)}" for name, inner in point.items())
-        head = f"# {chosen}\n# {self.score} = {value:.6f}, mean over {self.seeds} seeds, on {measured_on}\n\n"
+        head = (
+            f"# {chosen}\n"
+            f"# {self.score} = {value:.6f}, mean over {self.seeds} seeds, on {measured_on}\n\n"
+        )
         return head + resolve(self.tables(point)).to_toml()
 
     def to_plain(self) -> dict[str, Any]:
@@ -194,14 +193,14 @@ class Sweep:
         """Return the plan of plain values."""
         if plain.keys() != {field.name for field in fields(cls)}:
             raise CafedclError(
-                f"{cls.FILE}: it is not as `cafedcl {cls.COMMAND}` wrote it; choose another --out"
+                f"{cls.FILE}: not a plan of `cafedcl {cls.COMMAND}`; choose another --out"
             )
         return cls(**plain)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high that a search draws from, evenly or by their logarithm."""
+    """A range that a search draws numbers from, on a linear or logarithmic scale."""
 
     name: str
     low: float
@@ -221,17 +220,18 @@ class Range:
             )
         kind = int if whole else float
         try:
-            ends = kind(low), kind(high)
+            first = kind(low)
+            last = kind(high)
         except ValueError:
             numbers = "whole numbers" if whole else "numbers"
             raise CafedclError(
                 f"{asked}: {numbers} are expected on both sides of the dots"
             ) from None
-        if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
+        if not (math.isfinite(first) and math.isfinite(last) and first < last):
             raise CafedclError(f"{asked}: the first number must be smaller than the second")
-        if colon and ends[0] <= 0:
+        if colon and first <= 0:
             raise CafedclError(f"{asked}: with :log, both numbers must be greater than 0")
-        return cls(name, *ends, bool(colon), whole)
+        return cls(name, first, last, bool(colon), whole)
 
 
 def sweep_settings(
@@ -263,20 +263,20 @@ def parse_values(texts: Iterable[str], option: str) -> dict[str, Any]:
                 f"{option} {text}: section.key=value,value is expected, such as train.lr=0.01,0.1"
             )
         if name in found:
-            raise CafedclError(f"{option} {name}: it is there twice")
+            raise CafedclError(f"{option} {name}: it is given twice")
         found[name] = []
         for value in separated(values):
             tables: Tables = {}
             assign(tables, f"{name}={value}")
             section, _, key = name.partition(".")
             if to_toml(tables[section][key]) in map(to_toml, found[name]):
-                raise CafedclError(f"{option} {text}: {value} is there twice")
+                raise CafedclError(f"{option} {text}: {value} is given twice")
             found[name].append(tables[section][key])
     return found
 
 
 def separated(text: str) -> list[str]:
-    """Return what stands between commas outside of brackets."""
+    """Split a text at commas outside of brackets."""
     parts = [""]
     depth = 0
     for letter in text:
@@ -298,17 +298,15 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, Any]:
                 f"--range {text}: section.key=low..high is expected, such as train.lr=0.01..0.3:log"
             )
         if name.strip() in found:
-            raise CafedclError(f"--range {name.strip()}: it is there twice")
+            raise CafedclError(f"--range {name.strip()}: it is given twice")
         found[name.strip()] = bounds.strip()
     return found
 
 
 def write_held_out(out: Path, tables: Tables, share: float) -> str:
-    """Write the data set of a search: part of every class's training images takes the place of the
-    test set.
+    """Write a data set whose test images are held out of the training images of each class.
 
-    The choice is the same for every seed and every search. Returns in words what the scores are
-    measured on.
+    The same images are held out for every seed and every search. Returns a description of them.
     """
     from cafedcl.core.rng import draw_by_class, stream
     from cafedcl.data import load_dataset
@@ -323,10 +321,11 @@ def write_held_out(out: Path, tables: Tables, share: float) -> str:
         )
         if natural or config.split.kind == "file":
             raise CafedclError(
-                f"split.kind = {config.split.kind}: images cannot be held out of this split; choose another --split, "
-                "or look at the test set with --on test"
+                f"split.kind = {config.split.kind}: natural and file splits cannot be combined "
+                "with --hold-out; choose another --split, or score on the test set with --on test"
             )
         labels = data.train_y.numpy()
+        # A fixed stream, not the seed of the sweep: all searches choose by the same images.
         rng = stream(0, "held out for tuning")
         held = np.zeros(len(labels), dtype=np.bool_)
         held[draw_by_class(labels, part_of(np.bincount(labels), share), rng)] = True
@@ -344,4 +343,7 @@ def write_held_out(out: Path, tables: Tables, share: float) -> str:
             write_atomically(path, content.getvalue())
     with np.load(path) as stored:
         number = len(stored["y_test"])
-    return f"{number} images held out of the training set of {config.data.name}; the test set was not looked at"
+    return (
+        f"{number} images held out of the training set of {config.data.name}; "
+        "the test set was not used"
+    )

@@ -1,4 +1,4 @@
-"""The search for the best options: Optuna proposes, the runs of every seed answer."""
+"""A search for the best options: Optuna proposes points, and the runs of all seeds score them."""
 
 import math
 from collections import deque
@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from cafedcl.compare.jobs import Pool, RunOutcome, RunSpec, skipped
+from cafedcl.compare.jobs import RunOutcome, RunSpec
+from cafedcl.compare.pool import Pool, skipped
 from cafedcl.compare.sweep import Point, Sweep
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
@@ -22,7 +23,7 @@ TRIALS_BEFORE_PRUNING = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that was proposed, and its runs."""
+    """A proposed point, and its runs."""
 
     number: int
     point: Point
@@ -30,8 +31,9 @@ class Trial:
 
 
 class Search:
-    """A search that can be stopped and gone on with: what was proposed is in a file, what was
-    scored in run folders.
+    """A search that can be stopped and resumed.
+
+    Optuna's database keeps the proposed points, and the run folders keep their scores.
     """
 
     def __init__(self, sweep: Sweep, out: Path) -> None:
@@ -51,14 +53,14 @@ class Search:
         study: optuna.Study = self.optuna.create_study(
             study_name=name, storage=storage, direction=direction, load_if_exists=True
         )
-        # Another seed after every interruption, or the same points would be drawn again.
+        # With the same seed after an interruption, the sampler would draw the same points again.
         study.sampler = self.optuna.samplers.TPESampler(
             seed=self.sweep.first_seed + len(study.trials)
         )
         return study
 
     def run(self, trials: int, pool: Pool) -> None:
-        """Go on until there are so many trials; those that were interrupted come first."""
+        """Run trials until there are ``trials`` of them; interrupted trials come first."""
         self.study.set_user_attr("trials", trials)
         for frozen in self.study.get_trials(states=(self.optuna.trial.TrialState.RUNNING,)):
             if frozen.params.keys() == {*self.sweep.ranges, *self.sweep.choices}:
@@ -66,6 +68,7 @@ class Search:
             else:
                 self.tell(frozen.number, "FAIL")
         while True:
+            # A point is proposed only when a slot is free, so that it can use all earlier scores.
             while pool.free and (self.queue or self.proposed() < trials):
                 if self.queue:
                     pool.start(self.queue.popleft())
@@ -79,7 +82,7 @@ class Search:
                 self.prune(pool)
 
     def proposed(self) -> int:
-        """Return how many points were proposed so far."""
+        """Return the number of points proposed so far."""
         waiting = self.optuna.trial.TrialState.WAITING
         return sum(frozen.state != waiting for frozen in self.study.get_trials(deepcopy=False))
 
@@ -99,7 +102,7 @@ class Search:
         self.begin(trial.number, point, pool)
 
     def begin(self, number: int, point: Point, pool: Pool) -> None:
-        """Queue a trial's runs that are not finished."""
+        """Queue the runs of a trial that are not finished."""
         trial = self.trial(number, point)
         self.active[number] = trial
         for job in trial.jobs:
@@ -114,9 +117,7 @@ class Search:
         return Trial(number, point, tuple(self.sweep.jobs(self.out, f"trial-{number:04d}", point)))
 
     def take(self, outcome: RunOutcome, pool: Pool) -> None:
-        """Note how a run ended; a trial with a failed one has failed, and its other runs are
-        stopped.
-        """
+        """Handle the end of a run; if it failed, its trial has failed and its other runs stop."""
         trial = next((trial for trial in self.active.values() if outcome.job in trial.jobs), None)
         if outcome.status == "failed":
             self.failures.append(outcome)
@@ -126,7 +127,7 @@ class Search:
             self.settle(trial)
 
     def settle(self, trial: Trial) -> None:
-        """Score a trial once all its runs are finished; one that diverged has failed."""
+        """Score a trial once all its runs are finished; a trial that diverged has failed."""
         if all(job.finished for job in trial.jobs):
             del self.active[trial.number]
             value = self.sweep.value(trial.jobs)
@@ -136,19 +137,20 @@ class Search:
                 self.tell(trial.number, "FAIL")
 
     def drop(self, trial: Trial, state: str, pool: Pool) -> None:
-        """Give a trial up."""
+        """Stop a trial."""
         del self.active[trial.number]
         self.queue = deque(job for job in self.queue if job not in trial.jobs)
         pool.stop(trial.jobs)
         self.tell(trial.number, state)
 
     def tell(self, number: int, state: str) -> None:
-        """Write down how a trial ended without a score."""
+        """Record how a trial without a score ended."""
         self.study.tell(number, state=self.optuna.trial.TrialState[state])
 
     def prune(self, pool: Pool) -> None:
-        """Give up trials whose first seed, after a third of the rounds, is worse than the median of
-        finished ones.
+        """Stop trials that are worse than the median of finished ones after a third of the rounds.
+
+        Only the first seed of a trial is compared.
         """
         for trial in list(self.active.values()):
             first = trial.jobs[0]
@@ -161,7 +163,8 @@ class Search:
             others = [value for value in before if value is not None]
             if now is None or len(others) < TRIALS_BEFORE_PRUNING:
                 continue
-            if now < median(others) if self.sweep.higher else now > median(others):
+            worse = now < median(others) if self.sweep.higher else now > median(others)
+            if worse:
                 self.drop(trial, "PRUNED", pool)
 
     def finished(self) -> list[Trial]:
@@ -180,7 +183,7 @@ class Search:
         return dict(self.study.best_params), float(self.study.best_value)
 
     def rows(self) -> list[tuple[int, str, float | None, Point]]:
-        """Return every trial's number, state, score and point, the best first."""
+        """Return number, state, score and point of all trials, the best first."""
         sign = -1 if self.sweep.higher else 1
         rows = [
             (f.number, f.state.name.lower(), f.value, dict(f.params))

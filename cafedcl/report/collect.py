@@ -17,7 +17,7 @@ from cafedcl.report.frames import Film, read_film, spaced
 from cafedcl.report.palette import series_style
 from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary
 from cafedcl.report.runs import SettingGroup, Summary, TableRow
-from cafedcl.report.table import MEASURES, Column, column, common_protocol
+from cafedcl.report.table import TABLE_MEASURES, Column, column, common_protocol
 
 MOST_POINTS = 400
 """Points of a curve, at most."""
@@ -145,7 +145,7 @@ def collect_curves(row: TableRow) -> dict[str, Any]:
     for protocol in PROTOCOL_SCORES:
         found[protocol] = None
         if any_scored(row, protocol):
-            found[protocol] = {m: bands(row, rounds, protocol, m) for m in MEASURES}
+            found[protocol] = {m: bands(row, rounds, protocol, m) for m in TABLE_MEASURES}
     return found
 
 
@@ -262,6 +262,7 @@ def collect_samples(group: SettingGroup) -> list[dict[str, Any]]:
         room = PICTURE_BYTES
         for file in spaced(sorted((row.runs[0].path / "samples").glob("*.png")), PICTURES):
             data = file.read_bytes()
+            # The browser gets these bytes as an image, so anything else in the folder is skipped.
             if data.startswith(PNG) and len(data) <= room:
                 room -= len(data)
                 found.append(

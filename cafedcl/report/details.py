@@ -11,15 +11,15 @@ WORST = 6
 """Worst clients that are shown one by one."""
 MOST_CLASSES = 12
 """Classes of a worst client that are shown, at most."""
-MOST_CLIENTS = 200
+MAP_CLIENTS = 200
 """Clients in a map, at most; if there are more, evenly spaced ones are shown."""
 
 
 def shown_clients(clients: int) -> Array:
     """Return the indices of the clients that maps show."""
-    if clients <= MOST_CLIENTS:
+    if clients <= MAP_CLIENTS:
         return np.arange(clients)
-    return np.linspace(0, clients - 1, MOST_CLIENTS).round().astype(np.int64)
+    return np.linspace(0, clients - 1, MAP_CLIENTS).round().astype(np.int64)
 
 
 def data_map(film: Film) -> dict[str, Any] | None:

@@ -101,7 +101,8 @@ def read_tables(file: Path, wanted: Iterable[str]) -> dict[str, Array]:
     """Return the wanted entries of a packed file."""
     starts = tuple(wanted)
     with safe_open(str(file), framework="numpy") as packed:
-        return {name: packed.get_tensor(name) for name in packed.keys() if name.startswith(starts)}  # noqa: SIM118
+        names = [name for name in packed.keys() if name.startswith(starts)]  # noqa: SIM118
+        return {name: packed.get_tensor(name) for name in names}
 
 
 def read_data(run: RunSummary, problems: list[str]) -> Data | None:

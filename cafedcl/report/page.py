@@ -22,7 +22,7 @@ SCRIPTS = (
     "base.js", "charts.js", "compare.js", "curves.js", "data.js", "classes.js", "confidence.js",
     "prototypes.js", "cost.js", "main.js",
 )  # fmt: skip
-NONE = 65535
+MISSING_CODE = 65535
 """The code of a missing number in a packed array; base.js has the same one."""
 
 
@@ -100,14 +100,16 @@ def pack_array(values: Array) -> dict[str, Any]:
     good = np.isfinite(numbers)
     low = float(numbers[good].min()) if good.any() else 0.0
     high = float(numbers[good].max()) if good.any() else 0.0
-    if values.dtype.kind in "iub" and low >= 0 and high < NONE:
+    if values.dtype.kind in "iub" and low >= 0 and high < MISSING_CODE:
         low = 0.0
         step = 1.0
     else:
-        step = (high - low) / (NONE - 1) or 1.0
-    steps = np.where(good, np.rint((np.where(good, numbers, low) - low) / step), NONE).astype("<u2")
+        step = (high - low) / (MISSING_CODE - 1) or 1.0
+    steps = np.where(
+        good, np.rint((np.where(good, numbers, low) - low) / step), MISSING_CODE
+    ).astype("<u2")
     return {
-        "b64": base64.b64encode(steps.tobytes()).decode(),
+        "b64": base64.b64encode(codes.tobytes()).decode(),
         "shape": list(values.shape),
         "low": low,
         "step": step,

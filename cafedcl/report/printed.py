@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from cafedcl.report.palette import series_style
-from cafedcl.report.table import MEASURES, TITLES, Board, Cell, Column
+from cafedcl.report.table import TABLE_MEASURES, TITLES, Board, Cell, Column
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,7 +47,7 @@ def cell_of(column: Column, label: str, measure: str) -> Cell:
 
 def fields(column: Column, paper: bool) -> list[tuple[str, str]]:
     """Return the columns of a setting as (source, measure): ours, and the paper's if asked for."""
-    shown = [("ours", measure) for measure in MEASURES]
+    shown = [("ours", measure) for measure in TABLE_MEASURES]
     if paper and column.position.figures:
         shown += [("paper", "accuracy"), ("paper", "std")]
     return shown
@@ -158,7 +158,7 @@ def as_csv(board: Board, paper: bool = False) -> str:
     """Return CSV with a row per method and setting; numbers are in %, with all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    ours = [f"{measure}_{what}" for measure in MEASURES for what in ("mean", "std", "rank")]
+    ours = [f"{measure}_{what}" for measure in TABLE_MEASURES for what in ("mean", "std", "rank")]
     theirs = ["paper_accuracy", "paper_std"] if paper else []
     writer.writerow(
         ["data", "split", "clients", "method", "protocol", "round", "seeds", *ours, *theirs]
@@ -169,7 +169,7 @@ def as_csv(board: Board, paper: bool = False) -> str:
             cells = column.cells[row.label]
             numbers = [
                 value
-                for m in MEASURES
+                for m in TABLE_MEASURES
                 for value in (cells[m].mean, cells[m].std, cells[m].rank or None)
             ]
             figures = list(column.position.figures.get(row.label, (None, None))) if paper else []
@@ -213,13 +213,12 @@ def as_rich(board: Board, paper: bool = False, width: int = 120) -> "RenderableT
 def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "RenderableType":
     """Return some settings side by side; the best is bold, the second best underlined."""
     from rich.box import SIMPLE_HEAD
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     headings = " | ".join(dict.fromkeys(column.position.heading for column in columns))
-    table = Table(
-        box=SIMPLE_HEAD, title=headings, title_justify="left", header_style="bold", pad_edge=False
-    )
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
     table.add_column("\nmethod", no_wrap=True)
     for column in columns:
         for index, (source, measure) in enumerate(fields(column, paper)):
@@ -242,4 +241,5 @@ def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "Rendera
                     cell = cell_of(column, row.label, measure)
                     cells.append(Text(cell.text, style=styles[cell.rank]))
         table.add_row(*cells)
-    return table
+    # A title of the table itself would wrap at the width of the table.
+    return Group(Text(headings, style="italic"), table)

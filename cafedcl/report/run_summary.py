@@ -152,6 +152,7 @@ def find_folders(paths: Sequence[Path]) -> list[Path]:
                 f"{path}: there is no such folder; give run folders, or folders that contain them"
             )
         for where, below, files in os.walk(path, followlinks=True):
+            # Links are followed, so the same folder can appear twice, or contain itself.
             real = Path(where).resolve()
             if real in seen or "config.toml" in files:
                 below.clear()

@@ -11,7 +11,7 @@ from cafedcl.report.paper import PaperPosition, paper_position
 from cafedcl.report.run_summary import RunSummary
 from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
 
-MEASURES = ("accuracy", "std", "worst")
+TABLE_MEASURES = ("accuracy", "std", "worst")
 HIGHER = {"accuracy": True, "std": False, "worst": True}
 TITLES = {"accuracy": "Acc. ↑", "std": "Std. ↓", "worst": "Worst ↑"}
 PROTOCOLS = {"server": "the server's model", "own": "each client's own model after local training"}
@@ -162,7 +162,7 @@ def column(group: SettingGroup, protocol: str, which: str) -> Column:
     """Return one setting's cells, ranked."""
     cells: dict[str, dict[str, Cell]] = {row.label: {} for row in group.rows}
     ranked = [row.label for row in contenders(group)]
-    for measure in MEASURES:
+    for measure in TABLE_MEASURES:
         unranked = {}
         for row in group.rows:
             scores = row.scores(protocol, measure, which).values()
@@ -235,6 +235,7 @@ def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, 
         stats = import_module("scipy.stats")
     except ImportError:
         return None, None, "significance needs scipy (pip install scipy)"
+    # scipy warns and returns NaN if all differences are equal, up to rounding.
     varied = max(differences) - min(differences) > 1e-12
     t = float(stats.ttest_1samp(differences, 0.0).pvalue) if varied else None
     ranked = float(stats.wilcoxon(differences).pvalue) if any(differences) else None

@@ -71,6 +71,7 @@ class Reports:
 
     def current(self) -> tuple[str, str]:
         """Return the page's version and the page."""
+        # The server answers in threads; only one of them builds the page.
         with self.lock:
             now = time.monotonic()
             if now - self.looked >= self.every or not self.html:
@@ -78,6 +79,7 @@ class Reports:
                 if version != self.version or not self.html:
                     self.html = self.with_script(self.build(), version)
                     self.version = version
+                # After the build, which can take longer than the pause between two checks.
                 self.looked = time.monotonic()
             return self.version, self.html
 

@@ -111,7 +111,7 @@ def split_numbers(numbers: "Statistics") -> RenderableType:
     table.add_row("largest / smallest class", ratio)
     table.add_row(
         "label divergence",
-        f"{numbers.divergence:.3f} between two clients (0: same labels, 1: disjoint)",
+        f"{numbers.divergence:.3f} between clients (0: same, 1: disjoint)",
     )
     return table
 
@@ -189,9 +189,10 @@ def comparison_table(runs: Sequence[tuple[str, list[MetricsLine]]], width: int) 
             cells.append(Text(curve, colour(name), no_wrap=True))
         table.add_row(Text(name, style=colour(name)), *cells)
     rounds = sorted({len(lines) for _, lines in runs})
+    server_columns = "global" if narrow else "global, balanced"
     note = Text(
         f"After {' / '.join(map(str, rounds))} rounds, in %. "
-        "global, balanced: the server's model on the complete test set. "
+        f"{server_columns}: the server's model on the complete test set. "
         "client std: spread of accuracy across clients, each weighted by its own labels. "
         "worst tenth: mean accuracy of the worst 10 % of the clients. "
         "own: each client's own model after local training.",

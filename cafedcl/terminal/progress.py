@@ -75,6 +75,7 @@ class LiveProgress(Watcher):
         self.rounds.advance(self.clients)
         if failure:
             self.failures.append(f"round {federation.round + 1}: client {client}: {failure.reason}")
+        # Thousands of small clients per second would otherwise spend their time on drawing.
         if time.perf_counter() - self.shown > 1 / REFRESH:
             self._show(federation)
 

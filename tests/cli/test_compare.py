@@ -18,19 +18,11 @@ from cafedcl import api
 from cafedcl.cli.compare import compare
 from cafedcl.compare import devices as schedule_devices
 from cafedcl.compare import jobs as schedule_jobs
-from cafedcl.compare.devices import choose_launcher, slot_of
-from cafedcl.compare.jobs import (
-    DeviceShare,
-    LocalLauncher,
-    Pool,
-    RunOutcome,
-    RunSpec,
-    Tail,
-    View,
-    polite,
-    run_all,
-)
+from cafedcl.compare import pool as schedule_pool
+from cafedcl.compare.devices import choose_launcher, device_share
+from cafedcl.compare.jobs import DeviceShare, LocalLauncher, RunOutcome, RunSpec
 from cafedcl.compare.plan import Comparison, planned, split_names
+from cafedcl.compare.pool import Pool, Tail, View, polite, run_all
 from cafedcl.compare.progress import Count, JsonView, LiveView, PlainView
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
@@ -67,7 +59,8 @@ done = len(file.read_text().splitlines()) if file.exists() else 0
 for number in range(done, 3):
     time.sleep(float(os.environ.get("STUB_SECONDS", "0")))
     with file.open("a") as lines:
-        lines.write(json.dumps({"round": number, "status": "ok", "server": {"accuracy": 0.5 + number / 10}}) + "\\n")
+        server = {"accuracy": 0.5 + number / 10}
+        lines.write(json.dumps({"round": number, "status": "ok", "server": server}) + "\\n")
 (out / "checkpoints" / "000003.safetensors").touch()
 note("end")
 """
@@ -83,7 +76,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
     program, notes = tmp_path / "stub.py", tmp_path / "notes.jsonl"
     program.write_text(STUB)
     monkeypatch.setattr(schedule_jobs, "PROGRAM", (sys.executable, "-S", str(program)))
-    monkeypatch.setattr(schedule_jobs, "POLL", 0.01)
+    monkeypatch.setattr(schedule_pool, "POLL", 0.01)
     monkeypatch.setenv("STUB_NOTES", str(notes))
     return lambda: (
         [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
@@ -92,8 +85,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
 
 def plan(**changes: Any) -> Comparison:
     asked: dict[str, Any] = {
-        "methods": ["fedavg", "cafedcl"], "data": [], "splits": [], "seeds": 1, "first_seed": 0, "tables": {},
-        "settings": ["federation.rounds=3"],
+        "methods": ["fedavg", "cafedcl"], "data": [], "splits": [], "seeds": 1, "first_seed": 0,
+        "tables": {}, "settings": ["federation.rounds=3"],
     }  # fmt: skip
     return Comparison.make(**(asked | changes))
 
@@ -190,10 +183,10 @@ def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"methods": ["fedavg", "fedavg"]}, "'fedavg' is there twice"),
+        ({"methods": ["fedavg", "fedavg"]}, "'fedavg' is given twice"),
         ({"methods": ["fedvg"]}, "did you mean 'fedavg'"),
         ({"splits": ["dirichlt:0.1"]}, "did you mean 'dirichlet'"),
-        ({"splits": ["iid,iid"]}, "there twice"),
+        ({"splits": ["iid,iid"]}, "given twice"),
         ({"seeds": 0}, "--seeds 0"),
         ({"first_seed": -1}, "--first-seed -1"),
         ({"settings": ["method.lam_geoo=1"]}, "none of fedavg, cafedcl has such an option"),
@@ -231,10 +224,10 @@ def test_the_plan_is_kept_and_another_one_is_refused(tmp_path: Path) -> None:
     with hold(out, made):
         assert Comparison.from_plain(read_file(out / "compare.toml")) == made
     other = plan(splits=["iid"], settings=["train.lr=0.3", "method.tau=0.3"])
-    said = r"settings: train.lr is 0.2 there and 0.3 here\); go on with it by"
+    said = r"settings: train.lr is 0.2 there and 0.3 here\); resume it with"
     with pytest.raises(CafedclError, match=said), hold(out, other):
         pass
-    with pytest.raises(CafedclError, match="it is not as `cafedcl compare` wrote it"):
+    with pytest.raises(CafedclError, match="not a plan of `cafedcl compare`"):
         Comparison.from_plain({"methods": []})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
@@ -296,7 +289,7 @@ def test_a_job_that_cannot_be_started_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule_jobs, "PROGRAM", (str(tmp_path / "nothing"),))
-    with pytest.raises(CafedclError, match="the job cannot be started"):
+    with pytest.raises(CafedclError, match="the run cannot be started"):
         run_all(jobs(tmp_path / "out"), pool())
 
 
@@ -374,11 +367,11 @@ def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
         for slot in choose_launcher([], 2, 1, None).slots
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
-    assert slot_of("cuda:1") == DeviceShare("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-7"})
+    assert device_share("cuda:1") == DeviceShare("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-7"})
     with pytest.raises(CafedclError, match="this machine has 2 CUDA devices"):
-        slot_of("cuda:2")
+        device_share("cuda:2")
     with pytest.raises(CafedclError, match="there is no such device"):
-        slot_of("cuda:x")
+        device_share("cuda:x")
     with pytest.raises(CafedclError, match="--jobs 0"):
         choose_launcher([], 0, 1, None)
     monkeypatch.setattr(schedule_devices, "cores", lambda: 6)
@@ -459,9 +452,7 @@ def test_the_command_lists_failures_and_its_status_is_one(
     done = call(*asked, "--quiet")
     assert done.exit_code == 1
     assert f"failed: {out}/digits/auto/cafedcl/s0: on fire" in done.stderr
-    assert (
-        f"runs that failed: 1; try them again with: cafedcl compare --resume {out}" in done.stderr
-    )
+    assert f"failed runs: 1; try them again with: cafedcl compare --resume {out}" in done.stderr
     assert done.stdout == ""
     monkeypatch.delenv("STUB_BROKEN")
     again = call("--resume", out, "--json", "--devices", "cpu")
@@ -476,7 +467,7 @@ def test_the_command_lists_failures_and_its_status_is_one(
     assert "--resume: the folder holds the plan" in str(
         call("--resume", out, "--rounds", 3).exception
     )
-    assert "there is no plan to go on with" in str(call("--resume", tmp_path).exception)
+    assert "there is no plan to resume" in str(call("--resume", tmp_path).exception)
     assert "--out: name the folder" in str(call("--methods", "fedavg").exception)
 
 

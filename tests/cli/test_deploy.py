@@ -123,7 +123,10 @@ def test_a_server_listens_where_it_is_reached(host, listen, tmp_path):
 
 def test_without_flower_one_line_says_what_to_install(tmp_path):
     """In a process where flwr cannot be imported; everything else works as before."""
-    code = "import sys; sys.modules['flwr'] = None; from cafedcl.cli.main import main; sys.argv = {}; main()"
+    code = (
+        "import sys; sys.modules['flwr'] = None; "
+        "from cafedcl.cli.main import main; sys.argv = {}; main()"
+    )
     for words in (
         ["run", "--engine", "flower", "--out", str(tmp_path / "r")],
         ["deploy", "site", str(tmp_path)],

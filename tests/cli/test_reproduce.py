@@ -194,8 +194,9 @@ def processor_seconds() -> float:
 def record(method: str, seed: int, accuracy: float, **changes: Any) -> dict[str, Any]:
     scores = dict.fromkeys(("accuracy", "client_mean", "client_std", "client_worst"), accuracy)
     plain = {
-        "setting": "cifar10-practical", "data": "cifar10", "split": "dirichlet:0.1", "method": method, "changed": {},
-        "seed": seed, "rounds": 100, "server": scores, "own": scores, "clients": 20, "options": {"model.width": 0.5},
+        "setting": "cifar10-practical", "data": "cifar10", "split": "dirichlet:0.1",
+        "method": method, "changed": {}, "seed": seed, "rounds": 100, "server": scores,
+        "own": scores, "clients": 20, "options": {"model.width": 0.5},
     }  # fmt: skip
     return plain | changes
 
@@ -361,8 +362,11 @@ def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
     nothing = str(tmp_path / "nothing")
     for words, said in (
         (["--gather"], "there are no runs to gather"),
-        (["--from", other], "it is of table1 at scale paper, not at scale short"),
-        (["--gather", "--from", other], "it is of table1 at scale paper, not at scale short"),
+        (["--from", other], "it holds runs of table1 at scale paper, not at scale short"),
+        (
+            ["--gather", "--from", other],
+            "it holds runs of table1 at scale paper, not at scale short",
+        ),
         (["--gather", "--from", str(tmp_path / "broken.json")], "not a results.json"),
         (["--gather", "--from", str(tmp_path / "no.json")], "cannot be read"),
         (["--gather", "--from", str(tmp_path / "empty")], "no reproduce.toml"),
@@ -413,7 +417,7 @@ def test_a_mistake_is_one_clear_line(arguments: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("title = 'x'\nmethods = ['fedavg']\n", "a study has methods and"),
+        ("title = 'x'\nmethods = ['fedavg']\n", "a study needs methods and"),
         ("title = 'x'\nmethods = ['fedavg']\n[[settings]]\nname = 'a'\ndata = 'digits'\n", "split"),
         ("title = 'x'\nmethod = ['fedavg']\n", "method: there is no such entry"),
     ],

@@ -10,8 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from cafedcl.cli.compare import sweep as command
-from cafedcl.compare import jobs as schedule_jobs
-from cafedcl.compare.jobs import DeviceShare, Handle, Pool, View
+from cafedcl.compare import pool as schedule_pool
+from cafedcl.compare.jobs import DeviceShare, Handle
+from cafedcl.compare.pool import Pool, View
 from cafedcl.compare.sweep import Range, Sweep, parse_ranges, parse_values, write_held_out
 from cafedcl.compare.tune import Search
 from cafedcl.config.sections import read_file
@@ -80,13 +81,14 @@ class Instant:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_jobs, "POLL", 0.001)
+    monkeypatch.setattr(schedule_pool, "POLL", 0.001)
 
 
 def made(**changes: Any) -> Sweep:
     plain: dict[str, Any] = {
         "settings": {"method.name": "cafedcl", "data.name": "digits", "federation.rounds": ROUNDS},
-        "seeds": 1, "first_seed": 0, "score": "server.accuracy", "on": "test", "hold_out": 0.1, "grid": {},
+        "seeds": 1, "first_seed": 0, "score": "server.accuracy", "on": "test", "hold_out": 0.1,
+        "grid": {},
         "ranges": {}, "choices": {}, "prune": False,
     }  # fmt: skip
     return Sweep.from_plain(plain | changes)
@@ -122,7 +124,7 @@ def test_values_that_cannot_be_read_are_one_line(text: str) -> None:
 
 @pytest.mark.parametrize("texts", [["train.lr=1,1"], ["train.lr=1", "train.lr=2"]])
 def test_the_same_value_or_option_twice_is_one_line(texts: list[str]) -> None:
-    with pytest.raises(CafedclError, match="there twice"):
+    with pytest.raises(CafedclError, match="given twice"):
         parse_values(texts, "--grid")
 
 
@@ -157,7 +159,7 @@ def test_ranges_are_read() -> None:
     for texts in (["lr=0..1"], ["train.lr"]):
         with pytest.raises(CafedclError, match=r"section\.key=low\.\.high"):
             parse_ranges(texts)
-    with pytest.raises(CafedclError, match="there twice"):
+    with pytest.raises(CafedclError, match="given twice"):
         parse_ranges(["train.lr=0..1", "train.lr=0..2"])
 
 
@@ -182,10 +184,8 @@ def test_images_are_held_out_of_the_training_set(tmp_path: Path) -> None:
     said = write_held_out(tmp_path, tables, 0.1)
     before = load_dataset(resolve(tables).data)
     after = load_dataset(resolve({"data": {"name": str(tmp_path / "held-out.npz")}}).data)
-    assert (
-        said
-        == f"{len(after.test_y)} images held out of the training set of digits; the test set was not looked at"
-    )
+    held = f"{len(after.test_y)} images held out of the training set of digits"
+    assert said == f"{held}; the test set was not used"
     assert len(after.train_y) + len(after.test_y) == len(before.train_y)
     assert abs(len(after.test_y) / len(before.train_y) - 0.1) < 0.01
     assert set(after.test_y.tolist()) == set(range(10))
@@ -198,7 +198,7 @@ def test_images_are_held_out_of_the_training_set(tmp_path: Path) -> None:
     written = (tmp_path / "held-out.npz").stat().st_mtime_ns
     assert write_held_out(tmp_path, tables, 0.1) == said
     assert (tmp_path / "held-out.npz").stat().st_mtime_ns == written
-    with pytest.raises(CafedclError, match="images cannot be held out of this split"):
+    with pytest.raises(CafedclError, match="natural and file splits cannot be combined with"):
         write_held_out(tmp_path / "other", {"split": {"kind": "natural"}}, 0.1)
     job = made(on="validation").jobs(tmp_path, "x", {})[0]
     assert str(tmp_path / "held-out.npz") in job.arguments
@@ -313,7 +313,7 @@ def test_the_command_searches_says_on_what_and_writes_the_best(
         "server.accuracy is measured on 143 images held out of the training set of digits"
         in done.stdout
     )
-    assert "the test set was not looked at" in done.stdout
+    assert "the test set was not used" in done.stdout
     assert "best: train.lr=" in done.stdout
     best = gather(out / "best.toml")
     assert best.data.name == "digits"

@@ -52,7 +52,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
     assert run(tuning, plan, "--out", str(out)) == 0
     result = json.loads((out / "tuning.json").read_text())
     assert result["budget"] == 2
-    assert "the test set was not looked at" in result["measured_on"]
+    assert "the test set was not used" in result["measured_on"]
     for method, protocol, score in (
         ("fedavg", "server", "accuracy"),
         ("fedproto", "own", "client_mean"),

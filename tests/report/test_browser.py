@@ -1,4 +1,4 @@
-"""The report in a real browser: it must draw everything, ask nobody for anything, and fit a phone."""
+"""The report in a real browser: it draws everything, makes no requests, and fits a phone."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -40,10 +40,13 @@ PANELS = [
 ]
 PANELS += ["cost", "runs"]
 
-BLANK = """() => [...document.querySelectorAll('.card:not([hidden]) .chart:not([hidden])')].filter((node) => {
+BLANK = """() => [
+  ...document.querySelectorAll('.card:not([hidden]) .chart:not([hidden])')
+].filter((node) => {
   const layers = [...node.querySelectorAll('canvas')];
   if (!layers.length) return node.querySelectorAll('svg path').length < 3;
-  const blank = Object.assign(document.createElement('canvas'), { width: layers[0].width, height: layers[0].height });
+  const { width, height } = layers[0];
+  const blank = Object.assign(document.createElement('canvas'), { width, height });
   return layers.every((canvas) => canvas.toDataURL() === blank.toDataURL());
 }).map((node) => node.getAttribute('aria-label'))"""
 
@@ -77,7 +80,10 @@ class Visit:
         """What a chart looks like at the moment."""
         self.page.wait_for_timeout(280)
         chart = self.page.locator(f'.chart[aria-label="{label}"]')
-        layers = "node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toDataURL()).join() || node.innerHTML"
+        layers = (
+            "node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toDataURL()).join()"
+            " || node.innerHTML"
+        )
         return str(chart.evaluate(layers))
 
 
@@ -217,7 +223,10 @@ def test_one_run_has_no_empty_panels(browser: Any, make_run: Maker, tmp_path: Pa
     panels = visit.page.eval_on_selector_all("section", "list => list.map(one => one.id)")
     assert panels == ["data", "clients", "classes", "cost", "runs"]
     assert visit.page.evaluate(BLANK) == []
-    empty = "list => list.filter(one => !one.hidden && !one.querySelector('.chart:not([hidden]), table, .worst, pre'))"
+    empty = (
+        "list => list.filter(one => !one.hidden"
+        " && !one.querySelector('.chart:not([hidden]), table, .worst, pre'))"
+    )
     assert visit.page.eval_on_selector_all(".card", empty) == []
     assert visit.complaints == []
     assert visit.requests == []

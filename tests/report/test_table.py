@@ -145,10 +145,8 @@ def test_latex_has_the_layout_of_the_paper(made: Board) -> None:
     text = as_latex(made, paper=True)
     assert r"\multicolumn{5}{c}{Practical heterogeneous ($\alpha$ = 0.1, K = 20)}" in text
     assert r"\multicolumn{5}{c}{CIFAR-10}" in text
-    assert (
-        r"moon & \textbf{88.33 $\pm$ 0.58} & \textbf{1.17 $\pm$ 0.06} & \textbf{70.00 $\pm$ 0.00} & 82.06 & 11.19 \\"
-        in text
-    )
+    ours = r"\textbf{88.33 $\pm$ 0.58} & \textbf{1.17 $\pm$ 0.06} & \textbf{70.00 $\pm$ 0.00}"
+    assert rf"moon & {ours} & 82.06 & 11.19 \\" in text
     assert r"cafedcl & \underline{87.00 $\pm$ 6.00}" in text
     assert r"fed\_odd\&co & 90.00" in text
     assert r"my\_data" in text
