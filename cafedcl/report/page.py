@@ -105,9 +105,8 @@ def pack_array(values: Array) -> dict[str, Any]:
         step = 1.0
     else:
         step = (high - low) / (MISSING_CODE - 1) or 1.0
-    steps = np.where(
-        good, np.rint((np.where(good, numbers, low) - low) / step), MISSING_CODE
-    ).astype("<u2")
+    steps = np.rint((np.where(good, numbers, low) - low) / step)
+    codes = np.where(good, steps, MISSING_CODE).astype("<u2")
     return {
         "b64": base64.b64encode(codes.tobytes()).decode(),
         "shape": list(values.shape),
