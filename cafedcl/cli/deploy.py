@@ -42,14 +42,14 @@ def init(
     ] = False,
 ) -> None:
     """Write certificates, keys and configs for a server and its sites, and print the commands."""
-    from cafedcl.deploy.places import ServerOptions, make_places
+    from cafedcl.deploy.folders import ServerOptions, make_folders
 
     named = dict(word.partition("=")[::2] for word in site)
     if len(named) < len(site):
         raise CafedclError("--site: each site needs a different name")
     if simulated and any(named.values()):
         raise CafedclError("--simulated: sites have no data of their own; remove =DATA")
-    places = make_places(
+    places = make_folders(
         folder, ServerOptions(host=host, port=port, insecure=insecure), named, simulated
     )
     server, *sites = places
@@ -71,7 +71,7 @@ def init(
 @app.command()
 def server(folder: Folder) -> None:
     """Run the server: a Flower SuperLink that accepts only the sites whose keys it knows."""
-    from cafedcl.deploy.server import Server, watch
+    from cafedcl.deploy.server import Server, wait_for_end
 
     place = Server.of(folder)
     with stoppable() as say:
@@ -81,7 +81,7 @@ def server(folder: Folder) -> None:
                 f"server at {place.listen}:{place.options.port}"
                 + (" (insecure)" if place.options.insecure else "")
             )
-            watch(process, say)
+            wait_for_end(process, say)
         finally:
             process.stop()
 
@@ -93,11 +93,11 @@ def site(
     ],
 ) -> None:
     """Run a site: its worker process and its Flower SuperNode."""
-    from cafedcl.deploy.places import read_site
-    from cafedcl.deploy.programs import require
+    from cafedcl.deploy.folders import read_site
+    from cafedcl.deploy.programs import require_flower
     from cafedcl.deploy.site import RunningSite
 
-    require()
+    require_flower()
     options = read_site(folder)
     with stoppable() as say:
         running = RunningSite(folder, options)

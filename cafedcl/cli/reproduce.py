@@ -110,7 +110,7 @@ def reproduce(
     with planned(place, wanted, FILE, "reproduce"):
         elsewhere = [from_elsewhere(path, whole, wanted, size) for path in sources or ()]
         if gather:
-            write(place, whole, wanted, size, elsewhere, means.silent, part)
+            write_results(place, whole, wanted, size, elsewhere, means.silent, part)
             return
         known = done_elsewhere(place, whole, size, elsewhere)
         asked = [
@@ -132,7 +132,7 @@ def reproduce(
                 # One seed of every method first: a table is complete before the next seed starts.
                 outcomes = run_all(sorted(todo, key=lambda job: job.seed), pool)
         if todo or sources:
-            write(place, whole, wanted, size, elsewhere, means.silent)
+            write_results(place, whole, wanted, size, elsewhere, means.silent)
         for line in left_out:
             print(f"skipped: {line}", file=sys.stderr)
     if todo:
@@ -174,7 +174,7 @@ def list_studies(folder: Path) -> None:
         screen.print(f"--scale {name}  {scale.about}", soft_wrap=True)
 
 
-def write(
+def write_results(
     out: Path,
     study: "Study",
     plan: dict[str, Any],

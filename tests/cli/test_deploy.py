@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
-from cafedcl.deploy.places import node_names, read_site
+from cafedcl.deploy.folders import node_names, read_site
 from cafedcl.deploy.server import Server
 
 
@@ -73,7 +73,7 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
     folder = tmp_path / "d" / "server"
     registered = iter(["11", "12"])
 
-    def ask(home, *words):
+    def run_flwr(home, *words):
         if words[:2] == ("supernode", "register"):
             return {"node-id": next(registered)}
         if words[0] == "supernode":
@@ -86,13 +86,13 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
             }
         return {"runs": [{"run-id": 5, "status": "finished:completed", "elapsed": 61.4}]}
 
-    monkeypatch.setattr("cafedcl.deploy.server.ask", ask)
+    monkeypatch.setattr("cafedcl.deploy.server.run_flwr", run_flwr)
     monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)
     Server.of(folder).register()
     assert node_names(folder) == {"north": "11", "south": "12"}
     lines = [line.split() for line in invoke("status", folder).stdout.splitlines()]
     assert ["south", "online", "noon"] in lines
-    assert ["north", "registered", "never", "there"] in lines
+    assert ["north", "registered", "never", "connected"] in lines
     assert ["5", "finished:completed", "61"] in lines
 
 
@@ -100,11 +100,11 @@ def test_sites_are_registered_once(tmp_path, monkeypatch):
     invoke("init", tmp_path / "d", "--site", "north")
     calls = []
 
-    def ask(home, *words):
+    def run_flwr(home, *words):
         calls.append(words[1])
         return {"node-id": "11", "nodes": [{"node-id": "11"}] if "register" in calls else []}
 
-    monkeypatch.setattr("cafedcl.deploy.server.ask", ask)
+    monkeypatch.setattr("cafedcl.deploy.server.run_flwr", run_flwr)
     for _ in range(2):
         Server.of(tmp_path / "d" / "server").register()
     assert calls == ["list", "register", "list"]

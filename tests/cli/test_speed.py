@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benching import SMALL
 from rich.console import Console
 
@@ -14,6 +15,8 @@ from cafedcl.cli.speed import bench, legend, measurement_table
 from cafedcl.core.errors import CafedclError
 from cafedcl.speed import measure as bench_module
 from cafedcl.speed.measure import Measurement
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="auto would choose the GPU")
 
 # the table
 
@@ -171,8 +174,8 @@ def test_against_another_engine_both_are_measured(
         ({"tasks": "digits,"}, "there is no such task"),
         ({"methods": "fedavg,fedprx"}, "did you mean 'fedprox'"),
         ({"engine": "eagre"}, "engine"),
-        ({"engine": "cuda"}, "needs a CUDA device"),
-        ({"against": "cuda"}, "needs a CUDA device"),
+        pytest.param({"engine": "cuda", "device": "auto"}, "needs a CUDA device", marks=NO_GPU),
+        pytest.param({"against": "cuda", "device": "auto"}, "needs a CUDA device", marks=NO_GPU),
         ({"against": "eagre"}, "engine"),
         ({"device": "nowhere"}, "this machine cannot use it"),
         ({"settings": ["train.lr"]}, "section.key=value is expected"),
