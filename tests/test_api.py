@@ -26,6 +26,7 @@ def test_the_package_exports_exactly_these_names() -> None:
         "Record",
         "Run",
         "Watcher",
+        "__version__",
         "load",
         "resolve",
         "run",

@@ -186,7 +186,8 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 def largest(values: Sequence[Tensor]) -> Tensor:
     """Return the largest absolute value, NaN if any is, without waiting for the device."""
     if len(values) == 1:
-        return torch.linalg.vector_norm(values[0], torch.inf)
+        norm: Tensor = torch.linalg.vector_norm(values[0], torch.inf)
+        return norm
     return get_total_norm(values, torch.inf)
 
 

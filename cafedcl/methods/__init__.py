@@ -1,8 +1,7 @@
-"""The methods, one file each. A file here is found by its method's name; nothing has to be
-registered.
-"""
+"""The methods, one file each. A file here is found by its method's name; there is no registry."""
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 from typing import Any
@@ -19,16 +18,26 @@ def method_names() -> list[str]:
     )
 
 
+def is_import_path(name: str) -> bool:
+    """Return whether a name is ``module:Class``, and not ``method:preset``."""
+    module, colon, _ = name.partition(":")
+    if not colon or module in method_names():
+        return False
+    # A name without a dot that is no module is more likely a method that was misspelt.
+    return "." in module or importlib.util.find_spec(module) is not None
+
+
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
-    """Return a method's class and its preset's options, for ``fedavg``, ``cafedcl:no-geo`` or
-    ``pkg.mod:Class``.
+    """Return a method's class and its preset's options.
+
+    The name is ``fedavg``, ``cafedcl:no-geo``, or ``module:Class`` for a method of your own.
     """
     base, _, preset = name.partition(":")
-    if "." in base:
+    if is_import_path(name):
         found = import_path(name, "method")
         if not (inspect.isclass(found) and hasattr(found, "Options")):
             raise CafedclError(
-                f"method '{name}': it is not a class derived from cafedcl.methods.base.Method"
+                f"method '{name}': it is not a class derived from cafedcl.extend.Method"
             )
         return found, {}
     if base not in method_names():

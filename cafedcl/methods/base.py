@@ -22,8 +22,7 @@ class NoOptions:
 
 
 class Method:
-    """A federated learning method. Subclass it in a file of its own; nothing else has to be
-    registered.
+    """A federated learning method. Subclass it in a file of its own; there is nothing to register.
 
     The defaults are FedAvg's: a linear head, count-weighted averaging, prediction by the head.
     """
@@ -32,33 +31,33 @@ class Method:
     paper: ClassVar[str]
     year: ClassVar[int]
     travels: ClassVar[str] = "model"
+    """What clients and server exchange, in a few words."""
     predicts: ClassVar[str] = "classifier head"
+    """How a class is predicted, in a few words."""
     pooled: ClassVar[bool] = False
-    """Whether all data lie in one place (the `central` reference row)."""
+    """Whether one client has all data (the `central` reference row)."""
     personal: ClassVar[str] = ""
-    """A pattern: the weights whose whole name matches stay with their client instead of being
-    averaged.
-    """
+    """A regular expression: weights whose whole name matches stay with their client."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Options by the name of a preset, which is chosen as ``method:preset``."""
     separable: bool = True
-    """Whether a client's weight follows from its own reply, so that its model can be counted in and
-    let go soon.
+    """Whether a client's weight follows from its own reply.
+
+    Then its model can be averaged in and freed before all replies are there.
     """
     replayed: ClassVar[bool] = True
-    """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client, as
-    a loss is.
+    """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client.
 
-    Then they read tensors only, send entries per class only, and use ``holds`` for nothing but to
-    choose what is sent; embeddings may come with padding, whose label is −1. A class that gives its
-    own has to say so.
+    Then they read tensors only, send entries per class only, and use ``holds`` only to choose what
+    is sent; embeddings may be padded with images whose label is −1. A subclass that overrides them
+    has to say so itself.
     """
     server_trains: ClassVar[bool] = False
-    """Whether the server step is a training of its own, which belongs on the device; means of a few
-    numbers do not.
-    """
+    """Whether ``update`` trains, which is faster on the device than on the host."""
     epsilon: float = 0.0
-    """What is added to the sum of the weights that the average is divided by."""
+    """What is added to the sum of weights that the average of the models is divided by."""
     Options: ClassVar[type] = NoOptions
+    """A frozen dataclass whose fields are declared with `option`."""
 
     def __init_subclass__(cls, **details: Any) -> None:
         super().__init_subclass__(**details)
@@ -72,13 +71,11 @@ class Method:
         self.clients = clients
 
     def head(self) -> nn.Module:
-        """Build what sits on the encoder."""
+        """Build the head that the encoder's features go to."""
         return nn.Linear(self.dim, self.classes)
 
     def start(self, model: Network) -> Tensors:
-        """Return the server's state besides the model: ``anchors/…`` is broadcast, anything else
-        stays there.
-        """
+        """Return the server's state besides the model; only ``anchors/…`` is broadcast."""
         return {}
 
     def scratch(self, client: Client) -> Tensors:
@@ -94,13 +91,11 @@ class Method:
         raise NotImplementedError
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
-        """Return what goes up besides the weights, and the notes for people to look at."""
+        """Return what the client sends besides the weights, and its notes for people to read."""
         return {}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        """Describe what ``summarize`` sends up, so that a bad reply is noticed before it is
-        aggregated.
-        """
+        """Describe what ``summarize`` sends, so that bad replies are rejected."""
         return {}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
@@ -108,13 +103,12 @@ class Method:
         return {}
 
     def weigh(self, ups: list[Up]) -> Tensor:
-        """Return each client's weight in the average of the models, before it is divided by their
-        sum: n_k.
-        """
+        """Return each client's weight in the average of models, n_k; they need not sum to 1."""
         return torch.tensor([up.samples for up in ups], dtype=torch.float64)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        """Return the entries of the server's state that change besides the model, as new tensors."""
+        """Return the entries of the server's state that change besides the model, as new tensors.
+        """
         return {}
 
     def aggregator(self, state: Tensors) -> "Aggregator":
@@ -122,15 +116,11 @@ class Method:
         return Aggregator(self, state)
 
     def centre(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return what each class's global prototype would be if all images with these embeddings
-        lay in one place.
-        """
+        """Return the global prototypes that pooled images with these embeddings would give."""
         return class_means(z, y, self.classes)[0]
 
     def alphas(self, sent: Entries) -> Tensor | None:
-        """Return α_{k,c}, with which the server averages clients' prototypes; None if it does
-        anything else.
-        """
+        """Return the weights α_{k,c} of the clients' prototypes; None if they are not averaged."""
         return None
 
     def broadcast(self, state: Tensors) -> Tensors:

@@ -1,9 +1,8 @@
-"""CAFedCL: Confidence-Aware Federated Contrastive Learning (arXiv 2603.03007); its generator is
-`--augment gan`.
+"""CAFedCL: Confidence-Aware Federated Contrastive Learning (arXiv 2603.03007).
 
-Where the paper leaves a point open, the option's default is our reading and ``literal`` is the
-paper's letter; docs/cafedcl.md has the reasons. Equations are found by name in contrast.py,
-confidence.py and aggregation.py.
+Its generator is `--augment gan`. Where the paper leaves a point open, the option's default is our
+reading and ``literal`` is the paper's letter; docs/cafedcl.md has the reasons. Equations are found
+by name in functional/contrast.py, confidence.py and aggregation.py.
 """
 
 import torch
@@ -22,13 +21,17 @@ from cafedcl.models.base import Network
 
 
 class CAFedCL(Method):
-    """L = I2P + λ_align·Align + λ_geo·Geo (Eq. 13); prototypes and encoders are averaged by
-    confidence (Eqs. 9–12).
+    """L = I2P + λ_align·Align + λ_geo·Geo (Eq. 13).
+
+    The server averages prototypes and encoders by confidence (Eqs. 9 to 12).
     """
 
     name = "cafedcl"
     year = 2026
-    paper = "Wu et al., Breaking the Prototype Bias Loop: Confidence-Aware Federated Contrastive Learning"
+    paper = (
+        "Wu et al., Breaking the Prototype Bias Loop: "
+        "Confidence-Aware Federated Contrastive Learning"
+    )
     travels = "model, prototypes, confidences"
     predicts = "nearest prototype (cosine)"
     Options = CAFedCLOptions
@@ -41,7 +44,8 @@ class CAFedCL(Method):
         self.separable = options.encoder_weight == "raw"
         if options.init == "simplex" and dim < classes:
             raise CafedclError(
-                f"method.init = simplex: {classes} classes need as many features; the model gives {dim}"
+                f"method.init = simplex: {classes} classes need at least {classes} features; "
+                f"the model gives {dim}"
             )
         if options.inference == "head" and options.classifier != "ce":
             raise CafedclError(
@@ -51,34 +55,34 @@ class CAFedCL(Method):
             raise CafedclError("method.w must sum to 1, and method.clip must be [low, high]")
 
     def head(self) -> nn.Module:
-        parts = {
-            "project": nn.Linear(self.dim, self.dim),
-            "classify": nn.Linear(self.dim, self.classes),
-        }
-        wanted = {
-            "project": self.options.features == "projected",
-            "classify": self.options.classifier == "ce",
-        }
-        return nn.ModuleDict({name: part for name, part in parts.items() if wanted[name]})
+        # Both are made in any case, so that the random weights of one do not depend on the other.
+        project = nn.Linear(self.dim, self.dim)
+        classify = nn.Linear(self.dim, self.classes)
+        parts = nn.ModuleDict()
+        if self.options.features == "projected":
+            parts["project"] = project
+        if self.options.classifier == "ce":
+            parts["classify"] = classify
+        return parts
 
     def start(self, model: Network) -> Tensors:
         table = no_prototypes(self.classes, self.dim)
-        o = self.options
-        if o.init != "means":
-            make = contrast.simplex if o.init == "simplex" else contrast.orthonormal
-            table = {
-                "anchors/prototypes": make(self.classes, self.dim),
-                "anchors/known": ~table["anchors/known"],
-            }
+        if self.options.init == "simplex":
+            table["anchors/prototypes"] = contrast.simplex(self.classes, self.dim)
+        if self.options.init == "orthonormal":
+            table["anchors/prototypes"] = contrast.orthonormal(self.classes, self.dim)
+        if self.options.init != "means":
+            table["anchors/known"] = torch.ones(self.classes, dtype=torch.bool)
         return {**table, "server/confidence": torch.zeros(self.classes)}
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
-        h = (
-            model.levels(x)[0][-1]
-            if self.options.features == "pre-relu"
-            else super().embed(model, x)
-        )
-        return model.part("project")(h) if self.options.features == "projected" else h
+        if self.options.features == "pre-relu":
+            levels, _ = model.levels(x)
+            return levels[-1]
+        features = super().embed(model, x)
+        if self.options.features == "projected":
+            return model.part("project")(features)  # type: ignore[no-any-return]
+        return features
 
     def scratch(self, client: Client) -> Tensors:
         return contrast.start_sums(client.counts, self.dim)
@@ -108,9 +112,7 @@ class CAFedCL(Method):
         return terms
 
     def known(self, visit: Visit) -> Tensor | None:
-        """Return which anchors there are; None where all are there from the start, which spares the
-        masks.
-        """
+        """Return which classes have an anchor; None if all have one, which saves the masks."""
         return visit.anchors["known"] if self.options.init == "means" else None
 
     def prototypes(self, visit: Visit) -> Tensor:
@@ -127,14 +129,12 @@ class CAFedCL(Method):
         o = self.options
         client = visit.client
         p = self.prototypes(visit)
-        (x, c) = visit.embed("train", "trained")
         made = visit.signals.get("synthetic")
         quality = visit.signals.get("quality")
         n_eff = conf.effective_counts(client.counts, made, o.gamma)
         z, y = visit.embed("validation", o.judged)
-        logits = contrast.cosine_logits(
-            unit(z), visit.anchors["prototypes"], self.known(visit), o.tau
-        )
+        anchors = visit.anchors["prototypes"]
+        logits = contrast.cosine_logits(unit(z), anchors, self.known(visit), o.tau)
         u = conf.uncertainty(logits, y, self.classes, o.uncertainty, o.unvalidated)
         data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
         val = conf.validation_confidence(u, o.beta)
@@ -147,8 +147,10 @@ class CAFedCL(Method):
             "confidence_val": val,
             "uncertainty": u,
         }
-        notes["scatter"] = contrast.class_scatter(unit(x), c, self.classes)
-        notes |= {} if quality is None else {"confidence_gen": quality}
+        z, y = visit.embed("train", "trained")
+        notes["scatter"] = contrast.class_scatter(unit(z), y, self.classes)
+        if quality is not None:
+            notes["confidence_gen"] = quality
         return {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}, notes
 
     def fields(self, model: Network) -> dict[str, Field]:
@@ -157,19 +159,23 @@ class CAFedCL(Method):
         return {"prototypes": Field((self.dim,), -bound, bound), "confidence": trust}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        own = {"prototypes": self.prototypes(visit)} if self.options.inference == "own" else {}
+        kept: Tensors = {}
+        if self.options.inference == "own":
+            kept["prototypes"] = self.prototypes(visit)
         prior = contrast.log_prior(visit.client.counts, self.options.calibrate)
-        return own if prior is None else {**own, "prior": prior}
+        if prior is not None:
+            kept["prior"] = prior
+        return kept
 
     def weigh(self, ups: list[Up]) -> Tensor:
         o = self.options
         sent = Entries(ups, self.classes)
         held = sent.held.cpu()
         trust = sent["confidence"].double().cpu()
-        trust = normalise(trust) * held if o.encoder_weight == "alpha" else trust
-        return conf.client_confidence(
-            trust, held, "present" if o.weights == "uniform" else o.conf_over
-        )
+        if o.encoder_weight == "alpha":
+            trust = normalise(trust) * held
+        over = "present" if o.weights == "uniform" else o.conf_over
+        return conf.client_confidence(trust, held, over)
 
     def alphas(self, sent: Entries) -> Tensor:
         return normalise(sent["confidence"].double(), self.epsilon)
@@ -185,15 +191,12 @@ class CAFedCL(Method):
         if o.anchors == "fixed":
             return {"server/confidence": kept}
         fresh = unit(mean_prototypes(sent["prototypes"], alpha, seen, old))
-        fresh = unit((1 - o.momentum) * fresh + o.momentum * old) if o.momentum else fresh
-        fresh = (
-            contrast.separate(fresh, seen, o.margin, o.prior)
-            if o.geo == "server" and o.lam_geo
-            else fresh
-        )
-        table = torch.where(
-            seen[:, None], fresh, old if o.unseen == "keep" else torch.zeros_like(old)
-        )
+        if o.momentum:
+            fresh = unit((1 - o.momentum) * fresh + o.momentum * old)
+        if o.geo == "server" and o.lam_geo:
+            fresh = contrast.separate(fresh, seen, o.margin, o.prior)
+        unseen = old if o.unseen == "keep" else torch.zeros_like(old)
+        table = torch.where(seen[:, None], fresh, unseen)
         known = state["anchors/known"] | seen
         return {"anchors/prototypes": table, "anchors/known": known, "server/confidence": kept}
 
@@ -207,13 +210,10 @@ class CAFedCL(Method):
             own = memory["prototypes"].square().sum(1) > 0
             p = torch.where(own[:, None], unit(memory["prototypes"]), p)
             known = known | own
-        return contrast.cosine_logits(unit(z), p, known, self.options.tau) + memory.get(
-            "prior", 0.0
-        )
+        logits = contrast.cosine_logits(unit(z), p, known, self.options.tau)
+        return logits + memory["prior"] if "prior" in memory else logits
 
     def similarity(self, scores: Tensor) -> Tensor:
-        return (
-            super().similarity(scores)
-            if self.options.inference == "head"
-            else scores * self.options.tau
-        )
+        if self.options.inference == "head":
+            return super().similarity(scores)
+        return scores * self.options.tau

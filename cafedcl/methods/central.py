@@ -4,9 +4,7 @@ from cafedcl.methods.fedavg import FedAvg
 
 
 class Central(FedAvg):
-    """FedAvg with one client that holds everything; its batches are as large as an average
-    client's.
-    """
+    """FedAvg with one client that has all data, in batches of an average client's size."""
 
     name = "central"
     paper = "reference row: all data pooled"

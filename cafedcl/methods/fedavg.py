@@ -1,6 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017): train locally, average the weights by the number of
-samples.
-"""
+"""FedAvg (McMahan et al., AISTATS 2017): train locally, average the weights by samples."""
 
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
@@ -10,9 +8,7 @@ from cafedcl.models.base import Network
 
 
 class FedAvg(Method):
-    """Cross-entropy; θ ← Σ (n_k/Σn) θ_k over the participants (FedRCL's code averages uniformly
-    instead).
-    """
+    """Cross-entropy; θ ← Σ (n_k/Σn) θ_k over the participants."""
 
     name = "fedavg"
     paper = (

@@ -24,12 +24,11 @@ class FedLCOptions:
 
 
 class FedLC(FedAvg):
-    """CE of z_c − τ·n_{k,c}^{−1/4} with the client's own counts; a class it lacks has n = 1e-8,
-    which masks it out.
+    """CE of z_c − τ·n_{k,c}^{−1/4} with the client's own counts.
 
-    The paper's denominator leaves the target out (``literal``): that loss has no lower bound and
-    collapses, so everybody trains with the inclusive softmax. No calibration at test time. PFLlib
-    sums counts over all clients.
+    A class that the client lacks has n = 1e-8, which masks it out. The paper's denominator leaves
+    the target out (``literal``): that loss has no lower bound and collapses, so everybody trains
+    with the inclusive softmax. No calibration at test time. PFLlib sums counts over all clients.
     """
 
     name = "fedlc"

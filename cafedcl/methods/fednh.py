@@ -1,6 +1,4 @@
-"""FedNH (Dai et al., AAAI 2023): prototypes on a hypersphere as the classifier, smoothed on the
-server.
-"""
+"""FedNH (Dai et al., AAAI 2023): the classifier is prototypes on a sphere, moved by the server."""
 
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ class FedNHOptions:
     scale: float = option(20.0, "initial value of the trainable scale s of the logits", above=0.0)
 
 
-class Scale(nn.Module):
+class LogitScale(nn.Module):
     """The trainable scale of the logits."""
 
     def __init__(self, value: float) -> None:
@@ -39,12 +37,11 @@ class Scale(nn.Module):
 
 
 class FedNH(Method):
-    """CE of s·z̃·W, W the broadcast unit prototypes (orthonormal at first) and s trainable; W is
-    not trained.
+    """CE of s·z̃·W, where W are the broadcast unit prototypes, and only s is trained.
 
-    Clients send unit class means; the server takes their count-weighted mean, normalises it, and
-    moves W to the normalised ρW + (1−ρ)·mean. Models are averaged uniformly, as in the authors'
-    code.
+    W is orthonormal at first. Clients send unit class means; the server takes their count-weighted
+    mean, normalises it, and moves W to the normalised ρW + (1−ρ)·mean. Models are averaged
+    uniformly, as in the authors' code.
     """
 
     name = "fednh"
@@ -56,7 +53,7 @@ class FedNH(Method):
     predicts = "nearest prototype (cosine)"
 
     def head(self) -> nn.Module:
-        return Scale(self.options.scale)
+        return LogitScale(self.options.scale)
 
     def start(self, model: Network) -> Tensors:
         known = torch.ones(self.classes, dtype=torch.bool)

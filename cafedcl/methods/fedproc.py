@@ -17,8 +17,7 @@ from cafedcl.models.base import Network
 
 @dataclass(frozen=True)
 class FedProcOptions:
-    """The authors' code has no temperature; with τ = 1 the contrastive term stays near log(1 +
-    (C−1)/e).
+    """The authors have no temperature; with τ = 1 the contrastive term is about log(1 + (C−1)/e).
     """
 
     dim: int = option(256, "width of the projection", low=1)
@@ -26,13 +25,13 @@ class FedProcOptions:
 
 
 class FedProc(Method):
-    """a·CE + (1−a)·GPC with a = t/T, and CE alone in round 0; GPC is the cross-entropy of z·ĉ over
-    global centres ĉ.
+    """a·CE + (1−a)·GPC with a = t/T, and CE alone in the first round.
 
-    As in the authors' code z is normalised before the classifier, centres are count-weighted means
-    of unit z under the trained local models, and a class nobody reported keeps its centre (zero at
-    the start). Their server weights models by enumeration index, wrong under partial participation;
-    ours by the participants' samples.
+    GPC is the cross-entropy of z·ĉ over global centres ĉ. As in the authors' code z is normalised
+    before the classifier, centres are count-weighted means of unit z under the trained local
+    models, and a class nobody reported keeps its centre (zero at the start). Their server weights
+    models by enumeration index, wrong under partial participation; ours by the participants'
+    samples.
     """
 
     name = "fedproc"
@@ -64,11 +63,8 @@ class FedProc(Method):
         means = class_means(z, y, self.classes)[0]
         held = visit.client.holds
         notes = {"scatter": class_scatter(z, y, self.classes)}
-        return {
-            "classes": held,
-            "prototypes": means[held],
-            "counts": visit.client.counts[held],
-        }, notes
+        counts = visit.client.counts[held]
+        return {"classes": held, "prototypes": means[held], "counts": counts}, notes
 
     def fields(self, model: Network) -> dict[str, Field]:
         return {

@@ -31,9 +31,10 @@ class FedProtoOptions:
 
 
 class FedProto(Method):
-    """CE + λ·MSE(h, P̄_y); P̄ is the unweighted mean over a class's holders (code; the paper's
-    divisor is a misprint). A class without a prototype adds 0 but stays in the mean; among such
-    classes the classifier decides.
+    """CE + λ·MSE(h, P̄_y), with P̄ the unweighted mean over the clients that have the class.
+
+    That is the authors' code; the paper's divisor is a misprint. A class without a prototype adds 0
+    but stays in the mean over the batch; among such classes the classifier decides.
     """
 
     name = "fedproto"

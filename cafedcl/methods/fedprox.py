@@ -11,7 +11,7 @@ from cafedcl.models.base import Network
 
 @dataclass(frozen=True)
 class FedProxOptions:
-    """The authors tune μ in {0.001, 0.01, 0.1, 0.5, 1}; PFLlib's default of 0 silently is FedAvg."""
+    """The authors tune μ in {0.001, 0.01, 0.1, 0.5, 1}; PFLlib's default of 0 is FedAvg."""
 
     mu: float = option(0.01, "weight μ of the proximal term", low=0.0)
 

@@ -29,13 +29,12 @@ class FedRCLOptions:
 
 
 class FedRCL(Method):
-    """CE + mean_l SCL_l + β·mean_l PEN_l over all levels before their ReLU, pooled and normalised;
-    no projection.
+    """CE + mean_l SCL_l + β·mean_l PEN_l over all levels of the encoder.
 
-    SCL takes the least similar positive (the sample itself included) against the most similar
-    negatives. PEN is log(1 + e^{(s−1)/τ}) for the least similar other positive if s ≥ λ, as in the
-    authors' code; the paper presents all positives above λ (``literal``). Their server averages
-    models uniformly.
+    Levels are taken before their ReLU, pooled and normalised; there is no projection. SCL takes the
+    least similar positive (the sample itself included) against the most similar negatives. PEN is
+    log(1 + e^{(s−1)/τ}) for the least similar other positive if s ≥ λ, as in the authors' code; the
+    paper presents all positives above λ (``literal``). Their server averages models uniformly.
     """
 
     name = "fedrcl"

@@ -1,6 +1,4 @@
-"""FedTGP (Zhang et al., AAAI 2024): the server learns well-separated prototypes that clients
-follow.
-"""
+"""FedTGP (Zhang et al., AAAI 2024): the server trains prototypes to be well separated."""
 
 from dataclasses import dataclass
 
@@ -24,9 +22,7 @@ FAR = 1e9
 
 @dataclass(frozen=True)
 class FedTGPOptions:
-    """The values of the authors' code (its λ = 10 is of the MSE; the paper's 0.1 is of a Euclidean
-    distance).
-    """
+    """The values of the authors' code. Its λ = 10 is of the MSE; the paper's 0.1 of a distance."""
 
     lam: float = option(10.0, "weight λ of the client's prototype distance (MSE)", low=0.0)
     prototypes: str = option(
@@ -42,19 +38,21 @@ class FedTGPOptions:
 
 
 class FedTGP(FedProto):
-    """Clients as in FedProto, towards P̂; the server trains P̂ = Linear∘ReLU∘Linear(table) by
-    margin-enhanced contrast.
+    """Clients as in FedProto, towards P̂ = Linear∘ReLU∘Linear(table), which the server trains.
 
-    Its loss is the cross-entropy of −(‖P_k^c − P̂_c'‖ + δ·1[c' = c]) over all uploaded prototypes,
-    with all C classes as negatives (Eqs. 6 to 8 of the paper). The network persists, its SGD is new
-    in every round, and it is never sent.
+    The server's loss is the cross-entropy of −(‖P_k^c − P̂_c'‖ + δ·1[c' = c]) over all uploaded
+    prototypes, with all C classes as negatives (Eqs. 6 to 8 of the paper). The network persists,
+    its SGD is new in every round, and it is never sent.
     """
 
     name = "fedtgp"
     year = 2024
     Options = FedTGPOptions  # type: ignore[assignment]
     server_trains = True
-    paper = "Zhang et al., FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning"
+    paper = (
+        "Zhang et al., FedTGP: Trainable Global Prototypes with "
+        "Adaptive-Margin-Enhanced Contrastive Learning"
+    )
 
     def start(self, model: Network) -> Tensors:
         network = self.server()
@@ -75,9 +73,8 @@ class FedTGP(FedProto):
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         points = torch.cat([up.tensors["prototypes"] for up in ups])
         labels = torch.cat([up.tensors["classes"] for up in ups])
-        means = merge_prototypes(
-            {n: torch.zeros_like(v) for n, v in state.items() if n.startswith("anchors/")}, ups
-        )
+        anchors = {n: v for n, v in state.items() if n.startswith("anchors/")}
+        means = merge_prototypes({n: torch.zeros_like(v) for n, v in anchors.items()}, ups)
         delta = adaptive_margin(means["anchors/prototypes"], means["anchors/known"], self.options)
         network = self.server()
         options = self.options
@@ -85,13 +82,11 @@ class FedTGP(FedProto):
 
         def loss(rows: Tensor, weight: Tensor) -> Tensor:
             made = functional_call(network, under("net/", weights), (weights["table"],))
-            return cross_entropy(
-                margin_logits(points[rows], labels[rows], made, delta), labels[rows], weight
-            )
+            logits = margin_logits(points[rows], labels[rows], made, delta)
+            return cross_entropy(logits, labels[rows], weight)
 
-        minimise(
-            loss, weights, draw_batches(len(points), options.batch, options.epochs), options.lr
-        )
+        batches = draw_batches(len(points), options.batch, options.epochs)
+        minimise(loss, weights, batches, options.lr)
         learned = {name: value.detach() for name, value in weights.items()}
         made = functional_call(network, under("net/", learned), (learned["table"],))
         known = torch.ones_like(state["anchors/known"])
@@ -102,24 +97,25 @@ class FedTGP(FedProto):
         }
 
 
-def distances(a: Tensor, b: Tensor) -> Tensor:
+def safe_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a_i − b_j‖ with a finite gradient everywhere."""
     return (a[:, None] - b[None]).square().sum(-1).clamp_min(1e-12).sqrt()
 
 
 def margin_logits(points: Tensor, labels: Tensor, made: Tensor, delta: Tensor) -> Tensor:
     """Return −(‖P − P̂_c'‖ + δ·1[c' = c])."""
-    return -(distances(points, made) + delta * F.one_hot(labels, len(made)))
+    return -(safe_distances(points, made) + delta * F.one_hot(labels, len(made)))
 
 
 def adaptive_margin(means: Tensor, known: Tensor, options: FedTGPOptions) -> Tensor:
-    """Return δ, at most τ: the largest nearest-neighbour gap between mean prototypes (code), or the
-    largest gap.
+    """Return the margin δ, at most τ.
 
-    A class nobody uploaded has no gap; with a single class there is none at all, and δ = τ.
+    It is the largest distance of a mean prototype to its nearest neighbour (``code``), or the
+    largest distance of any two (``literal``). A class that nobody sent has none; with a single
+    class there is none at all, and δ = τ.
     """
     pairs = (known[:, None] & known) & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
-    gaps = distances(means, means)
+    gaps = safe_distances(means, means)
     if options.margin == "literal":
         gap = gaps.masked_fill(~pairs, 0.0).max()
     else:

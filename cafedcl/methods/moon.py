@@ -17,9 +17,7 @@ from cafedcl.models.base import Network
 
 @dataclass(frozen=True)
 class MoonOptions:
-    """μ = 1 is the code's default; its README uses 5 for CIFAR-10 (preset) and tunes {0.001, 0.01,
-    0.1, 1, 5, 10}.
-    """
+    """μ = 1 is the code's default; its README uses 5 for CIFAR-10, which is a preset."""
 
     mu: float = option(1.0, "weight μ of the contrastive term", low=0.0)
     tau: float = option(0.5, "temperature τ", above=0.0)
@@ -37,13 +35,12 @@ def projection_head(inputs: int, dim: int, classes: int) -> nn.Sequential:
 
 
 class Moon(Method):
-    """CE + μ·mean −log e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) (Eq. 3
-    of the paper).
+    """CE + μ·mean −log e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}).
 
-    As in the authors' code the classifier sits on the unnormalised z, z_glob comes from the
-    received model, z_prev from this client's last trained one, both frozen, and a client's first
-    visit has no contrastive term. PFLlib and FL-bench contrast backbone features without a
-    projection instead.
+    It is Eq. 3 of the paper. As in the authors' code the classifier sits on the unnormalised z,
+    z_glob comes from the received model, z_prev from this client's last trained one, both frozen,
+    and a client's first visit has no contrastive term. PFLlib and FL-bench contrast backbone
+    features without a projection instead.
     """
 
     name = "moon"
@@ -73,7 +70,5 @@ class Moon(Method):
         return terms
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        return prefixed(
-            "previous/",
-            {name: value.detach().clone() for name, value in model.state_dict().items()},
-        )
+        weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        return prefixed("previous/", weights)

@@ -1,4 +1,4 @@
-"""MP-FedCL (Qiao et al., IoT-J 2024): several prototypes per class and client, in one global pool."""
+"""MP-FedCL (Qiao et al., IoT-J 2024): several prototypes per class and client, in one pool."""
 
 from dataclasses import dataclass
 
@@ -27,12 +27,11 @@ class MPFedCLOptions:
 
 
 class MPFedCL(Method):
-    """CE + λ·mean_i −1/|Q_y| Σ_{q∈Q_y} log softmax_q(ẑ_i·q̂/τ) over the global pool Q of clients'
-    k-means centroids.
+    """CE + λ·mean_i −1/|Q_y| Σ_{q∈Q_y} log softmax_q(ẑ_i·q̂/τ).
 
-    The paper's text was not at hand and no code was found: this is a reconstruction from its
-    abstract. Centroids are of the trained model's features; a class without an upload keeps its old
-    ones; a class without any is left out.
+    Q is the global pool of the clients' k-means centroids. The paper's text was not at hand and no
+    code was found: this is a reconstruction from its abstract. Centroids are of the trained model's
+    features; a class without an upload keeps its old ones; a class without any is left out.
     """
 
     name = "mp-fedcl"

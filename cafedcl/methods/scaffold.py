@@ -11,8 +11,7 @@ from cafedcl.models.base import Network
 
 
 class Scaffold(FedAvg):
-    """Every step's gradient is corrected by c − c_k, here as the gradient of the linear term ⟨θ, c
-    − c_k⟩.
+    """Every step's gradient is corrected by c − c_k, the gradient of the linear term ⟨θ, c − c_k⟩.
 
     Option II of the paper: c_k⁺ = c_k − c + (θ^t − θ_k)/Σ lr, and c ← c + (1/N) Σ (c_k⁺ − c_k).
     Models are averaged uniformly with server learning rate 1. Weight decay and clipping act on the

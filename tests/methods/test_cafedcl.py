@@ -434,7 +434,7 @@ def test_the_head_predicts_if_asked(scene):
         ({"inference": "head"}, "there is no head"),
         ({"w": (0.4, 0.3, 0.4)}, "must sum to 1"),
         ({"clip": (0.9, 0.1)}, r"must be \[low, high\]"),
-        ({"init": "simplex"}, "5 features|as many features"),
+        ({"init": "simplex"}, "5 features|at least"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, words):

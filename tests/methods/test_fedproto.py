@@ -167,7 +167,8 @@ def test_among_its_own_classes_a_client_never_predicts_a_class_it_lacks(tiny, mo
     """Here clients first take part when only other clients' classes have prototypes."""
     called = {}
     monkeypatch.setattr(
-        "cafedcl.engine.reference.hits", lambda predictions, *_: called.update(predictions) or {}
+        "cafedcl.engine.reference.count_correct",
+        lambda predictions, *_: called.update(predictions) or {},
     )
     federation = tiny("fedproto")
     classes = [

@@ -1,0 +1,111 @@
+"""Everything that a method, model, tail augmentation or data set of your own needs, in one import.
+
+    from cafedcl.extend import Batch, FedAvg, Network, Tensors, Visit, option
+
+A method is one class derived from `Method`, or from a method that is close to it; docs/extending.md
+has an example of each kind, and `cafedcl.testing.check_method` tests yours. Equation numbers are
+those of the CAFedCL paper.
+
+What a method is made of
+    `Method`, `FedAvg`, `NoOptions`, `option`; what it gets and returns: `Batch`, `Visit`, `Client`,
+    `Up`, `Field`, `Tensors`.
+
+Losses and prototypes
+    `unit`, `weighted_average`, `cross_entropy`, `class_sums`, `class_means` (Eq. 1),
+    `cosine_logits`, `i2p_loss` (Eq. 4), `log_prior` (logit calibration to a client's labels),
+    `align_loss` (Eq. 14), `geometry_loss` (Eq. 15), `distances`; anchors that stay:
+    `simplex` (equiangular tight frame), `orthonormal`.
+
+Server steps
+    `Aggregator`, `Average` (Eq. 12), `Entries` (what clients sent per class, as tables),
+    `normalise`, `uniform`, `mean_prototypes` (Eqs. 2, 7, 10), `merge_prototypes`, `no_prototypes`;
+    a server that trains: `draw_batches`, `minimise`; `k_means`.
+
+Models, augmentations, data
+    `Encoder`, `Network`, `Shape`; `Augmenter`, `ClientImages`, `SyntheticImages`; `Dataset`.
+
+Names of tensors
+    `under`, `without` and `prefixed` select and rename entries of a dict of tensors.
+"""
+
+from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
+from cafedcl.config.options import option
+from cafedcl.core.contract import Batch, Client, Field, Shape, Up, Visit
+from cafedcl.core.tensors import Tensors, prefixed, under, without
+from cafedcl.data.dataset import Dataset
+from cafedcl.functional.aggregation import (
+    Average,
+    Entries,
+    mean_prototypes,
+    merge_prototypes,
+    no_prototypes,
+    normalise,
+    uniform,
+)
+from cafedcl.functional.contrast import (
+    align_loss,
+    class_means,
+    class_sums,
+    cosine_logits,
+    cross_entropy,
+    distances,
+    geometry_loss,
+    i2p_loss,
+    log_prior,
+    orthonormal,
+    simplex,
+    unit,
+    weighted_average,
+)
+from cafedcl.functional.kmeans import k_means
+from cafedcl.functional.server_sgd import draw_batches, minimise
+from cafedcl.methods.base import Aggregator, Method, NoOptions
+from cafedcl.methods.fedavg import FedAvg
+from cafedcl.models.base import Encoder, Network
+
+__all__ = [
+    "Aggregator",
+    "Augmenter",
+    "Average",
+    "Batch",
+    "Client",
+    "ClientImages",
+    "Dataset",
+    "Encoder",
+    "Entries",
+    "FedAvg",
+    "Field",
+    "Method",
+    "Network",
+    "NoOptions",
+    "Shape",
+    "SyntheticImages",
+    "Tensors",
+    "Up",
+    "Visit",
+    "align_loss",
+    "class_means",
+    "class_sums",
+    "cosine_logits",
+    "cross_entropy",
+    "distances",
+    "draw_batches",
+    "geometry_loss",
+    "i2p_loss",
+    "k_means",
+    "log_prior",
+    "mean_prototypes",
+    "merge_prototypes",
+    "minimise",
+    "no_prototypes",
+    "normalise",
+    "option",
+    "orthonormal",
+    "prefixed",
+    "simplex",
+    "under",
+    "uniform",
+    "unit",
+    "weighted_average",
+    "without",
+]

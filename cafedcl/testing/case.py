@@ -1,0 +1,181 @@
+"""A method under test: small federations of it, and what its losses and replies are."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from cafedcl.config.sections import Config, DataOptions
+from cafedcl.core.contract import Batch, Down, Failure, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed, under, without
+from cafedcl.data import load_dataset
+from cafedcl.data.dataset import Dataset
+from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.rounds import Federation
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import resolve
+
+TINY: dict[str, dict[str, Any]] = {
+    "split": {"kind": "pathological", "classes": 2},
+    "model": {"name": "mlp", "width": 0.25},
+    "train": {"epochs": 1, "iterations": 2},
+    "federation": {"clients": 5, "rounds": 2, "participation": 0.6},
+    "engine": {"device": "cpu", "workers": 1, "name": "reference"},
+}
+"""Five clients with two classes each, three of them in a round."""
+READERS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+"""The ways to read a tensor's value."""
+
+
+class ConformanceError(AssertionError):
+    """What a method does not do as it must."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with its settings, and small federations of it."""
+
+    method: str
+    settings: dict[str, Any]
+
+    def config(self, **others: Any) -> Config:
+        """Return the config of a small federation."""
+        tables = {section: dict(options) for section, options in TINY.items()}
+        tables["method"] = {"name": self.method}
+        for path, value in {**self.settings, **others}.items():
+            section, _, key = path.partition(".")
+            tables.setdefault(section, {})[key] = value
+        return resolve(tables)
+
+    @cached_property
+    def digits(self) -> Dataset:
+        """The embedded data."""
+        return load_dataset(DataOptions())
+
+    def federation(self, **others: Any) -> Federation:
+        """Return a small federation on the reference engine."""
+        setup = prepare(self.config(**others), self.digits)
+        return Federation(setup, engine=ReferenceEngine(setup.task))
+
+    def fail(self, reason: str) -> ConformanceError:
+        """Return the error that says what is wrong."""
+        return ConformanceError(f"method '{self.method}': {reason}")
+
+
+def result_of(federation: Federation) -> Tensors:
+    """Run a federation to its end, and return all that it has become."""
+    federation.run()
+    tensors, _ = federation.snapshot()
+    return tensors
+
+
+def first_difference(one: Tensors, other: Tensors) -> str | None:
+    """Return the name of the first tensor that differs in any bit, or None."""
+    for name in sorted({**one, **other}):
+        if name not in one or name not in other:
+            return name
+        if one[name].dtype != other[name].dtype or one[name].shape != other[name].shape:
+            return name
+        if not torch.equal(one[name].nan_to_num(-1), other[name].nan_to_num(-1)):
+            return name
+    return None
+
+
+def replied(case: Case, federation: Federation, down: Down, client: int = 0) -> Reply:
+    """Return a client's reply on the reference engine."""
+    result = ReferenceEngine(federation.task).attempt(Job(client, down, {}, True))
+    if isinstance(result, Failure):
+        raise case.fail(f"a client fails: {result.reason}")
+    return result
+
+
+def replies_of(case: Case, federation: Federation) -> list[Up]:
+    """Return what all clients send in the first round."""
+    down = Down(0, federation.method.broadcast(federation.state))
+    clients = range(len(federation.task.clients.shards))
+    return [replied(case, federation, down, client).up for client in clients]
+
+
+def aggregated(federation: Federation, ups: list[Up]) -> Tensors:
+    """Return the server's state after these replies."""
+    aggregator = federation.method.aggregator(federation.state)
+    for up in ups:
+        aggregator.add(up)
+    return aggregator.finish()
+
+
+def batch_of(federation: Federation, size: int) -> Batch:
+    """Return the first images of client 0 as a batch in float64."""
+    rows = federation.task.clients.shards.train[0][:size]
+    data = federation.task.clients.data
+    x = data.images(data.train_x[rows]).double()
+    return Batch(x, data.train_y[rows], torch.ones(len(rows), dtype=torch.float64))
+
+
+def doubled(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return tensors with their numbers in float64."""
+    return {n: v.double() if v.is_floating_point() else v for n, v in tensors.items()}
+
+
+def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
+    """Refuse to embed: a loss sees its batch only."""
+    raise ConformanceError("its loss embeds the client's data; it must use its batch only")
+
+
+def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
+    """Return the terms of client 0's loss, the gradient and the scratch tensors, in float64.
+
+    Exact arithmetic shows what rounding errors would hide.
+    """
+    task = federation.task
+    method = federation.method
+    sent = doubled(method.broadcast(federation.state))
+    kept = doubled(federation.memories.get(0, {}))
+    client = task.clients.client(0)
+    counts = {name: getattr(client, name).double() for name in ("counts", "most", "total")}
+    client = replace(client, **counts)
+    network = task.network.double().train()
+    received = {**doubled(task.initial), **under(MODEL, sent), **under(MODEL, kept)}
+    network.load_state_dict(received)
+    network.zero_grad()
+    visit = Visit(
+        client=client,
+        round=torch.tensor(1.0).double(),
+        progress=torch.tensor(0.5).double(),
+        received=received,
+        anchors=under(ANCHORS, sent),
+        memory=without(MODEL, kept),
+        scratch=method.scratch(client),
+        embed=embeds_nothing,
+    )
+    torch.manual_seed(0)
+    terms = method.loss(network, batch, visit)
+    torch.stack(list(terms.values())).sum().backward()
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in network.named_parameters()
+        if parameter.grad is not None
+    }
+    return {
+        **{name: term.detach() for name, term in terms.items()},
+        **prefixed("gradient of ", gradients),
+        **prefixed("scratch ", visit.scratch),
+    }
+
+
+@contextmanager
+def no_value_is_read(case: Case) -> Iterator[None]:
+    """Run a block in which reading a tensor's value is an error."""
+
+    def refuse(*_: object) -> None:
+        raise case.fail("its loss reads a tensor's value; then it cannot be replayed")
+
+    with ExitStack() as stack:
+        for reader in READERS:
+            stack.enter_context(patch.object(torch.Tensor, reader, refuse))
+        yield

@@ -1,0 +1,286 @@
+"""The checks, one function each: what a method must do so that engines, resume and wire work."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from cafedcl.config.sections import EngineOptions
+from cafedcl.core.contract import Batch, Down, Reply
+from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, pack, under, unpack, without
+from cafedcl.engine.cpu.groups import stacking_obstacle
+from cafedcl.engine.cpu.messages import Message, result_message, to_result
+from cafedcl.engine.cpu.stacked import StackedClients
+from cafedcl.engine.cuda.engine import CudaEngine
+from cafedcl.federation.rounds import Federation
+from cafedcl.functional.reply_check import ReplyValidator
+from cafedcl.methods import find_method
+from cafedcl.methods.base import Method
+from cafedcl.testing.case import (
+    Case,
+    aggregated,
+    batch_of,
+    first_difference,
+    loss_and_gradient,
+    no_value_is_read,
+    replied,
+    replies_of,
+    result_of,
+)
+
+ENGINE_TOLERANCE = 1e-4
+"""The largest relative difference between two engines after a round, in float32."""
+
+
+def check_description(case: Case) -> None:
+    """A method has a name and options that the config can read."""
+    method, _ = find_method(case.method)
+    if not getattr(method, "name", ""):
+        raise case.fail("it has no name; set `name` in its class")
+    if not is_dataclass(method.Options):
+        raise case.fail("its Options are not a dataclass")
+    for field in method.Options.__dataclass_fields__.values():
+        if "meaning" not in field.metadata:
+            raise case.fail(f"its option '{field.name}' is not declared with `option`")
+
+
+def check_rounds(case: Case) -> None:
+    """Rounds succeed, and leave a finite state with the same names, types and shapes.
+
+    The first axis of a tensor may grow.
+    """
+    federation = case.federation()
+    before = {name: (value.dtype, value.shape[1:]) for name, value in federation.state.items()}
+    for record in federation.run():
+        if record.status != "ok" or record.failed:
+            raise case.fail(f"round {record.round + 1} failed: {record.failed[:1]}")
+        if not record.loss:
+            raise case.fail("its loss has no finite term")
+    after = {name: (value.dtype, value.shape[1:]) for name, value in federation.state.items()}
+    if before != after:
+        names = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+        raise case.fail(f"its state changes names, types or shapes: {', '.join(names)}")
+    for name, value in federation.state.items():
+        if not value.isfinite().all():
+            raise case.fail(f"'{name}' of its state is not finite after {record.round + 1} rounds")
+
+
+def check_seed(case: Case) -> None:
+    """The random seed alone decides the result."""
+    one = result_of(case.federation(**{"run.seed": 1}))
+    same = result_of(case.federation(**{"run.seed": 1}))
+    other = result_of(case.federation(**{"run.seed": 2}))
+    name = first_difference(one, same)
+    if name is not None:
+        raise case.fail(f"two runs with the same seed differ in '{name}'")
+    if first_difference(one, other) is None:
+        raise case.fail("two runs with different seeds give the same result")
+
+
+def check_padding(case: Case) -> None:
+    """Images of weight 0 change neither the loss, nor its gradient, nor the scratch tensors."""
+    federation = case.federation()
+    federation.step()
+    batch = batch_of(federation, 12)
+    generator = torch.Generator().manual_seed(0)
+    junk = 3 * torch.randn(5, *batch.x.shape[1:], generator=generator, dtype=torch.float64)
+    labels = torch.arange(5) * 2 % federation.method.classes
+    padded = Batch(
+        torch.cat([batch.x, junk]),
+        torch.cat([batch.y, labels]),
+        torch.cat([batch.weight, torch.zeros(5).double()]),
+    )
+    plain = loss_and_gradient(federation, batch)
+    if not any(value.any() for value in under("gradient of ", plain).values()):
+        raise case.fail("its loss has no gradient")
+    for name, value in loss_and_gradient(federation, padded).items():
+        if not torch.allclose(value, plain[name], atol=1e-10, rtol=1e-9, equal_nan=True):
+            raise case.fail(f"padding changes '{name}'; weight every mean by batch.weight")
+
+
+def check_only_padding(case: Case) -> None:
+    """A batch of padding alone gives finite losses and gradients."""
+    federation = case.federation()
+    federation.step()
+    batch = batch_of(federation, 6)
+    empty = batch._replace(weight=torch.zeros_like(batch.weight))
+    for name, value in loss_and_gradient(federation, empty).items():
+        if not value.isfinite().all():
+            raise case.fail(f"a batch of padding alone makes '{name}' infinite or NaN")
+
+
+def check_no_value_is_read(case: Case) -> None:
+    """A loss reads no tensor's value, so that it can be captured once and replayed."""
+    federation = case.federation()
+    federation.step()
+    loss = federation.method.loss
+
+    def guarded(*arguments: Any) -> Tensors:
+        with no_value_is_read(case):
+            return loss(*arguments)
+
+    with patch.object(federation.method, "loss", guarded):
+        loss_and_gradient(federation, batch_of(federation, 4))
+
+
+def check_reply(case: Case) -> None:
+    """A reply is what ``fields`` says, and one with NaN is rejected."""
+    federation = case.federation()
+    down = Down(0, federation.method.broadcast(federation.state))
+    reply = replied(case, federation, down)
+    validator = ReplyValidator(
+        federation.task.shared(), federation.task.fields, federation.task.clients.shards.counts
+    )
+    problem = validator.problem(reply)
+    if problem is not None:
+        raise case.fail(f"its reply is rejected: {problem}; see `fields`")
+    for part in ("model", "tensors"):
+        values: Mapping[str, Tensor] = getattr(reply.up, part)
+        spoilt = {n: v * torch.nan if v.is_floating_point() else v for n, v in values.items()}
+        if any(value.is_floating_point() and value.numel() for value in spoilt.values()):
+            changed: dict[str, Any] = {part: spoilt}
+            bad = replace(reply, up=replace(reply.up, **changed))
+            if validator.problem(bad) is None:
+                raise case.fail(f"NaN in the {part} of a reply is not noticed")
+
+
+def check_order(case: Case) -> None:
+    """The order in which replies arrive changes the new state by rounding errors only."""
+    federation = case.federation()
+    ups = replies_of(case, federation)
+    one = aggregated(federation, ups)
+    other = aggregated(federation, ups[::-1])
+    for name, value in one.items():
+        if not torch.allclose(value.double(), other[name].double(), atol=1e-6, rtol=1e-6):
+            raise case.fail(f"the order of replies changes '{name}' of its state")
+
+
+def check_broadcast(case: Case) -> None:
+    """Only weights and anchors are sent, and personal weights stay with their clients."""
+    federation = case.federation()
+    federation.step()
+    sent = federation.method.broadcast(federation.state)
+    others = without((MODEL, ANCHORS), sent)
+    if others:
+        raise case.fail(f"it broadcasts '{min(others)}', which is neither a weight nor an anchor")
+    shared = federation.task.shared().keys()
+    if under(MODEL, sent).keys() != shared:
+        raise case.fail("it does not broadcast exactly the weights that are averaged")
+    for memory in federation.memories.values():
+        if under(MODEL, memory).keys() != federation.task.initial.keys() - shared:
+            raise case.fail("a client's memory has other weights than its personal ones")
+
+
+def check_engines(case: Case) -> None:
+    """Every engine computes what the reference engine computes, up to rounding errors."""
+    expected = case.federation(**{"federation.participation": 1.0})
+    expected.step()
+    for title, make in ENGINES.items():
+        federation = case.federation(**{"federation.participation": 1.0})
+        engine = make(case, federation)
+        if engine is None:
+            continue
+        federation.engine = engine
+        try:
+            record = federation.step()
+        finally:
+            federation.close()
+        if record.failed:
+            raise case.fail(f"the {title} engine fails: {record.failed[0]['reason']}")
+        for name, value in expected.state.items():
+            other = federation.state[name].double()
+            scale = value.double().norm().clamp_min(1e-3)
+            if (value.double() - other).norm() / scale > ENGINE_TOLERANCE:
+                raise case.fail(f"the {title} engine gives another '{name}' than the reference")
+
+
+def stacked_engine(_case: Case, federation: Federation) -> StackedClients | None:
+    """Return the engine that trains clients side by side on a CPU, if this method allows it."""
+    if stacking_obstacle(federation.task) is not None:
+        return None
+    return StackedClients(federation.task, 3)
+
+
+def captured_engine(case: Case, federation: Federation) -> CudaEngine:
+    """Return the CUDA engine, which runs without captures on a CPU."""
+    options = EngineOptions(precision="fp32", streams=2, device="cpu")
+    engine = CudaEngine(federation.task, options, 5, compiled=False)
+    try:
+        engine.trial(Down(0, federation.method.broadcast(federation.state)))
+    except Exception as error:
+        engine.close()
+        raise case.fail(f"a step cannot be captured: {type(error).__name__}: {error}") from error
+    return engine
+
+
+ENGINES: dict[str, Callable[[Case, Federation], Any]] = {
+    "cpu": stacked_engine,
+    "cuda": captured_engine,
+}
+
+
+def check_resume(case: Case) -> None:
+    """A run that is resumed from a checkpoint ends with the same bits."""
+    whole = case.federation()
+    expected = result_of(whole)
+    interrupted = case.federation()
+    interrupted.step()
+    tensors, header = unpack(pack(*interrupted.snapshot()))
+    resumed = case.federation()
+    resumed.restore(tensors, header)
+    name = first_difference(expected, result_of(resumed))
+    if name is not None:
+        raise case.fail(f"a resumed run differs in '{name}' from one that was never interrupted")
+
+
+def check_wire(case: Case) -> None:
+    """A reply survives the way between two processes bit for bit."""
+    federation = case.federation()
+    down = Down(0, federation.method.broadcast(federation.state))
+    reply = replied(case, federation, down)
+    received = to_result(Message(*unpack(pack(*result_message(reply)))))
+    assert isinstance(received, Reply)
+    for part in ("tensors", "model", "notes"):
+        name = first_difference(dict(getattr(reply.up, part)), dict(getattr(received.up, part)))
+        if name is not None:
+            raise case.fail(f"'{name}' of its reply changes on the way to another process")
+    name = first_difference(reply.memory, received.memory)
+    if name is not None:
+        raise case.fail(f"'{name}' of its memory changes on the way to another process")
+
+
+CHECKS: dict[str, Callable[[Case], None]] = {
+    "description": check_description,
+    "rounds": check_rounds,
+    "seed": check_seed,
+    "padding": check_padding,
+    "only padding": check_only_padding,
+    "no value is read": check_no_value_is_read,
+    "reply": check_reply,
+    "order": check_order,
+    "broadcast": check_broadcast,
+    "engines": check_engines,
+    "resume": check_resume,
+    "wire": check_wire,
+}
+
+
+def check_method(
+    method: type[Method] | str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    only: str | None = None,
+) -> None:
+    """Run all checks on a method: a class at the top level of a module, or a name.
+
+    ``settings`` sets options by their names in the config, such as ``{"method.mu": 0.1}``; ``only``
+    is the name of a single check in `CHECKS`.
+    """
+    name = method if isinstance(method, str) else f"{method.__module__}:{method.__qualname__}"
+    case = Case(name, dict(settings or {}))
+    for title, check in CHECKS.items():
+        if only in (None, title):
+            check(case)

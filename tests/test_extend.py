@@ -1,0 +1,30 @@
+import cafedcl
+from cafedcl import extend
+
+NAMES = """
+Aggregator Augmenter Average Batch Client ClientImages Dataset Encoder Entries FedAvg Field Method
+Network NoOptions Shape SyntheticImages Tensors Up Visit align_loss class_means class_sums
+cosine_logits cross_entropy distances draw_batches geometry_loss i2p_loss k_means log_prior
+mean_prototypes merge_prototypes minimise no_prototypes normalise option orthonormal prefixed
+simplex under uniform unit weighted_average without
+""".split()
+
+
+def test_extend_exports_exactly_these_names() -> None:
+    assert extend.__all__ == NAMES
+    public = {name for name in vars(extend) if not name.startswith("_")}
+    assert public == set(NAMES)
+
+
+def test_every_name_is_documented() -> None:
+    for name in NAMES:
+        assert f"`{name}`" in (extend.__doc__ or ""), name
+        value = getattr(extend, name)
+        if name not in ("Shape", "Tensors"):
+            assert value.__doc__, name
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    assert cafedcl.__version__ == version("cafedcl")

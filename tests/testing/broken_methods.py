@@ -1,0 +1,155 @@
+"""Methods that each break one rule, and what the check that finds it says."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.extend import Batch, FedAvg, Field, Network, Tensors, Up, Visit, option
+
+
+class Nameless(FedAvg):
+    name = ""
+
+
+@dataclass(frozen=True)
+class Undeclared:
+    strength: float = 1.0
+
+
+class UndeclaredOption(FedAvg):
+    name = "undeclared"
+    Options = Undeclared
+
+
+class Raises(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        raise ArithmeticError("no loss today")
+
+
+class GrowingState(FedAvg):
+    def start(self, model: Network) -> Tensors:
+        return {"anchors/table": torch.zeros(2, 2)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {"anchors/table": torch.zeros(2, state["anchors/table"].shape[1] + 1)}
+
+
+class NotFinite(FedAvg):
+    def start(self, model: Network) -> Tensors:
+        return {"server/sum": torch.ones(1)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {"server/sum": state["server/sum"] / 0}
+
+
+DRAWS = torch.Generator().manual_seed(0)
+
+
+class DrawsItsOwn(FedAvg):
+    def start(self, model: Network) -> Tensors:
+        return {"server/noise": torch.zeros(3)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {"server/noise": torch.randn(3, generator=DRAWS)}
+
+
+class PlainMean(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        return {"ce": nn.functional.cross_entropy(model(batch.x), batch.y)}
+
+
+class DividesByWeight(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        each = nn.functional.cross_entropy(model(batch.x), batch.y, reduction="none")
+        return {"ce": (each * batch.weight).sum() / batch.weight.sum()}
+
+
+class ReadsAValue(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        terms = super().loss(model, batch, visit)
+        return {"ce": terms["ce"] * (2.0 if terms["ce"].item() > 100 else 1.0)}
+
+
+class SendsSomethingElse(FedAvg):
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        return {"mean": torch.zeros(3)}, {}
+
+    def fields(self, model: Network) -> dict[str, Field]:
+        return {"mean": Field((2,), per_class=False)}
+
+
+class FirstComeFirstServed(FedAvg):
+    def start(self, model: Network) -> Tensors:
+        return {"server/first": torch.zeros(1)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {"server/first": torch.tensor([float(ups[0].client)])}
+
+
+class BroadcastsAll(FedAvg):
+    def start(self, model: Network) -> Tensors:
+        return {"server/secret": torch.zeros(1)}
+
+    def broadcast(self, state: Tensors) -> Tensors:
+        return state
+
+
+class ReadsAPlainNumber(FedAvg):
+    """A plain number of the client, which a captured step would not see change."""
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        terms = super().loss(model, batch, visit)
+        number = getattr(visit.client, "samples", 0)
+        return {"ce": terms["ce"] * (1 + number / 100)}
+
+
+class Forgets(FedAvg):
+    """Keeps something outside of its state, so that a resumed run has lost it."""
+
+    def __init__(self, options: Any, classes: int, dim: int, clients: int = 1) -> None:
+        super().__init__(options, classes, dim, clients)
+        self.rounds = 0
+
+    def start(self, model: Network) -> Tensors:
+        return {"server/rounds": torch.zeros(1)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        self.rounds += 1
+        return {"server/rounds": torch.tensor([float(self.rounds)])}
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    mu: float = option(0.01, "weight of the pull towards the received model", low=0.0)
+
+
+class Pull(FedAvg):
+    """A method that keeps all rules."""
+
+    name = "pull"
+    Options = PullOptions
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        parts = [(p - visit.received[n]).square().sum() for n, p in model.named_parameters()]
+        away: Tensor = torch.stack(parts).sum()
+        return {**super().loss(model, batch, visit), "pull": self.options.mu / 2 * away}
+
+
+BROKEN: dict[type[FedAvg], tuple[str, str]] = {
+    Nameless: ("description", "it has no name"),
+    UndeclaredOption: ("description", "its option 'strength' is not declared with `option`"),
+    Raises: ("rounds", "no loss today"),
+    GrowingState: ("rounds", "its state changes names, types or shapes: anchors/table"),
+    NotFinite: ("rounds", "'server/sum' of its state is not finite"),
+    DrawsItsOwn: ("seed", "two runs with the same seed differ in 'state/server/noise'"),
+    PlainMean: ("padding", "padding changes 'ce'; weight every mean by batch.weight"),
+    DividesByWeight: ("only padding", "a batch of padding alone makes 'ce' infinite or NaN"),
+    ReadsAValue: ("no value is read", "its loss reads a tensor's value"),
+    SendsSomethingElse: ("reply", "'mean' has shape (3,), expected (2,); see `fields`"),
+    FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
+    BroadcastsAll: ("broadcast", "it broadcasts 'server/secret'"),
+    ReadsAPlainNumber: ("engines", "engine gives another 'model/"),
+    Forgets: ("resume", "a resumed run differs in 'state/server/rounds'"),
+}
