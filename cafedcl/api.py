@@ -8,9 +8,9 @@ from cafedcl.config.flags import RunFlags
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config
 from cafedcl.federation import runs
-from cafedcl.federation.rounds import Watcher
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import Run, load
+from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import gather
 
 __all__ = ["Run", "load", "resume", "run", "start"]
@@ -59,7 +59,7 @@ def resume(
     """
     folder = RunFolder.open(path)
     if folder.config().engine.name == "flower":
-        from cafedcl.deploy.simulate import go_on
+        from cafedcl.deploy.simulate import resume_on_flower
 
-        return go_on(folder, watchers)
+        return resume_on_flower(folder, watchers)
     return runs.resume(path, watchers, warn)

@@ -1,7 +1,6 @@
-"""The Flower app that is handed to a SuperLink: a few lines that name the installed package's two
-components.
+"""The Flower app that is submitted to a SuperLink. It only names two installed components.
 
-The package itself is not shipped: every site runs the code that it has installed.
+The package itself is not sent: every site runs the code that it has installed.
 """
 
 from pathlib import Path
@@ -23,9 +22,7 @@ RUN_CONFIG: dict[str, Any] = {
     "resume": False,
     "deployment": "",
 }
-"""The keys of Flower's run config: the flags of `cafedcl run`, empty where the config's own value
-stands.
-"""
+"""The keys of Flower's run config: the flags of `cafedcl run`. Empty values change nothing."""
 COMPONENTS = {
     "serverapp": "cafedcl.deploy.flower.server_app:app",
     "clientapp": "cafedcl.deploy.flower.client_app:app",
@@ -33,7 +30,7 @@ COMPONENTS = {
 
 
 def write_app(folder: Path) -> Path:
-    """Write the app into a folder and return it."""
+    """Write the app into a folder and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [
         "[project]",

@@ -1,6 +1,4 @@
-"""A deployment's own certificate authority, the server's certificate, and a key pair for every
-site.
-"""
+"""Certificates of a deployment: its own authority, the server's, and a key pair per site."""
 
 import ipaddress
 import os
@@ -20,10 +18,9 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def make_certificates(host: str, authority: Path, server: Path) -> bytes:
-    """Write a CA's key to ``authority``, the server's key and certificate to ``server``; return the
-    CA's certificate.
+    """Write the CA's key and the server's key and certificate; return the CA's certificate.
 
-    The server's certificate is good for ``host``, a name or an address, and for the loopback.
+    The server's certificate is valid for ``host``, a name or an address, and for the loopback.
     """
     optional("cryptography", "cafedcl[flower]", "deploy init")
     from cryptography import x509
@@ -31,19 +28,18 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    def named(name: str) -> x509.Name:
+    def common_name(name: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
     def builder(subject: str, key: ec.EllipticCurvePrivateKey, ca: bool) -> x509.CertificateBuilder:
+        # Five minutes ago, so that sites whose clocks are a little late accept it.
         now = datetime.now(UTC) - timedelta(minutes=5)
-        usage = dict.fromkeys(KEY_USES, False) | (
-            {"key_cert_sign": True, "crl_sign": True} if ca else {}
-        )
-        usage |= {} if ca else {"digital_signature": True}
+        allowed = ("key_cert_sign", "crl_sign") if ca else ("digital_signature",)
+        usage = {name: name in allowed for name in KEY_USES}
         return (
             x509.CertificateBuilder()
-            .subject_name(named(subject))
-            .issuer_name(named(AUTHORITY))
+            .subject_name(common_name(subject))
+            .issuer_name(common_name(AUTHORITY))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now)
@@ -69,25 +65,25 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
         )
 
     root = ec.generate_private_key(ec.SECP384R1())
-    own = ec.generate_private_key(ec.SECP384R1())
+    server_key = ec.generate_private_key(ec.SECP384R1())
     ca = builder(AUTHORITY, root, True).sign(root, hashes.SHA384())
-    known_as = dict.fromkeys((host, "localhost", "127.0.0.1"))
-    names = x509.SubjectAlternativeName([_alternative(name) for name in known_as])
+    hosts = dict.fromkeys((host, "localhost", "127.0.0.1"))
+    names = x509.SubjectAlternativeName([_alternative_name(name) for name in hosts])
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     leaf = (
-        builder(host, own, False)
+        builder(host, server_key, False)
         .add_extension(names, False)
         .add_extension(use, False)
         .sign(root, hashes.SHA384())
     )
     write_secret(authority / "ca.key", private(root))
-    write_secret(server / "server.key", private(own))
+    write_secret(server / "server.key", private(server_key))
     (server / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
     return ca.public_bytes(serialization.Encoding.PEM)
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """Write a site's key pair in OpenSSH's format, as Flower wants it."""
+    """Write a site's key pair in OpenSSH's format, which Flower expects."""
     optional("cryptography", "cafedcl[flower]", "deploy init")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -117,7 +113,7 @@ KEY_USES = (
 )
 
 
-def _alternative(name: str) -> "x509.GeneralName":  # type: ignore[name-defined]  # noqa: F821
+def _alternative_name(name: str) -> "x509.GeneralName":  # type: ignore[name-defined]  # noqa: F821
     from cryptography import x509
 
     try:

@@ -1,6 +1,4 @@
-"""A run whose training images lie at sites: what the server knows of them, and what a site is told
-of the others.
-"""
+"""A run whose training images are at sites: what the server and each site know of all sites."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,21 +11,19 @@ from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors
 from cafedcl.data import Dataset, load_dataset
-from cafedcl.data.dataset import moments, scale
+from cafedcl.data.dataset import mean_and_std, pixel_moments
 from cafedcl.data.own.items import sort_names
 from cafedcl.data.shards import Shards
 from cafedcl.data.splits import split
 from cafedcl.task.build import SITES, Setup, assemble, choose_device, settle
 from cafedcl.task.task import Task
 
-NOBODY = torch.zeros(0, dtype=torch.int64)
+NO_INDICES = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class Enrolled:
-    """What a site tells of its data when it enrols: numbers per class and of the pixels, never an
-    image or a label.
-    """
+    """A site's enrolment: counts per class and pixel statistics, never an image or a label."""
 
     site: str
     names: tuple[str, ...]
@@ -35,12 +31,13 @@ class Enrolled:
     counts: Tensor
     """Training images per class, without the validation part."""
     tested: Tensor
+    """Test images per class."""
     mean: Tensor
     square: Tensor
-    """The mean of the pixels and of their squares, per channel."""
+    """Means of the pixels and of the squared pixels, per channel."""
 
     def packed(self) -> tuple[Tensors, Header]:
-        """Return it as tensors and header."""
+        """Return the enrolment as tensors and header."""
         tensors = {
             "counts": self.counts,
             "tested": self.tested,
@@ -51,7 +48,7 @@ class Enrolled:
 
     @classmethod
     def unpacked(cls, tensors: Tensors, header: Header) -> "Enrolled":
-        """Return what a site sent; raises ValueError for what cannot be."""
+        """Return a site's enrolment; raises ValueError for impossible values."""
         site = header["site"]
         names = header["names"]
         shape = header["shape"]
@@ -61,19 +58,20 @@ class Enrolled:
             isinstance(size, int) and 0 < size <= 65536 for size in shape
         ):
             raise ValueError(f"{shape} is not an image's shape")
-        counts, tested, mean, square = (
-            tensors[name] for name in ("counts", "tested", "mean", "square")
-        )
+        counts = tensors["counts"]
+        tested = tensors["tested"]
+        mean = tensors["mean"]
+        square = tensors["square"]
         for numbers in (counts, tested):
             if (
                 numbers.dtype != torch.int64
                 or tuple(numbers.shape) != (len(names),)
                 or (numbers < 0).any()
             ):
-                raise ValueError("its counts are not a number per class")
+                raise ValueError("its counts are not one number per class")
         for numbers in (mean, square):
             if tuple(numbers.shape) != (shape[0],) or not ((numbers >= 0) & (numbers <= 1)).all():
-                raise ValueError("its pixels' moments do not lie in [0, 1]")
+                raise ValueError("its pixel moments are not in [0, 1]")
         if not counts.sum():
             raise ValueError("it has no training images")
         return cls(site, tuple(names), (shape[0], shape[1], shape[2]), counts, tested, mean, square)
@@ -81,7 +79,7 @@ class Enrolled:
 
 @dataclass(frozen=True)
 class Population:
-    """All sites of a run together, in the order of their names, as the server knows them."""
+    """All sites of a run, sorted by name, as the server knows them."""
 
     sites: tuple[str, ...]
     names: tuple[str, ...]
@@ -92,47 +90,45 @@ class Population:
 
     @classmethod
     def of(cls, sites: list[Enrolled]) -> "Population":
-        """Put the sites together: every class that any of them has, and the pixels' mean over all
-        their images.
-        """
+        """Combine the sites: all classes that any site has, and pixel statistics of all images."""
         sites = sorted(sites, key=lambda site: site.site)
         for one, other in pairwise(sites):
             if one.site == other.site:
                 raise CafedclError(
-                    f"two sites call themselves '{one.site}'; give each its own name in its site.toml"
+                    f"two sites are named '{one.site}'; give each its own name in its site.toml"
                 )
         for site in sites[1:]:
             if site.shape != sites[0].shape:
                 raise CafedclError(
-                    f"site {site.site}: its images are {site.shape}, those of {sites[0].site} {sites[0].shape}; "
-                    "set data.size, so that all are resized alike"
+                    f"site {site.site}: its images are {site.shape}, but those of "
+                    f"{sites[0].site} are {sites[0].shape}; set data.size to resize all of them"
                 )
         names = tuple(sort_names({name for site in sites for name in site.names}))
-        counts = torch.stack([spread(site.counts, site.names, names) for site in sites])
+        counts = torch.stack([align_counts(site.counts, site.names, names) for site in sites])
         share = counts.sum(1, keepdim=True).double() / counts.sum()
-        mean, square = (
-            (share * torch.stack([getattr(site, moment) for site in sites])).sum(0)
-            for moment in ("mean", "square")
-        )
-        return cls(
-            tuple(site.site for site in sites), names, sites[0].shape, counts, *scale(mean, square)
-        )
+        mean = (share * torch.stack([site.mean for site in sites])).sum(0)
+        square = (share * torch.stack([site.square for site in sites])).sum(0)
+        mean, std = mean_and_std(mean, square)
+        return cls(tuple(site.site for site in sites), names, sites[0].shape, counts, mean, std)
 
-    def place(self, site: str) -> "SiteAssignment":
-        """Return what a site is told."""
+    def assignment(self, site: str) -> "SiteAssignment":
+        """Return a site's assignment."""
         return SiteAssignment(
-            self.sites.index(site),
-            len(self.sites),
-            self.names,
-            *(tuple(values.flatten().tolist()) for values in (self.mean, self.std)),
-            *(tuple(values.tolist()) for values in (self.counts.amax(0), self.counts.sum(0))),
+            client=self.sites.index(site),
+            clients=len(self.sites),
+            names=self.names,
+            mean=tuple(self.mean.flatten().tolist()),
+            std=tuple(self.std.flatten().tolist()),
+            most=tuple(self.counts.amax(0).tolist()),
+            total=tuple(self.counts.sum(0).tolist()),
         )
 
 
 @dataclass(frozen=True)
 class SiteAssignment:
-    """A site's place in a run: its number, the classes, how images are standardised, and the
-    census.
+    """What a site learns about a run: its number, the classes, mean and std, and class counts.
+
+    ``most`` and ``total`` are the maximum and the sum of training images per class over all sites.
     """
 
     client: int
@@ -144,11 +140,11 @@ class SiteAssignment:
     total: tuple[int, ...]
 
 
-def spread(numbers: Tensor, names: tuple[str, ...], all_names: tuple[str, ...]) -> Tensor:
-    """Return numbers per class in the order of all classes."""
-    spread_out = torch.zeros(len(all_names), dtype=numbers.dtype)
-    spread_out[[all_names.index(name) for name in names]] = numbers
-    return spread_out
+def align_counts(counts: Tensor, names: tuple[str, ...], all_names: tuple[str, ...]) -> Tensor:
+    """Return counts per class in the order of all classes, 0 where there is none."""
+    aligned = torch.zeros(len(all_names), dtype=counts.dtype)
+    aligned[[all_names.index(name) for name in names]] = counts
+    return aligned
 
 
 def relabelled(data: Dataset, names: tuple[str, ...], whose: str) -> Dataset:
@@ -156,14 +152,14 @@ def relabelled(data: Dataset, names: tuple[str, ...], whose: str) -> Dataset:
     unknown = [name for name in data.names if name not in names]
     if unknown:
         raise CafedclError(
-            f"{whose}: the class '{unknown[0]}' is not one of this run's: {', '.join(names)}"
+            f"{whose}: the class '{unknown[0]}' is not a class of this run: {', '.join(names)}"
         )
     order = torch.tensor([names.index(name) for name in data.names])
     return replace(data, names=names, train_y=order[data.train_y], test_y=order[data.test_y])
 
 
-def own_shards(config: Config, data: Dataset) -> Shards:
-    """Return all images of a site as its one shard, with a validation part held out."""
+def site_shards(config: Config, data: Dataset) -> Shards:
+    """Return all images of a site as one shard, with validation images held out."""
     options = SplitOptions(kind="natural", validation=config.split.validation)
     return split(
         data.train_y, torch.zeros_like(data.train_y), data.classes, 1, options, config.run.seed, 0.0
@@ -171,65 +167,81 @@ def own_shards(config: Config, data: Dataset) -> Shards:
 
 
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
-    """Return what a site tells of its data."""
-    counts = own_shards(config, data).counts[0]
+    """Return a site's enrolment."""
+    counts = site_shards(config, data).counts[0]
     tested = torch.bincount(data.test_y, minlength=data.classes)
-    return Enrolled(site, data.names, data.shape, counts, tested, *moments(data.train_x))
+    return Enrolled(site, data.names, data.shape, counts, tested, *pixel_moments(data.train_x))
 
 
 def prepare_server(config: Config, population: Population) -> Setup:
-    """Build the server's side of a run whose training images lie at the sites."""
+    """Build the server's side of a run whose training images are at the sites."""
     if config.evaluate.protocol != "complete":
         raise CafedclError(
-            "evaluate.protocol: sites with their own data test on their own part; leave it at complete"
+            "evaluate.protocol: sites with their own data use their own test images; set complete"
         )
     device = choose_device(config.engine.device)
     empty = torch.zeros(0, *population.shape, dtype=torch.uint8)
     data = Dataset(
-        empty, NOBODY, empty, NOBODY, population.names, population.mean, population.std, NOBODY
+        empty,
+        NO_INDICES,
+        empty,
+        NO_INDICES,
+        population.names,
+        population.mean,
+        population.std,
+        NO_INDICES,
     )
     config = settle(config, data, device)
     if config.data.test:
-        ours = load_dataset(replace(config.data, name=config.data.test))
-        if ours.shape != population.shape:
+        test = load_dataset(replace(config.data, name=config.data.test))
+        if test.shape != population.shape:
             raise CafedclError(
-                f"data.test: its images are {ours.shape}, those of the sites {population.shape}"
+                f"data.test: its images are {test.shape}, but those of the sites are "
+                f"{population.shape}; set data.size"
             )
-        ours = relabelled(ours, population.names, "data.test")
-        data = replace(data, test_x=ours.test_x, test_y=ours.test_y)
+        test = relabelled(test, population.names, "data.test")
+        data = replace(data, test_x=test.test_x, test_y=test.test_y)
     clients = len(population.sites)
     config = replace(config, federation=replace(config.federation, clients=clients))
     setup = assemble(
         config,
         data,
-        Shards((NOBODY,) * clients, (NOBODY,) * clients, (), population.counts),
+        Shards((NO_INDICES,) * clients, (NO_INDICES,) * clients, (), population.counts),
         device,
     )
     if setup.task.method.pooled:
         raise CafedclError(
-            f"method {config.method.name}: it pools all data in one place, which sites do not give away"
+            f"method {config.method.name}: it needs all data in one place, but sites keep theirs"
         )
     return setup
 
 
-def prepare_site(config: Config, data: Dataset, place: SiteAssignment, site: str) -> Task:
-    """Build a site's bench: it is one client among others, of whom it knows the census only."""
+def prepare_site(config: Config, data: Dataset, assigned: SiteAssignment, site: str) -> Task:
+    """Build a site's task. The site is one client; of the others it knows class counts only."""
     device = choose_device(config.engine.device)
-    alone = own_shards(config, data)
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (place.mean, place.std))
-    data = replace(relabelled(data, place.names, f"site {site}"), mean=mean, std=std)
-    counts = torch.zeros(place.clients, len(place.names), dtype=torch.int64)
-    counts[place.client] = torch.bincount(data.train_y[alone.train[0]], minlength=len(place.names))
-    shards = Shards(_only(alone.train[0], place), _only(alone.validation[0], place), (), counts)
-    return assemble(
-        config, data, shards, device, (torch.tensor(place.most), torch.tensor(place.total))
-    ).task
+    alone = site_shards(config, data)
+    classes = len(assigned.names)
+    data = replace(
+        relabelled(data, assigned.names, f"site {site}"),
+        mean=torch.tensor(assigned.mean).view(1, -1, 1, 1),
+        std=torch.tensor(assigned.std).view(1, -1, 1, 1),
+    )
+    counts = torch.zeros(assigned.clients, classes, dtype=torch.int64)
+    counts[assigned.client] = torch.bincount(data.train_y[alone.train[0]], minlength=classes)
+    shards = Shards(
+        _one_shard(alone.train[0], assigned), _one_shard(alone.validation[0], assigned), (), counts
+    )
+    census = (torch.tensor(assigned.most), torch.tensor(assigned.total))
+    return assemble(config, data, shards, device, census).task
 
 
-def _only(mine: Tensor, place: SiteAssignment) -> tuple[Tensor, ...]:
-    return tuple(mine if client == place.client else NOBODY for client in range(place.clients))
+def _one_shard(indices: Tensor, assigned: SiteAssignment) -> tuple[Tensor, ...]:
+    """Return shards of all clients, empty but for this site's."""
+    shards = [NO_INDICES] * assigned.clients
+    shards[assigned.client] = indices
+    return tuple(shards)
 
 
 def is_remote(config: Config) -> bool:
-    """Return whether a config's training images lie at sites."""
+    """Return whether a config's training images are at sites."""
     return config.data.name == SITES

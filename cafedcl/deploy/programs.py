@@ -1,4 +1,4 @@
-"""Flower's own commands, as processes with a home of their own and nothing sent to anybody."""
+"""Flower's programs as processes, each with its own home folder and without telemetry."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
-QUIET = {
+FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -25,30 +25,28 @@ QUIET = {
     "PYTHONUNBUFFERED": "1",
 }
 PATIENCE = 60.0
-"""Seconds that a Flower process has to start or to answer."""
+"""Seconds that a Flower process may take to start or to answer."""
 
 
-def require() -> None:
-    """Say in one line what to install, if Flower is missing."""
+def require_flower() -> None:
+    """Raise an error that says what to install if Flower is missing."""
     optional("flwr", "cafedcl[flower]", "engine.name = flower")
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Return the environment of a Flower process that keeps its files in ``home``."""
+def flower_environment(home: Path) -> dict[str, str]:
+    """Return the environment variables of a Flower process with its files in ``home``."""
     paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": os.pathsep.join(paths)}
+    return {**os.environ, **FLOWER_SETTINGS, "FLWR_HOME": str(home), "PATH": os.pathsep.join(paths)}
 
 
-def program(name: str) -> str:
+def flower_program(name: str) -> str:
     """Return the path of one of Flower's programs."""
-    require()
+    require_flower()
     return str(Path(sys.executable).with_name(name))
 
 
 class ServerProcess:
-    """A process that is started in a group of its own, writes to a log, and is stopped with all its
-    children.
-    """
+    """A process in its own group that writes to a log and is stopped with all its children."""
 
     def __init__(self, words: Sequence[str], home: Path, log: Path) -> None:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,33 +57,32 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return self.popen.poll() is None
 
-    def await_(self, ready: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-        """Wait until something is so; raises if the process ends or patience is over."""
+    def wait_until(self, ready: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+        """Wait until ``ready()``; raises if the process ends or takes too long."""
         until = time.monotonic() + patience
         while not ready():
             if not self.alive:
                 raise CafedclError(
-                    f"{what}: the process ended (exit {self.popen.returncode}): {self.last_words()}"
+                    f"{what}: the process ended (exit {self.popen.returncode}): {self.last_error()}"
                 )
             if time.monotonic() > until:
-                raise CafedclError(f"{what}: nothing within {patience:g} s; see {self.log}")
+                raise CafedclError(f"{what}: not ready within {patience:g} s; see {self.log}")
             time.sleep(0.1)
 
-    def last_words(self) -> str:
-        """Return the last error that it logged, or else its last line, and where the rest is."""
+    def last_error(self) -> str:
+        """Return the last logged error, or else the last line, and the path of the log."""
         text = self.log.read_bytes()[self.begins :].decode(errors="replace")
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
         errors = re.findall(r"ERROR\s*:\s*(.+?)(?:\n\s*\n|\Z)", text, re.DOTALL)
-        said = errors[-1] if errors else text.strip().rpartition("\n")[2]
-        return f"{' '.join(said.split()) or 'it said nothing'} (see {self.log})"
+        last = errors[-1] if errors else text.strip().rpartition("\n")[2]
+        return f"{' '.join(last.split()) or 'the log is empty'} (see {self.log})"
 
     def stop(self, patience: float = 15.0) -> None:
-        """End it and its children, politely, then not; some of Flower's leave the group and outlive
-        a hard end.
-        """
+        """Stop the process and its children: SIGTERM first, then SIGKILL."""
+        # Some of Flower's children leave the group and outlive a SIGKILL of the process.
         children = descendants(self.popen.pid)
         try:
             os.killpg(self.popen.pid, signal.SIGTERM)
@@ -93,7 +90,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.popen.kill()
         except ProcessLookupError:
-            """It is over already."""
+            pass  # it has ended already
         self.popen.wait()
         for child in children:
             with suppress(ProcessLookupError):
@@ -101,49 +98,48 @@ class ServerProcess:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process started, and that those started."""
+    """Return the ids of a process's children, their children and so on."""
     table = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
     ).stdout
-    pairs = [
-        (int(child), int(parent)) for child, parent in (line.split() for line in table.splitlines())
-    ]
-    found = list[int]()
-    fresh = {pid}
-    while fresh:
-        fresh = {child for child, parent in pairs if parent in fresh}
-        found += fresh
+    pairs = [tuple(map(int, line.split())) for line in table.splitlines()]
+    found: list[int] = []
+    generation = {pid}
+    while generation:
+        generation = {child for child, parent in pairs if parent in generation}
+        found += generation
     return found
 
 
-def _spawn(words: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Popen[bytes]":
+def _spawn(command: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=out,
-        env=environment(home),
+        env=flower_environment(home),
         start_new_session=True,
     )
 
 
-def ask(home: Path, *words: str) -> Any:
-    """Run a `flwr` command against the SuperLink of ``home`` and return what it says as JSON."""
+def run_flwr(home: Path, *words: str) -> Any:
+    """Run a `flwr` command against the SuperLink of ``home`` and return its JSON output."""
     done = subprocess.run(
-        [program("flwr"), *words, "--format", "json"],
-        env=environment(home),
+        [flower_program("flwr"), *words, "--format", "json"],
+        env=flower_environment(home),
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE,
         check=False,
         stdin=subprocess.DEVNULL,
     )
+    # Flower may print other lines before the JSON.
     start = done.stdout.find("{")
     try:
-        said = json.loads(done.stdout[start:])
+        answer = json.loads(done.stdout[start:])
     except ValueError:
-        said = {"success": False, "error-message": done.stderr or done.stdout}
-    if done.returncode or not said.get("success", True):
-        reason = " ".join(str(said.get("error-message", done.stderr)).split())
+        answer = {"success": False, "error-message": done.stderr or done.stdout}
+    if done.returncode or not answer.get("success", True):
+        reason = " ".join(str(answer.get("error-message", done.stderr)).split())
         raise CafedclError(f"flwr {' '.join(words[:2])}: {reason or f'exit {done.returncode}'}")
-    return said
+    return answer

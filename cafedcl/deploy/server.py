@@ -1,4 +1,4 @@
-"""A deployment's server: its SuperLink, the sites registered there, and the runs handed to it."""
+"""A deployment's server: its SuperLink, the registered sites, and the submitted runs."""
 
 import ipaddress
 import json
@@ -11,13 +11,13 @@ from typing import Any
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
-from cafedcl.deploy.places import NODES, ServerOptions, node_names, read_server, site_names
-from cafedcl.deploy.programs import ServerProcess, ask, require
+from cafedcl.deploy.folders import NODES, ServerOptions, node_names, read_server, site_names
+from cafedcl.deploy.programs import ServerProcess, require_flower, run_flwr
 from cafedcl.deploy.submit import submit
-from cafedcl.deploy.superlink import NAME, Address, start_superlink
-from cafedcl.federation.rounds import Watcher
+from cafedcl.deploy.superlink import SUPERLINK_NAME, Address, start_superlink
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import Run, load
+from cafedcl.federation.watcher import Watcher
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,27 @@ class Server:
     @classmethod
     def of(cls, folder: Path) -> "Server":
         """Return the server of a folder."""
-        require()
+        require_flower()
         return cls(folder.resolve(), read_server(folder))
 
     @property
     def home(self) -> Path:
-        """Where Flower keeps its files."""
+        """The folder of Flower's files."""
         return self.folder / "flower"
 
     @property
     def listen(self) -> str:
         """The address to listen on."""
-        return self.options.listen or (
-            self.options.host if is_loopback(self.options.host) else "0.0.0.0"
-        )
+        if self.options.listen:
+            return self.options.listen
+        return self.options.host if is_loopback(self.options.host) else "0.0.0.0"
 
     @property
     def address(self) -> Address:
-        """Where commands on this machine reach the SuperLink."""
-        nearby = self.listen if self.listen not in ("0.0.0.0", "::") else "127.0.0.1"
-        return Address(
-            nearby, self.options.port, None if self.options.insecure else self.folder / "ca.crt"
-        )
+        """The SuperLink's address for commands on this machine."""
+        host = "127.0.0.1" if self.listen in ("0.0.0.0", "::") else self.listen
+        ca = None if self.options.insecure else self.folder / "ca.crt"
+        return Address(host, self.options.port, ca)
 
     def start(self) -> ServerProcess:
         """Start the SuperLink and register the sites' keys."""
@@ -60,11 +59,8 @@ class Server:
             words += ["--insecure"]
         else:
             files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
-            words += [
-                word
-                for name, file in files.items()
-                for word in (f"--ssl-{name}", str(self.folder / file))
-            ]
+            for name, file in files.items():
+                words += [f"--ssl-{name}", str(self.folder / file)]
             words += ["--enable-supernode-auth"]
         process = start_superlink(
             self.address, self.listen, self.home, self.folder / "superlink.log", words
@@ -77,52 +73,51 @@ class Server:
         return process
 
     def register(self) -> None:
-        """Let every site in that is not yet let in."""
+        """Register the keys of all sites that are not registered yet."""
         if self.options.insecure:
             return
-        there = {node["node-id"] for node in self.nodes()}
+        registered = {node["node-id"] for node in self.nodes()}
         names = node_names(self.folder)
         for name in site_names(self.folder):
-            if names.get(name) not in there:
+            if names.get(name) not in registered:
                 key = self.folder / "sites" / f"{name}.pub"
-                names[name] = str(
-                    ask(self.home, "supernode", "register", str(key), NAME, "--name", name)[
-                        "node-id"
-                    ]
-                )
+                words = ["supernode", "register", str(key), SUPERLINK_NAME, "--name", name]
+                names[name] = str(run_flwr(self.home, *words)["node-id"])
         write_atomically(self.folder / NODES, json.dumps(names).encode())
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return what the SuperLink says of its nodes."""
-        said: dict[str, Any] = ask(self.home, "supernode", "list", NAME)
-        return list(said["nodes"])
+        """Return the SuperLink's list of nodes."""
+        answer: dict[str, Any] = run_flwr(self.home, "supernode", "list", SUPERLINK_NAME)
+        return list(answer["nodes"])
 
     def sites(self) -> list[dict[str, str]]:
         """Return the sites, whether each is online, and since when."""
         names = {node: name for name, node in node_names(self.folder).items()}
-        return [
-            {
-                "name": names.get(node["node-id"], node["node-id"]),
-                "status": str(node["status"]),
-                "since": str(
-                    node["online-at"]
-                    if node["status"] == "online"
-                    else node["offline-at"] or "never there"
-                ),
-            }
-            for node in self.nodes()
-        ]
+        rows = []
+        for node in self.nodes():
+            if node["status"] == "online":
+                since = node["online-at"]
+            else:
+                since = node["offline-at"] or "never connected"
+            rows.append(
+                {
+                    "name": names.get(node["node-id"], node["node-id"]),
+                    "status": str(node["status"]),
+                    "since": str(since),
+                }
+            )
+        return rows
 
     def runs(self) -> list[dict[str, str]]:
-        """Return the runs that the SuperLink knows."""
-        said: dict[str, Any] = ask(self.home, "list", NAME)
+        """Return the runs of the SuperLink."""
+        answer: dict[str, Any] = run_flwr(self.home, "list", SUPERLINK_NAME)
         return [
             {
                 "run": str(run["run-id"]),
                 "status": str(run["status"]),
                 "seconds": f"{float(run['elapsed']):.0f}",
             }
-            for run in said["runs"]
+            for run in answer["runs"]
         ]
 
     def run(self, config: Config, path: Path, watchers: Sequence[Watcher]) -> Run:
@@ -133,15 +128,16 @@ class Server:
         return load(path)
 
     def check(self) -> None:
-        """Say in one line if the SuperLink is not there."""
+        """Raise an error if the SuperLink does not answer."""
         if not self.address.healthy():
             raise CafedclError(
-                f"no SuperLink at {self.address}; start it with: cafedcl deploy server {self.folder}"
+                f"no SuperLink at {self.address}; "
+                f"start it with: cafedcl deploy server {self.folder}"
             )
 
 
 def resume_run(folder: Path, path: Path, watchers: Sequence[Watcher]) -> Run:
-    """Go on with a run of a deployment."""
+    """Resume a run of a deployment."""
     server = Server.of(folder)
     server.check()
     submit(server.home, None, path, watchers, deployment=str(server.folder))
@@ -149,16 +145,16 @@ def resume_run(folder: Path, path: Path, watchers: Sequence[Watcher]) -> Run:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is this machine's own."""
+    """Return whether an address is the loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def watch(process: ServerProcess, say: Callable[[str], None]) -> None:
-    """Wait for as long as the SuperLink runs."""
+def wait_for_end(process: ServerProcess, say: Callable[[str], None]) -> None:
+    """Wait while the SuperLink runs; its end is an error."""
     say("ready")
     while process.alive:
         time.sleep(0.5)
-    raise CafedclError(f"the SuperLink ended: {process.last_words()}")
+    raise CafedclError(f"the SuperLink ended: {process.last_error()}")

@@ -1,4 +1,4 @@
-"""A whole run on Flower's simulation engine: a SuperLink for this run alone, with Ray behind it."""
+"""Runs on Flower's simulation engine, each with its own SuperLink and Ray."""
 
 import tempfile
 from collections.abc import Sequence
@@ -9,40 +9,38 @@ from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 from cafedcl.deploy.population import is_remote
-from cafedcl.deploy.programs import require
+from cafedcl.deploy.programs import require_flower
 from cafedcl.deploy.server import resume_run
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import Address, free_port, start_superlink
 from cafedcl.federation import runs
-from cafedcl.federation.rounds import Watcher
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.watcher import Watcher
 
 
 def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> runs.Run:
     """Run a config with its clients as Flower's simulated nodes."""
     if is_remote(config):
-        raise CafedclError(
-            "data.name = sites: a simulation has no sites with data; use `cafedcl deploy run`"
-        )
+        raise CafedclError("data.name = sites: a simulation has no sites; use `cafedcl deploy run`")
     if out is None:
         with tempfile.TemporaryDirectory(prefix="cafedcl-") as folder:
             return replace(simulate(config, folder, watchers), path=None)
     RunFolder.create(out).unlock()
-    return _simulated(config, Path(out), watchers, config.federation.clients)
+    return _run_simulation(config, Path(out), watchers, config.federation.clients)
 
 
-def go_on(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run:
-    """Go on with a run on Flower where it ran: in its deployment, or as a simulation."""
+def resume_on_flower(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run:
+    """Resume a Flower run where it ran: in its deployment or as a simulation."""
     deployment = folder.environment().get("flower", {}).get("deployment")
     if deployment:
         return resume_run(Path(deployment), folder.path, watchers)
-    return _simulated(None, folder.path, watchers, folder.config().federation.clients)
+    return _run_simulation(None, folder.path, watchers, folder.config().federation.clients)
 
 
-def _simulated(
+def _run_simulation(
     config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int
 ) -> runs.Run:
-    require()
+    require_flower()
     optional("ray", "cafedcl[flower]", "a simulation on Flower")
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:
         home = Path(folder)

@@ -1,4 +1,4 @@
-"""A site at work: its worker and its SuperNode, started together and stopped together."""
+"""A running site: its worker and its SuperNode, started and stopped together."""
 
 import shutil
 import sys
@@ -9,103 +9,94 @@ from pathlib import Path
 
 from cafedcl.config.options import to_toml
 from cafedcl.core.errors import CafedclError
-from cafedcl.deploy.places import SiteOptions
-from cafedcl.deploy.programs import ServerProcess, program
+from cafedcl.deploy.folders import SiteOptions
+from cafedcl.deploy.programs import ServerProcess, flower_program
 from cafedcl.deploy.superlink import Address, free_port
 
-TRIES = 5
-WHILE = 60.0
-"""A worker that dies so often within so many seconds is not started again."""
-
-
+MOST_CRASHES = 5
+CRASH_WINDOW = 60.0
+"""A worker that ends ``MOST_CRASHES`` times within this number of seconds is not restarted."""
 RETRY = 5.0
-"""Seconds before a SuperNode that could not reach its server is started again."""
+"""Seconds before a SuperNode that lost its server is restarted."""
 REFUSED = "Failed to activate SuperNode"
-"""What Flower says to a node whose key nobody registered."""
+"""Flower's message for a node whose key is not registered."""
 
 
 class RunningSite:
-    """The processes of a site; whichever ends is started again, unless there is no use in that."""
+    """The processes of a site; a process that ends is restarted unless that cannot help."""
 
     def __init__(self, folder: Path, options: SiteOptions) -> None:
         self.folder = folder.resolve()
         self.options = options
-        self.room = Path(tempfile.mkdtemp(prefix="cafedcl-"))
-        self.deaths: list[float] = []
+        self.socket_folder = Path(tempfile.mkdtemp(prefix="cafedcl-"))
+        self.crashes: list[float] = []
+        self.worker: ServerProcess | None = None
         self.node: ServerProcess | None = None
         try:
-            self.worker = self._worker()
-            self.node = self._node()
+            self.worker = self._start_worker()
+            self.node = self._start_node()
         except BaseException:
             self.stop()
             raise
 
-    def _worker(self) -> ServerProcess:
-        path = self.room / "site.sock"
+    def _start_worker(self) -> ServerProcess:
+        path = self.socket_folder / "site.sock"
         path.unlink(missing_ok=True)
         words = [sys.executable, "-m", "cafedcl.deploy.flower.worker", str(path), str(self.folder)]
+        # Assigned at once, so that `stop` finds it if waiting fails.
         self.worker = ServerProcess(words, self.folder / "flower", self.folder / "worker.log")
-        self.worker.await_(path.exists, f"site {self.options.name}: its worker")
+        self.worker.wait_until(path.exists, f"site {self.options.name}: its worker")
         return self.worker
 
-    def _node(self) -> ServerProcess:
+    def _start_node(self) -> ServerProcess:
         options = self.options
         ca = self.folder / "ca.crt"
         address = Address(options.host, options.port, None if options.insecure else ca)
-        safety = ["--insecure"] if options.insecure else ["--root-certificates", str(ca)]
-        safety += (
-            []
-            if options.insecure
-            else ["--auth-supernode-private-key", str(self.folder / "node.key")]
-        )
-        facts = {"name": options.name, "socket": str(self.room / "site.sock")}
-        told = " ".join(f"{name}={to_toml(value)}" for name, value in facts.items())
-        words = [
-            "--superlink",
-            str(address),
-            "--port",
-            str(free_port()),
-            "--node-config",
-            told,
-            *safety,
-        ]
-        home = self.folder / "flower"
-        return ServerProcess(
-            [program("flower-supernode"), *words], home, self.folder / "supernode.log"
-        )
+        settings = {"name": options.name, "socket": str(self.socket_folder / "site.sock")}
+        words = [flower_program("flower-supernode"), "--superlink", str(address)]
+        words += ["--port", str(free_port()), "--node-config"]
+        words += [" ".join(f"{name}={to_toml(value)}" for name, value in settings.items())]
+        if options.insecure:
+            words += ["--insecure"]
+        else:
+            words += ["--root-certificates", str(ca)]
+            words += ["--auth-supernode-private-key", str(self.folder / "node.key")]
+        return ServerProcess(words, self.folder / "flower", self.folder / "supernode.log")
 
     def watch(self, say: Callable[[str], None], pause: float = 0.5) -> None:
-        """Look after the processes for as long as both can run."""
+        """Restart processes that end; return only by an error."""
         while True:
             assert self.node is not None
+            assert self.worker is not None
             if not self.node.alive:
-                self._node_again(self.node.last_words(), say)
+                self._restart_node(self.node.last_error(), say)
             if not self.worker.alive:
                 now = time.monotonic()
-                self.deaths = [then for then in self.deaths if then > now - WHILE] + [now]
-                if len(self.deaths) >= TRIES:
+                self.crashes = [then for then in self.crashes if then > now - CRASH_WINDOW]
+                self.crashes.append(now)
+                if len(self.crashes) >= MOST_CRASHES:
+                    reason = self.worker.last_error()
                     raise CafedclError(
-                        f"site {self.options.name}: its worker dies again: {self.worker.last_words()}"
+                        f"site {self.options.name}: its worker crashes repeatedly: {reason}"
                     )
-                say(f"its worker ended (exit {self.worker.popen.returncode}) and is started again")
-                self.worker = self._worker()
+                say(f"the worker ended (exit {self.worker.popen.returncode}); restarting it")
+                self.worker = self._start_worker()
             time.sleep(pause)
 
-    def _node_again(self, said: str, say: Callable[[str], None]) -> None:
-        """Start a SuperNode again that lost its server; one that the server refuses is the end of
-        the site.
-        """
-        if REFUSED in said:
+    def _restart_node(self, error: str, say: Callable[[str], None]) -> None:
+        """Restart a SuperNode that lost its server; raise an error if the server refused it."""
+        if REFUSED in error:
             raise CafedclError(
-                f"site {self.options.name}: the server does not let it in; has it this site's key? {said}"
+                f"site {self.options.name}: the server refused it; "
+                f"does the server have this site's key? {error}"
             )
-        say(f"its SuperNode ended and is started again: {said}")
+        say(f"the SuperNode ended; restarting it: {error}")
         time.sleep(RETRY)
-        self.node = self._node()
+        self.node = self._start_node()
 
     def stop(self) -> None:
-        """End both processes."""
-        for process in (self.node, getattr(self, "worker", None)):
+        """Stop both processes."""
+        for process in (self.node, self.worker):
             if process is not None:
                 process.stop()
-        shutil.rmtree(self.room, ignore_errors=True)
+        shutil.rmtree(self.socket_folder, ignore_errors=True)

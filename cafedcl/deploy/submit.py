@@ -1,7 +1,8 @@
-"""A run handed to a SuperLink and watched from here, as if it ran in this process."""
+"""Submitting a run to a SuperLink and showing its progress as if it ran in this process."""
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,22 +11,21 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Failure
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.app import write_app
-from cafedcl.deploy.programs import ask
-from cafedcl.deploy.superlink import NAME
+from cafedcl.deploy.programs import run_flwr
+from cafedcl.deploy.superlink import SUPERLINK_NAME
 from cafedcl.federation.journal import NAME as JOURNAL
 from cafedcl.federation.journal import follow
-from cafedcl.federation.rounds import Federation, Record, Watcher
+from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.watcher import Record, Watcher
 
 ENDED = "finished"
-PULSE = 20.0
-"""Seconds of silence after which Flower is asked whether a run is still going on."""
+POLL_PERIOD = 20.0
+"""Seconds between two questions to Flower whether a run is still active."""
 
 
-class Followed:
-    """As much of a federation as its watchers look at, read from the run folder that another
-    process writes.
-    """
+class FollowedRun:
+    """The attributes of a federation that watchers use, read from another process's run folder."""
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self.config = config
@@ -34,23 +34,23 @@ class Followed:
         self.history: list[Record] = []
         self.round = 0
 
-    def tell(self, watchers: Sequence[Watcher], event: Mapping[str, Any]) -> None:
-        """Let the watchers see an event of the journal."""
-        seen = cast(Federation, self)
+    def notify(self, watchers: Sequence[Watcher], event: Mapping[str, Any]) -> None:
+        """Pass an event of the journal to the watchers."""
+        federation = cast(Federation, self)
         kind = event["event"]
         for watcher in watchers:
             if kind == "notice":
-                watcher.noticed(seen, event["message"])
+                watcher.noticed(federation, event["message"])
             elif kind == "client":
                 failure = Failure(event["client"], event["failure"]) if event["failure"] else None
-                watcher.client_done(seen, event["client"], failure)
+                watcher.client_done(federation, event["client"], failure)
             elif kind == "round":
-                watcher.round_began(seen, event["clients"])
+                watcher.round_began(federation, event["clients"])
             elif kind == "done":
-                watcher.round_done(seen, self.history[-1])
+                watcher.round_done(federation, self.history[-1])
 
     def catch_up(self, event: Mapping[str, Any]) -> None:
-        """Read what the run folder says up to an event."""
+        """Read the run folder's records up to an event."""
         if event["event"] == "round":
             self.round = event["round"]
             self.history = [Record(**line) for line in self.folder.metrics()[: self.round]]
@@ -67,8 +67,9 @@ def submit(
     federation: str = "",
     **extra: str,
 ) -> None:
-    """Hand a run to the SuperLink of ``home`` and watch it to its end; without a config, a run
-    folder is resumed.
+    """Submit a run to the SuperLink of ``home`` and follow it to its end.
+
+    Without a config, the run folder at ``path`` is resumed.
     """
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -86,26 +87,28 @@ def submit(
     )
     more = ["--federation-config", federation] if federation else []
     app = write_app(home / "cafedcl-run")
-    number = str(ask(home, "run", str(app), NAME, "--run-config", str(options), *more)["run-id"])
-    followed = Followed(config, folder)
-    error = "the run broke off without a word"
+    number = str(
+        run_flwr(home, "run", str(app), SUPERLINK_NAME, "--run-config", str(options), *more)[
+            "run-id"
+        ]
+    )
+    followed = FollowedRun(config, folder)
+    error = "the run ended without a message"
     try:
-        for event in follow(path, Pulse(home, number)):
+        for event in follow(path, ActivityCheck(home, number)):
             followed.catch_up(event)
-            followed.tell(watchers, event)
+            followed.notify(watchers, event)
             if event["event"] == "end":
                 error = event["error"]
     except BaseException:
-        stop(home, number)
+        stop_run(home, number)
         raise
     if error:
         raise CafedclError(error)
 
 
-class Pulse:
-    """Says whether a run is still going on; Flower is asked only now and then, because its command
-    takes seconds.
-    """
+class ActivityCheck:
+    """Tells whether a run is still active. Flower is asked rarely: its command takes seconds."""
 
     def __init__(self, home: Path, number: str) -> None:
         self.home = home
@@ -113,26 +116,25 @@ class Pulse:
         self.asked = time.monotonic()
 
     def __call__(self) -> bool:
-        """Return whether it is."""
-        if time.monotonic() - self.asked < PULSE:
+        """Return whether the run is active."""
+        if time.monotonic() - self.asked < POLL_PERIOD:
             return True
-        going = status(self.home, self.number) != ENDED
+        active = run_status(self.home, self.number) != ENDED
         self.asked = time.monotonic()
-        return going
+        return active
 
 
-def status(home: Path, number: str) -> str:
-    """Return what Flower says of a run; an unreachable SuperLink has no runs any more."""
+def run_status(home: Path, number: str) -> str:
+    """Return Flower's status of a run; with an unreachable SuperLink, the run has ended."""
     try:
-        runs = ask(home, "list", NAME, "--run-id", number)["runs"]
+        runs = run_flwr(home, "list", SUPERLINK_NAME, "--run-id", number)["runs"]
     except CafedclError:
         return ENDED
     return str(runs[0]["status"]).partition(":")[0] if runs else ENDED
 
 
-def stop(home: Path, number: str) -> None:
-    """Ask Flower to stop a run that nobody waits for any more."""
-    try:
-        ask(home, "stop", number, NAME)
-    except CafedclError:
-        """It is over already, or the SuperLink is."""
+def stop_run(home: Path, number: str) -> None:
+    """Ask Flower to stop a run."""
+    # An error means that the run or the SuperLink has ended already.
+    with suppress(CafedclError):
+        run_flwr(home, "stop", number, SUPERLINK_NAME)

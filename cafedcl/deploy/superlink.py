@@ -1,4 +1,4 @@
-"""A SuperLink, and what the `flwr` command needs to know to talk to it."""
+"""Starting a SuperLink, and configuring the `flwr` command for it."""
 
 import socket
 import ssl
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cafedcl.config.options import to_toml
-from cafedcl.deploy.programs import ServerProcess, program
+from cafedcl.deploy.programs import ServerProcess, flower_program
 
-NAME = "cafedcl"
-"""By which the `flwr` command knows the SuperLink."""
+SUPERLINK_NAME = "cafedcl"
+"""The SuperLink's name in the configuration of the `flwr` command."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a SuperLink listens; without ``ca``, it is spoken to without TLS."""
+    """Address of a SuperLink; without ``ca``, connections use no TLS."""
 
     host: str
     port: int
@@ -27,7 +27,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
     def healthy(self) -> bool:
-        """Return whether a SuperLink answers there."""
+        """Return whether a SuperLink answers at this address."""
         context = ssl.create_default_context(cafile=str(self.ca)) if self.ca else None
         scheme = "https" if self.ca else "http"
         try:
@@ -38,15 +38,15 @@ class Address:
         except (urllib.error.URLError, OSError):
             return False
 
-    def introduce(self, home: Path) -> None:
-        """Write down for the `flwr` command, in its home, how this SuperLink is reached."""
+    def write_flwr_config(self, home: Path) -> None:
+        """Write the `flwr` command's configuration for this SuperLink into its home."""
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         trust = f"root-certificates = {to_toml(str(self.ca))}" if self.ca else "insecure = true"
         lines = [
             "[superlink]",
-            f'default = "{NAME}"',
+            f'default = "{SUPERLINK_NAME}"',
             "",
-            f"[superlink.{NAME}]",
+            f"[superlink.{SUPERLINK_NAME}]",
             f'address = "{self}"',
             trust,
         ]
@@ -56,20 +56,18 @@ class Address:
 def start_superlink(
     address: Address, listen: str, home: Path, log: Path, words: Sequence[str]
 ) -> ServerProcess:
-    """Start a SuperLink that listens on an address, and wait until it answers at the one given
-    first.
-    """
-    address.introduce(home)
-    place = [
+    """Start a SuperLink that listens on ``listen``, and wait until it answers at ``address``."""
+    address.write_flwr_config(home)
+    options = [
         "--host",
         listen,
         "--port",
         str(address.port),
         "--disable-runtime-dependency-installation",
     ]
-    process = ServerProcess([program("flower-superlink"), *place, *words], home, log)
+    process = ServerProcess([flower_program("flower-superlink"), *options, *words], home, log)
     try:
-        process.await_(address.healthy, f"SuperLink at {address}")
+        process.wait_until(address.healthy, f"SuperLink at {address}")
     except BaseException:
         process.stop()
         raise
@@ -77,7 +75,7 @@ def start_superlink(
 
 
 def free_port() -> int:
-    """Return a port on the loopback that nobody uses now."""
+    """Return an unused port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -26,7 +26,8 @@ def app_of(folder):
 
 
 def test_both_apps_have_the_same_components_and_the_same_run_config(tmp_path):
-    here, there = app_of(ROOT), app_of(write_app(tmp_path / "cafedcl-run"))
+    here = app_of(ROOT)
+    there = app_of(write_app(tmp_path / "cafedcl-run"))
     assert here["components"] == there["components"] == COMPONENTS
     assert here["config"] == there["config"] == RUN_CONFIG
     assert here["publisher"] == there["publisher"]

@@ -14,12 +14,13 @@ pytest.importorskip("flwr")
 from cafedcl import api
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import under, unpack
+from cafedcl.deploy.folders import ServerOptions, make_folders, read_site
 from cafedcl.deploy.keys import make_node_key
-from cafedcl.deploy.places import ServerOptions, make_places, read_site
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.site import RunningSite
 from cafedcl.deploy.superlink import free_port
-from cafedcl.federation.rounds import Federation, Watcher
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import resolve
 
 SITES = ("north", "south", "west")
@@ -59,11 +60,12 @@ def deployment(tmp_path_factory):
     that knocks.
     """
     folder = tmp_path_factory.mktemp("deployment") / "d"
-    place, *others = make_places(
+    place, *others = make_folders(
         folder, ServerOptions(port=free_port()), dict.fromkeys(SITES, ""), simulated=True
     )
     server = Server.of(place)
-    running, link = {}, server.start()
+    running = {}
+    link = server.start()
     try:
         with ThreadPoolExecutor() as pool:
             for path, site in zip(others, pool.map(started, others), strict=True):
@@ -93,7 +95,9 @@ class Killer(Watcher):
     """Kills all processes of a site when a round begins."""
 
     def __init__(self, site, at):
-        self.site, self.at, self.rounds = site, at, []
+        self.site = site
+        self.at = at
+        self.rounds = []
 
     def round_began(self, federation, clients):
         self.rounds.append(federation.round)
@@ -135,7 +139,7 @@ def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a
         assert line["server"] == pytest.approx(record.server)
         assert line["own"] == pytest.approx(record.own)
 
-    with pytest.raises(CafedclError, match="the server does not let it in"):
+    with pytest.raises(CafedclError, match="the server refused it"):
         stranger.watch(print)
     assert sorted(site["name"] for site in server.sites()) == sorted(SITES)
     shown = api.load(tmp_path / "run")

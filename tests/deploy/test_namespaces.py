@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from cafedcl.deploy.places import ServerOptions, make_places
+from cafedcl.deploy.folders import ServerOptions, make_folders
 from cafedcl.federation.journal import NAME
 
 SITES = ("north", "south")
@@ -57,10 +57,11 @@ def outcome(run, client, since):
 @pytest.mark.slow
 @pytest.mark.skipif(not hosts_module.may_make_namespaces(), reason="network namespaces need root")
 def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed(tmp_path):
-    folder, run = tmp_path / "d", tmp_path / "run"
+    folder = tmp_path / "d"
+    run = tmp_path / "run"
     with hosts_module.Hosts(SITES) as hosts:
         options = ServerOptions(host=f"{hosts.net}.1")
-        server, *sites = make_places(folder, options, dict.fromkeys(SITES, ""), simulated=True)
+        server, *sites = make_folders(folder, options, dict.fromkeys(SITES, ""), simulated=True)
         processes = [hosts.start("server", tmp_path / "server.log", "deploy", "server", server)]
         try:
             until(lambda: "ready" in (tmp_path / "server.log").read_text(), 90, "no server")

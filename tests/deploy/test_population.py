@@ -42,7 +42,8 @@ def images(numbers, names, seed=0, test=2):
     return Dataset.of(x, y, t, tested, tuple(names))
 
 
-NORTH, SOUTH = images([10, 4], ["cat", "dog"], 1), images([6, 20, 1], ["ant", "cat", "dog"], 2)
+NORTH = images([10, 4], ["cat", "dog"], 1)
+SOUTH = images([6, 20, 1], ["ant", "cat", "dog"], 2)
 
 
 @pytest.fixture
@@ -69,11 +70,11 @@ def test_images_are_standardised_as_if_they_lay_in_one_place(population):
 
 
 def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
-    place = population.place("south")
-    assert (place.client, place.clients) == (1, 2)
-    assert place.most == (5, 18, 3)
-    assert place.total == (5, 27, 4)
-    task = prepare_site(config(), SOUTH, place, "south")
+    assigned = population.assignment("south")
+    assert (assigned.client, assigned.clients) == (1, 2)
+    assert assigned.most == (5, 18, 3)
+    assert assigned.total == (5, 27, 4)
+    task = prepare_site(config(), SOUTH, assigned, "south")
     client = task.clients.client(1)
     assert client.counts.tolist() == [5, 18, 1]
     assert client.most.tolist() == [5, 18, 3]
@@ -83,7 +84,7 @@ def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
 
 
 def test_a_site_numbers_its_classes_as_the_run_does(population):
-    task = prepare_site(config(), NORTH, population.place("north"), "north")
+    task = prepare_site(config(), NORTH, population.assignment("north"), "north")
     assert task.clients.data.train_y.unique().tolist() == [1, 2]
     assert task.clients.client(0).holds.tolist() == [1, 2]
 
@@ -96,7 +97,7 @@ def test_the_server_needs_no_images(population):
 
 
 def test_a_class_that_no_site_has_is_named(population):
-    with pytest.raises(CafedclError, match="'eel' is not one of"):
+    with pytest.raises(CafedclError, match="'eel' is not a class of"):
         relabelled(images([1], ["eel"]), population.names, "data.test")
 
 
@@ -107,7 +108,7 @@ def test_images_of_different_sizes_are_named():
 
 
 def test_pooling_all_data_in_one_place_is_refused(population):
-    with pytest.raises(CafedclError, match="sites do not give away"):
+    with pytest.raises(CafedclError, match="sites keep theirs"):
         prepare_server(config(method={"name": "central"}), population)
 
 
@@ -138,5 +139,5 @@ def test_an_image_shape_that_cannot_be_is_refused(shape):
 
 
 def test_two_sites_of_the_same_name_are_refused():
-    with pytest.raises(CafedclError, match="two sites call themselves 'north'"):
+    with pytest.raises(CafedclError, match="two sites are named 'north'"):
         Population.of([enrol(config(), data, "north") for data in (NORTH, SOUTH)])

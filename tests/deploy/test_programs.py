@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.deploy.programs import ServerProcess, descendants, environment
+from cafedcl.deploy.programs import ServerProcess, descendants, flower_environment
 
 CHILD = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+command = [sys.executable, "-c", "import time; time.sleep(60)"]
+child = subprocess.Popen(command, start_new_session=True)
 print(child.pid, flush=True)
 {}
 time.sleep(60)
@@ -35,7 +36,7 @@ def test_a_process_is_stopped_with_children_that_left_its_group(manner, tmp_path
     process = ServerProcess(
         [sys.executable, "-c", CHILD.format(manner)], tmp_path / "home", tmp_path / "log"
     )
-    process.await_(lambda: (tmp_path / "log").read_text().endswith("\n"), "child")
+    process.wait_until(lambda: (tmp_path / "log").read_text().endswith("\n"), "child")
     child = int((tmp_path / "log").read_text())
     assert descendants(process.popen.pid) == [child]
     time.sleep(0.2)
@@ -54,7 +55,7 @@ def test_a_process_that_ends_too_early_is_quoted(tmp_path):
     with pytest.raises(
         CafedclError, match=r"node: the process ended \(exit 3\): no such key \(see .*log\)"
     ):
-        process.await_(lambda: False, "node")
+        process.wait_until(lambda: False, "node")
     process.stop()
 
 
@@ -62,23 +63,23 @@ def test_the_last_error_in_a_log_says_more_than_its_last_line(tmp_path):
     said = "INFO: hello\\n\\x1b[91mERROR\\x1b[0m :   Exit Code: 305\\nNo key.\\n\\nINFO: bye"
     process = ServerProcess([sys.executable, "-c", f"print('{said}')"], tmp_path, tmp_path / "log")
     process.popen.wait()
-    assert process.last_words() == f"Exit Code: 305 No key. (see {tmp_path}/log)"
+    assert process.last_error() == f"Exit Code: 305 No key. (see {tmp_path}/log)"
     silent = ServerProcess([sys.executable, "-c", ""], tmp_path, tmp_path / "log")
     silent.popen.wait()
-    assert silent.last_words() == f"it said nothing (see {tmp_path}/log)"
+    assert silent.last_error() == f"the log is empty (see {tmp_path}/log)"
 
 
 def test_a_process_that_takes_too_long_is_named(tmp_path):
     process = ServerProcess(
         [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, tmp_path / "log"
     )
-    with pytest.raises(CafedclError, match=r"node: nothing within 0.1 s; see"):
-        process.await_(lambda: False, "node", 0.1)
+    with pytest.raises(CafedclError, match=r"node: not ready within 0.1 s; see"):
+        process.wait_until(lambda: False, "node", 0.1)
     process.stop()
 
 
 def test_flower_sends_nothing_home_and_finds_its_own_programs(tmp_path):
-    made = environment(tmp_path)
+    made = flower_environment(tmp_path)
     assert made["FLWR_TELEMETRY_ENABLED"] == "0"
     assert made["FLWR_HOME"] == str(tmp_path)
     assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)

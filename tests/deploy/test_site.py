@@ -1,6 +1,4 @@
-"""A site's two processes, played by short scripts: whichever ends is started again, unless there is
-no use in that.
-"""
+"""A site's two processes, played by short scripts: they are restarted unless that is useless."""
 
 import sys
 
@@ -8,7 +6,7 @@ import pytest
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import site as module
-from cafedcl.deploy.places import SiteOptions
+from cafedcl.deploy.folders import SiteOptions
 from cafedcl.deploy.programs import ServerProcess
 from cafedcl.deploy.site import RunningSite
 
@@ -35,8 +33,8 @@ def site(tmp_path, monkeypatch):
 
             return process
 
-        monkeypatch.setattr(RunningSite, "_worker", begun("worker", list(workers)))
-        monkeypatch.setattr(RunningSite, "_node", begun("node", list(nodes)))
+        monkeypatch.setattr(RunningSite, "_start_worker", begun("worker", list(workers)))
+        monkeypatch.setattr(RunningSite, "_start_node", begun("node", list(nodes)))
         monkeypatch.setattr(module, "RETRY", 0.0)
         return RunningSite(tmp_path, SiteOptions(name="north"))
 
@@ -66,14 +64,14 @@ def test_a_worker_that_dies_is_started_again(site):
     running = site(["exit(3)", "exit(4)", STAY], [STAY])
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
-    assert heard == [f"its worker ended (exit {code}) and is started again" for code in (3, 4)]
+    assert heard == [f"the worker ended (exit {code}); restarting it" for code in (3, 4)]
     running.stop()
-    assert not running.room.exists()
+    assert not running.socket_folder.exists()
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up(site):
     running = site(["print('no disk'); exit(1)"] * 9, [STAY])
-    with pytest.raises(CafedclError, match="site north: its worker dies again: no disk"):
+    with pytest.raises(CafedclError, match="site north: its worker crashes repeatedly: no disk"):
         running.watch(lambda _: None, 0.01)
     running.stop()
 
@@ -83,12 +81,12 @@ def test_a_supernode_that_lost_its_server_is_started_again(site):
     running = site([STAY], ["print('ERROR : no route')", "print('ERROR : no route')", STAY])
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
-    assert "its SuperNode ended and is started again: no route" in heard[0]
+    assert "the SuperNode ended; restarting it: no route" in heard[0]
     running.stop()
 
 
 def test_a_supernode_that_is_refused_is_the_end(site):
     running = site([STAY], ["print('ERROR : [code: 2004] Failed to activate SuperNode.')"])
-    with pytest.raises(CafedclError, match="site north: the server does not let it in"):
+    with pytest.raises(CafedclError, match="site north: the server refused it"):
         running.watch(lambda _: None, 0.01)
     running.stop()

@@ -13,8 +13,8 @@ from cafedcl import api
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import submit as module
 from cafedcl.federation.journal import Journal
-from cafedcl.federation.rounds import Watcher
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import resolve
 
 
@@ -52,7 +52,9 @@ class FlowerEngine:
     """Plays the `flwr` command: a submitted run starts in a thread, as Flower's server would."""
 
     def __init__(self, work):
-        self.work, self.calls, self.thread = work, [], None
+        self.work = work
+        self.calls = []
+        self.thread = None
 
     def __call__(self, home, *words):
         self.calls.append(words)
@@ -71,9 +73,10 @@ def submitted(tmp_path, monkeypatch):
     """
 
     def go(work, config=None):
-        flower, notes = FlowerEngine(work), Notes()
-        monkeypatch.setattr(module, "ask", flower)
-        monkeypatch.setattr(module, "PULSE", 0.3)
+        flower = FlowerEngine(work)
+        notes = Notes()
+        monkeypatch.setattr(module, "run_flwr", flower)
+        monkeypatch.setattr(module, "POLL_PERIOD", 0.3)
         try:
             module.submit(tmp_path, config, tmp_path / "run", [notes], deployment="here")
         finally:
@@ -133,13 +136,13 @@ def test_an_error_at_the_server_is_the_error_here(submitted, tmp_path):
 
 
 def test_a_server_that_vanishes_is_noticed(submitted, tmp_path):
-    with pytest.raises(CafedclError, match="without a word"):
+    with pytest.raises(CafedclError, match="without a message"):
         submitted(lambda: Journal(tmp_path / "run").say("hello"), config())
 
 
 def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
     flower = FlowerEngine(lambda: Journal(tmp_path / "run").say("hello"))
-    monkeypatch.setattr(module, "ask", flower)
+    monkeypatch.setattr(module, "run_flwr", flower)
 
     class Impatient(Watcher):
         def noticed(self, federation, message):
@@ -154,10 +157,11 @@ def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
 def test_flower_is_asked_only_after_a_silence(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        module, "ask", lambda *words: asked.append(words) or {"runs": [{"status": "running:"}]}
+        module, "run_flwr", lambda *words: asked.append(words) or {"runs": [{"status": "running:"}]}
     )
-    monkeypatch.setattr(module, "PULSE", 0.2)
-    pulse, until = module.Pulse(tmp_path, "7"), time.monotonic() + 0.5
+    monkeypatch.setattr(module, "POLL_PERIOD", 0.2)
+    pulse = module.ActivityCheck(tmp_path, "7")
+    until = time.monotonic() + 0.5
     while time.monotonic() < until:
         assert pulse()
     assert 1 <= len(asked) <= 2

@@ -1,3 +1,1 @@
-"""The flower engine: the same jobs over the network, on Flower. Nothing outside this folder imports
-Flower.
-"""
+"""The flower engine: jobs over the network. Nothing outside this folder imports Flower."""

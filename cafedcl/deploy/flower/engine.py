@@ -1,6 +1,4 @@
-"""The flower engine: sends every client's job to its site, and takes whatever comes back as far as
-it can be read.
-"""
+"""The flower engine: sends every client's job to its site and reads the answers."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -16,40 +14,39 @@ from cafedcl.deploy.flower.messages import (
     SURVEY,
     TRAIN,
     Terms,
-    ask_all,
-    ask_one,
+    client_request,
     read_plain,
     read_train,
+    shared_request,
 )
 from cafedcl.deploy.flower.records import OWN, SHARED
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.task.task import Task
 
-ROOM = 1 << 20
-"""Bytes that a reply may have beyond what is expected: names, notes, losses."""
+EXTRA_BYTES = 1 << 20
+"""Bytes that a reply may have beyond its tensors: names, notes, losses."""
 REPEATED = 64
-"""How often a reply may list a class, where the method allows more than once."""
+"""How often a reply may list a class if the method allows it more than once."""
 
-
-Where = Callable[[], Mapping[int, int]]
-"""Returns the node of every client that is there now."""
+ClientNodes = Callable[[], Mapping[int, int]]
+"""Returns the node of every client that is connected now."""
 
 
 class FlowerEngine:
-    """Runs jobs at sites. What a client keeps stays at its site; here it is only a ticket."""
+    """Runs jobs at sites. A client's memory stays at its site; the server has a ticket for it."""
 
-    def __init__(self, task: Task, terms: Terms, mail: Mail, where: Where) -> None:
+    def __init__(self, task: Task, terms: Terms, mail: Mail, nodes: ClientNodes) -> None:
         self.task = task
         self.terms = terms
         self.mail = mail
-        self.where = where
+        self.nodes = nodes
         self.local = ReferenceEngine(task)
 
     def train(self, jobs: Iterable[Job]) -> Results:
-        """Send the jobs of one round to their sites and yield what they answer."""
+        """Send the jobs of one round to their sites and yield the results."""
         jobs = list(jobs)
-        nodes = self.where() if jobs else {}
+        nodes = self.nodes() if jobs else {}
         for job in jobs:
             if job.client not in nodes:
                 yield Failure(job.client, "its site is not connected")
@@ -57,71 +54,73 @@ class FlowerEngine:
         if not asked:
             return
         down = jobs[0].down
-        shared = ask_all(TRAIN, down, self.terms)
+        shared = shared_request(TRAIN, down, self.terms)
         requests = {
-            node: {SHARED: shared, OWN: ask_one(job.client, job.memory, job.evaluate)}
+            node: {SHARED: shared, OWN: client_request(job.client, job.memory, job.evaluate)}
             for node, job in asked.items()
         }
-        for node, answer in self.mail.ask(MessageType.TRAIN, requests, self.limit(down)):
+        for node, answer in self.mail.exchange(MessageType.TRAIN, requests, self.reply_limit(down)):
             client = asked[node].client
             if isinstance(answer, NoAnswer):
                 yield Failure(client, answer.reason)
             else:
                 yield read_train(answer, client, down.round)
 
-    def limit(self, down: Down) -> int:
-        """Return how many bytes a reply may have: twice what a whole one of this method takes, and
-        some room.
-        """
+    def reply_limit(self, down: Down) -> int:
+        """Return the most bytes of a reply: twice this method's largest reply, and some more."""
         classes = self.task.method.classes
         fields = self.task.fields.values()
         numbers = sum(
             math.prod(field.shape) * (classes if field.per_class else 1) for field in fields
         )
         copies = REPEATED if any(field.repeated for field in fields) else 1
-        return ROOM + 2 * (nbytes(self.task.shared()) + nbytes(down.tensors) + 4 * numbers * copies)
+        tensors = nbytes(self.task.shared()) + nbytes(down.tensors) + 4 * numbers * copies
+        return EXTRA_BYTES + 2 * tensors
 
     def survey(self, tensors: Tensors) -> Tensors:
-        """Return how the server's model does at every site, on the site's own test images; 0 where
-        there is none.
+        """Return the server's model's correct predictions on the test images of every site.
+
+        Both counts, ``tested`` and ``all``, are per client and class, and 0 without an answer.
         """
-        nodes = self.where()
+        nodes = self.nodes()
         clients = {node: client for client, node in nodes.items()}
-        shared = ask_all(SURVEY, Down(0, self.task.method.broadcast(tensors)), self.terms)
+        shared = shared_request(SURVEY, Down(0, self.task.method.broadcast(tensors)), self.terms)
         requests = {
-            node: {SHARED: shared, OWN: ask_one(client, {}, False)}
+            node: {SHARED: shared, OWN: client_request(client, {}, False)}
             for node, client in clients.items()
         }
         shape = (len(self.task.clients.shards), self.task.method.classes)
         found = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tested", "all")}
-        for node, answer in (
-            self.mail.ask(MessageType.EVALUATE, requests, ROOM + 64 * shape[1]) if nodes else ()
-        ):
+        if not nodes:
+            return found
+        limit = EXTRA_BYTES + 64 * shape[1]
+        for node, answer in self.mail.exchange(MessageType.EVALUATE, requests, limit):
             if isinstance(answer, NoAnswer):
                 continue
             try:
-                told, _ = read_plain(answer)
+                counted, _ = read_plain(answer)
                 for name, table in found.items():
-                    table[clients[node]] = counts(told[name], told["tested"])
+                    table[clients[node]] = validated_counts(counted[name], counted["tested"])
             except (ValueError, KeyError, RuntimeError):
+                # An unusable answer counts as none, also if its first table was fine.
                 for table in found.values():
                     table[clients[node]] = 0
         return found
 
     def predict(self, tensors: Tensors) -> Pending:
-        """Predict the test images here by the server's model."""
+        """Predict the server's own test images with its model."""
         return self.local.predict(tensors)
 
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
-        """Return the embeddings of training images here under the server's model."""
+        """Return the embeddings of the server's own training images."""
         return self.local.embed(tensors, rows)
 
     def close(self) -> None:
-        """Nothing to let go of; the sites go on waiting for the next run."""
+        """Do nothing: the sites wait for the next run."""
 
 
-def counts(told: Tensor, tested: Tensor) -> Tensor:
-    """Return a site's numbers per class if they can be; raises ValueError otherwise."""
-    if told.dtype != torch.int64 or (told < 0).any() or (told > tested).any():
-        raise ValueError("it is no count per class")
-    return told
+def validated_counts(counts: Tensor, tested: Tensor) -> Tensor:
+    """Return a site's counts per class if they are possible; raises ValueError otherwise."""
+    if counts.dtype != torch.int64 or (counts < 0).any() or (counts > tested).any():
+        raise ValueError("these are not counts per class")
+    return counts

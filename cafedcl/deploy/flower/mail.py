@@ -1,6 +1,4 @@
-"""Asking many sites at once over Flower's grid, and reading what comes back until all have answered
-or time is up.
-"""
+"""Requests to many sites at once over Flower's grid, and their answers until a deadline."""
 
 import time
 from collections.abc import Iterator
@@ -9,12 +7,13 @@ from dataclasses import dataclass
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from cafedcl.deploy.flower.link import MessageParts
 from cafedcl.deploy.flower.records import unwrap, wrap
 
 PAUSE = (0.05, 0.5)
-"""Seconds between two looks for answers: at first, and after a while."""
-LOOK = 2.0
-"""Seconds between two looks at who is still there."""
+"""Shortest and longest pause in seconds before looking for answers again."""
+ONLINE_CHECK = 2.0
+"""Seconds between two checks of which nodes are online."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,11 @@ class NoAnswer:
     reason: str
 
 
-Answer = dict[str, bytes] | NoAnswer
+Answer = MessageParts | NoAnswer
 
 
 class Mail:
-    """Sends a round's requests and yields the answers as they come."""
+    """Sends requests to nodes and yields the answers as they arrive."""
 
     def __init__(self, grid: Grid, deadline: float) -> None:
         self.grid = grid
@@ -38,44 +37,55 @@ class Mail:
         """Return the nodes that are connected."""
         return set(self.grid.get_node_ids())
 
-    def ask(
-        self, kind: str, requests: dict[int, dict[str, bytes]], limit: int | None
+    def exchange(
+        self, kind: str, requests: dict[int, MessageParts], limit: int | None
     ) -> Iterator[tuple[int, Answer]]:
-        """Ask nodes and yield one answer of each; answers larger than the limit are not decoded."""
+        """Send a request to each node and yield one answer of each.
+
+        Answers of more than ``limit`` bytes are refused without decoding them.
+        """
         nodes = list(requests)
         messages = [
             Message(wrap(parts), dst_node_id=node, message_type=kind, ttl=self.deadline)
             for node, parts in requests.items()
         ]
-        names: list[str | None] = [*self.grid.push_messages(messages)] or [None] * len(nodes)
-        for node, name in zip(nodes, names, strict=True):
-            if name is None:
-                yield node, NoAnswer("Flower did not take the request; it may be too large")
-        sent = {name: node for node, name in zip(nodes, names, strict=True) if name is not None}
+        # Flower returns nothing at all if it could not push any message.
+        ids: list[str | None] = [*self.grid.push_messages(messages)] or [None] * len(nodes)
+        for node, message_id in zip(nodes, ids, strict=True):
+            if message_id is None:
+                yield node, NoAnswer("Flower did not accept the request; it may be too large")
+        sent = {
+            message_id: node
+            for node, message_id in zip(nodes, ids, strict=True)
+            if message_id is not None
+        }
         until = time.monotonic() + self.deadline
-        look = time.monotonic() + LOOK
+        next_check = time.monotonic() + ONLINE_CHECK
         pause = PAUSE[0]
         while sent:
             answers = list(self.grid.pull_messages(list(sent)))
             for answer in answers:
                 if answer.metadata.reply_to_message_id in sent:
-                    yield sent.pop(answer.metadata.reply_to_message_id), read(answer, limit)
+                    node = sent.pop(answer.metadata.reply_to_message_id)
+                    yield node, read_answer(answer, limit)
             now = time.monotonic()
-            if sent and now > look:
-                there = self.online()
-                look = now + LOOK
-                for name in [name for name, node in sent.items() if node not in there]:
-                    yield sent.pop(name), NoAnswer("its site went away")
+            if sent and now > next_check:
+                online = self.online()
+                next_check = now + ONLINE_CHECK
+                for message_id in [key for key, node in sent.items() if node not in online]:
+                    yield sent.pop(message_id), NoAnswer("its site disconnected")
             if now > until:
                 break
+            # Pauses grow while nothing arrives, and start short again after an answer.
             pause = PAUSE[0] if answers else min(1.2 * pause, PAUSE[1])
-            time.sleep(pause if sent else 0)
+            if sent:
+                time.sleep(pause)
         for node in sent.values():
             yield node, NoAnswer(f"no answer within {self.deadline:g} s")
 
 
-def read(message: Message, limit: int | None) -> Answer:
-    """Return what a site answered."""
+def read_answer(message: Message, limit: int | None) -> Answer:
+    """Return a site's answer, or why there is none."""
     if message.has_error():
         reason = " ".join(str(message.error.reason or "no reason given").split())
         return NoAnswer(f"{reason} (Flower's error {message.error.code})")

@@ -1,4 +1,4 @@
-"""What server and sites say to each other, as packed bytes: enrol, train, survey, and the answers."""
+"""Messages between server and sites as packed bytes: enrol, train, survey, and the answers."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.tensors import Header, Tensors, pack, unpack
+from cafedcl.deploy.flower.link import MessageParts
 from cafedcl.deploy.flower.records import OWN, SHARED
 from cafedcl.deploy.population import SiteAssignment
 from cafedcl.engine.cpu import messages as wire
 
-Parts = dict[str, bytes]
 ENROL = "enrol"
 TRAIN = "train"
 SURVEY = "survey"
@@ -18,35 +18,35 @@ SURVEY = "survey"
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run asks of every site: its config, and with sites' own data the places (all but the
-    client's number).
-    """
+    """A run's config and, if sites have their own data, the site's assignment."""
 
     config: Config
-    place: SiteAssignment | None
+    assigned: SiteAssignment | None
     run: str
-    """By which a site knows what it kept for this run."""
+    """The run's id, under which a site stores its client's memory."""
 
     def plain(self) -> Header:
-        """Return the terms as plain values."""
-        place = None if self.place is None else asdict(replace(self.place, client=0))
+        """Return the terms as plain values, the same for every site."""
+        # The client's number is left out: Flower stores a message that is equal for all sites once.
+        place = None if self.assigned is None else asdict(replace(self.assigned, client=0))
         return {"config": self.config.to_plain(), "place": place, "run": self.run}
 
     @classmethod
     def of(cls, plain: Header, config: Config, client: int) -> "Terms":
-        """Return the terms that a site was sent, with the config as the site takes it."""
-        place = plain["place"]
-        if place is not None:
+        """Return the terms from a request, with the config that the site accepted."""
+        assigned = None
+        if plain["place"] is not None:
             values: dict[str, Any] = {
-                k: tuple(v) if isinstance(v, list) else v for k, v in place.items()
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in plain["place"].items()
             }
-            place = SiteAssignment(**{**values, "client": client})
-        return cls(config, place, plain["run"])
+            assigned = SiteAssignment(**{**values, "client": client})
+        return cls(config, assigned, plain["run"])
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a site is asked to do."""
+    """A server's request to a site."""
 
     kind: str
     terms: Header
@@ -54,76 +54,78 @@ class Request:
     job: Job
 
 
-def ask_enrol(config: Config) -> bytes:
-    """Return the request to enrol, the same for every site."""
+def enrol_request(config: Config) -> bytes:
+    """Return the request to enrol, which is the same for every site."""
     return pack({}, {"kind": ENROL, "round": -1, "terms": {"config": config.to_plain()}})
 
 
-def ask_all(kind: str, down: Down, terms: Terms) -> bytes:
+def shared_request(kind: str, down: Down, terms: Terms) -> bytes:
     """Return the part of a request that is the same for every site."""
     return pack(down.tensors, {"kind": kind, "round": down.round, "terms": terms.plain()})
 
 
-def ask_one(client: int, ticket: Tensors, evaluate: bool) -> bytes:
+def client_request(client: int, ticket: Tensors, evaluate: bool) -> bytes:
     """Return the part of a request for one site."""
     return pack(ticket, {"client": client, "evaluate": evaluate})
 
 
-def read_request(parts: Parts) -> Request:
-    """Return what a site is asked; raises ValueError or KeyError if it cannot be read."""
+def read_request(parts: MessageParts) -> Request:
+    """Return a request; raises ValueError or KeyError if it cannot be read."""
     tensors, header = unpack(parts[SHARED])
     down = Down(header["round"], tensors)
-    ticket, own = unpack(parts[OWN]) if OWN in parts else ({}, {"client": -1, "evaluate": False})
-    return Request(
-        header["kind"], header["terms"], down, Job(own["client"], down, ticket, own["evaluate"])
-    )
+    ticket: Tensors = {}
+    own: Header = {"client": -1, "evaluate": False}
+    if OWN in parts:
+        ticket, own = unpack(parts[OWN])
+    job = Job(own["client"], down, ticket, own["evaluate"])
+    return Request(header["kind"], header["terms"], down, job)
 
 
-def answer_train(result: Reply | Failure, round: int) -> Parts:
-    """Return a finished job, and which round it is for."""
+def answer_train(result: Reply | Failure, round: int) -> MessageParts:
+    """Return the answer with a job's result and its round."""
     if isinstance(result, Failure):
         return answer_error(result.reason)
     return {OWN: pack({}, {"round": round}), SHARED: pack(*wire.result_message(result))}
 
 
-def answer_plain(tensors: Tensors, header: Header) -> Parts:
-    """Return an enrolment or what a survey found."""
+def answer_plain(tensors: Tensors, header: Header) -> MessageParts:
+    """Return the answer to a request to enrol or to survey."""
     return {OWN: pack(tensors, header)}
 
 
-def answer_error(reason: str) -> Parts:
-    """Return why there is no answer."""
+def answer_error(reason: str) -> MessageParts:
+    """Return an answer that says why the request failed."""
     return answer_plain({}, {"error": reason})
 
 
-def read_plain(parts: Parts) -> tuple[Tensors, Header]:
-    """Return an enrolment or what a survey found; raises ValueError if it cannot be read or is an
-    error.
-    """
+def read_plain(parts: MessageParts) -> tuple[Tensors, Header]:
+    """Return the content of an answer; raises ValueError if it is unreadable or an error."""
     if OWN not in parts:
         raise ValueError("it has no answer in it")
     tensors, header = unpack(parts[OWN])
-    if not isinstance(header, dict) or "error" in header:
-        raise ValueError(str(header["error"]) if isinstance(header, dict) else "it has no header")
+    if not isinstance(header, dict):
+        raise ValueError("it has no header")  # noqa: TRY004
+    if "error" in header:
+        raise ValueError(str(header["error"]))
     return tensors, header
 
 
-def read_train(parts: Parts, client: int, round: int) -> Reply | Failure:
-    """Return a site's result, or why it is none; nothing that a site sends can raise anything else."""
+def read_train(parts: MessageParts, client: int, round: int) -> Reply | Failure:
+    """Return a site's result, or a failure; no answer of a site, however broken, raises."""
     try:
         _, about = read_plain(parts)
         if about.get("round") != round:
-            return Failure(client, f"answers for round {about.get('round')}, not for {round}")
-        result = checked(wire.to_result(wire.Message(*unpack(parts[SHARED]))))
+            return Failure(client, f"it answered for round {about.get('round')}, not {round}")
+        result = validated_reply(wire.to_result(wire.Message(*unpack(parts[SHARED]))))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Failure(client, f"its answer cannot be used: {error}")
     if result.up.client != client:
-        return Failure(client, f"answers as client {result.up.client}")
+        return Failure(client, f"it answered as client {result.up.client}")
     return result
 
 
-def checked(result: Reply | Failure) -> Reply:
-    """Return a reply if its plain values are what they should be; raises ValueError otherwise."""
+def validated_reply(result: Reply | Failure) -> Reply:
+    """Return a reply if its plain values have the right types; raises ValueError otherwise."""
     if isinstance(result, Failure):
         raise ValueError(result.reason)  # noqa: TRY004
     up = result.up

@@ -1,39 +1,37 @@
-"""Packed bytes in Flower's records. Free of PyTorch, because every message starts a process that
-imports this.
+"""Packed bytes in Flower's records.
+
+This module does not import PyTorch, because Flower starts a process that imports it for every
+message.
 """
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from cafedcl.deploy.flower.link import MessageParts
+
 STYPE = "cafedcl.packed"
 SHARED = "shared"
+"""Name of the part that is the same for every site; Flower stores it once."""
 OWN = "own"
-"""The record that is the same for every site, which Flower stores once, and the record for one
-site.
-"""
+"""Name of the part for one site."""
 
 
-def wrap(parts: dict[str, bytes]) -> RecordDict:
-    """Return packed parts as records; Flower names them by their content, so equal ones are stored
-    once.
-    """
+def wrap(parts: MessageParts) -> RecordDict:
+    """Return a message's parts as records; Flower stores equal records once."""
     return RecordDict({name: ArrayRecord({"packed": _array(data)}) for name, data in parts.items()})
 
 
-def unwrap(content: RecordDict, limit: int | None = None) -> dict[str, bytes]:
-    """Return the parts of a message; raises ValueError for anything else, or if they are larger
-    than the limit.
-    """
+def unwrap(content: RecordDict, limit: int | None = None) -> MessageParts:
+    """Return a message's parts; raises ValueError for other content, or beyond ``limit`` bytes."""
     records = content.array_records
-    if len(records) != len(content) or any(
-        list(record) != ["packed"] for record in records.values()
-    ):
-        raise ValueError("it is not made of packed records")
+    all_packed = all(list(record) == ["packed"] for record in records.values())
+    if len(records) != len(content) or not all_packed:
+        raise ValueError("its records are not packed ones")
     arrays = {name: record["packed"] for name, record in records.items()}
     size = sum(len(array.data) for array in arrays.values())
     if limit is not None and size > limit:
-        raise ValueError(f"it has {size} bytes, more than the {limit} that are expected at most")
+        raise ValueError(f"it has {size} bytes, more than the limit of {limit}")
     if any(array.stype != STYPE for array in arrays.values()):
-        raise ValueError("its records are not packed by cafedcl")
+        raise ValueError("its records were not packed by cafedcl")
     return {name: array.data for name, array in arrays.items()}
 
 

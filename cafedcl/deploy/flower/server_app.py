@@ -1,4 +1,4 @@
-"""The Flower server: our Federation with the flower engine, started by Flower with a run config."""
+"""The Flower server app: runs a federation with the flower engine."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -12,27 +12,28 @@ from flwr.serverapp import Grid, ServerApp
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors
-from cafedcl.deploy.flower.engine import FlowerEngine, Where
+from cafedcl.deploy.flower.engine import ClientNodes, FlowerEngine
 from cafedcl.deploy.flower.mail import Mail
 from cafedcl.deploy.flower.messages import Terms
-from cafedcl.deploy.flower.roster import Roster, T, simulated
-from cafedcl.deploy.places import node_names
+from cafedcl.deploy.flower.roster import Roster, T, read_simulated_client
+from cafedcl.deploy.folders import node_names
 from cafedcl.deploy.population import Enrolled, Population, is_remote, prepare_server
 from cafedcl.federation import runs
 from cafedcl.federation.journal import Journal
-from cafedcl.federation.rounds import Federation, Watcher
+from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.watcher import Watcher
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.resolve import gather
 
 app = ServerApp()
-PATIENCE = 30.0
-"""Seconds that a run that goes on waits for its sites."""
+RESUME_WAIT = 30.0
+"""The most seconds that a resumed run waits for its sites."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run, or go on with, the federation that the run config names."""
+    """Start or resume the run that the run config names."""
     options = context.run_config
     journal = Journal(Path(str(options["out"])))
     try:
@@ -51,9 +52,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def read_config(options: Mapping[str, Any]) -> Config:
-    """Return the config that Flower's run config stands for; its keys are the flags of `cafedcl
-    run`.
-    """
+    """Return the config for Flower's run config, whose keys are the flags of `cafedcl run`."""
     flags = {
         name: options[name] or None for name in ("method", "data", "split", "clients", "rounds")
     }
@@ -73,12 +72,10 @@ class GridHost:
     def __call__(
         self, config: Config, watchers: Sequence[Watcher], folder: RunFolder | None
     ) -> Federation:
-        """Return the federation of a config; a run that goes on finds its sites by what its folder
-        says of them.
-        """
+        """Return the federation of a config; a resumed run finds its sites in its folder."""
         mail = Mail(self.grid, config.engine.deadline)
-        about = folder.environment().get("flower", {}) if folder else {}
-        run = about.get("run") or secrets.token_hex(8)
+        stored = folder.environment().get("flower", {}) if folder else {}
+        run = stored.get("run") or secrets.token_hex(8)
         if is_remote(config):
             federation, sites = self._remote(config, watchers, mail, run, folder)
         else:
@@ -96,12 +93,14 @@ class GridHost:
         folder: RunFolder | None,
     ) -> Federation:
         setup = prepare(config)
-        roster = Roster(mail, setup.config, simulated, self.journal.say)
-        self._gathered(roster, setup.config, folder)
+        roster = Roster(mail, setup.config, read_simulated_client, self.journal.say)
+        self._wait_for_sites(roster, setup.config, folder)
         terms = Terms(setup.config, None, run)
-        return self._made(
-            setup, watchers, mail, terms, lambda: {client: node for node, client in roster.online()}
-        )
+
+        def nodes() -> dict[int, int]:
+            return {client: node for node, client in roster.online()}
+
+        return self._federation(setup, watchers, mail, terms, nodes)
 
     def _remote(
         self,
@@ -111,60 +110,64 @@ class GridHost:
         run: str,
         folder: RunFolder | None,
     ) -> tuple[Federation, list[str]]:
-        roster = Roster(mail, config, self._enrolled, self.journal.say)
-        found = self._gathered(roster, config, folder)
-        population = remembered(folder) if folder else Population.of(found)
+        roster = Roster(mail, config, self._read_enrolment, self.journal.say)
+        found = self._wait_for_sites(roster, config, folder)
+        population = stored_population(folder) if folder else Population.of(found)
         setup = prepare_server(config, population)
-        terms = Terms(setup.config, population.place(population.sites[0]), run)
+        terms = Terms(setup.config, population.assignment(population.sites[0]), run)
 
-        def where() -> dict[int, int]:
+        def nodes() -> dict[int, int]:
             return {
                 population.sites.index(site.site): node
                 for node, site in roster.online()
                 if site.site in population.sites
             }
 
-        return self._made(setup, watchers, mail, terms, where), list(population.sites)
+        return self._federation(setup, watchers, mail, terms, nodes), list(population.sites)
 
-    def _gathered(self, roster: Roster[T], config: Config, folder: RunFolder | None) -> list[T]:
-        """Wait for the sites; a run that goes on does so after a while without those that are still
-        missing.
-        """
-        patience = (
-            config.engine.deadline if folder is None else min(config.engine.deadline, PATIENCE)
-        )
+    def _wait_for_sites(
+        self, roster: Roster[T], config: Config, folder: RunFolder | None
+    ) -> list[T]:
+        """Wait for the sites; a resumed run starts after a while without the missing ones."""
+        patience = config.engine.deadline
+        if folder is not None:
+            patience = min(patience, RESUME_WAIT)
         found = roster.wait(config.federation.clients, patience)
         if folder is None and len(found) < config.federation.clients:
             raise CafedclError(
-                f"{len(found)} of {config.federation.clients} sites came within {patience:g} s (engine.deadline); "
-                "start the others, or set federation.clients to those there are"
+                f"{len(found)} of {config.federation.clients} sites connected within "
+                f"{patience:g} s (engine.deadline); start the others, or lower federation.clients"
             )
         return found
 
-    def _enrolled(self, node: int, tensors: Tensors, header: Header) -> Enrolled:
-        """Read an enrolment; where sites have keys, a node is who its key says, whatever it calls
-        itself.
-        """
+    def _read_enrolment(self, node: int, tensors: Tensors, header: Header) -> Enrolled:
+        """Read an enrolment; if sites have keys, a site's name must be that of its key."""
         site = Enrolled.unpacked(tensors, header)
         names = node_names(Path(self.deployment)) if self.deployment else {}
         if names and names.get(site.site) != str(node):
-            raise ValueError(f"it calls itself {site.site}, but has another site's key")
+            raise ValueError(f"its name is {site.site}, but it has another site's key")
         return site
 
-    def _made(
-        self, setup: Setup, watchers: Sequence[Watcher], mail: Mail, terms: Terms, where: Where
+    def _federation(
+        self,
+        setup: Setup,
+        watchers: Sequence[Watcher],
+        mail: Mail,
+        terms: Terms,
+        nodes: ClientNodes,
     ) -> Federation:
-        return Federation(setup, watchers, FlowerEngine(setup.task, terms, mail, where))
+        return Federation(setup, watchers, FlowerEngine(setup.task, terms, mail, nodes))
 
 
-def remembered(folder: RunFolder) -> Population:
-    """Return the population that a run began with."""
-    known, about = folder.data()
-    channels, height, width = about["shape"]
-    sites = tuple(folder.environment()["flower"]["sites"])
+def stored_population(folder: RunFolder) -> Population:
+    """Return the population that a run started with."""
+    arrays, header = folder.data()
+    channels, height, width = header["shape"]
     return Population(
-        sites,
-        tuple(about["names"]),
-        (channels, height, width),
-        *(torch.from_numpy(known[name]) for name in ("counts", "mean", "std")),
+        sites=tuple(folder.environment()["flower"]["sites"]),
+        names=tuple(header["names"]),
+        shape=(channels, height, width),
+        counts=torch.from_numpy(arrays["counts"]),
+        mean=torch.from_numpy(arrays["mean"]),
+        std=torch.from_numpy(arrays["std"]),
     )

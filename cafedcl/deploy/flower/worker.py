@@ -1,6 +1,4 @@
-"""The process that holds a site's PyTorch, data and memory, and answers over a socket only its
-owner may open.
-"""
+"""A site's worker process: it holds PyTorch, the data and the model, and answers over a socket."""
 
 import os
 import socket
@@ -9,29 +7,32 @@ from pathlib import Path
 
 from cafedcl.deploy.flower.link import receive, send
 from cafedcl.deploy.flower.site import Site
-from cafedcl.deploy.places import SiteOptions, read_site
+from cafedcl.deploy.folders import SiteOptions, read_site
 
-PULSE = 1.0
-"""Seconds between two looks at whether the parent is still there."""
+PARENT_CHECK = 1.0
+"""Seconds between two checks of whether the parent process still runs."""
 
 
 def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
-    """Return the site that a folder describes, and which simulated client it is, if it is one."""
+    """Return a folder's site, and its client number if it holds a simulated shard."""
     site = Site(folder, options.name, options.data, options.device, options.plugins)
-    return site, None if options.data else options.client
+    client = None if options.data else options.client
+    return site, client
 
 
-def serve(path: Path, site: Site, client: int | None) -> None:
-    """Answer one request after another until the parent is gone."""
+def answer_requests(path: Path, site: Site, client: int | None) -> None:
+    """Answer one request after another until the parent process ends."""
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as listener:
+        # Only this user may open the socket.
         before = os.umask(0o177)
         try:
             listener.bind(str(path))
         finally:
             os.umask(before)
         listener.listen()
-        listener.settimeout(PULSE)
+        listener.settimeout(PARENT_CHECK)
+        # A process whose parent has ended gets another parent.
         while os.getppid() == parent:
             try:
                 line, _ = listener.accept()
@@ -42,9 +43,11 @@ def serve(path: Path, site: Site, client: int | None) -> None:
                 try:
                     send(line, site.answer(receive(line), client))
                 except (OSError, ValueError) as error:
-                    print(f"warning: a request was cut off: {error}", file=sys.stderr, flush=True)
+                    print(
+                        f"warning: a request was interrupted: {error}", file=sys.stderr, flush=True
+                    )
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[2])
-    serve(Path(sys.argv[1]), *site_of(place, read_site(place)))
+    folder = Path(sys.argv[2])
+    answer_requests(Path(sys.argv[1]), *site_of(folder, read_site(folder)))

@@ -28,7 +28,7 @@ Answer = Callable[[Message], list[Message]]
 
 
 class Net(Grid):
-    """Nodes by number. A node answers at once; ``twist`` may change its answers, or take them away."""
+    """Nodes by number. A node answers at once; ``twist`` may change or remove its answers."""
 
     def __init__(self) -> None:
         self.sites: dict[int, tuple[Site, int | None]] = {}

@@ -8,14 +8,14 @@ import pytest
 import torch
 from flwr.app import Error, Message
 
-from cafedcl import api
 from cafedcl.core.contract import TICKET
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.deploy.flower.messages import answer_train, read_train
 from cafedcl.deploy.flower.records import OWN, SHARED, wrap
-from cafedcl.engine.cpu.messages import Parts, result_message, to_result
+from cafedcl.engine.cpu import messages as wire
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation import runs
 from cafedcl.federation.contact_sheets import Sheets
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import find_method, method_names
@@ -59,7 +59,7 @@ def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_pa
     there.run()
     here.run()
     same(there, here)
-    assert here.task.tail.wanted.any()
+    assert here.task.tail.synthetic_counts.any()
     assert not (tmp_path / "sheets").exists()
     assert {name for memory in there.memories.values() for name in memory} <= {TICKET}
     assert any("augment/fitted" in memory for memory in here.memories.values())
@@ -103,8 +103,8 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bits(method, config, host,
         raise Killed
 
     with pytest.raises(Killed):
-        api.start(chosen, journal.path, [], (), broken)
-    finished = api.resume(journal.path, [], print, host)
+        runs.start(chosen, journal.path, [], (), broken)
+    finished = runs.resume(journal.path, [], print, host)
     assert [line["round"] for line in finished.records] == [0, 1, 2, 3]
     for name, value in whole.state.items():
         assert torch.equal(finished.state[name], value), name
@@ -127,7 +127,7 @@ def spoilt(change):
 
 
 def reply_in(parts):
-    return to_result(Parts(*unpack(parts[SHARED])))
+    return wire.to_result(wire.Message(*unpack(parts[SHARED])))
 
 
 def edit(**changes):
@@ -141,7 +141,9 @@ def edit(**changes):
         }
         return {
             **parts,
-            SHARED: pack(*result_message(replace(reply, up=replace(reply.up, tensors=tensors)))),
+            SHARED: pack(
+                *wire.result_message(replace(reply, up=replace(reply.up, tensors=tensors)))
+            ),
         }
 
     return change
@@ -152,7 +154,7 @@ def as_client(client):
         reply = reply_in(parts)
         return {
             **parts,
-            SHARED: pack(*result_message(replace(reply, up=replace(reply.up, client=client)))),
+            SHARED: pack(*wire.result_message(replace(reply, up=replace(reply.up, client=client)))),
         }
 
     return change
@@ -178,8 +180,8 @@ FAULTS = {
         "not a whole packed file",
     ),
     "no body": (spoilt(lambda parts: {OWN: parts[OWN]}), "shared"),
-    "an old round": (spoilt(at_round(-1)), "answers for round -1, not for 0"),
-    "another client": (spoilt(as_client(1)), "answers as client 1"),
+    "an old round": (spoilt(at_round(-1)), "it answered for round -1, not 0"),
+    "another client": (spoilt(as_client(1)), "it answered as client 1"),
     "dead": (
         lambda asked, parts: (
             [Message(Error(5, "Node Unavailable"), reply_to=asked)]
@@ -222,7 +224,7 @@ def test_a_site_that_answers_twice_counts_once(config, host, net, same):
     same(federation, here)
 
 
-def test_a_site_that_is_gone_is_named_and_one_that_comes_back_under_another_number_is_the_same_client(
+def test_a_missing_site_is_named_and_one_that_returns_as_another_node_is_the_same_client(
     config, host, net
 ):
     federation = host(config("moon"), [], None)
@@ -239,12 +241,12 @@ def test_a_site_that_lost_what_it_kept_starts_anew_and_says_so(config, host, tmp
     for file in (tmp_path / "12").glob("memory/*/0/*.safetensors"):
         file.unlink()
     assert federation.step().failed == []
-    assert "starts anew" in capsys.readouterr().err
+    assert "starts without memory" in capsys.readouterr().err
 
 
 def test_too_few_sites_are_counted_in_one_line(config, host, net):
     del net.sites[BAD]
-    with pytest.raises(CafedclError, match=r"2 of 3 sites came within 0\.3 s"):
+    with pytest.raises(CafedclError, match=r"2 of 3 sites connected within 0\.3 s"):
         host(config(), [], None)
 
 

@@ -10,14 +10,14 @@ import torch
 from flwr.app import Message
 from typer.testing import CliRunner
 
-from cafedcl import api
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
-from cafedcl.deploy.flower.messages import ask_enrol
+from cafedcl.deploy.flower.messages import enrol_request
 from cafedcl.deploy.flower.records import OWN, SHARED, unwrap, wrap
 from cafedcl.deploy.flower.server_app import GridHost
 from cafedcl.deploy.flower.site import Site
+from cafedcl.federation import runs
 from cafedcl.methods import find_method, method_names
 
 METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
@@ -138,14 +138,14 @@ def reply(asked, parts):
 
 def test_a_run_goes_on_with_a_site_missing_and_knows_it_again(config, host, journal, places, net):
     chosen = config("moon", **settings(federation__rounds=2, engine__deadline=1.0))
-    api.start(chosen, journal.path, [], (), host)
+    runs.start(chosen, journal.path, [], (), host)
     table = (journal.path / "config.toml").read_text()
     (journal.path / "config.toml").write_text(table.replace("rounds = 2", "rounds = 4"))
     gone = net.sites.pop(12)
     net.sites.pop(13)
     net.sites[50] = net.sites.pop(11)
     net.sites[51] = gone
-    finished = api.resume(journal.path, [], print, host)
+    finished = runs.resume(journal.path, [], print, host)
     assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [
         [],
         [],
@@ -155,15 +155,15 @@ def test_a_run_goes_on_with_a_site_missing_and_knows_it_again(config, host, jour
 
 
 def test_predicting_with_a_client_says_that_its_model_is_at_its_site(config, host, journal, places):
-    api.start(config("fedproto", **settings(federation__rounds=1)), journal.path, [], (), host)
+    runs.start(config("fedproto", **settings(federation__rounds=1)), journal.path, [], (), host)
     with pytest.raises(CafedclError, match="at its site"):
-        api.load(journal.path).predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), client=0)
+        runs.load(journal.path).predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), client=0)
 
 
 def test_a_site_without_data_says_so(config, host, net):
     with pytest.raises(CafedclError, match="0 of 3 sites"):
         host(config(**settings(engine__deadline=0.2)), [], None)
-    assert "names none" in (host.journal.path / "events.jsonl").read_text()
+    assert "set data in this site" in (host.journal.path / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_server_cannot_name_code_at_a_site_that_does_not_allow_it(
     imported = []
     for module in ("cafedcl.methods", "cafedcl.models"):
         monkeypatch.setattr(f"{module}.import_path", lambda name, _: imported.append(name))
-    _, header = unpack(ask_enrol(config(**settings())))
+    _, header = unpack(enrol_request(config(**settings())))
     header["terms"]["config"][section] = {"name": code}
     answer = net.sites[11][0].answer({SHARED: pack({}, header)}, None)
     _, said = unpack(answer[OWN])
@@ -187,7 +187,7 @@ def test_a_server_cannot_name_code_at_a_site_that_does_not_allow_it(
 def test_own_data_and_a_simulated_run_do_not_go_together(config, host, places, journal):
     with pytest.raises(CafedclError, match="0 of 3 sites"):
         host(config(engine__deadline=0.2), [], None)
-    assert "data of its own" in (journal.path / "events.jsonl").read_text()
+    assert "this site has its own data" in (journal.path / "events.jsonl").read_text()
 
 
 def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, places, net):
@@ -203,13 +203,13 @@ def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, 
 def test_a_site_is_who_its_key_says_whatever_it_calls_itself(
     config, net, places, journal, tmp_path
 ):
-    """Node 13 calls itself c, but c's key is that of another node."""
+    """Node 13 has the name c, but c's key is that of another node."""
     (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
     host = GridHost(net, journal, str(tmp_path))
     with pytest.raises(CafedclError, match="2 of 3 sites"):
         host(config(**settings(engine__deadline=0.2)), [], None)
     assert (
-        "it calls itself c, but has another site's key"
+        "its name is c, but it has another site's key"
         in (journal.path / "events.jsonl").read_text()
     )
     net.sites[99] = net.sites.pop(13)
@@ -227,8 +227,8 @@ def test_who_comes_and_goes_is_said(config, host, net, places, journal):
         json.loads(line)["message"]
         for line in (journal.path / "events.jsonl").read_text().splitlines()
     ]
-    assert sorted(notices[:3]) == [f"site {name} is here" for name in HOLDS]
-    assert notices[3:] == ["site b is gone", "site b is here"]
+    assert sorted(notices[:3]) == [f"site {name} connected" for name in HOLDS]
+    assert notices[3:] == ["site b disconnected", "site b connected"]
     assert [[failure["client"] for failure in record.failed] for record in federation.history] == [
         [],
         [1],
@@ -239,7 +239,7 @@ def test_who_comes_and_goes_is_said(config, host, net, places, journal):
 def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(
     config, host, places, journal, digits
 ):
-    api.start(config(**settings(federation__rounds=2)), journal.path, [], (), host)
+    runs.start(config(**settings(federation__rounds=2)), journal.path, [], (), host)
     shown = CliRunner().invoke(app, ["show", str(journal.path), "--split"])
     assert shown.exit_code == 0, shown.exception
     assert "2 of 2 rounds" in shown.stdout
@@ -247,6 +247,6 @@ def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(
     made = CliRunner().invoke(app, ["report", str(journal.path), "--out", str(page)])
     assert made.exit_code == 0, made.exception
     assert page.stat().st_size > 10_000
-    called = api.load(journal.path).predict(digits.test_x[:200])
+    called = runs.load(journal.path).predict(digits.test_x[:200])
     labels = [str(label) for label in digits.test_y[:200].tolist()]
     assert np.mean([name == label for name, label in zip(called.names, labels, strict=True)]) > 0.3

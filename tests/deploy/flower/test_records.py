@@ -20,7 +20,7 @@ def test_equal_parts_are_one_object_to_flower():
 
 def test_what_is_too_large_is_refused_before_it_is_decoded():
     assert unwrap(wrap(PARTS), 7000) == PARTS
-    with pytest.raises(ValueError, match="7000 bytes, more than the 6999"):
+    with pytest.raises(ValueError, match="7000 bytes, more than the limit of 6999"):
         unwrap(wrap(PARTS), 6999)
 
 

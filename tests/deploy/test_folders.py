@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
-from cafedcl.deploy.places import (
+from cafedcl.deploy.folders import (
     ServerOptions,
     SiteOptions,
-    make_places,
+    make_folders,
     read_server,
     read_site,
     site_names,
@@ -27,7 +27,7 @@ SITES = {"north": "/data/north", "south": ""}
 
 
 def made(folder, *, simulated=False, **options):
-    return make_places(
+    return make_folders(
         folder, ServerOptions(host="203.0.113.7", port=8123, **options), dict(SITES), simulated
     )
 
@@ -47,7 +47,7 @@ def test_a_deployment_is_a_server_and_a_folder_for_every_site(tmp_path):
 
 
 def test_simulated_sites_are_clients_of_the_runs_data_set(tmp_path):
-    server, north, south = make_places(
+    server, north, south = make_folders(
         tmp_path, ServerOptions(), {"north": "", "south": ""}, simulated=True
     )
     assert [read_site(place).client for place in (north, south)] == [0, 1]
@@ -107,7 +107,7 @@ def test_without_security_there_are_no_keys_and_every_config_says_so(tmp_path):
 @pytest.mark.parametrize("name", ["server", "a b", "../up", "", "-x", "x" * 64])
 def test_a_name_that_cannot_be_a_folder_is_refused(name, tmp_path):
     with pytest.raises(CafedclError, match="--site"):
-        make_places(tmp_path / "d", ServerOptions(), {name: ""}, simulated=False)
+        make_folders(tmp_path / "d", ServerOptions(), {name: ""}, simulated=False)
     assert not (tmp_path / "d").exists()
 
 
@@ -141,4 +141,4 @@ def test_configs_explain_themselves(tmp_path):
     text = (north / "site.toml").read_text()
     assert text.startswith("# cafedcl deploy site THIS-FOLDER\n")
     assert set(tomllib.loads(text)["site"]) == {field.name for field in fields(SiteOptions)}
-    assert "# where this site's images are" in text
+    assert "# this site's data" in text

@@ -1,0 +1,166 @@
+"""The folders of a deployment: one for the server and one per site, each with a config file."""
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cafedcl.config.options import option, read_options, toml_section
+from cafedcl.core.errors import CafedclError
+from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
+
+T = TypeVar("T")
+PORT = 8000
+NODES = "nodes.json"
+"""The server's file of which Flower node has which site's key."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The server of a deployment."""
+
+    host: str = option("127.0.0.1", "host name or address at which sites reach the server")
+    port: int = option(PORT, "port of the server", low=1, high=65535)
+    listen: str = option(
+        "", "address to listen on; empty: the host if it is a loopback address, else all addresses"
+    )
+    insecure: bool = option(False, "no TLS and no keys: anyone can read the traffic and join")
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """A site of a deployment."""
+
+    name: str = option("", "name of the site; do not change it during a run")
+    host: str = option("127.0.0.1", "host name or address of the server")
+    port: int = option(PORT, "port of the server", low=1, high=65535)
+    data: str = option(
+        "",
+        "this site's data, in any form that --data accepts; empty: a shard of the run's data set",
+    )
+    client: int = option(
+        0, "without own data: number of the client whose shard this site holds", low=0
+    )
+    device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:1 or mps")
+    plugins: bool = option(
+        False, "allow the server to use methods and models from this site's own packages"
+    )
+    insecure: bool = option(False, "no TLS and no keys: anyone can read the traffic and join")
+
+
+def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
+    """Return the options in the config file of a deployment's folder."""
+    path = folder / file
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CafedclError(
+            f"{folder}: there is no {file}; create one with `cafedcl deploy init`"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CafedclError(f"{path}: cannot be read: {error}") from None
+    if tables.keys() != {section}:
+        raise CafedclError(f"{path}: one section [{section}] is expected")
+    return read_options(options, tables[section], section)
+
+
+def read_server(folder: Path) -> ServerOptions:
+    """Return a server folder's options."""
+    return _read_config(folder, "server.toml", ServerOptions, "server")
+
+
+def read_site(folder: Path) -> SiteOptions:
+    """Return a site folder's options."""
+    return _read_config(folder, "site.toml", SiteOptions, "site")
+
+
+def make_folders(
+    folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool
+) -> list[Path]:
+    """Write a deployment: ``folder/server``, and ``folder/NAME`` for every site; return them all.
+
+    ``sites`` maps each site's name to its data.
+    """
+    for site in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", site) or site == "server":
+            raise CafedclError(
+                f"--site {site}: use letters, digits, '.', '_' and '-', and not the name 'server'"
+            )
+    if folder.exists() and any(folder.iterdir()):
+        raise CafedclError(f"{folder}: exists and is not empty; choose another folder")
+    try:
+        return _write_folders(folder, server, sites, simulated)
+    except OSError as error:
+        raise CafedclError(
+            f"{error.filename or folder}: cannot be written: {error.strerror}"
+        ) from None
+
+
+def _write_folders(
+    folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool
+) -> list[Path]:
+    server_folder = folder / "server"
+    for path in (folder, server_folder, server_folder / "sites"):
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ca = b"" if server.insecure else make_certificates(server.host, folder, server_folder)
+    _write_config(
+        server_folder / "server.toml",
+        "cafedcl deploy server THIS-FOLDER",
+        toml_section("server", server, explain=True),
+    )
+    run = [
+        "# `cafedcl config` prints all options",
+        "",
+        "[data]",
+        'name = "digits"' if simulated else 'name = "sites"',
+        "",
+        "[federation]",
+        f"clients = {len(sites)}",
+    ]
+    _write_config(server_folder / "run.toml", "cafedcl deploy run THIS-FOLDER", run)
+    folders = [server_folder]
+    for client, (name, data) in enumerate(sites.items()):
+        site_folder = folder / name
+        site_folder.mkdir(mode=0o700)
+        site = SiteOptions(
+            name=name,
+            host=server.host,
+            port=server.port,
+            data=data,
+            client=client,
+            insecure=server.insecure,
+        )
+        lines = toml_section("site", site, explain=True)
+        _write_config(site_folder / "site.toml", "cafedcl deploy site THIS-FOLDER", lines)
+        public_key = server_folder / "sites" / f"{name}.pub"
+        if server.insecure:
+            # Without keys, an empty file still tells the server which sites to expect.
+            public_key.touch()
+        else:
+            make_node_key(site_folder / "node.key", public_key)
+        folders.append(site_folder)
+    if ca:
+        for path in folders:
+            (path / "ca.crt").write_bytes(ca)
+    return folders
+
+
+def _write_config(path: Path, command: str, lines: list[str]) -> None:
+    """Write a config file that begins with the command that uses it."""
+    text = "\n".join([f"# {command}", "", *lines]).rstrip() + "\n"
+    write_secret(path, text.encode())
+
+
+def node_names(server: Path) -> dict[str, str]:
+    """Return the node of every site's key, by site name; empty without keys."""
+    try:
+        return dict(json.loads((server / NODES).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def site_names(server: Path) -> list[str]:
+    """Return the names of the sites that a server expects."""
+    return sorted(path.stem for path in (server / "sites").glob("*.pub"))
