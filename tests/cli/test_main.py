@@ -22,16 +22,8 @@ from cafedcl.task.resolve import resolve
 
 SMALL = [
     *("--clients", "4", "--rounds", "2", "--device", "cpu"),
-    *(
-        "--set",
-        "model.name=mlp",
-        "--set",
-        "model.width=0.1",
-        "--set",
-        "train.epochs=1",
-        "--set",
-        "engine.workers=1",
-    ),
+    *("--set", "model.name=mlp", "--set", "model.width=0.1"),
+    *("--set", "train.epochs=1", "--set", "engine.workers=1"),
 ]
 
 Call = Callable[..., tuple[int, str, str]]

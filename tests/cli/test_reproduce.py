@@ -9,118 +9,19 @@ from typer.testing import CliRunner
 from cafedcl.cli.main import app
 from cafedcl.compare.study import (
     HOME,
-    Study,
-    StudyScale,
-    StudySetting,
     folder_of,
-    read_scales,
     read_study,
-    study_names,
 )
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
-from cafedcl.data import Dataset
-from cafedcl.report.paper import COLUMNS_2, FIRST, paper_position
+from cafedcl.report.paper import paper_position
 from cafedcl.report.run_summary import Setting as Shown
 from cafedcl.report.run_summary import flat
-from cafedcl.task.build import prepare
-from cafedcl.task.resolve import gather, resolve
-
-STUDIES = [
-    "ablation",
-    "sensitivity",
-    "sensitivity_plain",
-    "skin",
-    "standins",
-    "table1",
-    "table2",
-    "tuned",
-]
+from cafedcl.task.resolve import resolve
 
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["reproduce", *arguments])
-
-
-def test_every_study_opens_with_the_command_that_runs_it() -> None:
-    assert study_names(HOME) == STUDIES
-    for name in STUDIES:
-        first = (HOME / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
-        assert first == f"# cafedcl reproduce {name} --scale short"
-
-
-@pytest.mark.parametrize("name", STUDIES)
-@pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
-def test_every_run_of_every_study_is_a_config_that_can_be(
-    name: str, scale: str, tmp_path: Path
-) -> None:
-    size = read_scales(HOME)[scale]
-    study = read_study(name, HOME).at(size)
-    for setting in study.settings:
-        jobs = list(study.jobs(tmp_path, setting, size.seeds, ()))
-        assert len({job.folder for job in jobs}) == len(jobs)
-        assert len(jobs) % (size.seeds * len(study.methods)) == 0
-        assert {job.rounds for job in jobs} == {int(size.options["federation.rounds"])}
-
-
-def test_the_tables_have_the_methods_and_settings_of_the_paper() -> None:
-    one, two = (read_study(name, HOME) for name in ("table1", "table2"))
-    printed = set(FIRST["dirichlet", "cifar10"])
-    for study in (one, two):
-        assert printed <= set(study.methods)
-    assert {(s.split.partition(":")[0], s.data.partition("-")[0]) for s in one.settings} == set(
-        FIRST
-    )
-    assert [s.name for s in two.settings] == ["-".join(column) for column in COLUMNS_2]
-    for name, without in (("no-confagg-uniform", 1), ("no-confagg-counts", 1), ("no-geo", 1)):
-        assert sum(name in method for method in read_study("ablation", HOME).methods) == without + 1
-
-
-def test_an_option_is_varied_alone_and_its_usual_value_is_run_once(tmp_path: Path) -> None:
-    study = Study(
-        "",
-        ("cafedcl",),
-        (StudySetting("one", "digits", "iid"),),
-        {"method.beta": [0.1, 0.5], "method.w": [[1.0, 0.0, 0.0]]},
-    )
-    jobs = list(study.jobs(tmp_path, study.settings[0], 2, ["train.lr=0.3"]))
-    below = [str(job.folder.relative_to(tmp_path / "one")) for job in jobs]
-    assert below == [
-        f"{part}digits/iid/cafedcl/s{seed}"
-        for part in ("", "beta=0.1/", "w=-1.0,-0.0,-0.0/")
-        for seed in (0, 1)
-    ]
-    assert all("train.lr=0.3" in job.arguments for job in jobs)
-
-
-def test_settings_that_become_the_same_at_a_scale_are_run_once() -> None:
-    settings = (
-        StudySetting("a", "cifar10", "dirichlet:0.1"),
-        StudySetting("b", "emnist", "dirichlet:0.1"),
-        StudySetting("c", "x", "iid", "natural"),
-    )
-    study = Study("", ("fedavg",), settings)
-    smoke = study.at(StudyScale("", 1, "digits", {"federation.rounds": 1}))
-    assert [(one.name, one.data, one.split) for one in smoke.settings] == [
-        ("a", "digits", "dirichlet:0.1"),
-        ("c", "digits", "natural"),
-    ]
-    assert [one.split for one in study.at(StudyScale("", 1)).settings] == [
-        "dirichlet:0.1",
-        "dirichlet:0.1",
-        "iid",
-    ]
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_at_the_smoke_scale_the_digits_can_be_dealt_in_every_setting(
-    name: str, digits: Dataset
-) -> None:
-    for setting in read_study(name, HOME).at(read_scales(HOME)["smoke"]).settings:
-        clients = setting.options["federation.clients"]
-        prepare(
-            gather(data=setting.data, split=setting.split, clients=clients, device="cpu"), digits
-        )
 
 
 @pytest.mark.slow
@@ -331,30 +232,6 @@ def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
     assert "--methods fedavg" in " ".join(content["environment"]["command"])
 
 
-def test_a_method_may_have_options_of_its_own(tmp_path: Path) -> None:
-    text = """
-title = "tuned"
-methods = ["fedavg", "cafedcl"]
-[each]
-cafedcl = { "method.tau" = 0.2, "train.lr" = 0.05 }
-[[settings]]
-name = "one"
-data = "digits"
-split = "iid"
-"""
-    (tmp_path / "tuned.toml").write_text(text, encoding="utf-8")
-    study = read_study(str(tmp_path / "tuned.toml"), HOME)
-    jobs = {
-        job.place: job.arguments
-        for job in study.jobs(tmp_path, study.settings[0], 1, ["train.epochs=1"])
-    }
-    assert [any("train.lr" in word for word in words) for words in jobs.values()] == [False, True]
-    assert all("train.epochs=1" in words for words in jobs.values())
-    (tmp_path / "bad.toml").write_text(text.replace("cafedcl = {", "cafedc = {"), encoding="utf-8")
-    with pytest.raises(CafedclError, match=r"each: cafedc: .*did you mean 'cafedcl'"):
-        read_study(str(tmp_path / "bad.toml"), HOME)
-
-
 def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     (tmp_path / "empty").mkdir()
@@ -435,5 +312,5 @@ def test_without_a_name_all_studies_are_listed(
     monkeypatch.chdir(tmp_path)
     assert folder_of() == HOME
     listed = run().output
-    for name in (*STUDIES, "--scale smoke", "--scale paper"):
+    for name in (*study_names(HOME), "--scale smoke", "--scale paper"):
         assert name in listed

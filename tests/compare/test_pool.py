@@ -1,0 +1,205 @@
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from comparing import Notes, jobs, pool
+from rich.console import Console
+
+from cafedcl.compare import devices as schedule_devices
+from cafedcl.compare import jobs as schedule_jobs
+from cafedcl.compare.devices import choose_launcher, device_share
+from cafedcl.compare.jobs import DeviceShare
+from cafedcl.compare.pool import Tail, polite, run_all
+from cafedcl.compare.progress import Count, JsonView, LiveView, PlainView
+from cafedcl.core.errors import CafedclError
+
+
+def test_finished_runs_are_skipped_unfinished_resumed_missing_started(
+    stub: Notes, tmp_path: Path
+) -> None:
+    work = jobs(tmp_path / "out", 3)
+    run_all(work[:2], pool())
+    lines = (work[1].folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (work[1].folder / "metrics.jsonl").write_text("".join(lines[:1]))
+    before = len(stub())
+    outcomes = run_all(work, pool())
+    assert {o.job.place[-2:]: o.status for o in outcomes} == {
+        "s0": "skipped",
+        "s1": "finished",
+        "s2": "finished",
+    }
+    started = {
+        (Path(folder).name, command)
+        for what, command, folder, _ in stub()[before:]
+        if what == "start"
+    }
+    assert started == {("s1", "resume"), ("s2", "run")}
+    assert {o.made for o in outcomes if o.job.place.endswith("s1")} == {2}
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_never_more_jobs_than_slots(
+    stub: Notes, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "0.02")
+    run_all(jobs(tmp_path / "out", 7), pool(slots))
+    events = sorted((when, 1 if what == "start" else -1) for what, _, _, when in stub())
+    running = [sum(step for _, step in events[: i + 1]) for i in range(len(events))]
+    assert max(running) <= slots
+    assert len(events) == 14
+
+
+def test_a_failing_job_is_isolated(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_BROKEN", "/s1")
+    outcomes = {o.job.place[-2:]: o for o in run_all(jobs(tmp_path / "out", 3), pool())}
+    assert {place: o.status for place, o in outcomes.items()} == {
+        "s0": "finished",
+        "s1": "failed",
+        "s2": "finished",
+    }
+    assert outcomes["s1"].error == "on fire"
+    assert outcomes["s0"].last is not None
+    assert outcomes["s0"].last["server"]["accuracy"] == 0.7
+
+
+def test_a_job_that_cannot_be_started_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule_jobs, "PROGRAM", (str(tmp_path / "nothing"),))
+    with pytest.raises(CafedclError, match="the run cannot be started"):
+        run_all(jobs(tmp_path / "out"), pool())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupt_stops_the_children_politely(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "20")
+    crowd, handler = pool(), signal.getsignal(signal.SIGTERM)
+
+    def interrupt() -> None:
+        while len(stub()) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    work = jobs(tmp_path / "out", 3)
+    threading.Thread(target=interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), polite(crowd):
+        run_all(work, crowd)
+    assert time.monotonic() - began < 10
+    assert crowd.running == []
+    assert [what for what, *_ in stub()] == ["start", "start", "end", "end"], (
+        "the third was never started"
+    )
+    assert work[0].log.read_text() == "interrupted; saved\n"
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_child_that_does_not_stop_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    monkeypatch.setattr(schedule_jobs, "PROGRAM", (sys.executable, "-S", "-c", stubborn))
+    crowd = pool()
+    crowd.start(jobs(tmp_path)[0])
+    time.sleep(0.3)
+    (outcome,) = crowd.finish(grace=0.2)
+    assert outcome.status == "stopped"
+    assert crowd.running == []
+
+
+def test_the_tail_follows_a_growing_file_and_one_that_is_rewound(tmp_path: Path) -> None:
+    tail, file = Tail(tmp_path), tmp_path / "metrics.jsonl"
+    tail.read()
+    assert (tail.rounds, tail.last) == (0, None)
+    file.write_text('{"round": 0, "server": {"accuracy": 0.5}}\n{"round": 1, "ser')
+    tail.read()
+    assert tail.rounds == 1
+    file.write_text(
+        '{"round": 0, "server": {"accuracy": 0.5}}\n{"round": 1, "server": null, "own": null}\n'
+    )
+    tail.read()
+    assert tail.rounds == 2
+    assert tail.last == {"round": 0, "server": {"accuracy": 0.5}}
+    file.write_text('{"round": 0, "server": {"accuracy": 0.5}}\n')
+    tail.read()
+    assert tail.rounds == 1
+
+
+def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    slots = choose_launcher([], 2, 1, None).slots
+    assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["0", "1", "0", "1"]
+    assert {slot.variables["CUDA_DEVICE_MAX_CONNECTIONS"] for slot in slots} == {"8"}
+    assert all(
+        "CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables
+        for slot in choose_launcher([], 1, 1, None).slots
+    )
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    assert all(
+        "CUDA_DEVICE_MAX_CONNECTIONS" not in slot.variables
+        for slot in choose_launcher([], 2, 1, None).slots
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    assert device_share("cuda:1") == DeviceShare("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-7"})
+    with pytest.raises(CafedclError, match="this machine has 2 CUDA devices"):
+        device_share("cuda:2")
+    with pytest.raises(CafedclError, match="there is no such device"):
+        device_share("cuda:x")
+    with pytest.raises(CafedclError, match="--jobs 0"):
+        choose_launcher([], 0, 1, None)
+    monkeypatch.setattr(schedule_devices, "cores", lambda: 6)
+    assert choose_launcher(["cpu"], None, 2, None).slots == [DeviceShare("cpu")] * 3
+
+
+def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        CafedclError, match="--ray: ray is not installed; install it with: pip install ray"
+    ):
+        choose_launcher([], None, 1, "auto")
+
+
+def test_the_views(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STUB_BROKEN", "/s1")
+    work = jobs(tmp_path / "out", 3)
+    run_all(work, pool(1, PlainView(sys.stdout, Count(3, 9))))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "started   digits/auto/fedavg/s0"
+    assert lines[1].startswith("finished  digits/auto/fedavg/s0  1/3  accuracy 70.0")
+    assert lines[3].startswith("failed    digits/auto/fedavg/s1  2/3  on fire")
+    assert lines[5].endswith("0:00 left")
+    run_all(work, pool(1, JsonView(sys.stdout)))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["status"] for one in said] == ["skipped", "skipped", "failed"]
+    with LiveView(Console(force_terminal=True, width=120), Count(3, 9)) as view:
+        run_all(jobs(tmp_path / "other", 3), pool(1, view))
+        view.live.refresh()
+        crowd = pool(1, view)
+        (tmp_path / "other" / work[0].place / "metrics.jsonl").unlink()
+        monkeypatch.setenv("STUB_SECONDS", "0.1")
+        crowd.start(jobs(tmp_path / "other")[0])
+        (one,) = crowd.running
+        while one.tail.rounds < 2:
+            crowd.wait()
+        view.live.refresh()
+        assert one.left is not None
+        crowd.finish()
+    drawn = capsys.readouterr().out
+    assert "failed: digits/auto/fedavg/s1: on fire" in drawn
+    assert "3/3" in drawn
+    assert "2 finished, 1 failed, 0 running, 0 waiting" in drawn
+    assert "2/3" in drawn
+    assert "60.0 %" in drawn

@@ -1,0 +1,28 @@
+"""Plans, runs and pools for tests of many runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cafedcl.compare.jobs import DeviceShare, LocalLauncher, RunSpec
+from cafedcl.compare.plan import Comparison
+from cafedcl.compare.pool import Pool, View
+
+Notes = Callable[[], list[list[Any]]]
+"""Returns what the stubs of runs noted: start or end, command, folder, time."""
+
+
+def plan(**changes: Any) -> Comparison:
+    asked: dict[str, Any] = {
+        "methods": ["fedavg", "cafedcl"], "data": [], "splits": [], "seeds": 1, "first_seed": 0,
+        "tables": {}, "settings": ["federation.rounds=3"],
+    }  # fmt: skip
+    return Comparison.make(**(asked | changes))
+
+
+def jobs(out: Path, number: int = 2) -> list[RunSpec]:
+    return plan(methods=["fedavg"], seeds=number).jobs(out)
+
+
+def pool(slots: int = 2, view: View | None = None) -> Pool:
+    return Pool(LocalLauncher([DeviceShare("cpu")] * slots), view or View())
