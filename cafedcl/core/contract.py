@@ -1,5 +1,6 @@
-"""What moves between server and clients, and what a client's job sees. Methods and engines meet
-only here.
+"""What moves between server and clients, and what a method sees of a client.
+
+Methods and engines meet only here.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,23 +16,15 @@ Shape = tuple[int, int, int]
 Part = Literal["train", "validation", "synthetic"]
 Weights = Literal["trained", "received"]
 Embed = Callable[[Part, Weights], tuple[Tensor, Tensor]]
-"""Gives the embeddings and labels of a part of the client's data, under the trained or the received
-weights.
-"""
-
-
+"""Returns embeddings and labels of a part of the client's data, under the given weights."""
 TICKET = "kept in round"
-"""The only entry of a client's memory where that stays at its site, and the server just knows of
-it.
-"""
+"""The only entry that the server has of a client's memory if that stays at the client's site."""
 SCALAR_NOTES = frozenset({"generated_round"})
 """Notes that are one number; every other is one per class."""
 
 
 class Batch(NamedTuple):
-    """Images, labels and weights of one step; padding has weight 0, and every mean is a weighted
-    mean.
-    """
+    """Images, labels and weights of one step. Padding has weight 0: weight every mean."""
 
     x: Tensor
     y: Tensor
@@ -50,9 +43,8 @@ class Down:
 class Up:
     """What a client returns.
 
-    ``model`` is the weights that are averaged, and ``tensors`` what else the method needs
-    (prototypes, confidences); both are counted as traffic. ``notes`` is what the client tells about
-    itself for people to look at, and no method reads it.
+    ``model`` are the weights that are averaged, and ``tensors`` what else the method needs, such as
+    prototypes; both count as traffic. ``notes`` are for people to read; no method reads them.
     """
 
     client: int
@@ -76,20 +68,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished job: what travels, what stays with the client, and how its own model did on test
-    images if asked.
+    """A finished job: what is sent, what the client keeps, and test results of its own model.
 
-    ``hits`` counts images per class: ``tested``, and those called right among ``all`` classes and
-    among those ``held``. Where the test images are a client's own, only these counts leave it.
+    ``correct`` has counts per class: images ``tested``, and those predicted correctly among ``all``
+    classes and among the classes ``held``. It is empty if the model was not to be tested.
     """
 
     up: Up
     memory: Tensors
     correct: Tensors
     valid_numbers: bool = False
-    """Whether the engine has seen that all numbers are finite and in their ranges; others are
-    looked through.
-    """
+    """Whether the engine has checked that all numbers are finite and in their ranges."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +91,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Client:
-    """What a client knows of itself, and what it was told once when it enrolled.
+    """What a client knows of itself, and what the server told it at enrolment.
 
-    ``counts`` are its training images per class n_{k,c}, n_k in all, and ``holds`` the classes it
-    has, in order; ``most`` and ``total`` are the largest and the summed count per class over all
-    clients, which the server tells every client at enrolment.
+    It has ``samples`` training images n_k, ``counts`` per class n_{k,c}, and ``holds`` lists the
+    classes it has. The server told it ``most`` and ``total``: the largest count of any client and
+    the sum over all clients, per class.
     """
 
     index: int
@@ -121,9 +110,10 @@ class Client:
 class Visit:
     """All that a method sees of one client in one round.
 
-    ``round`` and ``progress`` (round over the number of rounds) are tensors, and ``scratch`` is
-    zeroed at the start of every epoch and written in place, so that a loss can be captured once and
-    replayed.
+    ``received`` are the weights it began with, ``anchors`` what the server broadcast besides, and
+    ``memory`` what the client kept. ``progress`` is the round over the number of rounds. All are
+    tensors, and ``scratch`` is written in place and zeroed at the start of every epoch, so that a
+    loss can be captured once and replayed.
     """
 
     client: Client

@@ -1,8 +1,8 @@
-"""The one exception that a user is meant to see."""
+"""The one exception that users see."""
 
 
 class CafedclError(Exception):
-    """A mistake the user can mend: one line that says what, where and what to do about it."""
+    """A mistake that the user can correct: one line that says what, where and what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))

@@ -27,7 +27,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an operating system's refusal (read-only, full disk, no permission) into one clear line."""
+    """Turn an error of the operating system, such as a full disk, into one clear line."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One seed makes everything: a named stream of random numbers per purpose and per client.
+"""All randomness comes from one seed: a named stream of numbers per purpose and per client.
 
 A stream is addressed by (seed, purpose, keys…), never by how many numbers were drawn before it. So
 the order of execution, the engine, a resume, or a client that drops out changes no other draw.
@@ -18,8 +18,7 @@ Labels = npt.NDArray[np.int64]
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
     """Return the seeds of a stream: those of ``seed`` with the purpose and the keys as spawn key.
 
-    Numbers of 32 bits are given to NumPy the way it would lay them out itself, one by one and
-    slowly.
+    For numbers of 32 bits the words are built here, exactly as NumPy would; it does so slowly.
     """
     spawn = (crc32(purpose.encode()), *keys)
     if max(seed, *spawn) >> 32:
@@ -28,14 +27,12 @@ def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedS
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """Return the numpy generator of one purpose, e.g. ``stream(seed, "batches", client, round)``."""
+    """Return the generator of one purpose, e.g. ``stream(seed, "batches", client, round)``."""
     return np.random.default_rng(_sequence(seed, purpose, keys))
 
 
 def draw_by_class(labels: Labels, keep: Labels, rng: np.random.Generator) -> Labels:
-    """Draw so many images of every class, all of a class that has fewer; returns their sorted
-    indices.
-    """
+    """Draw ``keep`` images of every class, or all if it has fewer; return sorted indices."""
     members = (
         rng.permutation(np.flatnonzero(labels == label))[:number]
         for label, number in enumerate(keep)
@@ -45,13 +42,12 @@ def draw_by_class(labels: Labels, keep: Labels, rng: np.random.Generator) -> Lab
 
 @contextmanager
 def torch_stream(seed: int, purpose: str, *keys: int) -> Iterator[None]:
-    """Run a block with PyTorch's global generators on one named stream, and put them back
-    afterwards.
+    """Run a block with PyTorch's global generators on one named stream, and restore them after.
 
-    The generators are those of the CPU and of CUDA devices in use. ``torch.manual_seed`` would also
-    leave a stack trace behind for every kind of device that is not there, which takes longer than a
-    small client's whole visit.
+    The generators are those of the CPU and of CUDA devices in use.
     """
+    # Not torch.manual_seed: it also records a stack trace for every kind of device that is absent,
+    # which takes longer than a small client's whole visit.
     number = int(_sequence(seed, purpose, keys).generate_state(1, np.uint64)[0] >> np.uint64(1))
     cuda = torch.cuda.is_initialized()
     before = torch.get_rng_state()

@@ -56,7 +56,7 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def floats(tensors: Mapping[str, Tensor]) -> int:
-    """Return how many floating-point numbers are sent (the unit of the literature's cost formulas)."""
+    """Return how many floating-point numbers are sent, the unit of cost in the literature."""
     return sum(value.numel() for value in tensors.values() if value.is_floating_point())
 
 

@@ -1,10 +1,10 @@
 """The prototype bias loop, measured in every run that has global prototypes.
 
-In the model of the paper's Section 4.2 (docs/theory.md) a class's global prototype p_g moves as e⁺
-= ρ e + (1−ρ) b + ξ̄, where e = p_g − μ is its drift from the class's centre μ: the old anchor's
-drift comes back (feedback), clients' centres differ from the common one (heterogeneity), and
-averages over few images are noisy (variance). Here μ is measured, ρ estimated, and ‖e⁺‖² parted
-into the three, which add up to it exactly.
+In the model of the paper's Section 4.2 (docs/theory.md) the drift e = p_g − μ of a class's global
+prototype from the class's centre μ becomes e⁺ = ρ e + (1−ρ) b + ξ̄ in a round. The old drift comes
+back (feedback), clients' centres differ from the common one (heterogeneity), and averages over few
+images are noisy (variance). Here μ is measured, ρ is estimated, and ‖e⁺‖² is split into the three
+parts, which add up to it exactly.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,9 @@ PROTOTYPES = "anchors/prototypes"
 
 
 def reference_rows(labels: Tensor, shards: Shards, per_class: int, seed: int) -> Tensor:
-    """Return training images, at most so many of each class, that centres are measured on; the same
-    in every round.
+    """Return the training images that centres are measured on: at most ``per_class`` of a class.
+
+    They are the same in every round.
     """
     rows = torch.cat([part.cpu() for part in shards.train])
     order = torch.from_numpy(stream(seed, "reference").permutation(len(rows)))
@@ -37,12 +38,12 @@ def reference_rows(labels: Tensor, shards: Shards, per_class: int, seed: int) ->
 
 
 def decompose(old: Tensor, new: Tensor, centre: Tensor, noise: Tensor) -> Tensors:
-    """Part the squared drift of each class's new prototype; all are (classes, dim) but the expected
-    noise, (classes).
+    """Split the squared drift of each class's new prototype into its three parts.
 
-    The estimated attraction ρ̂ ∈ [0, 1] is how much of the old anchor's drift e is in the new one's
-    e⁺: ⟨e⁺, e⟩/‖e‖². Feedback is ‖ρ̂ e‖². Of what is left, variance is at most the expected noise,
-    and heterogeneity is the rest.
+    Prototypes and centres are (classes, dim), and the expected ``noise`` is (classes). The
+    attraction ρ̂ ∈ [0, 1] is estimated as the share of the old drift e in the new one e⁺:
+    ⟨e⁺, e⟩/‖e‖². Feedback is ‖ρ̂ e‖². Of the rest, variance is at most the expected noise, and
+    heterogeneity is what remains.
     """
     before = (old - centre).double()
     after = (new - centre).double()
@@ -61,10 +62,8 @@ def decompose(old: Tensor, new: Tensor, centre: Tensor, noise: Tensor) -> Tensor
     }
 
 
-class Loop:
-    """Measures the loop in a run: from the server's states before and after a round, and what came
-    up in it.
-    """
+class BiasLoop:
+    """Measures the loop from the server's states before and after a round, and the replies."""
 
     def __init__(self, task: Task, per_class: int) -> None:
         self.task = task
@@ -80,37 +79,34 @@ class Loop:
     def __call__(
         self, engine: Engine, before: Tensors, after: Tensors, ups: list[Up], notes: Tensors
     ) -> Tensors:
-        """Return drift, its parts and the injected variance per class; nothing where there are no
-        prototypes.
+        """Return drift, its parts and the injected variance per class.
 
-        Centres under a server's model need training images, so where those lie elsewhere there is
-        nothing either. ``notes`` are the clients' own, one row for every client of the run. Classes
-        nobody reported are NaN.
+        ``notes`` are the client notes, one row for every client of the run. A class that nobody
+        reported is NaN. Without prototypes there is nothing to measure.
         """
-        if (
-            not self.per_class
-            or PROTOTYPES not in after
-            or not ups
-            or (self.task.clients.remote and self.task.has_server_model)
-        ):
+        if not self.per_class or not ups or PROTOTYPES not in after:
+            return {}
+        if self.task.clients.remote and self.task.has_server_model:
+            # Centres under a server's model need training images, which are at the sites.
             return {}
         old = before[PROTOTYPES].cpu()
         new = after[PROTOTYPES].cpu()
         method = self.task.method
         ups = [replace(up, tensors=moved(up.tensors, "cpu")) for up in ups]
         clients = [up.client for up in ups]
-        told = Entries(ups, len(new))
+        entries = Entries(ups, len(new))
         counts = self.task.clients.shards.counts[clients].double()
-        sent = told["prototypes"].double()
-        held = told.held
-        alpha = method.alphas(told)
+        sent = entries["prototypes"].double()
+        held = entries.held
+        alpha = method.alphas(entries)
         centre = self.centre(engine, after, normalise(counts * held), sent).to(new.dtype)
         noise = torch.zeros(len(new))
-        tables = Tensors()
+        tables: Tensors = {}
         if alpha is not None and "scatter" in notes:
             tables = Injection(alpha, counts, notes["scatter"][clients].double()).tables()
-            mean = combined(alpha, sent)
-            noise = tables["injected"] * (new.double().norm(dim=1) / mean.norm(dim=1)).square()
+            # The server may normalise the mean, which scales its noise as well.
+            scale = new.double().norm(dim=1) / combined(alpha, sent).norm(dim=1)
+            noise = tables["injected"] * scale.square()
         tables |= decompose(old, new, centre, noise)
         absent = ~held.any(0)
         return {
@@ -118,10 +114,9 @@ class Loop:
         }
 
     def centre(self, engine: Engine, state: Tensors, share: Tensor, sent: Tensor) -> Tensor:
-        """Return every class's centre: over the reference images under the server's encoder.
+        """Return every class's centre: the mean over the reference images by the server's model.
 
-        Without a server's model there is no common encoder, and the mean of what clients sent, by
-        counts, stands in.
+        Without a server's model it is the count-weighted mean of the prototypes that clients sent.
         """
         if not self.task.has_server_model:
             return combined(share, sent)
@@ -131,8 +126,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class Injection:
-    """The variance that clients' averages bring into a class's prototype: α, n and σ̂² are
-    (clients, classes).
+    """The variance that clients' averages bring into a class's prototype.
+
+    Weights α, counts n and variances σ̂² are (clients, classes).
     """
 
     alpha: Tensor
@@ -142,27 +138,23 @@ class Injection:
 
     @cached_property
     def noise(self) -> Tensor:
-        """s_k = σ̂_k²/n_k; a client with one image takes the variance of all clients together."""
+        """s_k = σ̂_k²/n_k; a client with one image has the pooled variance of all clients."""
         degrees = (self.counts - 1).clamp_min(0) * ~self.scatter.isnan()
         pooled = (degrees * self.scatter.nan_to_num()).sum(0) / degrees.sum(0)
         return torch.where(self.scatter.isnan(), pooled, self.scatter) / self.counts.clamp_min(1)
 
     def under(self, weights: Tensor) -> Tensor:
-        """Return V = Σ_k α_k² s_k per class for weights, which are normalised over the clients that
-        have the class.
+        """Return V = Σ_k α_k² s_k per class, for one or several sets of weights.
 
-        There may be several sets of weights, (…, clients, classes).
+        Weights are (…, clients, classes), and are normalised over the clients that have the class.
         """
         held = weights * (self.counts > 0)
         alpha = held / held.sum(-2, keepdim=True)
-        return (alpha.square() * torch.where(alpha > 0, self.noise, torch.zeros_like(alpha))).sum(
-            -2
-        )
+        noise = torch.where(alpha > 0, self.noise, torch.zeros_like(alpha))
+        return (alpha.square() * noise).sum(-2)
 
     def tables(self) -> Tensors:
-        """Return the effective number of clients 1/Σα², and V under the chosen weights and under
-        three others.
-        """
+        """Return the effective number of clients 1/Σα², and V under four kinds of weights."""
         weights = {
             "injected": self.alpha,
             "injected_uniform": torch.ones_like(self.counts),

@@ -1,4 +1,4 @@
-"""Contact sheets: what a client's tail classes look like, and what it was given besides."""
+"""Contact sheets: a client's tail classes, real images beside synthetic ones."""
 
 from pathlib import Path
 
@@ -14,24 +14,22 @@ from cafedcl.core.tensors import AUGMENT, Tensors
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Record, Watcher
 
-ACROSS = 8
-ROWS = 12
-CLIENTS = 20
-"""Images of each kind in a row, classes on a sheet, and clients that have sheets."""
+IMAGES_PER_ROW = 8
+MOST_CLASSES = 12
+MOST_CLIENTS = 20
+"""Limits of a sheet, and of how many clients get one."""
 TILE = 40
 GAP = 2
 HEAD = 22
 MARGIN = 190
-"""Pixels of an image, between images, of the heading, and of the text at the left."""
+"""Pixels: of an image, between images, of the heading, and of the text at the left."""
 PAPER = (255, 255, 255)
 INK = (20, 20, 20)
 FAINT = (120, 120, 120)
 
 
-class Sheets(Watcher):
-    """Writes a sheet when a client is first given images, and when it has learned anew: exactly
-    what it trained on.
-    """
+class ContactSheets(Watcher):
+    """Writes a sheet when a client first gets synthetic images, and when its generator changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,45 +39,55 @@ class Sheets(Watcher):
         """Draw the sheets of the clients that have something new."""
         task = federation.task
         failed = {entry["client"] for entry in record.failed}
-        if task.tail.augmenter.shifts or task.clients.remote or not task.tail.synthetic_counts.any():
+        if (
+            task.tail.augmenter.shifts
+            or task.clients.remote
+            or not task.tail.synthetic_counts.any()
+        ):
             return
-        for client in [
-            k for k in record.participants if k not in {*record.dropped, *failed} and k < CLIENTS
-        ]:
-            memory = federation.memories.get(client, {})
-            if TICKET in memory:
+        absent = {*record.dropped, *failed}
+        for client in record.participants:
+            if client in absent or client >= MOST_CLIENTS:
                 continue
-            learned = memory.get(f"{AUGMENT}fitted")
-            new = client not in self.seen if learned is None else int(learned) == record.round
-            if new and task.tail.synthetic_counts[client].any():
-                self.seen.add(client)
-                extra = task.tail.synthetic_images(
-                    Job(client, Down(record.round, {}), memory, False), no_features
-                )
-                own = task.clients.shards.train[client]
-                sheet = draw(
-                    task.clients.data.train_x[own].cpu(),
-                    task.clients.data.train_y[own].cpu(),
-                    extra,
-                    task.clients.data.names,
-                )
-                with explained(self.folder):
-                    self.folder.mkdir(exist_ok=True)
-                    sheet.save(self.folder / f"round-{record.round:04d}-client-{client:02d}.png")
+            memory = federation.memories.get(client, {})
+            if TICKET in memory or not self._has_news(client, memory, record.round):
+                continue
+            if not task.tail.synthetic_counts[client].any():
+                continue
+            self.seen.add(client)
+            # The same job makes the same images again: the sheet shows what was trained on.
+            job = Job(client, Down(record.round, {}), memory, False)
+            synthetic = task.tail.synthetic_images(job, no_features)
+            rows = task.clients.shards.train[client]
+            data = task.clients.data
+            x = data.train_x[rows].cpu()
+            y = data.train_y[rows].cpu()
+            sheet = draw_sheet(x, y, synthetic, data.names)
+            with explained(self.folder):
+                self.folder.mkdir(exist_ok=True)
+                sheet.save(self.folder / f"round-{record.round:04d}-client-{client:02d}.png")
+
+    def _has_news(self, client: int, memory: Tensors, round: int) -> bool:
+        """Return whether a client's synthetic images are of a new kind in this round."""
+        fitted = memory.get(f"{AUGMENT}fitted")
+        if fitted is None:
+            return client not in self.seen
+        return int(fitted) == round
 
 
 def no_features() -> Tensor:
-    """Refuse."""
+    """Refuse to give features: a sheet shows images."""
     raise CafedclError("a sheet shows images, not features")
 
 
-def draw(x: Tensor, y: Tensor, extra: SyntheticImages, names: tuple[str, ...]) -> Image.Image:
-    """Return a sheet: a row per tail class, real images at the left, synthetic ones at the right."""
-    made_x = extra.x.cpu()
-    made_y = extra.y.cpu()
-    told = extra.notes
-    classes = made_y.unique().tolist()[:ROWS]
-    half = ACROSS * (TILE + GAP)
+def draw_sheet(
+    x: Tensor, y: Tensor, synthetic: SyntheticImages, names: tuple[str, ...]
+) -> Image.Image:
+    """Return a sheet: one row per tail class, real images at the left, synthetic at the right."""
+    made_x = synthetic.x.cpu()
+    made_y = synthetic.y.cpu()
+    classes = made_y.unique().tolist()[:MOST_CLASSES]
+    half = IMAGES_PER_ROW * (TILE + GAP)
     sheet = Image.new(
         "RGB", (MARGIN + 2 * half + 3 * GAP + 12, HEAD + len(classes) * (TILE + GAP) + GAP), PAPER
     )
@@ -91,21 +99,28 @@ def draw(x: Tensor, y: Tensor, extra: SyntheticImages, names: tuple[str, ...]) -
         real = x[y == label]
         made = made_x[made_y == label]
         pen.text((6, top + 5), names[label][:28], INK)
-        pen.text((6, top + 21), f"{len(real)} real, {len(made)} more{quality(told, label)}", FAINT)
+        pen.text(
+            (6, top + 21),
+            f"{len(real)} real, {len(made)} synthetic{quality_words(synthetic.notes, label)}",
+            FAINT,
+        )
         for images, left in ((real, MARGIN), (made, MARGIN + half + 12)):
-            for column, image in enumerate(images[:ACROSS]):
+            for column, image in enumerate(images[:IMAGES_PER_ROW]):
                 sheet.paste(tile(image), (left + column * (TILE + GAP), top))
     return sheet
 
 
-def quality(told: Tensors, label: int) -> str:
-    """Return the words for what is thought of a class's images, if anything."""
-    found = float(told["generated_quality"][label]) if "generated_quality" in told else float("nan")
+def quality_words(notes: Tensors, label: int) -> str:
+    """Return words for the measured quality of a class's synthetic images, if there is one."""
+    if "generated_quality" not in notes:
+        return ""
+    found = float(notes["generated_quality"][label])
     return f", quality {found:.2f}" if np.isfinite(found) else ""
 
 
 def tile(image: Tensor) -> Image.Image:
-    """Return an image as it is pasted."""
+    """Return an image in colour and in the size of the sheet."""
     pixels = image.permute(1, 2, 0).numpy()
-    pixels = pixels if pixels.shape[2] == 3 else np.repeat(pixels[:, :, :1], 3, 2)
+    if pixels.shape[2] != 3:
+        pixels = np.repeat(pixels[:, :, :1], 3, 2)
     return Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)

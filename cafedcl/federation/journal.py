@@ -1,4 +1,4 @@
-"""What happens in a run, written down as it happens, so that another process can watch it."""
+"""The events of a run, written as they happen, so that another process can follow them."""
 
 import json
 import time
@@ -14,9 +14,7 @@ NAME = "events.jsonl"
 
 
 class Journal(Watcher):
-    """Appends events to RUN/events.jsonl: notices, rounds that begin, clients that reply or fail,
-    and the end.
-    """
+    """Appends events to RUN/events.jsonl: notices, rounds, replies and failures, and the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,39 +24,38 @@ class Journal(Watcher):
     def write(self, event: str, **details: Any) -> None:
         """Append an event."""
         with (self.path / NAME).open("a", encoding="utf-8") as file:
-            file.write(
-                json.dumps({"event": event, "time": round(time.time(), 3), **details}) + "\n"
-            )
+            line = {"event": event, "time": round(time.time(), 3), **details}
+            file.write(json.dumps(line) + "\n")
 
     def say(self, message: str) -> None:
-        """Note something that people should see."""
+        """Write a notice for people."""
         self.write("notice", message=message)
 
     def end(self, error: str | None) -> None:
-        """Note that the run is over, or why it broke off."""
+        """Write that the run is over, or why it ended early."""
         self.write("end", error=error)
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
-        """Note what is not as it was asked for."""
+        """Write what differs from what was asked for."""
         self.say(message)
 
     def round_began(self, federation: Federation, clients: int) -> None:
-        """Note that a round asks its clients."""
+        """Write that a round begins."""
         self.write("round", round=federation.round, clients=clients)
 
     def client_done(self, federation: Federation, client: int, failure: Failure | None) -> None:
-        """Note that a client replied or failed."""
+        """Write that a client replied or failed."""
         self.write(
             "client", round=federation.round, client=client, failure=failure and failure.reason
         )
 
     def round_done(self, federation: Federation, record: Record) -> None:  # noqa: ARG002
-        """Note that a round is over; its numbers are in the metrics."""
+        """Write that a round is over; its numbers are in metrics.jsonl."""
         self.write("done", round=record.round)
 
 
 def follow(path: Path, alive: Callable[[], bool], pause: float = 0.1) -> Iterator[dict[str, Any]]:
-    """Yield a journal's events as they are written, until the end or until nobody writes any more."""
+    """Yield events as they are written, until the end, or until the writer is not alive."""
     at = 0
     running = True
     while True:
@@ -68,6 +65,7 @@ def follow(path: Path, alive: Callable[[], bool], pause: float = 0.1) -> Iterato
                 lines = file.read()
         except FileNotFoundError:
             lines = b""
+        # The last line may be half written.
         whole = lines[: lines.rfind(b"\n") + 1]
         at += len(whole)
         for line in whole.splitlines():

@@ -21,9 +21,7 @@ MLFLOW_FILE = "mlflow.json"
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return a round's numbers by flat names: scores, losses, traffic, seconds, learning rate, and
-    who was there.
-    """
+    """Return a round's numbers by flat names, such as ``server.accuracy`` or ``loss.ce``."""
     line = record.line()
     found: dict[str, float] = {"lr": record.lr}
     for section in ("server", "own", "loss", "traffic", "seconds"):
@@ -47,9 +45,7 @@ def parameters(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 class TensorBoardLog(Watcher):
-    """Writes RUN/tensorboard, for `tensorboard --logdir`; a resumed run takes back what it does
-    again.
-    """
+    """Writes RUN/tensorboard, for `tensorboard --logdir`; a resumed run replaces its rounds."""
 
     def __init__(self, path: str | Path) -> None:
         optional("tensorboard", "tensorboard", "--log tensorboard")
@@ -76,11 +72,10 @@ class TensorBoardLog(Watcher):
 
 
 class MlflowLog(Watcher):
-    """Writes to MLFLOW_TRACKING_URI, or else where MLflow does by itself, into the experiment
-    `cafedcl`.
+    """Writes to MLflow: at MLFLOW_TRACKING_URI or MLflow's default, in the experiment `cafedcl`.
 
-    MLFLOW_EXPERIMENT_NAME names another experiment. What MLflow refuses before the first round
-    stops the run; later the run goes on without it.
+    MLFLOW_EXPERIMENT_NAME names another experiment. An error of MLflow before the first round stops
+    the run; after it, the run continues without MLflow.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -96,7 +91,7 @@ class MlflowLog(Watcher):
         except (self.mlflow.exceptions.MlflowException, ImportError, OSError) as error:
             said = str(error).splitlines()[0]
             raise CafedclError(
-                f"--log mlflow: {said}; mend it, or set MLFLOW_TRACKING_URI"
+                f"--log mlflow: {said}; fix it, or set MLFLOW_TRACKING_URI"
             ) from None
 
     def _experiment(self) -> str:
@@ -117,7 +112,8 @@ class MlflowLog(Watcher):
             self.lost = True
             said = str(error).splitlines()[0]
             print(
-                f"warning: mlflow: {said}; the run goes on without it from round {record.round}",
+                f"warning: mlflow: {said}; "
+                f"the run continues without it from round {record.round + 1}",
                 file=sys.stderr,
             )
 
@@ -148,10 +144,11 @@ class MlflowLog(Watcher):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.run_id and not self.lost:
-            ended = (
-                "KILLED" if kind and issubclass(kind, KeyboardInterrupt | SystemExit) else "FAILED"
-            )
-            self.client.set_terminated(self.run_id, ended if kind else "FINISHED")
+            status = "FINISHED"
+            if kind is not None:
+                interrupted = issubclass(kind, KeyboardInterrupt | SystemExit)
+                status = "KILLED" if interrupted else "FAILED"
+            self.client.set_terminated(self.run_id, status)
 
 
 @contextmanager

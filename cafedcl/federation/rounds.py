@@ -24,7 +24,7 @@ from cafedcl.core.tensors import (
 )
 from cafedcl.engine.base import Engine, Sites
 from cafedcl.engine.choose import choose_engine, settle_stack
-from cafedcl.federation.bias_loop import Loop
+from cafedcl.federation.bias_loop import BiasLoop
 from cafedcl.federation.clock import Clock
 from cafedcl.federation.replies import RoundReplies, client_of, in_order
 from cafedcl.federation.watcher import Record, Watcher
@@ -68,7 +68,7 @@ class Federation:
             self.task.clients.remote,
         )
         self.own = self.evaluator.no_own()
-        self.loop = Loop(self.task, self.config.evaluate.loop)
+        self.loop = BiasLoop(self.task, self.config.evaluate.loop)
         self.validator = ReplyValidator(
             self.task.shared(), self.task.fields, self.task.clients.shards.counts
         )

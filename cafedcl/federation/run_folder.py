@@ -40,9 +40,7 @@ FORMAT = 2
 
 
 class RunFolder:
-    """A run on disk: its files, and the lock that only one process can hold. A `Recorder` writes
-    the rounds.
-    """
+    """A run on disk: its files, and a lock for one process. A `Recorder` writes the rounds."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -53,7 +51,7 @@ class RunFolder:
         """Make a new, empty and locked run folder; an existing run is never touched."""
         folder = cls(path)
         with explained(folder.path):
-            if folder.path.exists() and not (folder.path.is_dir() and folder.unbegun()):
+            if folder.path.exists() and not (folder.path.is_dir() and folder.has_not_started()):
                 raise CafedclError(_occupied(folder))
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.lock()
@@ -66,16 +64,13 @@ class RunFolder:
         """Open an existing run."""
         folder = cls(path)
         if not (folder.path / "config.toml").is_file():
-            what = (
-                "there is no run here (no config.toml)"
-                if folder.path.is_dir()
-                else "there is no such folder"
-            )
-            raise CafedclError(f"{path}: {what}")
+            if folder.path.is_dir():
+                raise CafedclError(f"{path}: there is no run here (no config.toml)")
+            raise CafedclError(f"{path}: there is no such folder")
         return folder
 
-    def unbegun(self) -> bool:
-        """Return whether the folder holds nothing but what a run leaves that ended before it began."""
+    def has_not_started(self) -> bool:
+        """Return whether the folder is empty, or holds only what a run writes before its config."""
         ours = {
             "lock",
             "evaluations",
@@ -91,7 +86,7 @@ class RunFolder:
         )
 
     def lock(self) -> None:
-        """Hold the run for this process; another process that works on it is an error."""
+        """Lock the run for this process; raise if another process works on it."""
         with explained(self.path):
             self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -103,14 +98,14 @@ class RunFolder:
             ) from None
 
     def unlock(self) -> None:
-        """Let go of the run."""
+        """Release the run."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the run while a block runs; its folder is made if there is none."""
+        """Lock the run while a block runs; its folder is made if there is none."""
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self.lock()
@@ -120,9 +115,7 @@ class RunFolder:
             self.unlock()
 
     def data(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return what is known of the data: images per client and class, names, shape, mean and
-        standard deviation.
-        """
+        """Return counts per client and class, mean and std of pixels; names and image shape."""
         file = self.path / "data.safetensors"
         try:
             with safe_open(file, framework="numpy") as stored:
@@ -136,9 +129,7 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("*.safetensors"), reverse=True)
 
     def newest(self, warn: Callable[[str], None]) -> "tuple[Tensors, Header] | None":
-        """Return the newest whole checkpoint; one that is truncated or corrupted is named and
-        passed over.
-        """
+        """Return the newest intact checkpoint; damaged ones are skipped with a warning."""
         from cafedcl.core.tensors import unpack
 
         for file in self.checkpoints():
@@ -153,9 +144,7 @@ class RunFolder:
         return None
 
     def tables(self) -> dict[str, Any]:
-        """Return the sections of the run's config as plain values, whatever version of cafedcl
-        wrote them.
-        """
+        """Return the run's config as plain values, whatever version of cafedcl wrote it."""
         return upgrade(read_file(self.path / "config.toml"))
 
     def config(self) -> "Config":
@@ -175,7 +164,7 @@ class RunFolder:
         return about
 
     def metrics(self) -> list[MetricsLine]:
-        """Return the rounds written so far; a line cut off by a crash ends them."""
+        """Return the rounds written so far, up to a line that a crash cut off."""
         rounds: list[MetricsLine] = []
         try:
             text = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
@@ -189,7 +178,7 @@ class RunFolder:
         return rounds
 
     def rewind(self, rounds: int) -> list[MetricsLine]:
-        """Forget what was written after a checkpoint of ``rounds`` rounds, and return what is left."""
+        """Remove what was written after a checkpoint of ``rounds`` rounds; return what is left."""
         kept = self.metrics()[:rounds]
         if len(kept) < rounds:
             raise CafedclError(
@@ -220,22 +209,31 @@ def _occupied(folder: RunFolder) -> str:
     if not (folder.path / "config.toml").is_file():
         return f"{folder.path}: exists and is not an empty folder; choose another --out"
     done = len(folder.metrics())
-    return f"{folder.path}: already holds a run ({done} rounds); `cafedcl resume {folder.path}` or choose another --out"
+    return (
+        f"{folder.path}: already holds a run ({done} rounds); "
+        f"resume it with `cafedcl resume {folder.path}`, or choose another --out"
+    )
 
 
 def upgrade(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a run folder as this version writes it.
 
-    Version 1 (cafedcl 0.1) had no number, and called the engines `graphs` and `eager`; on a CPU the
-    latter was today's `cpu`.
+    Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
+    latter is today's `cpu`. Its preset `fixed-anchors` is today's `best`.
     """
     version = tables.pop("format", 1)
     if version not in range(1, FORMAT + 1):
         raise CafedclError(
-            f"config.toml: format = {version!r}: this version of cafedcl reads up to {FORMAT}; update cafedcl"
+            f"config.toml: format = {version!r}: this version of cafedcl reads up to {FORMAT}; "
+            "update cafedcl"
         )
+    if version > 1:
+        return tables
+    method = tables.get("method")
+    if isinstance(method, dict) and method.get("name") == "cafedcl:fixed-anchors":
+        method["name"] = "cafedcl:best"
     engine = tables.get("engine")
-    if version == 1 and isinstance(engine, dict):
+    if isinstance(engine, dict):
         on_cpu = str(engine.get("device", "cpu")).startswith("cpu")
         names = {"graphs": "cuda", "eager": "cpu" if on_cpu else "reference"}
         name = engine.get("name")

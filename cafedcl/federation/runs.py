@@ -14,7 +14,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, under
-from cafedcl.federation.contact_sheets import Sheets
+from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.rounds import Federation, memories_of
 from cafedcl.federation.run_folder import RunFolder
@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a run says of images: class numbers and names, how similar, and how far the class can be
-    trusted.
-    """
+    """Predicted classes of images, by number and by name, with their scores."""
 
     labels: Tensor
     names: list[str]
     similarity: Tensor
+    """The score of the predicted class: a cosine similarity or a probability, by the method."""
     confidence: Tensor | None
-    """The confidence behind each predicted class's prototype, where the method has one."""
+    """The average training confidence for the predicted class, where the method has one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The rounds as a table: ``server.accuracy``, ``own.client_std``, ``traffic.up_bytes``, …"""
+        """The rounds as a table, with columns such as ``server.accuracy``."""
         import pandas as pd
 
         lists = ("participants", "dropped", "failed")
@@ -85,24 +84,25 @@ class Run:
         weights = under(MODEL, self.state)
         if client is not None:
             if client not in self.memories:
-                raise CafedclError(f"client {client}: it keeps no model of its own in this run")
+                raise CafedclError(f"client {client}: this method stores no per-client models")
             weights |= under(MODEL, self.memories[client])
             if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
                 raise CafedclError(
-                    f"client {client}: what it keeps is at its site, and never leaves it"
+                    f"client {client}: its model is stored at its site, and never leaves it"
                 )
         missing = network.state_dict().keys() - weights.keys()
         if missing:
             raise CafedclError(
-                f"{method.name} has no server model; name a client whose model is to be used"
+                f"{method.name} has no server model; choose a client's model with --client"
             )
         network.load_state_dict(weights)
         return method, network.eval()
 
     @torch.no_grad()
     def predict(self, x: "Tensor | np.ndarray[Any, Any]", client: int | None = None) -> Predictions:
-        """Return the classes of images: uint8, or floats in [0, 1]; one or many, channels first or
-        last, or none.
+        """Return the classes of images: uint8, or floats in [0, 1].
+
+        There may be one or many; channels may come first, last, or be missing for grey images.
         """
         method, network = self._built(client)
         images = (as_images(x, self.shape).float() / 255 - self.mean) / self.std
@@ -115,7 +115,7 @@ class Run:
 
 
 def as_images(x: "Tensor | np.ndarray[Any, Any]", shape: Shape) -> Tensor:
-    """Return images as uint8 (N, channels, height, width), or say what was expected."""
+    """Return images as uint8 (N, channels, height, width); raise if they do not fit."""
     images = torch.as_tensor(np.asarray(x))
     if images.is_floating_point():
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
@@ -124,11 +124,8 @@ def as_images(x: "Tensor | np.ndarray[Any, Any]", shape: Shape) -> Tensor:
     elif images.dtype != torch.uint8:
         raise CafedclError(f"images must be uint8 or floats in [0, 1], not {images.dtype}")
     channels, height, width = shape
-    if images.dim() in (2, 3) and tuple(images.shape) in {
-        (height, width),
-        shape,
-        (height, width, channels),
-    }:
+    single = {(height, width), shape, (height, width, channels)}
+    if tuple(images.shape) in single:
         images = images[None]
     if channels == 1 and tuple(images.shape[1:]) == (height, width):
         images = images[:, None]
@@ -136,13 +133,14 @@ def as_images(x: "Tensor | np.ndarray[Any, Any]", shape: Shape) -> Tensor:
         images = images.permute(0, 3, 1, 2)
     if tuple(images.shape[1:]) != shape:
         raise CafedclError(
-            f"images have shape {tuple(images.shape)}; this run wants (N, {channels}, {height}, {width})"
+            f"images have shape {tuple(images.shape)}; "
+            f"this run expects (N, {channels}, {height}, {width})"
         )
     return images
 
 
 FederationFactory = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
-"""Makes the federation of a config; for a run that goes on, it is given its folder."""
+"""Makes the federation of a config; for a run that is resumed, it also gets the run folder."""
 
 
 def here(config: Config, watchers: Sequence[Watcher], _: RunFolder | None) -> Federation:
@@ -166,7 +164,7 @@ def start(
     folder = RunFolder.create(out)
     try:
         Recorder(folder).begin(federation, list(command))
-        return _go_on(federation, folder)
+        return _run_to_end(federation, folder)
     finally:
         folder.unlock()
 
@@ -177,9 +175,7 @@ def resume(
     warn: Callable[[str], None] = print,
     host: FederationFactory = here,
 ) -> Run:
-    """Go on with a run from its newest whole checkpoint; the result is the same as if it had never
-    stopped.
-    """
+    """Resume a run from its newest intact checkpoint, as if it had never stopped."""
     folder = RunFolder.open(path)
     config = folder.config()
     with folder.held():
@@ -187,20 +183,21 @@ def resume(
         made_with = folder.environment().get("packages", {}).get("torch")
         if made_with not in (None, version("torch")):
             warn(
-                f"{path}: made with torch {made_with}, this is {version('torch')}: the rest may differ in the last bits"
+                f"{path}: made with torch {made_with}, this is {version('torch')}: "
+                "later rounds may differ in the last bits"
             )
         saved = folder.newest(warn)
         if saved:
             federation.restore(*saved)
         federation.history = [Record(**line) for line in folder.rewind(federation.round)]
-        return _go_on(federation, folder)
+        return _run_to_end(federation, folder)
 
 
-def _go_on(federation: Federation, folder: RunFolder) -> Run:
+def _run_to_end(federation: Federation, folder: RunFolder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
     recorder = Recorder(folder)
     with federation:
-        federation.watchers[:0] = [recorder, Sheets(folder.path / "samples")]
+        federation.watchers[:0] = [recorder, ContactSheets(folder.path / "samples")]
         try:
             federation.run()
         except KeyboardInterrupt:

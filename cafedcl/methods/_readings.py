@@ -17,7 +17,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "no-confagg-uniform": {"weights": "uniform"},
     "no-confagg-counts": {"weights": "counts"},
     "inverse-variance": {"weights": "inverse-variance"},
-    "fixed-anchors": {"anchors": "fixed"},
     "best": {"anchors": "fixed"},
 }
 """``best`` scored highest on held-out images, among as many candidates as every other method had

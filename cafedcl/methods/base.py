@@ -107,8 +107,7 @@ class Method:
         return torch.tensor([up.samples for up in ups], dtype=torch.float64)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        """Return the entries of the server's state that change besides the model, as new tensors.
-        """
+        """Return the entries of the state that change besides the model, as new tensors."""
         return {}
 
     def aggregator(self, state: Tensors) -> "Aggregator":

@@ -211,9 +211,12 @@ class CAFedCL(Method):
             p = torch.where(own[:, None], unit(memory["prototypes"]), p)
             known = known | own
         logits = contrast.cosine_logits(unit(z), p, known, self.options.tau)
-        return logits + memory["prior"] if "prior" in memory else logits
+        if "prior" in memory:
+            logits = logits + memory["prior"]
+        return logits
 
     def similarity(self, scores: Tensor) -> Tensor:
         if self.options.inference == "head":
             return super().similarity(scores)
-        return scores * self.options.tau
+        cosines: Tensor = scores * self.options.tau
+        return cosines

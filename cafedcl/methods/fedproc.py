@@ -17,8 +17,7 @@ from cafedcl.models.base import Network
 
 @dataclass(frozen=True)
 class FedProcOptions:
-    """The authors have no temperature; with τ = 1 the contrastive term is about log(1 + (C−1)/e).
-    """
+    """The authors have no temperature; with τ = 1 the contrast stays near log(1 + (C−1)/e)."""
 
     dim: int = option(256, "width of the projection", low=1)
     tau: float = option(1.0, "temperature of the contrastive term (the code has none)", above=0.0)

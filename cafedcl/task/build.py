@@ -24,9 +24,7 @@ from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
-"""A GPU takes work from so many queues at most; with its default of 8, more streams than that wait
-for each other.
-"""
+"""The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
 SITES = "sites"
 """The data set's name where every site of a deployment has its own."""
 
@@ -76,17 +74,17 @@ def load(config: Config) -> Dataset:
     if config.evaluate.protocol == "pfllib":
         if len(data.owners):
             raise CafedclError(
-                "evaluate.protocol = pfllib: this data set has clients of its own; use the complete protocol"
+                "evaluate.protocol = pfllib: this data set has clients of its own; "
+                "use the complete protocol"
             )
-        merged = torch.cat([data.train_x, data.test_x]), torch.cat([data.train_y, data.test_y])
-        return Dataset.of(*merged, data.test_x[:0], data.test_y[:0], data.names)
+        x = torch.cat([data.train_x, data.test_x])
+        y = torch.cat([data.train_y, data.test_y])
+        return Dataset.of(x, y, data.test_x[:0], data.test_y[:0], data.names)
     return data
 
 
 def settle(config: Config, data: Dataset, device: torch.device) -> Config:
-    """Return the config with every `auto` that decides what is computed, and every path, as it
-    stands for here.
-    """
+    """Return the config with every `auto` and every path replaced by what it stands for here."""
     model = config.model
     engine = config.engine
     source = config.data
@@ -157,7 +155,7 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
 
 
 def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, Tensors]:
-    """Build the method, its network with initial weights, and the server's state besides the model."""
+    """Build the method, its network, and the server's state besides the model."""
     with torch_stream(config.run.seed, "model"):
         encoder = build_encoder(config.model.name, shape, config.model.width)
     cls, _ = find_method(config.method.name)

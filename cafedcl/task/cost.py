@@ -9,8 +9,9 @@ from cafedcl.models.base import Network
 
 @torch.no_grad()
 def operations(network: Network, shape: Shape) -> float:
-    """Return the floating-point operations of one image's forward pass in convolutions and linear
-    layers.
+    """Return the floating-point operations of an image's forward pass.
+
+    Only convolutions and linear layers are counted.
     """
     counted = [0.0]
 

@@ -20,9 +20,7 @@ from cafedcl.methods import find_method
 
 
 def resolve(tables: Mapping[str, Any]) -> Config:
-    """Check every section and fill in every default; raises CafedclError for the first thing that
-    does not fit.
-    """
+    """Check every section and fill in the defaults; raise CafedclError for the first mistake."""
     for name, table in tables.items():
         if name not in SECTIONS and name not in CHOICES:
             raise CafedclError(
@@ -37,7 +35,8 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     many, few = sections["evaluate"].shots
     if many < few:
         raise CafedclError(
-            f"evaluate.shots = [{many}, {few}]: the first, for many-shot classes, must not be the smaller"
+            f"evaluate.shots = [{many}, {few}]: the first number, for many-shot classes, "
+            "must not be the smaller one"
         )
     name, chosen = _choice(tables, "method", "cafedcl")
     name, plus, suffix = name.partition("+")

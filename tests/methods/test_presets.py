@@ -56,7 +56,6 @@ def test_there_are_the_presets_of_the_ablation():
         "no-confagg-uniform",
         "no-confagg-counts",
         "inverse-variance",
-        "fixed-anchors",
         "literal",
     }
     assert presets >= ablation
@@ -171,7 +170,7 @@ def test_the_norm_of_the_prototype_tells_the_variance_of_the_unit_features(tiny)
 
 
 def test_fixed_anchors_never_move(tiny):
-    federation = tiny("cafedcl:fixed-anchors", federation__rounds=3)
+    federation = tiny("cafedcl:best", federation__rounds=3)
     start = federation.state["anchors/prototypes"].clone()
     federation.run()
     assert torch.equal(federation.state["anchors/prototypes"], start)

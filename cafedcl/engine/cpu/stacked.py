@@ -61,8 +61,8 @@ class StackedClients(ReferenceEngine):
     """Trains groups of clients as one, and clients that cannot be stacked one after another.
 
     The weights are one tensor (clients, weights). The method's loss is recorded once under vmap,
-    with its gradient and the update, and replayed at every step. Clients are in falling order of their
-    steps, so that those that are done drop off the end.
+    with its gradient and the update, and replayed at every step. Clients are in falling order of
+    their steps, so that those that are done drop off the end.
     """
 
     def __init__(self, task: Task, size: int) -> None:

@@ -1,0 +1,78 @@
+"""Run folders that earlier versions wrote: they are loaded, shown, reported and resumed."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cafedcl
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import unpack
+from cafedcl.federation.run_folder import FORMAT, RunFolder, upgrade
+from cafedcl.federation.runs import resume
+from cafedcl.report.runs import read_runs
+
+FOLDER = Path(__file__).parent / "version_0.1"
+OLD = sorted(path for path in FOLDER.iterdir() if path.is_dir())
+
+
+def test_there_are_folders_of_every_version() -> None:
+    assert {path.name for path in OLD} == {"cafedcl", "fedbn", "fixed-anchors"}
+    assert FORMAT == 2, "add folders that the version before has written"
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
+def test_an_old_run_is_loaded_and_predicts(path: Path) -> None:
+    run = cafedcl.load(path)
+    assert len(run.records) == 2
+    assert run.config.engine.name == "cpu"
+    images = np.zeros((3, 8, 8), np.uint8)
+    client = 0 if path.name == "fedbn" and not run.state else None
+    assert len(run.predict(images, client).names) == 3
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
+def test_an_old_run_is_resumed_to_the_same_end(path: Path, tmp_path: Path) -> None:
+    """The last round is done again; on another processor it may differ in its last bits."""
+    copy = tmp_path / "run"
+    shutil.copytree(path, copy)
+    last = copy / "checkpoints" / "000002.safetensors"
+    expected, _ = unpack(last.read_bytes())
+    last.unlink()
+    resume(copy, warn=lambda message: None)
+    found, header = unpack(last.read_bytes())
+    assert header["round"] == 2
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name
+        )
+    scores = [[line["own"]["accuracy"] for line in RunFolder(f).metrics()] for f in (path, copy)]
+    assert scores[1] == pytest.approx(scores[0], abs=0.01)
+
+
+def test_old_runs_are_reported() -> None:
+    summary = read_runs([FOLDER])
+    assert [run.state for run in summary.runs] == ["finished"] * 3
+    assert {run.method for run in summary.runs} == {"cafedcl", "fedbn", "cafedcl:best+mixup"}
+
+
+def test_an_engine_keeps_its_meaning() -> None:
+    for old, device, new in [
+        ("eager", "cpu", "cpu"),
+        ("eager", "cuda:0", "reference"),
+        ("graphs", "cuda:0", "cuda"),
+        ("flower", "cpu", "flower"),
+    ]:
+        tables = {"engine": {"name": old, "device": device}}
+        assert upgrade(tables)["engine"]["name"] == new
+
+
+def test_a_folder_of_a_later_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    shutil.copytree(OLD[0], tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(f"format = {FORMAT + 1}\n" + config.read_text())
+    with pytest.raises(CafedclError, match="this version of cafedcl reads up to 2; update cafedcl"):
+        RunFolder.open(tmp_path / "run").config()

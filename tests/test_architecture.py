@@ -1,0 +1,100 @@
+"""The house stays in order: imports point down, names are unique, and files are short."""
+
+import ast
+import runpy
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "cafedcl"
+FILES = sorted(PACKAGE.rglob("*.py"))
+architecture = runpy.run_path(str(ROOT / "tools" / "architecture.py"))
+density = runpy.run_path(str(ROOT / "tools" / "density.py"))
+FLOOR = {room: n for n, rooms in enumerate(architecture["FLOORS"]) for room in rooms}
+
+
+def test_imports_point_down_only() -> None:
+    upward = {
+        f"{room} -> {other}"
+        for room, others in architecture["arrows"]().items()
+        for other in others
+        if FLOOR[other] <= FLOOR[room]
+    }
+    assert upward == set()
+
+
+def test_every_folder_and_module_has_its_floor() -> None:
+    rooms = {file.relative_to(PACKAGE).parts[0].removesuffix(".py") for file in FILES}
+    assert rooms - set(architecture["FACE"]) == FLOOR.keys()
+
+
+def test_the_drawing_on_the_page_is_made_from_the_imports() -> None:
+    page = architecture["PAGE"].read_text(encoding="utf-8")
+    assert architecture["drawing"]() in page
+
+
+@pytest.mark.parametrize("module", ["cafedcl", "cafedcl.cli.main", "cafedcl.report.page"])
+def test_pytorch_is_not_imported_before_it_is_needed(module: str) -> None:
+    code = f"import sys, {module}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_report_needs_no_pytorch_at_all() -> None:
+    modules = [file.stem for file in (PACKAGE / "report").glob("*.py") if file.stem != "__init__"]
+    lines = [f"import cafedcl.report.{module}" for module in sorted(modules)]
+    code = "\n".join([*lines, "import sys", "assert 'torch' not in sys.modules"])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("library", ["typer", "flwr"])
+def test_a_library_is_used_in_its_own_folder_only(library: str) -> None:
+    home = {"typer": PACKAGE / "cli", "flwr": PACKAGE / "deploy" / "flower"}[library]
+    for file in FILES:
+        if home in file.parents:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert all(name.split(".")[0] != library for name in names), file
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {str(f): len(f.read_text(encoding="utf-8").splitlines()) for f in FILES}
+    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
+
+
+def test_a_type_has_one_meaning_across_the_package() -> None:
+    homes = defaultdict(list)
+    for file in FILES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(str(file.relative_to(PACKAGE)))
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                if name[0].isupper() and not name.isupper():
+                    homes[name].append(str(file.relative_to(PACKAGE)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+TORCHTUNE = {"conditional expressions": 9.0, "parallel assignments": 0.4}
+"""Per thousand lines, as docs/architecture.md has it."""
+
+
+def test_the_code_is_not_denser_than_three_times_torchtune() -> None:
+    shares = density["per_thousand"](density["count_all"](FILES))
+    for figure, reference in TORCHTUNE.items():
+        assert shares[figure] <= 3 * reference, figure
+    assert shares["long lines"] == 0
+
+
+def test_the_density_on_the_page_is_the_packages() -> None:
+    page = architecture["PAGE"].read_text(encoding="utf-8")
+    shares = density["per_thousand"](density["count_all"](FILES))
+    (row,) = [line for line in page.splitlines() if line.startswith("| cafedcl |")]
+    shown = [float(cell) for cell in row.split("|")[2:6]]
+    assert shown == pytest.approx([shares[name] for name in density["FIGURES"]], abs=1.0)
