@@ -5,7 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 
-.PHONY: demo test lint setup wheel clean
+.PHONY: help demo test lint setup wheel clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
 
 demo: setup  ## train FedAvg and CAFedCL on the embedded digits and compare them
 	@$(BIN)/cafedcl demo
@@ -17,13 +20,15 @@ lint: setup  ## linter, formatter and type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/architecture.py --check
 
 wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
 setup: $(VENV)/.done  ## install into .venv
 
-# torch first and alone: pip then takes the build that the constraints name, not another one that a dependency prefers.
+# torch first and alone: pip then takes the build that the constraints name, and not another one
+# that a dependency prefers.
 $(VENV)/.done: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=…" >&2; exit 2; }
 	@echo "setting up $(VENV) …"

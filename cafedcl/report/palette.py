@@ -44,7 +44,6 @@ SERIES_STYLES = {
     "cafedcl:no-confagg-uniform": SeriesStyle("#B39A25", "diamond", "dashed"),
     "cafedcl:no-confagg-counts": SeriesStyle("#A0582A", "down", "dashed"),
     "cafedcl:inverse-variance": SeriesStyle("#E58A7B", "plus", "dotted"),
-    "cafedcl:fixed-anchors": SeriesStyle("#9C6B62", "rect", "dotted"),
 }
 SPARE = (
     "#7A6FB0",

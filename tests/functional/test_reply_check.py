@@ -178,7 +178,7 @@ def test_a_note_of_another_shape_is_named():
     )
 
 
-@pytest.mark.parametrize("sound", [False, True])
+@pytest.mark.parametrize("valid_numbers", [False, True])
 def test_numbers_the_engine_has_seen_to_be_finite_are_not_looked_through_again(valid_numbers):
     reply = replace(changed(spare=torch.full((4,), torch.nan)), valid_numbers=valid_numbers)
     assert (problem(reply) is None) == valid_numbers

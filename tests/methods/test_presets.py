@@ -315,7 +315,7 @@ def code_lines(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("fedprox", 20), ("fedproto", 50), ("fedtgp", 85), ("cafedcl", 175)]
+    ("name", "most"), [("fedprox", 20), ("fedproto", 50), ("fedtgp", 85), ("cafedcl", 180)]
 )
 def test_a_method_is_short(name, most):
     assert code_lines(FOLDER / f"{name}.py") <= most
