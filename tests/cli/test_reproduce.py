@@ -11,6 +11,7 @@ from cafedcl.compare.study import (
     HOME,
     folder_of,
     read_study,
+    study_names,
 )
 from cafedcl.config.sections import parse_split
 from cafedcl.core.errors import CafedclError
