@@ -9,7 +9,7 @@ from cafedcl.report.frames import Film
 
 WORST = 6
 """Worst clients that are shown one by one."""
-MOST_CLASSES = 12
+SHOWN_CLASSES = 12
 """Classes of a worst client that are shown, at most."""
 MAP_CLIENTS = 200
 """Clients in a map, at most; if there are more, evenly spaced ones are shown."""
@@ -100,7 +100,7 @@ def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
             if protocol == "own" and own is not None:
                 recalls = own[k]
             largest_first = np.argsort(-counts[k], kind="stable")
-            classes = [int(c) for c in largest_first if counts[k, c] > 0][:MOST_CLASSES]
+            classes = [int(c) for c in largest_first if counts[k, c] > 0][:SHOWN_CLASSES]
             found[protocol].append(
                 {
                     "client": k,
