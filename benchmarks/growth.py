@@ -4,8 +4,8 @@
 
 Time: the same 5,000 images (3×32×32, 4-layer CNN, batch 10, one epoch, FedAvg) over 20 and over 500
 clients, all of which take part. Memory: the same 20,000 images (8×8, small CNN) over 100 and over
-10,000 clients, all of which take part: the largest use of memory of the process that holds the
-server. Every measurement is a process of its own.
+10,000 clients, all of which take part; it is the peak memory of the server's process. Every
+measurement runs in its own process.
 """
 
 import argparse
@@ -62,8 +62,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that are timed")
-    parser.add_argument("--repeats", type=int, default=2, help="how often every case is measured")
+    parser.add_argument("--rounds", type=int, default=3, help="number of timed rounds")
+    parser.add_argument("--repeats", type=int, default=2, help="measurements of every case")
     parser.add_argument("--device", default="auto")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results" / "growth-cpu.json"
@@ -79,28 +79,19 @@ def main() -> None:
     for _ in range(arguments.repeats):
         for case, runs in found.items():
             command = [sys.executable, __file__, "--case", case, "--rounds", str(arguments.rounds)]
-            text = subprocess.run(
-                [*command, "--device", arguments.device], check=True, capture_output=True, text=True
-            ).stdout
-            runs.append(json.loads(text.splitlines()[-1]))
-            print(
-                f"{case}: {runs[-1]['round_s']:.2f} s a round, {runs[-1]['peak_mib']:.0f} MiB",
-                flush=True,
-            )
+            command += ["--device", arguments.device]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            run = json.loads(done.stdout.splitlines()[-1])
+            runs.append(run)
+            print(f"{case}: {run['round_s']:.2f} s/round, {run['peak_mib']:.0f} MiB", flush=True)
     seconds = {case: median(run["round_s"] for run in runs) for case, runs in found.items()}
     memory = {case: median(run["peak_mib"] for run in runs) for case, runs in found.items()}
     growth = {
         "round_20_to_500_clients": seconds["time-500"] / seconds["time-20"],
         "memory_100_to_10000_clients": memory["memory-10000"] / memory["memory-100"],
     }
-    command = [
-        "python",
-        "benchmarks/growth.py",
-        "--rounds",
-        str(arguments.rounds),
-        "--repeats",
-        str(arguments.repeats),
-    ]
+    command = ["python", "benchmarks/growth.py"]
+    command += ["--rounds", str(arguments.rounds), "--repeats", str(arguments.repeats)]
     result = {
         "growth": growth,
         "runs": found,

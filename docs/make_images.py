@@ -1,4 +1,4 @@
-"""Draw docs/images/demo.svg: the demo as a terminal shows it.
+"""Draw docs/images/demo.svg: the demo in a terminal.
 
 python docs/make_images.py
 """
@@ -29,7 +29,8 @@ def last_frame(*_: object) -> Iterator[list[Watcher]]:
 
 def main() -> None:
     """Run the demo in a recorded terminal."""
-    cli.console, cli.watching = lambda: SCREEN, last_frame
+    cli.console = lambda: SCREEN
+    cli.watching = last_frame
     with tempfile.TemporaryDirectory() as folder:
         cli.demo(Path(folder) / "runs" / "demo", 15)
     images = Path(__file__).parent / "images"

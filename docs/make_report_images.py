@@ -1,9 +1,9 @@
-"""Take docs/images/report-desktop.png and report-phone.png: the report as a browser shows it.
+"""Make docs/images/report-desktop.png and report-phone.png: screenshots of the report.
 
 python docs/make_report_images.py [FOLDER]
 
-FOLDER holds the runs; those that are missing are trained first, which takes about a quarter of an
-hour on one core. Needs playwright and a Chromium: pip install playwright, apt install chromium.
+FOLDER holds the runs. Missing runs are trained first, which takes about 15 minutes on one core.
+This needs playwright and Chromium: pip install playwright, apt install chromium.
 """
 
 import io
@@ -34,11 +34,11 @@ SEEDS = (0, 1, 2)
 SETTINGS = {"train.epochs": 2, "engine.workers": 1, "store.checkpoint_every": 30}
 IMAGES = Path(__file__).parent / "images"
 SECTIONS = ("top", "clients", "confidence", "prototypes")
-"""What the phone shows."""
+"""The sections on the phone screenshots."""
 
 
 def main() -> None:
-    """Train what is missing, write the report, and take its picture."""
+    """Train missing runs, write the report, and take the screenshots."""
     with tempfile.TemporaryDirectory() as spare:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else spare)
         for seed in SEEDS:
@@ -58,11 +58,12 @@ def main() -> None:
             browser.close()
 
 
-def opened(browser: Any, report: Path, **context: Any) -> Any:
-    """Return the report in a window."""
+def open_report(browser: Any, report: Path, **context: Any) -> Any:
+    """Return the report in a browser window, once it is drawn."""
     page = browser.new_context(**context).new_page()
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-ready]")
+    # Transitions take a moment after the page is ready.
     page.wait_for_timeout(1000)
     return page
 
@@ -71,12 +72,13 @@ def desktop(browser: Any, report: Path) -> Image.Image:
     """Return the upper part of the report, its left half light and its right half dark."""
     halves = []
     for theme in ("light", "dark"):
-        page = opened(browser, report, viewport={"width": 1400, "height": 900}, color_scheme=theme)
+        page = open_report(
+            browser, report, viewport={"width": 1400, "height": 900}, color_scheme=theme
+        )
         end = page.locator("#data").bounding_box()
         area = {"x": 0, "y": 0, "width": 1400, "height": end["y"] + end["height"] + 24}
-        halves.append(
-            Image.open(io.BytesIO(page.screenshot(full_page=True, clip=area))).convert("RGB")
-        )
+        picture = page.screenshot(full_page=True, clip=area)
+        halves.append(Image.open(io.BytesIO(picture)).convert("RGB"))
     light, dark = halves
     edge = light.width // 2 - 3
     light.paste(dark.crop((edge, 0, dark.width, dark.height)), (edge, 0))
@@ -87,7 +89,7 @@ def phone(browser: Any, report: Path) -> Image.Image:
     """Return some sections on a phone, side by side."""
     screens = []
     for section, theme in zip(SECTIONS, ("light", "dark", "light", "dark"), strict=True):
-        page = opened(
+        page = open_report(
             browser,
             report,
             viewport={"width": 390, "height": 844},
@@ -99,15 +101,16 @@ def phone(browser: Any, report: Path) -> Image.Image:
         )
         page.wait_for_timeout(400)
         screens.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
-    gap, (width, height) = 24, screens[0].size
+    gap = 24
+    width, height = screens[0].size
     sheet = Image.new("RGB", (len(screens) * (width + gap) - gap, height), "white")
-    for place, screen in enumerate(screens):
-        sheet.paste(screen, (place * (width + gap), 0))
+    for column, screen in enumerate(screens):
+        sheet.paste(screen, (column * (width + gap), 0))
     return sheet
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a picture."""
+    """Write an image file."""
     image.save(path, optimize=True)
     print(f"written: {path} ({path.stat().st_size / 1000:.0f} kB)")
 

@@ -2,8 +2,8 @@
 
 python docs/make_reproduction_images.py
 
-Every figure carries the digests of the files it was drawn from, so that it cannot fall behind them
-unseen.
+Every figure stores the digests of the files it was drawn from, so that a test can tell if it is
+out of date.
 """
 
 import hashlib
@@ -22,13 +22,14 @@ from cafedcl.report.plots import STYLE, sheet
 from cafedcl.report.table import paired
 
 HOME = Path(__file__).parents[1]
-RESULTS, IMAGES = HOME / "experiments" / "results", HOME / "docs" / "images"
+RESULTS = HOME / "experiments" / "results"
+IMAGES = HOME / "docs" / "images"
 OURS = "cafedcl"
 PROTOCOLS = {
     "server": ("the server's model", "accuracy", "o"),
     "own": ("the clients' own models after local training", "client_mean", "D"),
 }
-"""What it is called, its accuracy, and how it is marked."""
+"""Title, score of accuracy and marker of each protocol."""
 BASE = "fedavg"
 HIGHLIGHT = {"cafedcl": "#fbe3d0", "cafedcl:best": "#fdf0e6"}
 WORDS = {
@@ -47,7 +48,7 @@ VARIANTS = {
     "cafedcl:no-confagg-counts": "weights by counts (Eq. 2)",
     "cafedcl:inverse-variance": "weights of least variance",
     "cafedcl:no-geo": "without geometry",
-    "cafedcl:fixed-anchors": "anchors that never move",
+    "cafedcl:best": "anchors that never move",
 }
 SHOWN = {"server.accuracy": "accuracy", "server.client_std": "client std"}
 RARE = {
@@ -55,9 +56,9 @@ RARE = {
     "balanced accuracy, %": ("balanced", "balanced"),
     "recall of rare lesions, %": ("few", "few"),
 }
-"""What the figure of skin lesions shows, of the server's model and of the clients' own."""
+"""The scores in the figure of skin lesions: of the server's model, and of the clients' own."""
 REACH = {"server.accuracy": (-16, 13), "server.client_std": (-13, 16)}
-"""How far the overview's axes go; what lies beyond is at their edge."""
+"""Limits of the overview's axes; values beyond them are drawn at the edge."""
 
 Records = Sequence[ResultRow]
 Make = Callable[[Records], Figure]
@@ -65,10 +66,10 @@ FIGURES: dict[str, tuple[tuple[str, ...], Make]] = {}
 
 
 def figure(*studies: str) -> Callable[[Make], Make]:
-    """Make this one of the figures, drawn from the runs of these studies."""
+    """Register a figure that is drawn from the runs of these studies."""
 
     def add(make: Make) -> Make:
-        FIGURES[make.__name__] = studies, make
+        FIGURES[make.__name__] = (studies, make)
         return make
 
     return add
@@ -76,7 +77,7 @@ def figure(*studies: str) -> Callable[[Make], Make]:
 
 @figure("table1", "table2", "standins", "skin")
 def overview(records: Records) -> Figure:
-    """Every method against FedAvg, in every setting: accuracy and spread of the server's model."""
+    """Every method minus FedAvg in every setting: accuracy and client std of the server's model."""
     settings = dict(by_setting(records))
     picture, axes = sheet(len(SHOWN), 1, height=0.32 * len(settings) + 0.9)
     for ax, (score, words) in zip(axes, SHOWN.items(), strict=True):
@@ -104,9 +105,8 @@ def overview(records: Records) -> Figure:
                         **shape,
                     )
         ax.set_xlim(low - 0.7, high + 0.7)
-        ax.set_yticks(
-            range(len(settings)), [WORDS.get(one, one) for one in settings] if ax is axes[0] else []
-        )
+        labels = [WORDS.get(name, name) for name in settings] if ax is axes[0] else []
+        ax.set_yticks(range(len(settings)), labels)
         ax.invert_yaxis()
         ax.set_title(f"{words}, points above FedAvg", loc="left")
     named = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
@@ -119,17 +119,12 @@ def overview(records: Records) -> Figure:
 
 @figure("table1")
 def table1(records: Records) -> Figure:
-    """Every method's accuracy and spread between clients, of the server's model and of the clients'
-    own.
-    """
-    settings, methods = (
-        dict(by_setting(records)),
-        list(dict.fromkeys(one["method"] for one in records)),
-    )
+    """Every method's accuracy and client std, of the server's model and of the clients' own."""
+    settings = dict(by_setting(records))
+    methods = list(dict.fromkeys(one["method"] for one in records))
     picture, axes = sheet(2 * len(settings), height=3.1)
-    for ax, (setting, spread) in zip(
-        axes, [(one, spread) for one in settings for spread in (False, True)], strict=True
-    ):
+    panels = [(setting, spread) for setting in settings for spread in (False, True)]
+    for ax, (setting, spread) in zip(axes, panels, strict=True):
         wanted = {
             protocol: "client_std" if spread else name
             for protocol, (_, name, _) in PROTOCOLS.items()
@@ -144,7 +139,7 @@ def table1(records: Records) -> Figure:
 
 @figure("skin")
 def skin(records: Records) -> Figure:
-    """What counts where classes are rare, beside the accuracy that hides it."""
+    """Accuracy, balanced accuracy and recall of rare classes on skin lesions."""
     methods = list(dict.fromkeys(one["method"] for one in records))
     picture, axes = sheet(3, height=3.4)
     for ax, (words, names) in zip(axes, RARE.items(), strict=True):
@@ -157,20 +152,30 @@ def skin(records: Records) -> Figure:
 def dots(
     ax: Axes, records: Records, methods: Sequence[str], wanted: dict[str, str], *, named: bool
 ) -> None:
-    """Draw a row per method: its score of every protocol, with the standard deviation over seeds."""
+    """Draw a row per method: its scores with the standard deviation over seeds."""
     for protocol, (words, _, marker) in PROTOCOLS.items():
         for row, method in enumerate(methods):
             found = list(scores(records, method, f"{protocol}.{wanted[protocol]}").values())
-            if found:
-                ax.errorbar(
-                    mean(found), row, xerr=stdev(found) if len(found) > 1 else 0, marker=marker, linestyle="none",
-                    color=series_style(method).colour, mfc=series_style(method).colour if marker == "o" else "white",
-                    markersize=5, elinewidth=0.8, label=words if method == OURS else "",
-                )  # fmt: skip
-    for row, colour in (
-        (methods.index(name), colour) for name, colour in HIGHLIGHT.items() if name in methods
-    ):
-        ax.axhspan(row - 0.5, row + 0.5, color=colour, zorder=0)
+            if not found:
+                continue
+            colour = series_style(method).colour
+            ax.errorbar(
+                mean(found),
+                row,
+                xerr=stdev(found) if len(found) > 1 else 0,
+                marker=marker,
+                linestyle="none",
+                color=colour,
+                mfc=colour if marker == "o" else "white",
+                markersize=5,
+                elinewidth=0.8,
+                # One entry per protocol in the legend.
+                label=words if method == OURS else "",
+            )
+    for name, colour in HIGHLIGHT.items():
+        if name in methods:
+            row = methods.index(name)
+            ax.axhspan(row - 0.5, row + 0.5, color=colour, zorder=0)
     ax.set_yticks(range(len(methods)), methods if named else [])
     ax.invert_yaxis()
     if named:
@@ -179,9 +184,7 @@ def dots(
 
 @figure("ablation")
 def ablation(records: Records) -> Figure:
-    """What changes when a part of CAFedCL is taken away: paired differences and their standard
-    errors.
-    """
+    """Variants of CAFedCL: paired differences to CAFedCL and their standard errors."""
     settings = dict(by_setting(records))
     picture, axes = sheet(len(SHOWN), 1, height=2.5)
     for ax, (score, words) in zip(axes, SHOWN.items(), strict=True):
@@ -193,9 +196,16 @@ def ablation(records: Records) -> Figure:
                     error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0
                     height = row + 0.16 * (2 * at - len(settings) + 1)
                     ax.errorbar(
-                        mean(found), height, xerr=error, marker="os"[at % 2], color=("#D55E00", "#0A7ABF")[at % 2],
-                        markersize=5, elinewidth=1, linestyle="none", label="" if row else WORDS.get(setting, setting),
-                    )  # fmt: skip
+                        mean(found),
+                        height,
+                        xerr=error,
+                        marker="os"[at % 2],
+                        color=("#D55E00", "#0A7ABF")[at % 2],
+                        markersize=5,
+                        elinewidth=1,
+                        linestyle="none",
+                        label="" if row else WORDS.get(setting, setting),
+                    )
         ax.set_yticks(range(len(VARIANTS)), list(VARIANTS.values()))
         ax.invert_yaxis()
         ax.set_title(f"change of {words}, points", loc="left")
@@ -205,7 +215,7 @@ def ablation(records: Records) -> Figure:
 
 
 def digest(path: Path) -> str:
-    """Return what a figure carries of the file it was drawn from."""
+    """Return a file's name and digest, which its figures store."""
     return f"{path.name} sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
@@ -215,7 +225,7 @@ def sources(name: str) -> list[Path]:
 
 
 def main() -> None:
-    """Draw every figure."""
+    """Draw all figures."""
     for name, (_, make) in FIGURES.items():
         paths = sources(name)
         runs = [

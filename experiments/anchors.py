@@ -1,13 +1,12 @@
-"""Where the anchors go: how close to each other averaged prototypes of several readings are, round
-after round.
+"""How close the anchors of different classes are, round by round, in several variants of CAFedCL.
 
     python experiments/anchors.py --out experiments/results/anchors.json
 
 trains CAFedCL on 5,000 images of CIFAR-10 (Dirichlet 0.1, 20 clients, four-layer CNN, two local
-epochs) with anchors that are averaged every round, from features after or before the last ReLU, and
-then moved apart by the server or not, and with anchors that never move. It notes the mean cosine
-between the anchors of two classes and the accuracy of the server's model, every round. What the
-file has already is not run again.
+epochs). Anchors are averaged in every round, from features after or before the last ReLU, or moved
+apart by the server, or fixed. The file has the mean cosine between the anchors of two classes and
+the accuracy of the server's model in every round. Variants that the file already has are not run
+again.
 """
 
 import argparse
@@ -36,19 +35,18 @@ IMAGES = 5000
 EPOCHS = 2
 
 
-class Follow(Watcher):
-    """Notes how close the anchors are, and the accuracy, after every round."""
+class AnchorRecorder(Watcher):
+    """Records how close the anchors are, and the accuracy, after every round."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
 
     def round_done(self, federation: Federation, record: Record) -> None:
-        """Note a round."""
+        """Record a round."""
         assert record.server is not None
-        close = cosine(federation.state["anchors/prototypes"])
-        self.rows.append(
-            {"cosine": round(close, 4), "accuracy": round(float(record.server["accuracy"]), 4)}
-        )
+        mean_cosine = cosine(federation.state["anchors/prototypes"])
+        accuracy = float(record.server["accuracy"])
+        self.rows.append({"cosine": round(mean_cosine, 4), "accuracy": round(accuracy, 4)})
 
 
 def cosine(anchors: torch.Tensor) -> float:
@@ -61,7 +59,7 @@ def cosine(anchors: torch.Tensor) -> float:
 def run(
     options: dict[str, Any], rounds: int, seed: int, data: dict[str, Any]
 ) -> list[dict[str, float]]:
-    """Train one run and return what was noted."""
+    """Train one run and return its rows."""
     tables = {
         "method": {"name": "cafedcl", **options},
         "data": {"name": "cifar10", "images": IMAGES, **data},
@@ -72,20 +70,25 @@ def run(
         "federation": {"rounds": rounds},
         "evaluate": {"own_every": rounds, "loop": 0},
     }
-    follow = Follow()
-    with Federation(resolve(tables), [follow]) as federation:
+    recorder = AnchorRecorder()
+    with Federation(resolve(tables), [recorder]) as federation:
         federation.run()
-    return follow.rows
+    return recorder.rows
 
 
 def earlier(path: Path, same: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
-    """Return what a file of the same settings has noted."""
-    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return told["rounds"] if all(told.get(name) == value for name, value in same.items()) else {}
+    """Return the rows of an existing file with the same settings, else nothing."""
+    if not path.is_file():
+        return {}
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if any(result.get(name) != value for name, value in same.items()):
+        return {}
+    rows: dict[str, list[dict[str, float]]] = result["rounds"]
+    return rows
 
 
 def main() -> None:
-    """Run every reading and write the file after each."""
+    """Run every variant and write the file after each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,29 +100,21 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="folder with data files")
     arguments = parser.parse_args()
     data = {"dir": arguments.data_dir} if arguments.data_dir else {}
-    command = [
-        "python",
-        "experiments/anchors.py",
-        "--rounds",
-        str(arguments.rounds),
-        "--seed",
-        str(arguments.seed),
-    ]
+    command = ["python", "experiments/anchors.py"]
+    command += ["--rounds", str(arguments.rounds), "--seed", str(arguments.seed)]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     same = {"images": IMAGES, "epochs": EPOCHS, "seed": arguments.seed}
     known = earlier(arguments.out, same)
     result: dict[str, Any] = {**same, "rounds": {}}
     try:
         for name, options in READINGS.items():
-            found = known.get(name, [])
-            done = len(found) == arguments.rounds
-            result["rounds"][name] = (
-                found if done else run(options, arguments.rounds, arguments.seed, data)
-            )
-            result["environment"] = environment(
-                command, "cuda" if torch.cuda.is_available() else "cpu"
-            )
+            rows = known.get(name, [])
+            if len(rows) != arguments.rounds:
+                rows = run(options, arguments.rounds, arguments.seed, data)
+            result["rounds"][name] = rows
+            result["environment"] = environment(command, device)
             write_atomically(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
-            print(name, result["rounds"][name][-1], flush=True)
+            print(name, rows[-1], flush=True)
     except CafedclError as error:
         sys.exit(f"error: {error}")
 

@@ -1,16 +1,15 @@
-"""The prototype bias loop and its breaking: some clients are corrupted in one round, and the drift
-is followed.
+"""The prototype bias loop: some clients are corrupted in one round, and the drift is measured.
 
     python experiments/bias_loop.py --seeds 3 --jobs 2
 
-trains CAFedCL on the embedded digits (20 clients, Dirichlet 0.3, one local epoch). In round 6
-alone, six of the clients are corrupted: they have one image per class left (`few`), call every
-class by the next one's name (`labels`), or see all their images inverted (`biased`). Each run has a
-twin that is not corrupted; what counts is how much further from its class's centre a global
-prototype is than the twin's, in every round. All of it with four weightings of clients, and with
-feedback (clients train against the averaged prototypes) and without (against the anchors of round
-0). Writes experiments/results/bias_loop.json and docs/images/bias-loop.svg; `--figure` draws the
-figure from the file alone.
+trains CAFedCL on the embedded digits (20 clients, Dirichlet 0.3, one local epoch). Only in round 6,
+six clients are corrupted: they have one image per class left (`few`), wrong labels, each class
+shifted to the next (`labels`), or inverted images (`biased`). Each run is compared with the run
+without corruption: how much further are global prototypes from their classes' centres, in every
+round? This is repeated with four weightings of clients, and with feedback (clients train with the
+averaged prototypes as anchors) and without (with the anchors of round 0). Writes
+experiments/results/bias_loop.json and docs/images/bias-loop.svg; `--figure` only draws the figure
+from the file.
 """
 
 import argparse
@@ -51,12 +50,13 @@ FOLLOWED = ("drift", "feedback", "heterogeneity", "variance")
 
 
 class WithoutFeedback(CAFedCL):
-    """CAFedCL whose clients always get the anchors of round 0; the server still averages
-    prototypes, unseen.
+    """CAFedCL whose clients always get the anchors of round 0.
+
+    The server still averages prototypes, but clients never see them.
     """
 
     def start(self, model: Network) -> Tensors:
-        """Return the state with the first anchors once more."""
+        """Return the state with a copy of the first anchors."""
         state = super().start(model)
         return {**state, "server/first": state["anchors/prototypes"].clone()}
 
@@ -66,7 +66,7 @@ class WithoutFeedback(CAFedCL):
 
 
 def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
-    """Return the bench as corrupted clients see it."""
+    """Return the task with corrupted data of the given clients."""
     data = task.clients.data
     shards = task.clients.shards
     classes = task.clients.data.classes
@@ -89,7 +89,7 @@ def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
 
 
 class SometimesCorrupted(ReferenceEngine):
-    """The reference engine, but in one round some clients work at a corrupted bench."""
+    """The reference engine, but in one round some clients have corrupted data."""
 
     def __init__(self, task: Task, kind: str, clients: list[int]) -> None:
         super().__init__(task)
@@ -102,6 +102,7 @@ class SometimesCorrupted(ReferenceEngine):
             if self.dirty and job.client in self.clients and job.down.round == CORRUPTED_ROUND:
                 result = self.dirty.attempt(job)
                 if isinstance(result, Reply):
+                    # The server weights a client by its true number of images.
                     enrolled = self.task.clients.client(job.client).samples
                     result = replace(result, up=replace(result.up, samples=enrolled))
                 yield result
@@ -109,14 +110,14 @@ class SometimesCorrupted(ReferenceEngine):
                 yield self.attempt(job)
 
 
-class Follow(Watcher):
-    """Notes the loop and the accuracy of every round."""
+class LoopRecorder(Watcher):
+    """Records the bias loop and the accuracy of every round."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def round_done(self, _federation: Federation, record: Record) -> None:
-        """Note a round."""
+        """Record a round."""
         row = {
             name: [round(v, 6) for v in record.tables[f"loop/{name}"].tolist()] for name in FOLLOWED
         }
@@ -144,26 +145,25 @@ def run(case: tuple[str, bool, str, int]) -> dict[str, Any]:
         method = WithoutFeedback(old.options, old.classes, old.dim, old.clients)
         state = {**setup.state, "server/first": setup.state["anchors/prototypes"].clone()}
         setup = replace(setup, task=replace(setup.task, method=method), state=state)
-    chosen = np.random.default_rng(seed).choice(
-        len(setup.task.clients.shards), CORRUPTED, replace=False
-    )
-    clients = sorted(int(k) for k in chosen) if kind != "none" else []
-    follow = Follow()
-    with Federation(setup, [follow], SometimesCorrupted(setup.task, kind, clients)) as federation:
+    clients: list[int] = []
+    if kind != "none":
+        rng = np.random.default_rng(seed)
+        chosen = rng.choice(len(setup.task.clients.shards), CORRUPTED, replace=False)
+        clients = sorted(int(client) for client in chosen)
+    recorder = LoopRecorder()
+    with Federation(setup, [recorder], SometimesCorrupted(setup.task, kind, clients)) as federation:
         federation.run()
     return {
         "weights": weights,
         "feedback": feedback,
         "kind": kind,
         "seed": seed,
-        "rounds": follow.rows,
+        "rounds": recorder.rows,
     }
 
 
 def excess(runs: list[dict[str, Any]], weights: str, feedback: bool, kind: str) -> np.ndarray:
-    """Return the squared drift beyond the uncorrupted twin's, mean over classes, as (seeds,
-    rounds).
-    """
+    """Return squared drift minus that without corruption, mean over classes, (seeds, rounds)."""
     chosen = [r for r in runs if r["weights"] == weights and r["feedback"] == feedback]
     seeds = sorted({r["seed"] for r in chosen})
     drift = {
@@ -174,9 +174,7 @@ def excess(runs: list[dict[str, Any]], weights: str, feedback: bool, kind: str) 
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, per weighting, feedback and kind: the excess when it happens, and what is left of it
-    later.
-    """
+    """Return the excess drift in the corrupted round and later, per weighting and corruption."""
     rows = []
     for kind, feedback, weights in product(KINDS, (True, False), WEIGHTS):
         values = excess(runs, weights, feedback, kind)
@@ -196,9 +194,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw the excess drift over rounds: a column per kind of corruption, a row with and one
-    without feedback.
-    """
+    """Draw the excess drift over rounds: columns by corruption, rows with and without feedback."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -243,9 +239,8 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         if row == 0:
             ax.set_title(titles[kind], fontsize=10)
         if column == 0:
-            ax.set_ylabel(
-                ("with feedback" if feedback else "without feedback") + "\nexcess squared drift"
-            )
+            title = "with feedback" if feedback else "without feedback"
+            ax.set_ylabel(f"{title}\nexcess squared drift")
         if row == 1:
             ax.set_xlabel("round")
     axes[0][0].legend(frameon=False, fontsize=8)
@@ -253,7 +248,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run everything, write the result and draw it."""
+    """Run everything, write the result and draw the figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

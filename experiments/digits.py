@@ -23,20 +23,20 @@ from scipy.stats import ttest_rel, wilcoxon
 from cafedcl.core.environment import environment
 
 METHODS = (
-    *(
-        "local",
-        "central",
-        "fedavg",
-        "fedprox",
-        "moon",
-        "fedproto",
-        "fedrcl",
-        "fedproc",
-        "fedlc",
-        "mp-fedcl",
-        "fedtgp",
-    ),
-    *("scaffold", "fednh", "cafedcl"),
+    "local",
+    "central",
+    "fedavg",
+    "fedprox",
+    "moon",
+    "fedproto",
+    "fedrcl",
+    "fedproc",
+    "fedlc",
+    "mp-fedcl",
+    "fedtgp",
+    "scaffold",
+    "fednh",
+    "cafedcl",
 )
 SHOWN = (
     "server.accuracy",
@@ -49,35 +49,28 @@ RESULT = Path(__file__).parent / "results" / "digits.json"
 
 
 def train(method: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train one method with one seed in a process of its own, and return its last round."""
+    """Train one method with one seed in its own process, and return the last round's scores."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "cafedcl", "run", "--method", method, "--seed", str(seed)]
-        command += [
-            "--rounds",
-            str(arguments.rounds),
-            "--device",
-            arguments.device,
-            "--out",
-            f"{folder}/run",
-            "--quiet",
-        ]
+        command += ["--rounds", str(arguments.rounds), "--device", arguments.device]
+        command += ["--out", f"{folder}/run", "--quiet"]
         for setting in ["engine.workers=1", *arguments.settings]:
             command += ["--set", setting]
         subprocess.run(command, check=True)
-        last = json.loads(
-            Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-        )
+        records = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        last = json.loads(records[-1])
     return {"method": method, "seed": seed, "server": last["server"], "own": last["own"]}
 
 
 def paired(
     runs: list[dict[str, Any]], better: str, worse: str, score: tuple[str, str]
 ) -> dict[str, Any]:
-    """Compare two methods over the seeds: the mean difference, paired t and Wilcoxon tests,
-    one-sided.
-    """
+    """Compare two methods over the seeds by one-sided paired t and Wilcoxon tests."""
     section, key = score
-    values = {m: [r[section][key] for r in runs if r["method"] == m] for m in (better, worse)}
+    values = {
+        method: [run[section][key] for run in runs if run["method"] == method]
+        for method in (better, worse)
+    }
     differences = [a - b for a, b in zip(values[better], values[worse], strict=True)]
     side = "less" if key == "client_std" else "greater"
     return {
@@ -101,9 +94,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--methods", default=",".join(METHODS), help="which methods, separated by commas"
-    )
+    parser.add_argument("--methods", default=",".join(METHODS), help="methods, separated by commas")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
@@ -125,7 +116,8 @@ def main() -> None:
     ]
     tests = [paired(runs, *claim) for claim in claims if {claim[0], claim[1]} <= set(methods)]
     command = f"python experiments/digits.py --seeds {arguments.seeds} --rounds {arguments.rounds}"
-    command += f" --methods {arguments.methods}" if tuple(methods) != METHODS else ""
+    if tuple(methods) != METHODS:
+        command += f" --methods {arguments.methods}"
     command += "".join(f" --set {setting}" for setting in arguments.settings)
     about = environment(command.split(), arguments.device)
     arguments.out.parent.mkdir(exist_ok=True)

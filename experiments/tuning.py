@@ -2,14 +2,13 @@
 
     python experiments/tuning.py --out runs/tuning --jobs 4
 
-runs every candidate of every method in experiments/tuning.toml, the same number for each, through
-one pool, and writes OUT/tuning.json: every candidate's score and the best one per method. The
-scores are measured on training images that are held out once, for all alike; nobody looks at the
-test set. The same command again goes on where it stopped, and candidates that were added since are
-run besides. `--from tuning.json` takes the scores of candidates that an earlier result of the same
-settings has, so that only the others are run. `--study experiments/tuned.toml` runs nothing and
-writes the study in which every rival has the options of its best candidate, from the result that
---from names.
+runs all candidates of all methods in experiments/tuning.toml, the same number for each, and writes
+OUT/tuning.json: every candidate's score, and the best candidate per method. Scores are measured on
+training images that are held out, the same for all; the test set is not used. The same command
+resumes an interrupted tuning and runs candidates that were added. `--from tuning.json` uses the
+scores of an earlier result with the same settings, so that only other candidates are run. `--study
+experiments/tuned.toml` runs nothing: from the result that --from names, it writes the study in
+which every method has the options of its best candidate.
 """
 
 import argparse
@@ -46,10 +45,9 @@ ENTRIES = ("data", "split", "hold_out", "score", "options", "scores", "candidate
 STUDY = """\
 # cafedcl reproduce tuned --scale short
 #
-# CIFAR-10 as in Table 1, every method with the options that did best on held-out images among as
-# many candidates each:
-# written by `python experiments/tuning.py --from experiments/results/tuning.json --study
-# experiments/tuned.toml`.
+# CIFAR-10 as in Table 1, every method with the options that scored best on held-out images, among
+# the same number of candidates for each. Written by:
+# python experiments/tuning.py --from experiments/results/tuning.json --study experiments/tuned.toml
 title = "Table 1 with the same tuning budget for every method"
 methods = {methods}
 
@@ -69,7 +67,7 @@ smoke = "pathological:3,ir=10"
 
 @dataclass(frozen=True)
 class Tuning:
-    """A plan: what all runs share, and the candidates of every method."""
+    """A plan: the settings of all runs, and the candidates of every method."""
 
     data: str
     split: str
@@ -81,43 +79,41 @@ class Tuning:
 
     @classmethod
     def read(cls, path: Path) -> "Tuning":
-        """Read a plan; one that does not give every method the same number of candidates is
-        refused.
-        """
+        """Read a plan; every method must have the same number of candidates."""
         table = read_file(path)
         for name in {*table} ^ {*ENTRIES}:
             what = "there is no such entry" if name in table else "it is missing"
             raise CafedclError(f"{path}: {name}: {what}; a plan has {', '.join(ENTRIES)}")
-        made = cls(**table)
-        if not made.candidates:
+        plan = cls(**table)
+        if not plan.candidates:
             raise CafedclError(f"{path}: candidates: there are none")
-        sizes = {name: len(points) for name, points in made.candidates.items()}
+        sizes = {name: len(points) for name, points in plan.candidates.items()}
         if len(set(sizes.values())) > 1:
-            said = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
             raise CafedclError(
-                f"{path}: every method must have the same number of candidates ({said})"
+                f"{path}: every method must have the same number of candidates ({listed})"
             )
-        for name, points in made.candidates.items():
+        for name, points in plan.candidates.items():
             if len({named(point) for point in points}) < len(points):
-                raise CafedclError(f"{path}: candidates: {name}: one of them is there twice")
-        for name in made.scores:
-            if name not in made.candidates:
+                raise CafedclError(f"{path}: candidates: {name}: one of them appears twice")
+        for name in plan.scores:
+            if name not in plan.candidates:
                 raise CafedclError(
-                    f"{path}: scores: {name}: {nearest(name, list(made.candidates))}"
+                    f"{path}: scores: {name}: {nearest(name, list(plan.candidates))}"
                 )
-        return made
+        return plan
 
     @property
     def budget(self) -> int:
-        """How many candidates every method has."""
+        """The number of candidates of every method."""
         return len(next(iter(self.candidates.values())))
 
     def shared(self, settings: Sequence[str]) -> list[str]:
-        """Return the options of all runs as they are set."""
+        """Return the options of all runs, as for --set."""
         return [*(f"{name}={to_toml(value)}" for name, value in self.options.items()), *settings]
 
     def sweep(self, method: str, seeds: int, settings: Sequence[str]) -> Sweep:
-        """Return the runs of one method, as a sweep whose points are named one by one."""
+        """Return the runs of one method as a sweep; its points are the candidates."""
         return Sweep(
             settings=sweep_settings(
                 {},
@@ -139,10 +135,9 @@ class Tuning:
         """Return a method's candidates, each with a run per seed."""
         found = []
         for point in self.candidates[method]:
+            place = f"{method}/{sweep.place(point) or 'defaults'}"
             try:
-                found.append(
-                    (point, sweep.jobs(out, f"{method}/{sweep.place(point) or 'defaults'}", point))
-                )
+                found.append((point, sweep.jobs(out, place, point)))
             except CafedclError as error:
                 raise CafedclError(f"{method}: {error}") from None
         return found
@@ -150,7 +145,7 @@ class Tuning:
 
 @contextmanager
 def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
-    """Hold the folder; runs that share other options than those in it are refused."""
+    """Lock the folder; a folder with runs of other shared options is refused."""
     path = out / SHARED
     text = json.dumps(shared, indent=1) + "\n"
     with RunFolder(out).held():
@@ -163,43 +158,43 @@ def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
 
 
 def run(jobs: Sequence[RunSpec], number: int | None, quiet: bool) -> list[RunOutcome]:
-    """Run what is not finished, so many at a time."""
-    size = len(jobs), sum(job.rounds for job in jobs)
+    """Run the unfinished jobs, ``number`` at a time."""
+    size = (len(jobs), sum(job.rounds for job in jobs))
     with scheduled("the same command", size, {}, Means(number, quiet=quiet)) as pool:
         return run_all(jobs, pool)
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier result tells: the runs of candidates that need not be run again, and where
-    they ran.
-    """
+    """An earlier result: the scores of candidates that need not run again, and its machines."""
 
     values: dict[tuple[str, str], list[float]]
     environments: list[dict[str, Any]]
 
     @classmethod
     def read(cls, path: Path | None, same: dict[str, Any]) -> "Earlier":
-        """Read a result; one of other settings is refused."""
+        """Read a result; a result with other settings is refused."""
         if path is None:
             return cls({}, [])
         try:
-            told = read_result(path)
+            result = read_result(path)
             for name, value in same.items():
-                if told[name] != value:
-                    raise CafedclError(f"--from {path}: its {name} was {told[name]}, not {value}")
+                if result[name] != value:
+                    raise CafedclError(f"--from {path}: its {name} was {result[name]}, not {value}")
             rows = [
-                (method, row) for method, it in told["methods"].items() for row in it["candidates"]
+                (method, row)
+                for method, it in result["methods"].items()
+                for row in it["candidates"]
             ]
             values = {
                 (method, named(row["options"])): row["values"]
                 for method, row in rows
                 if row["value"] is not None
             }
-            return cls(values, [*told.get("earlier", []), told["environment"]])
+            return cls(values, [*result.get("earlier", []), result["environment"]])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CafedclError(
-                f"--from {path}: it is no result of this tuning ({error!r})"
+                f"--from {path}: it is not a result of this tuning ({error!r})"
             ) from None
 
     def has(self, method: str, point: Point) -> bool:
@@ -208,25 +203,25 @@ class Earlier:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return what a result file says."""
+    """Return the content of a result file."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CafedclError(f"--from {path}: cannot be read: {error.strerror}") from None
     except ValueError:
-        raise CafedclError(f"--from {path}: it is no result of this tuning") from None
-    return told
+        raise CafedclError(f"--from {path}: it is not a result of this tuning") from None
+    return result
 
 
 def named(point: Point) -> str:
-    """Return a name that no other candidate of a method has."""
+    """Return a unique name of a candidate among those of its method."""
     return json.dumps(point, sort_keys=True)
 
 
 def scored(
     method: str, sweep: Sweep, candidates: Sequence[tuple[Point, list[RunSpec]]], earlier: Earlier
 ) -> dict[str, Any]:
-    """Return every candidate's score, the mean over seeds, and the best of those that have one."""
+    """Return every candidate's score (the mean over seeds), and the best candidate."""
     rows = []
     for point, jobs in candidates:
         if earlier.has(method, point):
@@ -239,7 +234,10 @@ def scored(
             {"options": point, "value": value if math.isfinite(value) else None, "values": values}
         )
     known = [row for row in rows if row["value"] is not None]
-    best = (max if sweep.higher else min)(known, key=lambda row: row["value"]) if known else None
+    best = None
+    if known:
+        choose = max if sweep.higher else min
+        best = choose(known, key=lambda row: row["value"])
     return {
         "score": sweep.score,
         "best": best and best["options"],
@@ -250,11 +248,7 @@ def scored(
 
 
 def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
-    """Run the plan, or what is asked for of it, and write down what came of it and of what was
-    there before.
-
-    It is written down after an interrupt too.
-    """
+    """Run the chosen methods of the plan, and write the result, also after an interrupt."""
     plan = Tuning.read(arguments.plan)
     out = arguments.out
     settings = list(arguments.set)
@@ -282,19 +276,22 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
         earlier = Earlier.read(
             arguments.earlier, {**shared, "measured_on": measured_on, "seeds": arguments.seeds}
         )
-        asked = [
+        missing = [
             job
             for name in chosen
-            for it, its in jobs[name]
-            if not earlier.has(name, it)
-            for job in its
+            for point, of_point in jobs[name]
+            if not earlier.has(name, point)
+            for job in of_point
         ]
+        # The first seed of all candidates comes first.
+        missing.sort(key=lambda job: job.seed)
         try:
-            return run(sorted(asked, key=lambda job: job.seed), arguments.jobs, arguments.quiet)
+            return run(missing, arguments.jobs, arguments.quiet)
         finally:
             methods = {name: scored(name, sweeps[name], jobs[name], earlier) for name in sweeps}
             command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
-            command += [word for setting in settings for word in ("--set", setting)]
+            for setting in settings:
+                command += ["--set", setting]
             result = {
                 **shared,
                 "measured_on": measured_on,
@@ -311,9 +308,7 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
 
 
 def study_of(result: dict[str, Any]) -> str:
-    """Return the study of tuned methods, as the text of its file. CAFedCL's best candidate is its
-    preset.
-    """
+    """Return the text of the study of tuned methods; CAFedCL's best candidate is a preset."""
     rivals = {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
     tables = (
         f"[each.{name}]\n"
@@ -324,29 +319,29 @@ def study_of(result: dict[str, Any]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Read the command line, tune, and say what failed."""
+    """Read the command line, tune, and report failures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--plan", type=Path, default=PLAN, help="the file with the candidates")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/tuning"), help="the folder of all runs"
-    )
+    parser.add_argument("--plan", type=Path, default=PLAN, help="file with the candidates")
+    parser.add_argument("--out", type=Path, default=Path("runs/tuning"), help="folder of all runs")
     parser.add_argument("--data-dir", default="", help="folder with data files")
     parser.add_argument(
         "--from",
         dest="earlier",
         type=Path,
-        help="an earlier result; what it scored is not run again",
+        help="an earlier result; its candidates are not run again",
     )
     parser.add_argument(
         "--study",
         type=Path,
-        help="run nothing; write the study of the best candidates to this file",
+        help="run nothing; write a study of the best candidates to this file",
     )
-    parser.add_argument("--jobs", type=int, default=None, help="runs at a time; on GPUs, on each")
     parser.add_argument(
-        "--methods", action="append", default=[], help="these only, separated by commas"
+        "--jobs", type=int, default=None, help="number of runs at a time, per GPU if there are any"
+    )
+    parser.add_argument(
+        "--methods", action="append", default=[], help="only these methods, separated by commas"
     )
     parser.add_argument("--seeds", type=int, default=1, help="runs of every candidate")
     parser.add_argument(
@@ -359,12 +354,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     arguments = parser.parse_args(words)
     if arguments.study and not arguments.earlier:
-        parser.error("--study needs --from, the result that the best candidates are taken from")
+        parser.error("--study needs --from, the result with the best candidates")
     try:
         if arguments.study:
             write_atomically(arguments.study, study_of(read_result(arguments.earlier)).encode())
         else:
-            end(tune(arguments), "the same command tries them again")
+            end(tune(arguments), "run the same command again to retry them")
     except CafedclError as error:
         sys.exit(f"error: {error}")
     except typer.Exit as ended:

@@ -1,4 +1,4 @@
-"""Hosts with addresses of their own on one machine: network namespaces on a bridge. It needs root."""
+"""Hosts with their own addresses on one machine: network namespaces on a bridge. Needs root."""
 
 import os
 import shutil
@@ -9,22 +9,20 @@ from pathlib import Path
 
 
 def ip(*words: str) -> str:
-    """Run `ip`."""
+    """Run the `ip` command and return its output."""
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
 
 
 def may_make_namespaces() -> bool:
-    """Return whether this process may."""
+    """Return whether this process may create network namespaces."""
     if shutil.which("ip") is None:
         return False
     name = f"cafedcl-{os.getpid()}"
-    made = (
-        subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode
-        == 0
-    )
-    if made:
-        ip("netns", "del", name)
-    return made
+    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    if done.returncode:
+        return False
+    ip("netns", "del", name)
+    return True
 
 
 class Hosts:
@@ -62,22 +60,16 @@ class Hosts:
 
     def traffic(self, host: str) -> tuple[int, int]:
         """Return the bytes that a host has sent and received, with all headers."""
-        words = ip("-n", self.names["hub"], "-s", "link", "show", host).split("\n")
-        received, sent = (int(words[line].split()[0]) for line in (5, 3))
+        lines = ip("-n", self.names["hub"], "-s", "link", "show", host).split("\n")
+        # These are the bridge's counters: what it received, the host has sent.
+        sent = int(lines[3].split()[0])
+        received = int(lines[5].split()[0])
         return sent, received
 
     def start(self, host: str, log: Path, *words: object) -> "subprocess.Popen[bytes]":
         """Run a cafedcl command at a host."""
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            self.names[host],
-            sys.executable,
-            "-m",
-            "cafedcl",
-            *map(str, words),
-        ]
+        command = ["ip", "netns", "exec", self.names[host]]
+        command += [sys.executable, "-m", "cafedcl", *map(str, words)]
         with log.open("wb") as out:
             return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 

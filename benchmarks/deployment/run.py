@@ -1,13 +1,12 @@
-"""What a deployment costs beyond training: seconds per round, and bytes on the wire against the
-payload.
+"""Overhead of a deployment: seconds per round beyond training, and bytes on the wire.
 
     python benchmarks/deployment/run.py --out benchmarks/results/deployment.json
 
-A server and three sites on one machine, each in a network namespace with an address of its own,
-with TLS and keys; bytes are counted at the server's cable, with all headers. It needs root, for the
-namespaces. The training time is that of the same jobs in one process on the same machine, the
-slowest client's. The first round, in which sites load, and the last, in which models are scored,
-are left out. Clients have few images, because training is not what is measured.
+runs a server and three sites on one machine, each in a network namespace with its own address, with
+TLS and keys. This needs root. Bytes are counted at the server's cable, with all headers. Training
+time is that of the slowest client's job in one process on the same machine. The first round, in
+which sites load their data, and the last one, in which models are evaluated, are left out. Clients
+have few images, because training is not what is measured.
 """
 
 import argparse
@@ -27,22 +26,22 @@ from hosts import Hosts
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Job, Reply
 from cafedcl.core.environment import environment
-from cafedcl.deploy.places import ServerOptions, make_places
-from cafedcl.engine.reference import Eager
+from cafedcl.deploy.folders import ServerOptions, make_folders
+from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.journal import NAME
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import gather
 
 SITES = ("north", "south", "west")
 SETTINGS = [
-    *(
-        "train.epochs=1",
-        "train.iterations=2",
-        "split.alpha=1.0",
-        "split.validation=0.9",
-        "engine.device=cpu",
-    ),
-    *("federation.clients=3", "evaluate.every=1000", "evaluate.own_every=1000"),
+    "train.epochs=1",
+    "train.iterations=2",
+    "split.alpha=1.0",
+    "split.validation=0.9",
+    "engine.device=cpu",
+    "federation.clients=3",
+    "evaluate.every=1000",
+    "evaluate.own_every=1000",
 ]
 CASES = {
     "prototypes only": ("fedproto", ["model.name=cnn8"]),
@@ -58,7 +57,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    about, results = environment(["python", *sys.argv], "cpu"), list[dict[str, Any]]()
+    about = environment(["python", *sys.argv], "cpu")
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for result in measure(Path(folder), options.rounds):
             results.append(result)
@@ -72,18 +72,17 @@ def measure(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Run every case on one deployment."""
     with Hosts(SITES) as hosts:
         options = ServerOptions(host=f"{hosts.net}.1")
-        server, *sites = make_places(
+        server, *sites = make_folders(
             folder / "d", options, dict.fromkeys(SITES, ""), simulated=True
         )
         processes = [hosts.start("server", folder / "server.log", "deploy", "server", server)]
         try:
             wait(lambda: "ready" in (folder / "server.log").read_text())
-            for name, place in zip(SITES, sites, strict=True):
-                processes.append(hosts.start(name, folder / f"{name}.log", "deploy", "site", place))
+            for name, site in zip(SITES, sites, strict=True):
+                processes.append(hosts.start(name, folder / f"{name}.log", "deploy", "site", site))
             for name in CASES:
-                yield case(hosts, server, folder, name, rounds) | {
-                    "load": round(os.getloadavg()[0], 1)
-                }
+                result = case(hosts, server, folder, name, rounds)
+                yield {**result, "load": round(os.getloadavg()[0], 1)}
         finally:
             for process in processes:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -94,32 +93,23 @@ def measure(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
 def case(hosts: Hosts, server: Path, folder: Path, name: str, rounds: int) -> dict[str, Any]:
     """Run one case and take the median over its rounds."""
     method, settings = CASES[name]
-    words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
-    out, log = folder / name.replace(" ", "-"), folder / "run.log"
-    command = [
-        "deploy",
-        "run",
-        server,
-        "--method",
-        method,
-        "--rounds",
-        rounds,
-        "--out",
-        out,
-        "--quiet",
-        *words,
-    ]
-    process, seen, at = (
-        hosts.start("server", log, *command),
-        dict[tuple[str, int], tuple[float, int]](),
-        0,
-    )
+    out = folder / name.replace(" ", "-")
+    log = folder / "run.log"
+    command = ["deploy", "run", server, "--method", method, "--rounds", rounds]
+    command += ["--out", out, "--quiet"]
+    for setting in (*SETTINGS, *settings):
+        command += ["--set", setting]
+    process = hosts.start("server", log, *command)
+    # Time, and bytes at the server's cable, at the start and the end of every round.
+    seen: dict[tuple[str, int], tuple[float, int]] = {}
+    read = 0
     while process.poll() is None:
         lines = (out / NAME).read_text().splitlines() if (out / NAME).exists() else []
-        for event in map(json.loads, lines[at:]):
+        for event in map(json.loads, lines[read:]):
             if event["event"] in ("round", "done"):
-                seen[event["event"], event["round"]] = event["time"], sum(hosts.traffic("server"))
-        at = len(lines)
+                traffic = sum(hosts.traffic("server"))
+                seen[event["event"], event["round"]] = (event["time"], traffic)
+        read = len(lines)
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(log.read_text())
@@ -146,15 +136,16 @@ def case(hosts: Hosts, server: Path, folder: Path, name: str, rounds: int) -> di
 def slowest(config: Config) -> float:
     """Return the seconds of the slowest client's job in one process."""
     setup = prepare(config)
-    engine, down = Eager(setup.task), Down(0, setup.task.method.broadcast(setup.start()))
-    replies = engine.train(
-        [Job(client, down, {}, False) for client in (0, *range(len(setup.task.clients.shards)))]
-    )
-    return max(reply.up.seconds for reply in list(replies)[1:] if isinstance(reply, Reply))
+    engine = ReferenceEngine(setup.task)
+    down = Down(0, setup.task.method.broadcast(setup.start()))
+    # The first job is a warm-up and does not count.
+    clients = (0, *range(len(setup.task.clients.shards)))
+    replies = list(engine.train([Job(client, down, {}, False) for client in clients]))
+    return max(reply.up.seconds for reply in replies[1:] if isinstance(reply, Reply))
 
 
 def wait(ready: Callable[[], bool]) -> None:
-    """Wait for something."""
+    """Wait until ``ready()``, for two minutes at most."""
     until = time.monotonic() + 120
     while not ready():
         if time.monotonic() > until:

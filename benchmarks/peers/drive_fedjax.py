@@ -1,5 +1,4 @@
-"""FedJAX's federated averaging, compiled by XLA, which spreads every operation over the cores by
-itself.
+"""FedJAX's federated averaging, compiled by XLA, which uses all cores for every operation.
 
 python benchmarks/peers/drive_fedjax.py a --rounds 4 --out fedjax.json
 """
@@ -19,9 +18,7 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def channels_last(weights: Weights) -> Weights:
-    """Return the initial weights for images with the channels last, which XLA's convolutions on a
-    CPU are made for.
-    """
+    """Return the initial weights for channels-last images, which XLA prefers on a CPU."""
     channels = weights["conv2.weight"].shape[0]
     outputs, inputs = weights["full.weight"].shape
     side = round((inputs // channels) ** 0.5)
@@ -32,7 +29,7 @@ def channels_last(weights: Weights) -> Weights:
 
 
 def scores(weights: Weights, x: jax.Array) -> jax.Array:
-    """Return the network's scores."""
+    """Return the network's logits."""
     small = x.shape[1] < 16
     for layer in ("conv1", "conv2"):
         kernel = weights[f"{layer}.weight"]
@@ -60,7 +57,8 @@ def train(task: Task) -> Outcome:
     jax.tree_map = jax.tree_util.tree_map  # FedJAX calls it by the name it had before JAX 0.6
     import fedjax
 
-    job, data = task.job, task.data()
+    job = task.job
+    data = task.data()
     per_client = job.steps(max(data.sizes))
     fedjax.set_for_each_client_backend("jit")
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
@@ -78,8 +76,10 @@ def train(task: Task) -> Outcome:
             fedjax.ClientDataset({"x": np.ascontiguousarray(x.transpose(0, 2, 3, 1)), "y": y})
         )
     state = algorithm.init(channels_last(data.weights))
-    rng, chosen = jax.random.PRNGKey(0), random.Random(0)
-    seconds, steps = [], []
+    rng = jax.random.PRNGKey(0)
+    chosen = random.Random(0)
+    seconds = []
+    steps = []
     for _ in range(task.rounds):
         began = time.perf_counter()
         rng, *keys = jax.random.split(rng, job.cohort + 1)
@@ -94,9 +94,9 @@ def train(task: Task) -> Outcome:
         "x": jnp.asarray(data.images(data.test_x).transpose(0, 2, 3, 1)),
         "y": jnp.asarray(data.test_y),
     }
-    right = float((scores(state.params, test["x"]).argmax(1) == test["y"]).mean())
+    accuracy = float((scores(state.params, test["x"]).argmax(1) == test["y"]).mean())
     how = f"1 process, XLA's threads on {cores()} cores, jit backend"
-    return Outcome(seconds, right, float(loss(state.params, test)), steps, how)
+    return Outcome(seconds, accuracy, float(loss(state.params, test)), steps, how)
 
 
 if __name__ == "__main__":

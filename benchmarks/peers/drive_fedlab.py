@@ -1,5 +1,4 @@
-"""FedLab's FedAvg, scaled to several processes: a server, and per core a process that trains its
-clients in turn.
+"""FedLab's FedAvg in several processes: a server, and one process per core that trains clients.
 
 python benchmarks/peers/drive_fedlab.py a --rounds 4 --out fedlab.json
 """
@@ -16,24 +15,25 @@ from typing import Any
 import torch
 from driver import Outcome, Task, cores, drive, quiet
 from torch import Tensor
-from torch_model import Batches, import_torchvision, judge, network, settle, tensors
+from torch_model import Batches, configure_torch, evaluate, import_torchvision, network, tensors
 
-RANK, PORT = "FEDLAB_RANK", "FEDLAB_PORT"
-"""Environment variables by which the server tells its client processes who and where they are."""
+RANK = "FEDLAB_RANK"
+PORT = "FEDLAB_PORT"
+"""Environment variables of the client processes: their rank, and the server's port."""
 
 
 def train(task: Task) -> Outcome | None:
-    """Start the client processes and be their server; in such a process, train clients."""
+    """Start the client processes and run the server; in a client process, train clients."""
     quiet()
     import_torchvision()
-    settle(1, task.onednn)
+    configure_torch(1, task.onednn)
     if RANK in os.environ:
         return serve_clients(task, int(os.environ[RANK]), os.environ[PORT])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, __file__, *task.arguments]
-    crew = [
+    processes = [
         subprocess.Popen(
             command, env=os.environ | {RANK: str(rank + 1), PORT: port, "OMP_NUM_THREADS": "1"}
         )
@@ -42,7 +42,7 @@ def train(task: Task) -> Outcome | None:
     try:
         return serve(task, port)
     finally:
-        for process in crew:
+        for process in processes:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
@@ -57,10 +57,11 @@ def serve(task: Task, port: str) -> Outcome:
     from fedlab.utils import Aggregators, SerializationTool
 
     random.seed(0)
-    job, data = task.job, task.data()
+    job = task.job
+    data = task.data()
 
     class Handler(FedAvgServerHandler):
-        """FedAvg by the number of images, which comes with every model; notes when a round is over."""
+        """FedAvg weighted by the numbers of images; records when a round ends."""
 
         times: list[float]
         steps: list[int]
@@ -75,27 +76,29 @@ def serve(task: Task, port: str) -> Outcome:
             self.steps.append(int(torch.cat(steps).sum()))
 
     class Manager(SynchronousServerManager):
-        """A manager that notes when the first round begins."""
+        """A manager that records when the first round starts."""
 
         def main_loop(self) -> None:
-            self._handler.times, self._handler.steps = [time.perf_counter()], []
+            self._handler.times = [time.perf_counter()]
+            self._handler.steps = []
             super().main_loop()
 
     handler = Handler(network(data), task.rounds, job.cohort / job.clients)
     Manager(DistNetwork(("127.0.0.1", port), cores() + 1, 0), handler, mode="GLOBAL").run()
     seconds = [after - before for before, after in pairwise(handler.times)]
     how = f"a server and {cores()} client processes, 1 PyTorch thread each"
-    return Outcome(seconds, *judge(handler.model, data), handler.steps, how)
+    return Outcome(seconds, *evaluate(handler.model, data), handler.steps, how)
 
 
 def serve_clients(task: Task, rank: int, port: str) -> None:
-    """Train this process's share of the clients whenever the server asks for it."""
+    """Train this process's clients whenever the server requests it."""
     from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer
     from fedlab.contrib.dataset.basic_dataset import FedDataset
     from fedlab.core.client.manager import PassiveClientManager
     from fedlab.core.network import DistNetwork
 
-    job, data = task.job, task.data()
+    job = task.job
+    data = task.data()
 
     class Shards(FedDataset):
         """The clients' data."""

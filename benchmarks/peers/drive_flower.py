@@ -21,22 +21,23 @@ def train(task: Task) -> Outcome:
         os.environ |= {
             "FLWR_HOME": home,
             "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        os.environ |= {"FLWR_DISABLE_UPDATE_CHECK": "1"}
         from flower_client import app as client_app
         from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
         from flwr.serverapp import Grid, ServerApp
         from flwr.serverapp.strategy import FedAvg
         from flwr.simulation import run_simulation
-        from torch_model import judge, network
+        from torch_model import evaluate, network
 
-        model, job = network(data), task.job
+        model = network(data)
+        job = task.job
         began: list[float] = []
         steps: list[int] = []
 
         class Timed(FedAvg):
-            """FedAvg that notes when a round begins."""
+            """FedAvg that records when a round starts."""
 
             def configure_train(self, *details: Any) -> Iterable[Message]:
                 began.append(time.perf_counter())
@@ -78,9 +79,8 @@ def train(task: Task) -> Outcome:
         }
         run_simulation(server_app, client_app, job.clients, backend_config=resources)
     seconds = [after - before for before, after in pairwise(began)]
-    return Outcome(
-        seconds, *judge(model, data), steps, f"{cores()} Ray processes, 1 PyTorch thread each"
-    )
+    how = f"{cores()} Ray processes, 1 PyTorch thread each"
+    return Outcome(seconds, *evaluate(model, data), steps, how)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 from driver import Outcome, Task, drive, quiet
 from torch import nn
-from torch_model import import_torchvision, judge, network, settle, tensors
+from torch_model import configure_torch, evaluate, import_torchvision, network, tensors
 
 
 def train(task: Task) -> Outcome:
@@ -23,19 +23,22 @@ def train(task: Task) -> Outcome:
     from fluke.server import Server
     from fluke.utils import ClientObserver, FederationObserver
 
-    settle(task.threads, task.onednn)
+    configure_torch(task.threads, task.onednn)
     environment = FlukeENV()
     environment.set_seed(0)
     environment.set_device("cpu")
     environment.set_inmemory(True)
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
-    job, data = task.job, task.data()
+    job = task.job
+    data = task.data()
 
-    class Watch(FederationObserver, ClientObserver):
-        """Notes the time and the steps of every round."""
+    class Timer(FederationObserver, ClientObserver):
+        """Records the time and the steps of every round."""
 
         def __init__(self) -> None:
-            self.began, self.seconds, self.steps = 0.0, [], []
+            self.began = 0.0
+            self.seconds = []
+            self.steps = []
 
         def start_round(self, **_: Any) -> None:
             self.began = time.perf_counter()
@@ -63,11 +66,11 @@ def train(task: Task) -> Outcome:
     ]
     server = Server(model=network(data), test_set=None, clients=clients, weighted=True)
     algorithm = FedAVG(job.clients, None, {}, clients=clients, server=server)
-    watch = Watch()
-    algorithm.set_callbacks([watch])
+    timer = Timer()
+    algorithm.set_callbacks([timer])
     algorithm.run(n_rounds=task.rounds, eligible_perc=job.cohort / job.clients, finalize=False)
     how = f"1 process, {task.threads} PyTorch threads"
-    return Outcome(watch.seconds, *judge(server.model, data), watch.steps, how)
+    return Outcome(timer.seconds, *evaluate(server.model, data), timer.steps, how)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from driver import Outcome, Task, cores, drive
 from jobs import Data
-from torch_model import judge, network, wait
+from torch_model import evaluate, network, wait
 
 from cafedcl import Federation, resolve
 from cafedcl.data import Dataset
@@ -17,10 +17,12 @@ from cafedcl.task.build import prepare
 
 
 def options(task: Task) -> dict[str, Any]:
-    """Return the job as a config; one round more than is run, so that none of them is the last,
-    which evaluates.
+    """Return the job as a config.
+
+    It has one round more than is run: the last round evaluates, which is not timed.
     """
-    job, rounds = task.job, task.rounds + 1
+    job = task.job
+    rounds = task.rounds + 1
     small = "cnn8" if job.shape[1] < 16 else "cnn4"
     return {
         "method": {"name": "fedavg"},
@@ -46,23 +48,23 @@ def options(task: Task) -> dict[str, Any]:
 
 def dataset(data: Data) -> Dataset:
     """Return the job's data with their natural clients."""
-    train, test = (data.train_x, data.train_y), (data.test_x, data.test_y)
+    train = (data.train_x, data.train_y)
+    test = (data.test_x, data.test_y)
     arrays = [torch.from_numpy(part) for part in (*train, *test)]
     names = tuple(str(label) for label in range(10))
     return Dataset.of(*arrays, names, torch.from_numpy(data.owners))
 
 
 def plain_name(name: str) -> str:
-    """Return a weight's name without the parts of the federation's state and of the network it is
-    in.
-    """
+    """Return a weight's name without the prefixes of the state and the encoder."""
     return name.removeprefix("model/").removeprefix("encoder.")
 
 
 def train(task: Task) -> Outcome:
     """Run the rounds."""
     data = task.data()
-    seconds, steps = [], []
+    seconds = []
+    steps = []
     with Federation(prepare(resolve(options(task)), dataset(data))) as federation:
         federation.state = {
             name: torch.from_numpy(data.weights[plain_name(name)]).to(value.device)
@@ -75,18 +77,16 @@ def train(task: Task) -> Outcome:
             wait(task.device)
             seconds.append(time.perf_counter() - began)
             failed = {failure["client"] for failure in record.failed}
-            steps.append(
-                sum(task.job.steps(sizes[k]) for k in record.participants if k not in failed)
-            )
+            trained = [client for client in record.participants if client not in failed]
+            steps.append(sum(task.job.steps(sizes[client]) for client in trained))
         final = {plain_name(name): value for name, value in federation.state.items()}
     model = network(data).to(task.device)
     model.load_state_dict(final)
-    engine = (
-        type(federation.engine).__name__.lower(),
-        getattr(federation.engine, "precision", "fp32"),
-    )
-    used = f"cuda: {', '.join(engine)}" if task.device == "cuda" else f"{cores()} cores"
-    return Outcome(seconds, *judge(model, data), steps, f"the engine's defaults on {used}")
+    used = f"{cores()} cores"
+    if task.device == "cuda":
+        engine = type(federation.engine).__name__.lower()
+        used = f"cuda: {engine}, {getattr(federation.engine, 'precision', 'fp32')}"
+    return Outcome(seconds, *evaluate(model, data), steps, f"the engine's defaults on {used}")
 
 
 if __name__ == "__main__":

@@ -17,50 +17,48 @@ import torch
 import torch.nn.functional as F
 from driver import Outcome, Task, cores, drive, quiet
 from torch import Tensor, nn
-from torch_model import judge, network, settle, tensors
+from torch_model import configure_torch, evaluate, network, tensors
 
 
 class Learner(nn.Module):
-    """The network with the methods that pfl asks of a model."""
+    """The network with the methods that pfl needs of a model."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.steps = inner, 0
+        self.inner = inner
+        self.steps = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores."""
         return self.inner(x)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return what is minimised; it is asked for once per step."""
+        """Return the loss; pfl calls this once per step."""
         self.steps += 1
         return F.cross_entropy(self(x), y)
 
     def metrics(self, *_: Tensor) -> dict[str, float]:
-        """Nothing is measured while training."""
+        """Return nothing: no metrics are measured in training."""
         return {}
 
 
 def train(task: Task) -> Outcome | None:
-    """Start a process per core; in such a process, run the rounds."""
+    """Start a process per core; in these processes, run the rounds."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return work(task)
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={cores()}",
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += [f"--nproc_per_node={cores()}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     status = subprocess.run([*launcher, __file__, *task.arguments], env=environment).returncode
-    return sys.exit(status) if status else None
+    if status:
+        sys.exit(status)
+    return None
 
 
 def work(task: Task) -> Outcome | None:
     """Run the rounds; the first process returns the outcome."""
     quiet()
-    settle(1, task.onednn)
+    configure_torch(1, task.onednn)
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
@@ -75,14 +73,16 @@ def work(task: Task) -> Outcome | None:
 
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
-    job, data = task.job, task.data()
+    job = task.job
+    data = task.data()
     learner = Learner(network(data))
 
-    class Watch(TrainingProcessCallback):
-        """Notes the time and the steps of every round, those of all processes together."""
+    class Timer(TrainingProcessCallback):
+        """Records the time of every round and the steps of this process."""
 
         def __init__(self) -> None:
-            self.times, self.steps = [time.perf_counter()], []
+            self.times = [time.perf_counter()]
+            self.steps = []
 
         def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
             self.times.append(time.perf_counter())
@@ -97,7 +97,7 @@ def work(task: Task) -> Outcome | None:
     users = random.sample(range(job.clients), job.clients)
     clients = FederatedDataset(user, get_user_sampler("minimize_reuse", users))
     model = PyTorchModel(learner, torch.optim.SGD, torch.optim.SGD(learner.parameters(), lr=1.0))
-    watch = Watch()
+    timer = Timer()
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=task.rounds,
@@ -110,15 +110,15 @@ def work(task: Task) -> Outcome | None:
         model_train_params=NNTrainHyperParams(
             local_num_epochs=job.epochs, local_learning_rate=job.lr, local_batch_size=job.batch
         ),
-        callbacks=[watch],
+        callbacks=[timer],
     )
-    steps = torch.tensor(watch.steps)
+    steps = torch.tensor(timer.steps)
     torch.distributed.all_reduce(steps)
     if torch.distributed.get_rank():
         return None
-    seconds = [after - before for before, after in pairwise(watch.times)]
+    seconds = [after - before for before, after in pairwise(timer.times)]
     how = f"{cores()} processes of torchrun, 1 PyTorch thread each"
-    return Outcome(seconds, *judge(learner, data), steps.tolist(), how)
+    return Outcome(seconds, *evaluate(learner, data), steps.tolist(), how)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""A plain PyTorch loop, as in PFLlib: clients one after another, each with its own model, optimizer
-and DataLoader.
+"""A plain PyTorch loop as in PFLlib: one client after another, each with its own model.
 
 python benchmarks/peers/drive_plain.py a --rounds 4 --out plain.json
 """
@@ -12,25 +11,28 @@ import torch
 from driver import Outcome, Task, drive
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch_model import judge, network, settle, tensors, wait
+from torch_model import configure_torch, evaluate, network, tensors, wait
 
 
 class Client:
-    """A client that keeps its data, its model and its optimizer."""
+    """A client with its own data, model and optimizer."""
 
     def __init__(self, index: int, model: nn.Module, task: Task, dataset: TensorDataset) -> None:
-        self.index, self.job, self.device, self.dataset = index, task.job, task.device, dataset
+        self.index = index
+        self.job = task.job
+        self.device = task.device
+        self.dataset = dataset
         self.model = deepcopy(model)
         self.loss = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=task.job.lr)
 
     def set_parameters(self, model: nn.Module) -> None:
-        """Take over the server's weights."""
+        """Copy the server's weights."""
         for new, old in zip(model.parameters(), self.model.parameters(), strict=True):
             old.data = new.data.clone()
 
     def train(self) -> int:
-        """Train for the local epochs; returns the number of steps."""
+        """Train for the local epochs and return the number of steps."""
         self.model.train()
         loader = DataLoader(self.dataset, batch_size=self.job.batch, shuffle=True)
         steps = 0
@@ -46,18 +48,20 @@ class Client:
 
 
 class Server:
-    """A server that sends its model to a random cohort and averages what comes back."""
+    """A server that sends its model to a random cohort and averages the trained models."""
 
     def __init__(self, task: Task) -> None:
         data = task.data()
-        self.job, self.data, self.model = task.job, data, network(data).to(task.device)
+        self.job = task.job
+        self.data = data
+        self.model = network(data).to(task.device)
         self.clients = [
             Client(k, self.model, task, TensorDataset(*tensors(data, k)))
             for k in range(task.job.clients)
         ]
 
     def round(self) -> int:
-        """One round; returns its optimizer steps."""
+        """Run one round and return its optimizer steps."""
         cohort = random.sample(self.clients, self.job.cohort)
         for client in cohort:
             client.set_parameters(self.model)
@@ -76,20 +80,21 @@ class Server:
 
 def train(task: Task) -> Outcome:
     """Run the rounds."""
-    settle(task.threads, task.onednn)
+    configure_torch(task.threads, task.onednn)
     random.seed(0)
     torch.manual_seed(0)
     server = Server(task)
-    seconds, steps = [], []
+    seconds = []
+    steps = []
     for _ in range(task.rounds):
         began = time.perf_counter()
         steps.append(server.round())
         wait(task.device)
         seconds.append(time.perf_counter() - began)
-    used = (
-        "cuda, PyTorch's defaults" if task.device == "cuda" else f"{task.threads} PyTorch threads"
-    )
-    return Outcome(seconds, *judge(server.model, server.data), steps, f"1 process, {used}")
+    used = f"{task.threads} PyTorch threads"
+    if task.device == "cuda":
+        used = "cuda, PyTorch's defaults"
+    return Outcome(seconds, *evaluate(server.model, server.data), steps, f"1 process, {used}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What all drivers share: the command line, and the result file.
+"""The command line and the result file of all drivers.
 
     python benchmarks/peers/drive_plain.py a --rounds 4 --out plain.json
 
-is how a driver is called; all take the same arguments.
+is the command of a driver; all drivers have the same arguments.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from jobs import SCALES, Data, Job, JobError, data_file, find_job, load
 
 DEVICES = ("cpu", "cuda")
 ON_GPU = ("ours", "plain")
-"""Systems whose drivers can train on a GPU, and the only ones that run its network."""
+"""Systems whose drivers can train on a GPU; only they run the job for it."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a driver is asked to run, and how PyTorch is to be set for it."""
+    """The job of a driver, and the settings of PyTorch."""
 
     job: Job
     rounds: int
@@ -48,12 +48,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has to show for itself."""
+    """The result of a run."""
 
     seconds: list[float]
     """Wall time of every round, the first one included."""
     accuracy: float
-    """Of the final global model on the held-out images."""
+    """Accuracy of the final global model on the held-out images."""
     loss: float
     """Mean cross-entropy of the final global model on the held-out images."""
     steps: list[int]
@@ -64,14 +64,16 @@ class Outcome:
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_system(system: str, job: Job, device: str) -> None:
     """Refuse a system that cannot run a job on a device."""
     if system not in ON_GPU and (device == "cuda" or job.model == "resnet"):
         raise JobError(
-            f"job {job.name} on {device}: {system} is not set up for it; only {' and '.join(ON_GPU)} are"
+            f"job {job.name} on {device}: {system} cannot run it; only {' and '.join(ON_GPU)} can"
         )
 
 
@@ -85,7 +87,7 @@ def gpu() -> str:
 
 
 def release(package: str) -> str:
-    """Return a package's version, also where it is not installed but on Python's path."""
+    """Return a package's version, also if it is only on Python's path and not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -95,32 +97,29 @@ def release(package: str) -> str:
 def drive(
     system: str, doc: str, packages: list[str], train: Callable[[Task], Outcome | None]
 ) -> None:
-    """Run a driver from its command line and write its result; a process that is only a helper
-    returns None.
+    """Run a driver from its command line and write its result.
+
+    ``train`` returns None in helper processes, which write nothing.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("job")
-    parser.add_argument(
-        "--rounds", type=int, help="how many rounds; the job's own number if not given"
-    )
-    parser.add_argument(
-        "--data", type=Path, help="the job's data file; where jobs.py puts it if not given"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the result file")
+    parser.add_argument("--rounds", type=int, help="number of rounds; default: the job's own")
+    parser.add_argument("--data", type=Path, help="data file; default: where jobs.py writes it")
+    parser.add_argument("--out", type=Path, required=True, help="result file")
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument(
         "--threads",
         type=int,
         default=cores(),
-        help="PyTorch's threads where one process trains alone",
+        help="PyTorch's threads if one process trains alone",
     )
     parser.add_argument(
-        "--onednn", choices=("on", "off"), default="on", help="PyTorch's CPU kernels by oneDNN"
+        "--onednn", choices=("on", "off"), default="on", help="whether PyTorch uses oneDNN on a CPU"
     )
     parser.add_argument(
-        "--device", choices=DEVICES, help="where the clients train; the job's own if not given"
+        "--device", choices=DEVICES, help="device to train on; default: the job's own"
     )
     arguments = parser.parse_args()
     try:
@@ -150,7 +149,7 @@ def drive(
 
 
 def read_task(arguments: argparse.Namespace) -> Task:
-    """Return what the command line asks for, or say what is wrong with it."""
+    """Return the task of the command line; wrong arguments are a JobError."""
     job = find_job(arguments.job, arguments.scale)
     rounds = job.rounds if arguments.rounds is None else arguments.rounds
     if rounds < 2:
@@ -158,10 +157,11 @@ def read_task(arguments: argparse.Namespace) -> Task:
     if arguments.threads < 1:
         raise JobError(f"--threads {arguments.threads}: at least 1 is needed")
     path = arguments.data or data_file(job.name, arguments.scale)
-    onednn, device = arguments.onednn == "on", arguments.device or job.device
+    onednn = arguments.onednn == "on"
+    device = arguments.device or job.device
     return Task(job, rounds, path.resolve(), arguments.threads, onednn, device, sys.argv[1:])
 
 
 def quiet() -> None:
-    """Silence the peers' deprecation warnings, which are no part of the result."""
+    """Silence the peers' deprecation warnings."""
     warnings.simplefilter("ignore")

@@ -1,5 +1,6 @@
-"""The client of drive_flower.py, in a module of its own so that Ray's processes import it once and
-keep its cache.
+"""The client of drive_flower.py.
+
+It has its own module, so that Ray's processes import it once and keep its cache.
 """
 
 from functools import lru_cache
@@ -11,15 +12,15 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from jobs import Data, load
 from torch import nn
-from torch_model import Batches, network, settle, tensors
+from torch_model import Batches, configure_torch, network, tensors
 
 app = ClientApp()
 
 
 @lru_cache(maxsize=1)
 def site(path: str, onednn: bool) -> tuple[Data, nn.Sequential]:
-    """Return the data and a network, which a process keeps from client to client."""
-    settle(1, onednn)
+    """Return the data and a network; a process uses them for all its clients."""
+    configure_torch(1, onednn)
     data = load(Path(path))
     return data, network(data)
 

@@ -31,14 +31,12 @@ SCALES = ("full", "tiny")
 
 
 class JobError(Exception):
-    """Something the user can put right; its text is one line."""
+    """A mistake that the user can fix; its text is one line."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A FedAvg job: plain SGD, cross-entropy, the clients' models averaged by their number of
-    images.
-    """
+    """A FedAvg job: SGD, cross-entropy, models averaged by the clients' numbers of images."""
 
     name: str
     clients: int
@@ -49,16 +47,16 @@ class Job:
     epochs: int
     batch: int
     rounds: int
-    """Rounds that are run where nothing else is asked for."""
+    """Default number of rounds."""
     shape: tuple[int, int, int] = (3, 32, 32)
     lr: float = 0.01
     model: str = "cnn"
     """cnn: a small CNN that fits the images; resnet: ResNet-18 with GroupNorm."""
     device: str = "cpu"
-    """Where the clients train where nothing else is asked for: cpu or cuda."""
+    """Default device: cpu or cuda."""
 
     def steps(self, samples: int) -> int:
-        """Return the optimizer steps that a client with so many images does in a round."""
+        """Return the optimizer steps per round of a client with the given number of images."""
         return self.epochs * -(-samples // self.batch)
 
 
@@ -94,9 +92,7 @@ JOBS = {
 
 
 def find_job(name: str, scale: str = "full") -> Job:
-    """Return a job by name; ``tiny`` is the same job with 4 clients of 20 images, to see whether a
-    system works.
-    """
+    """Return a job by name; ``tiny`` is the same job with 4 clients of 20 images, for tests."""
     if name not in JOBS:
         raise JobError(f"there is no job '{name}'; the jobs are {', '.join(JOBS)}")
     job = JOBS[name]
@@ -109,7 +105,7 @@ def find_job(name: str, scale: str = "full") -> Job:
 
 @dataclass(frozen=True)
 class Data:
-    """What a file holds."""
+    """The content of a data file."""
 
     train_x: Array
     train_y: Array
@@ -133,19 +129,22 @@ class Data:
         return self.images(self.train_x[mine]), self.train_y[mine]
 
     def images(self, x: Array) -> Array:
-        """Return uint8 images as the network sees them."""
+        """Return uint8 images as float32, normalised: the network's input."""
         return (x.astype(np.float32) / np.float32(255) - self.mean) / self.std
 
 
 def make(job: Job) -> Data:
-    """Make a job's data; the same every time."""
+    """Make a job's data, always the same."""
     rng = np.random.default_rng([SEED, *job.name.encode()])
     if job.shape == (1, 8, 8):
         x, y, test_x, test_y = _digits(job.images, rng)
         owners = dirichlet(y, job.clients, rng)
     else:
         x, y = _patterns(job.images + TEST_IMAGES, job.shape, rng)
-        x, test_x, y, test_y = x[: job.images], x[job.images :], y[: job.images], y[job.images :]
+        test_x = x[job.images :]
+        test_y = y[job.images :]
+        x = x[: job.images]
+        y = y[: job.images]
         owners = np.repeat(np.arange(job.clients), job.images // job.clients)
     pixels = [
         np.bincount(x[:, channel].ravel(), minlength=256) / x[:, channel].size
@@ -165,7 +164,7 @@ def make(job: Job) -> Data:
 def _patterns(
     number: int, shape: tuple[int, int, int], rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Return images that are a coarse pattern of their class under noise that is stronger than it."""
+    """Return images: a coarse pattern per class, under noise that is stronger."""
     channels, height, width = shape
     coarse = rng.standard_normal((CLASSES, channels, height // 8, width // 8), dtype=np.float32)
     patterns = coarse.repeat(8, axis=2).repeat(8, axis=3)
@@ -183,22 +182,18 @@ def _digits(images: int, rng: np.random.Generator) -> tuple[Array, Array, Array,
         from sklearn.datasets import load_digits
     except ImportError:
         raise JobError(
-            "the digits come with scikit-learn, which is not installed here; make the file elsewhere"
+            "the digits need scikit-learn, which is not installed here; make the file elsewhere"
         ) from None
     bunch = load_digits()
     order = rng.permutation(len(bunch.target))
-    x, y = (
-        np.round(bunch.images[order] * (255 / 16)).astype(np.uint8)[:, None],
-        bunch.target[order].astype(np.int64),
-    )
+    x = np.round(bunch.images[order] * (255 / 16)).astype(np.uint8)[:, None]
+    y = bunch.target[order].astype(np.int64)
     held = slice(len(y) - DIGITS_TEST, None)
     return x[:images], y[:images], x[held], y[held]
 
 
 def dirichlet(labels: Array, clients: int, rng: np.random.Generator) -> Array:
-    """Deal images to clients of equal size, each with its own mixture of classes drawn from
-    Dir(0.1).
-    """
+    """Split images over clients of equal size, with class proportions drawn from Dir(0.1)."""
     decks = [rng.permutation(np.flatnonzero(labels == label)).tolist() for label in range(CLASSES)]
     owners = np.empty(len(labels), dtype=np.int64)
     sizes = np.full(clients, len(labels) // clients)
@@ -212,9 +207,7 @@ def dirichlet(labels: Array, clients: int, rng: np.random.Generator) -> Array:
 
 
 def layers(shape: tuple[int, int, int], model: str = "cnn") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the network's weights: ResNet-18, the 4-layer CNN, or the small one for
-    8×8 images.
-    """
+    """Return the weights' shapes of ResNet-18, the 4-layer CNN, or a small CNN for 8×8 images."""
     channels, height, width = shape
     if model == "resnet":
         return _resnet(channels)
@@ -252,19 +245,16 @@ def _resnet(channels: int) -> dict[str, tuple[int, ...]]:
 def initial_weights(
     shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
 ) -> dict[str, Array]:
-    """Return weights uniform within ±1/√(inputs of a unit).
+    """Return initial weights, uniform within ±1/√(inputs of a unit).
 
-    GroupNorms begin with ones and zeros, and the convolutions of a network that has them need no
-    bias.
+    GroupNorms start with ones and zeros. Convolutions before them have no bias.
     """
     normed = "norm" in shapes
     weights: dict[str, Array] = {}
     for name, form in shapes.items():
         if len(form) == 1:
-            weights[f"{name}.weight"], weights[f"{name}.bias"] = (
-                np.ones(form, np.float32),
-                np.zeros(form, np.float32),
-            )
+            weights[f"{name}.weight"] = np.ones(form, np.float32)
+            weights[f"{name}.bias"] = np.zeros(form, np.float32)
             continue
         bound = 1 / np.sqrt(np.prod(form[1:]))
         weights[f"{name}.weight"] = rng.uniform(-bound, bound, form).astype(np.float32)
@@ -274,9 +264,7 @@ def initial_weights(
 
 
 def data_file(name: str, scale: str) -> Path:
-    """Return where a job's data are kept: under a name that changes with the job and with this
-    file, which makes it.
-    """
+    """Return the path of a job's data; it changes with the job and with this script."""
     made = f"{find_job(name, scale)}\n{Path(__file__).read_text(encoding='utf-8')}"
     return CACHE / f"{name}-{scale}-{hashlib.sha256(made.encode()).hexdigest()[:12]}.npz"
 
@@ -298,7 +286,7 @@ def load(path: Path) -> Data:
             parts = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise JobError(
-            f"{path}: no such file; `python benchmarks/peers/jobs.py` makes the data"
+            f"{path}: no such file; make it with `python benchmarks/peers/jobs.py`"
         ) from None
     except (OSError, ValueError) as error:
         raise JobError(f"{path}: not a data file: {error}") from None

@@ -1,5 +1,4 @@
-"""Run the same FedAvg jobs on cafedcl and on the simulators one could use instead, and compare the
-times.
+"""Run the same FedAvg jobs on cafedcl and on other simulators, and compare the times.
 
     python benchmarks/peers/run.py --jobs a,b,c,digits --repeats 3
 
@@ -15,7 +14,6 @@ measures the job that runs on a CUDA GPU.
 import argparse
 import hashlib
 import json
-import math
 import os
 import platform
 import shlex
@@ -29,32 +27,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from driver import DEVICES, check_system, gpu
+from comparison import OURS, Run, compare, show
+from driver import DEVICES, check_system, cores, gpu
 from jobs import JOBS, SCALES, JobError, data_file, find_job, make, save
 from rich.console import Console
-from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE / ".envs"
 RESULT = HERE.parent / "results" / "peers.json"
-OURS = "ours"
 SYSTEMS = (OURS, "plain", "flower", "pfl", "fluke", "fedlab", "fedjax")
 HERE_TOO = (OURS, "plain")
-"""Systems that need no environment of their own: they run in the one this script runs in."""
+"""Systems that run in this script's environment; the others have their own."""
 SERIAL = ("plain", "fluke")
-"""PyTorch systems that train in one process; the others start a process per core, with one thread
-each.
-"""
+"""PyTorch systems that train in one process; others use a process per core with one thread."""
 BESIDE_GPU = {"threads": 1, "onednn": True}
-"""How PyTorch is set where a GPU does the work."""
-FAR_ACCURACY, FAR_LOSS, LEAST_LOSS = 0.1, 0.25, 0.02
-"""How far a system's accuracy, and relatively its loss, may be from the median of all before it is
-warned about.
-"""
-TRAINED = 0.5
-"""The accuracy below which a network has learned too little for its accuracy to say anything."""
+"""PyTorch's settings if a GPU does the work."""
 
-Run = dict[str, Any]
 Setting = dict[str, Any]
 
 
@@ -66,28 +54,23 @@ def interpreter(system: str) -> Path:
 
 
 def set_up(system: str, console: Console) -> str:
-    """Make a peer's environment if it is not there as its requirements say; returns why that
-    failed, or nothing.
-    """
+    """Make a peer's environment unless it is up to date; return why that failed, or nothing."""
     if system in HERE_TOO:
         return ""
-    home, wanted = ENVIRONMENTS / system, HERE / "requirements" / f"{system}.txt"
-    stamp, mark = home / "requirements.sha256", hashlib.sha256(wanted.read_bytes()).hexdigest()
+    home = ENVIRONMENTS / system
+    wanted = HERE / "requirements" / f"{system}.txt"
+    stamp = home / "requirements.sha256"
+    mark = hashlib.sha256(wanted.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == mark:
         return ""
     console.print(f"setting up {home} …", highlight=False)
-    pip = [
-        str(interpreter(system)),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
+    pip = [str(interpreter(system)), "-m", "pip", "install"]
+    pip += ["--quiet", "--disable-pip-version-check"]
     torch = [line for line in wanted.read_text().splitlines() if line.startswith("torch==")]
     steps = [[sys.executable, "-m", "venv", "--clear", str(home)]]
-    steps += [[*pip, *torch]] if torch else []
-    steps += [[*pip, "--requirement", str(wanted)]]
+    if torch:
+        steps.append([*pip, *torch])
+    steps.append([*pip, "--requirement", str(wanted)])
     for step in steps:
         done = subprocess.run(step, capture_output=True, text=True)
         if done.returncode:
@@ -97,23 +80,21 @@ def set_up(system: str, console: Console) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something."""
+    """Return the last line that is not empty."""
     return next(
         (line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message"
     )
 
 
 def reason(text: str) -> str:
-    """Return the line of a driver's output that says why it failed: the last that names an error,
-    else the last.
-    """
+    """Return why a driver failed: the last line that names an error, else the last line."""
     lines = [line.strip() for line in text.splitlines()]
     errors = [line for line in lines if line.lower().startswith("error:") or "Error: " in line[:60]]
     return errors[-1] if errors else last_line(text)
 
 
 def calibrate(job: str, scale: str) -> list[Setting]:
-    """Time one local step with every number of threads and library of kernels."""
+    """Time one local step with one thread and all, with and without oneDNN."""
     command = [sys.executable, str(HERE / "torch_model.py"), job, "--scale", scale]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -123,10 +104,10 @@ def calibrate(job: str, scale: str) -> list[Setting]:
 
 
 def fastest(settings: Sequence[Setting], system: str, onednn: str) -> Setting:
-    """Return the setting in which a system's local step is fastest; oneDNN may be prescribed.
+    """Return the setting with a system's fastest local step; oneDNN may be given.
 
-    More threads must be a tenth faster than one, because they wait for each other whenever anything
-    else runs.
+    Several threads must be a tenth faster than one, because they wait for each other whenever
+    another process runs.
     """
     fits = [s for s in settings if system in SERIAL or s["threads"] == 1]
     fits = [s for s in fits if onednn == "fastest" or s["onednn"] == (onednn == "on")]
@@ -136,35 +117,16 @@ def fastest(settings: Sequence[Setting], system: str, onednn: str) -> Setting:
 def launch(
     system: str, job: str, rounds: int, device: str, setting: Setting, scale: str, limit: float
 ) -> Run:
-    """Run a driver in a process of its own; returns its result and the wall time, or why there is
-    none.
-    """
+    """Run a driver in its own process; return its result and the wall time, or why it failed."""
     run: Run = {"system": system, "job": job}
     with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "result.json"), Path(folder, "log")
-        command = [
-            str(interpreter(system)),
-            str(HERE / f"drive_{system}.py"),
-            job,
-            "--rounds",
-            str(rounds),
-        ]
-        command += [
-            "--scale",
-            scale,
-            "--device",
-            device,
-            "--data",
-            str(data_file(job, scale)),
-            "--out",
-            str(out),
-        ]
-        command += [
-            "--threads",
-            str(setting["threads"]),
-            "--onednn",
-            "on" if setting["onednn"] else "off",
-        ]
+        out = Path(folder, "result.json")
+        log = Path(folder, "log")
+        onednn = "on" if setting["onednn"] else "off"
+        command = [str(interpreter(system)), str(HERE / f"drive_{system}.py"), job]
+        command += ["--rounds", str(rounds), "--scale", scale, "--device", device]
+        command += ["--data", str(data_file(job, scale)), "--out", str(out)]
+        command += ["--threads", str(setting["threads"]), "--onednn", onednn]
         began = time.perf_counter()
         with log.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(
@@ -175,7 +137,7 @@ def launch(
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                return run | {"failed": f"not done after {limit:g} s"}
+                return run | {"failed": f"not finished after {limit:g} s"}
             except KeyboardInterrupt:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
@@ -186,153 +148,13 @@ def launch(
         return result | {"wall": wall, "setting": setting}
 
 
-def summarise(runs: Sequence[Run]) -> Run:
-    """Return the numbers of one system on one job: medians over the repeats, or why there are none."""
-    good = [run for run in runs if "failed" not in run]
-    if not good:
-        return {"failed": runs[-1]["failed"]}
-    rounds = [median(run["seconds"][1:]) for run in good]
-    return {
-        "round": median(rounds),
-        "rounds": rounds,
-        "first": median(run["seconds"][0] for run in good),
-        "wall": median(run["wall"] for run in good),
-        "accuracy": median(run["accuracy"] for run in good),
-        "loss": median(run["loss"] for run in good),
-        "steps": good[-1]["steps"][-1],
-        "cores": good[-1]["cores"],
-        "failures": len(runs) - len(good),
-    }
-
-
-def compare(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return every job's summaries with ratios against ours, its fastest peer, and the geometric
-    mean over the jobs.
-
-    A ratio is a system's seconds per round over ours: above 1, ours is faster.
-    """
-    table: dict[str, dict[str, Run]] = {}
-    for job in dict.fromkeys(run["job"] for run in runs):
-        mine = [run for run in runs if run["job"] == job]
-        systems = dict.fromkeys(run["system"] for run in mine)
-        table[job] = {s: summarise([run for run in mine if run["system"] == s]) for s in systems}
-    leads: dict[str, dict[str, Any]] = {}
-    for job, rows in table.items():
-        ours = rows.get(OURS, {})
-        if "round" not in ours:
-            continue
-        peers = {system: row for system, row in rows.items() if system != OURS and "round" in row}
-        for row in [ours, *peers.values()]:
-            row["ratio"], row["wall_ratio"] = (
-                row["round"] / ours["round"],
-                row["wall"] / ours["wall"],
-            )
-        if peers:
-            best = min(peers, key=lambda system: peers[system]["round"])
-            quickest = min(peers, key=lambda system: peers[system]["wall"])
-            leads[job] = {
-                "fastest": best,
-                "ratio": peers[best]["ratio"],
-                "fastest_wall": quickest,
-                "wall_ratio": peers[quickest]["wall_ratio"],
-            }
-    means = {
-        key: geometric_mean([lead[key] for lead in leads.values()])
-        for key in ("ratio", "wall_ratio")
-    }
-    return {
-        "jobs": table,
-        "fastest_peer": leads,
-        "geometric_mean": means,
-        "warnings": doubts(table),
-    }
-
-
-def geometric_mean(values: Sequence[float]) -> float | None:
-    """Return the geometric mean, of at least one number."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
-
-
-def doubts(table: dict[str, dict[str, Run]]) -> list[str]:
-    """Return what suggests that a system did not do the same work as the others."""
-    found = []
-    for job, rows in table.items():
-        good = {system: row for system, row in rows.items() if "round" in row}
-        if not good:
-            continue
-        accuracy, loss = (median(row[key] for row in good.values()) for key in ("accuracy", "loss"))
-        steps = median(row["steps"] for row in good.values())
-        for system, row in good.items():
-            guesses = accuracy >= TRAINED and abs(row["accuracy"] - accuracy) > FAR_ACCURACY
-            if guesses or abs(row["loss"] - loss) > FAR_LOSS * loss + LEAST_LOSS:
-                found.append(
-                    f"job {job}: {system} ends with accuracy {row['accuracy']:.3f} and loss {row['loss']:.3f}, "
-                    f"the median of all is {accuracy:.3f} and {loss:.3f}"
-                )
-            if row["steps"] != steps:
-                found.append(
-                    f"job {job}: {system} did {row['steps']} steps per round, the median of all is {steps:g}"
-                )
-    return found
-
-
-def show(comparison: dict[str, Any], console: Console) -> None:
-    """Print the tables and the warnings."""
-    for job, rows in comparison["jobs"].items():
-        best = comparison["fastest_peer"].get(job, {}).get("fastest")
-        table = Table(title=f"job {job}: fastest peer marked *", title_justify="left")
-        for title in (
-            "system",
-            "s/round",
-            "× ours",
-            "first",
-            "wall",
-            "× ours",
-            "acc.",
-            "loss",
-            "steps",
-        ):
-            table.add_column(title, justify="left" if title == "system" else "right", no_wrap=True)
-        for system, row in rows.items():
-            name = f"{system} *" if system == best else system
-            if "failed" in row:
-                table.add_row(name, *8 * ["–"])
-                continue
-            ratios = [f"{row[key]:.2f}" if key in row else "–" for key in ("ratio", "wall_ratio")]
-            table.add_row(
-                name,
-                f"{row['round']:.3f}",
-                ratios[0],
-                f"{row['first']:.2f}",
-                f"{row['wall']:.1f}",
-                ratios[1],
-                f"{row['accuracy']:.3f}",
-                f"{row['loss']:.3f}",
-                str(row["steps"]),
-            )
-        console.print(table)
-        for system, row in rows.items():
-            if "failed" in row:
-                console.print(f"{system}: {row['failed']}", highlight=False, markup=False)
-    for key, what in (("ratio", "seconds per round"), ("wall_ratio", "wall time of the whole job")):
-        if mean := comparison["geometric_mean"][key]:
-            console.print(
-                f"{what}, fastest peer / ours, geometric mean over the jobs: [bold]{mean:.2f}[/]"
-            )
-    for warning in comparison["warnings"]:
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
-
-
 def machine() -> dict[str, Any]:
-    """Return what is known of this machine."""
-    available = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
+    """Return the platform, the number of cores and the load of this machine."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "cores": len(available),
+        "cores": cores(),
         "load": load,
     }
 
@@ -363,10 +185,12 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     for job in jobs:
         for system in systems:
             check_system(system, found[job], devices[job])
-    before, broken = machine(), {}
+    before = machine()
+    broken = {}
     gpus = {name: {"gpu": gpu()} if device == "cuda" else {} for name, device in devices.items()}
     for system in systems:
-        if problem := set_up(system, console):
+        problem = set_up(system, console)
+        if problem:
             broken[system] = problem
             console.print(f"{system}: {problem}", highlight=False)
     settings: dict[str, list[Setting]] = {}
@@ -391,15 +215,12 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                     system, job, rounds, devices[job], setting, arguments.scale, arguments.timeout
                 )
                 runs.append(run | {"repeat": repeat})
-                said = (
-                    run.get("failed")
-                    or f"{median(run['seconds'][1:]):.3f} s per round, {run['wall']:.1f} s in all"
-                )
-                console.print(
-                    f"repeat {repeat + 1}, job {job}, {system}: {said}",
-                    highlight=False,
-                    markup=False,
-                )
+                text = run.get("failed")
+                if text is None:
+                    seconds = median(run["seconds"][1:])
+                    text = f"{seconds:.3f} s per round, {run['wall']:.1f} s in total"
+                line = f"repeat {repeat + 1}, job {job}, {system}: {text}"
+                console.print(line, highlight=False, markup=False)
     command = shlex.join(["python", "benchmarks/peers/run.py", *sys.argv[1:]])
     about = {
         job: {"command": command, "machine": before | gpus[job], "local_step": settings[job]}
@@ -409,14 +230,14 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def together(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return a result with what an older one has of other jobs."""
+    """Return a new result together with an older one's other jobs."""
     kept = [run for run in old["runs"] if run["job"] not in new["measured"]]
     runs = [*kept, *new["runs"]]
     return {"measured": {**old["measured"], **new["measured"]}, **compare(runs), "runs": runs}
 
 
 def main() -> None:
-    """Measure, show and write."""
+    """Measure, write the result and print it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -424,34 +245,30 @@ def main() -> None:
     parser.add_argument(
         "--jobs",
         default=anywhere,
-        help="which jobs, separated by commas; all on a CPU if not given",
+        help="jobs, separated by commas; default: all that run on a CPU",
     )
     parser.add_argument(
-        "--peers", default=",".join(SYSTEMS[1:]), help="which systems besides ours, by commas"
+        "--peers", default=",".join(SYSTEMS[1:]), help="other systems, separated by commas"
     )
-    parser.add_argument(
-        "--rounds", type=int, help="rounds of every run; each job's own number if not given"
-    )
+    parser.add_argument("--rounds", type=int, help="rounds of every run; default: each job's own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--timeout", type=float, default=3600, help="seconds after which a run is given up"
+        "--timeout", type=float, default=3600, help="seconds after which a run is stopped"
     )
     parser.add_argument(
         "--onednn",
         choices=("fastest", "on", "off"),
         default="fastest",
-        help="PyTorch peers' kernels",
+        help="whether PyTorch peers use oneDNN",
     )
     parser.add_argument(
-        "--device", choices=DEVICES, help="where the clients train; each job's own if not given"
+        "--device", choices=DEVICES, help="device to train on; default: each job's own"
     )
     parser.add_argument(
-        "--scale", choices=SCALES, default="full", help="tiny: only to see whether everything works"
+        "--scale", choices=SCALES, default="full", help="tiny: only to test that everything works"
     )
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument(
-        "--add", action="store_true", help="keep what the result file has of other jobs"
-    )
+    parser.add_argument("--add", action="store_true", help="keep the result file's other jobs")
     arguments = parser.parse_args()
     console = Console()
     try:

@@ -1,4 +1,4 @@
-"""The networks in PyTorch, and which threads and kernels are fastest for them on this machine.
+"""The networks in PyTorch, and the fastest threads and kernels for them on this machine.
 
     python benchmarks/peers/torch_model.py a
 
@@ -51,9 +51,7 @@ def _cnn(data: Data) -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """A block of ResNet-18: two 3×3 convolutions and a shortcut, smaller images where there are
-    more channels.
-    """
+    """A block of ResNet-18: two 3×3 convolutions and a shortcut; more channels halve the size."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -72,9 +70,8 @@ class Block(nn.Module):
 
 def _normed(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Conv2d, nn.GroupNorm]:
     """Return a convolution and its GroupNorm, of two groups."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.GroupNorm(
-        2, outputs
-    )
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    return convolution, nn.GroupNorm(2, outputs)
 
 
 def _resnet(data: Data) -> nn.Sequential:
@@ -92,14 +89,14 @@ def _resnet(data: Data) -> nn.Sequential:
     return nn.Sequential(parts)
 
 
-def settle(threads: int, onednn: bool) -> None:
+def configure_torch(threads: int, onednn: bool) -> None:
     """Set PyTorch's threads and kernels for this process."""
     torch.set_num_threads(threads)
     torch.backends.mkldnn.enabled = onednn
 
 
 def wait(device: str) -> None:
-    """Wait until a GPU has done what it was given."""
+    """Wait until the GPU has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -111,12 +108,12 @@ def tensors(data: Data, client: int) -> tuple[Tensor, Tensor]:
 
 
 class Batches:
-    """A client's data in shuffled batches; an index per batch instead of a DataLoader's calls per
-    image.
-    """
+    """A client's data in shuffled batches, without a DataLoader's calls per image."""
 
     def __init__(self, x: Tensor, y: Tensor, size: int) -> None:
-        self.x, self.y, self.size = x, y, size
+        self.x = x
+        self.y = y
+        self.size = size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self.y))
@@ -124,25 +121,21 @@ class Batches:
 
 
 @torch.no_grad()
-def judge(model: nn.Module, data: Data) -> tuple[float, float]:
-    """Return a model's accuracy and mean cross-entropy on the held-out images, worked out where the
-    model is.
-    """
+def evaluate(model: nn.Module, data: Data) -> tuple[float, float]:
+    """Return a model's accuracy and mean cross-entropy on the held-out images."""
     device = next(model.eval().parameters()).device
-    x, labels = (
-        torch.from_numpy(part).to(device) for part in (data.images(data.test_x), data.test_y)
-    )
-    scores = model(x)
-    return float((scores.argmax(1) == labels).double().mean()), float(
-        F.cross_entropy(scores, labels)
-    )
+    x = torch.from_numpy(data.images(data.test_x)).to(device)
+    labels = torch.from_numpy(data.test_y).to(device)
+    logits = model(x)
+    accuracy = float((logits.argmax(1) == labels).double().mean())
+    return accuracy, float(F.cross_entropy(logits, labels))
 
 
 def import_torchvision() -> None:
-    """Import torchvision, also where its compiled operators do not fit a PyTorch without CUDA.
+    """Import torchvision, also if its compiled operators do not fit a PyTorch without CUDA.
 
-    Two peers import it for data sets and models that are not used here. It only refuses to be
-    imported because it describes two operators that were not loaded; declaring them is enough.
+    Two peers import it for data sets and models that are not used here. Its import fails only
+    because two operators were not loaded; declaring them is enough.
     """
     try:
         import_module("torchvision")
@@ -155,19 +148,19 @@ def import_torchvision() -> None:
 
 
 def step_time(data: Data, batch: int, threads: int, onednn: bool) -> float:
-    """Return the milliseconds of one step of SGD, of several the least."""
-    settle(threads, onednn)
+    """Return the milliseconds of one step of SGD: the minimum of several."""
+    configure_torch(threads, onednn)
     model = network(data).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = (part[:batch] for part in tensors(data, 0))
-    took: list[float] = []
-    while len(took) < 5 or sum(took) < TIMED_SECONDS:
+    times: list[float] = []
+    while len(times) < 5 or sum(times) < TIMED_SECONDS:
         began = time.perf_counter()
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        took.append(time.perf_counter() - began)
-    return 1000 * min(took)
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times)
 
 
 def main() -> None:

@@ -215,7 +215,7 @@ def test_device_is_the_jobs_own_unless_another_is_asked_for(
     ):
         drive("plain", "d")
     with pytest.raises(
-        SystemExit, match=r"^error: job d on cuda: fluke is not set up for it; only ours and"
+        SystemExit, match=r"^error: job d on cuda: fluke cannot run it; only ours and"
     ):
         drive("fluke", "d")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -361,14 +361,14 @@ def test_everything_is_there_for_every_system(run: Any) -> None:
         (["--jobs", "a,z"], "--jobs 'a,z': one or more of a, b, c, d, digits is expected"),
         (["--peers", "tff"], "--peers 'tff': one or more of ours, plain,"),
         (["--rounds", "1"], "--rounds 1: the first round is a warm-up"),
-        (["--jobs", "d"], "job d on cuda: flower is not set up for it; only ours and plain are"),
+        (["--jobs", "d"], "job d on cuda: flower cannot run it; only ours and plain can"),
         (
             ["--jobs", "d", "--peers", "plain,pfl", "--device", "cpu"],
-            "job d on cpu: pfl is not set up for it",
+            "job d on cpu: pfl cannot run it",
         ),
         (
             ["--jobs", "a", "--peers", "fedjax", "--device", "cuda"],
-            "job a on cuda: fedjax is not set up for it",
+            "job a on cuda: fedjax cannot run it",
         ),
         (
             ["--jobs", "d", "--peers", "plain"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reproduction_statistics import compared, holm, verdict
 
 from cafedcl.core.errors import CafedclError
 
@@ -32,19 +33,35 @@ def record(method: str, seed: int, accuracy: float | None, **changes: Any) -> di
     names = ("accuracy", "balanced", "client_mean", "client_std", "client_worst", "few")
     scores = {} if accuracy is None else dict.fromkeys(names, accuracy)
     plain = {
-        "setting": "cifar10-practical", "data": "cifar10", "split": "dirichlet:0.1", "method": method, "changed": {},
-        "seed": seed, "rounds": 100, "server": scores, "own": scores, "images": 45000, "clients": 20,
-        "model": "resnet18", "width": 0.5, "engine": "graphs", "precision": "bf16", "failed_visits": 0,
-        "skipped_rounds": 0, "options": {"model.width": 0.5},
-    }  # fmt: skip
+        "setting": "cifar10-practical",
+        "data": "cifar10",
+        "split": "dirichlet:0.1",
+        "method": method,
+        "changed": {},
+        "seed": seed,
+        "rounds": 100,
+        "server": scores,
+        "own": scores,
+        "images": 45000,
+        "clients": 20,
+        "model": "resnet18",
+        "width": 0.5,
+        "engine": "graphs",
+        "precision": "bf16",
+        "failed_visits": 0,
+        "skipped_rounds": 0,
+        "options": {"model.width": 0.5},
+    }
     return plain | changes
 
 
 def write(folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
     place = {
-        "command": ["cafedcl", "reproduce", "table1", "--scale", "short"], "python": "3.11", "device_name": "a chip",
+        "command": ["cafedcl", "reproduce", "table1", "--scale", "short"],
+        "python": "3.11",
+        "device_name": "a chip",
         "packages": {"torch": "2.9", "pandas": None},
-    }  # fmt: skip
+    }
     content = {"study": "table1", "environment": place, "unfinished": {}, "runs": runs}
     (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
@@ -145,11 +162,12 @@ def test_a_claim_holds_only_if_it_is_ahead_of_the_best_rival_by_more_than_chance
     p = 1 - t / math.sqrt(t * t + 2)
     assert lines[0][1:3] == ["server: accuracy", "1 of 3"]
     assert lines[0][3:] == [
-        "`moon`", f"{gaps.mean():+.2f} ± {gaps.std(ddof=1) / math.sqrt(3):.2f} ({p:.3f})", "**holds**"
-    ]  # fmt: skip
+        "`moon`",
+        f"{gaps.mean():+.2f} ± {gaps.std(ddof=1) / math.sqrt(3):.2f} ({p:.3f})",
+        "**holds**",
+    ]
     assert lines[1][1:4] == ["server: client std", "3 of 3", "`fedavg`"]
     assert lines[1][-1] == "**does not hold**", "of a spread, the least is best"
-    verdict = page["verdict"]
     assert verdict((1.0, 0.5, 0.2), True, True) == "ahead, not significantly"
     assert verdict((-1.0, 0.5, 0.2), False, True) == "not ahead, not significantly behind"
     assert verdict((-9.0, 0.5, 0.01), True, False) == "**holds**"
@@ -193,9 +211,15 @@ def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: 
         "candidates": candidates,
     }
     content = {
-        "data": "cifar10", "split": "iid", "options": ["a=1"], "measured_on": "9 images", "budget": 3, "seeds": 1,
-        "methods": {"fedprox": its}, "environment": {"command": ["python", "x"], "device_name": "a chip"},
-    }  # fmt: skip
+        "data": "cifar10",
+        "split": "iid",
+        "options": ["a=1"],
+        "measured_on": "9 images",
+        "budget": 3,
+        "seeds": 1,
+        "methods": {"fedprox": its},
+        "environment": {"command": ["python", "x"], "device_name": "a chip"},
+    }
     (tmp_path / "tuning.json").write_text(json.dumps(content), encoding="utf-8")
     text = page["block"]("tuning:tuning", tmp_path)
     assert cells(text, "`fedprox`")[1:] == [
@@ -204,22 +228,18 @@ def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: 
         "62.5",
         "`lr=0.1` 50.0",
     ]
-    assert (
-        "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip; <code>python x</code>"
-        in text
-    )
+    assert "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip" in text
+    assert "<code>python x</code>" in text
 
 
 def test_holms_correction_is_never_smaller_than_that_of_a_smaller_p(page: dict[str, Any]) -> None:
-    assert page["holm"]([0.04, None, 0.01, 0.03, 0.9]) == pytest.approx(
-        [0.09, None, 0.04, 0.09, 0.9]
-    )
-    assert page["holm"]([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([0.04, None, 0.01, 0.03, 0.9]) == pytest.approx([0.09, None, 0.04, 0.09, 0.9])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
 
 
 def test_differences_that_do_not_vary_have_no_p(page: dict[str, Any]) -> None:
-    assert page["compared"]({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == (1.0, 0.0, None)
-    assert page["compared"]({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}) is None
+    assert compared({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == (1.0, 0.0, None)
+    assert compared({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}) is None
 
 
 def test_a_variant_is_compared_with_the_whole_of_the_same_augmentation(

@@ -1,4 +1,4 @@
-"""The same tuning budget for every method: what is run, what it is scored on, and what is refused."""
+"""The same tuning budget for every method: runs, scores, and refused plans."""
 
 import json
 import runpy
@@ -106,7 +106,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"), "--seeds", "2"
     )
     assert "its seeds was 1, not 2" in said
-    assert "no result of this tuning" in run(
+    assert "not a result of this tuning" in run(
         tuning, plan, "--out", str(again), "--from", str(again / "shared.json")
     )
     plan.write_text(PLAN, encoding="utf-8")
@@ -123,7 +123,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
     ("before", "after", "said"),
     [
         (', { "train.lr" = 0.3 }]', "]", "same number of candidates (fedavg 1, fedproto 2)"),
-        ("= 0.3 }]", "= 0.0001 }]", "fedavg: one of them is there twice"),
+        ("= 0.3 }]", "= 0.0001 }]", "fedavg: one of them appears twice"),
         ("method.lam", "method.lamb", "fedproto: method.lamb"),
         ("hold_out = 0.2", "", "hold_out: it is missing"),
         ("hold_out", "held_out = 1\nhold_out", "held_out: there is no such entry"),

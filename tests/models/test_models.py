@@ -125,7 +125,8 @@ def test_auto_goes_by_the_smaller_side(shape, name):
 def test_your_own_model_is_found_by_import_path(tmp_path, monkeypatch):
     (tmp_path / "own_encoder_for_test.py").write_text(
         "from torch import nn\n\n\ndef make(shape, width):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], int(10 * width)))\n"
+        "    pixels = shape[0] * shape[1] * shape[2]\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, int(10 * width)))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     encoder = build_encoder("own_encoder_for_test:make", (1, 4, 4), 2.0)
