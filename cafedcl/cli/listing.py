@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
     from cafedcl.methods.base import Method
 
+Advanced = Annotated[
+    bool, typer.Option("--advanced", help="Also show options that few people need.")
+]
 LISTED_OPTIONS = 7
 """Options per method in the list of all methods, at most."""
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the details of one method.")] = None,
+    advanced: Advanced = False,
 ) -> None:
     """List the methods; with a name, show the options and presets of one."""
     from cafedcl.config.options import to_toml
@@ -40,7 +44,7 @@ def methods(
     method, preset = find_method(name)
     screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})", soft_wrap=True)
     screen.print(inspect.getdoc(method), soft_wrap=True, markup=False)
-    show_options(screen, method.Options, preset)
+    show_options(screen, method.Options, preset, advanced=advanced)
     for title, values in method.presets.items():
         words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
         screen.print(f"{method.name}:{title}  {words}")
@@ -65,19 +69,28 @@ def list_method(screen: "Console", name: str, method: "type[Method]") -> None:
         screen.print(f"    presets: {presets}", soft_wrap=True)
 
 
-def show_options(screen: "Console", options: type[Any], preset: Mapping[str, Any]) -> None:
+def show_options(
+    screen: "Console", options: type[Any], preset: Mapping[str, Any], *, advanced: bool
+) -> None:
     """Print options with their meanings and their defaults, or the values of a preset."""
     import dataclasses
 
     from rich.table import Table
 
-    from cafedcl.config.options import meaning, to_toml
+    from cafedcl.config.options import is_hidden, meaning, to_toml
 
     table = Table("option", "default", "meaning", box=None, header_style="bold")
+    hidden = 0
     for field in dataclasses.fields(options):
-        table.add_row(field.name, to_toml(preset.get(field.name, field.default)), meaning(field))
+        value = preset.get(field.name, field.default)
+        if not advanced and is_hidden(field, value):
+            hidden += 1
+        else:
+            table.add_row(field.name, to_toml(value), meaning(field))
     if table.row_count:
         screen.print(table)
+    if hidden:
+        screen.print(f"{hidden} advanced options are not shown; add --advanced to see them")
 
 
 def first_paragraph(documented: Any) -> str:
@@ -100,7 +113,7 @@ def augmenters(
     if name is not None:
         found = find_augmenter(name)
         screen.print(f"[bold]{name}[/]  {inspect.getdoc(found)}", soft_wrap=True)
-        show_options(screen, found.Options, {})
+        show_options(screen, found.Options, {}, advanced=True)
         return
     table = Table("augmentation", "what it does", box=None, header_style="bold")
     for known in AUGMENTERS:
@@ -146,11 +159,12 @@ def datasets(*, flags: Flags) -> None:
 
 
 @with_flags("method", "augment")
-def show_config(*, flags: Flags) -> None:
-    """Print every option with its default and its meaning, as a config file for `cafedcl run`."""
+def show_config(*, flags: Flags, advanced: Advanced = False) -> None:
+    """Print all options with their defaults and meanings, as a config file for `cafedcl run`."""
     from cafedcl.task.resolve import gather
 
-    print(f"# cafedcl run this-file.toml\n\n{gather(**flags).to_toml(explain=True)}", end="")
+    text = gather(**flags).to_toml(explain=True, advanced=advanced)
+    print(f"# cafedcl run this-file.toml\n\n{text}", end="")
 
 
 @with_flags("data_dir", "strict", "clients", "seed")
@@ -177,7 +191,7 @@ def split(
     import dataclasses
 
     from cafedcl.data.shards import save_shards
-    from cafedcl.task.build import load, settle_split
+    from cafedcl.task.build import load_data, settle_split
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.overview import split_map, split_numbers
     from cafedcl.terminal.split_statistics import draw_splits, statistics
@@ -190,7 +204,7 @@ def split(
     for name in sets:
         chosen: Flags = {**flags, "data": name, "split": how}
         config = gather(settings=settings or [], **chosen)
-        images = load(config)
+        images = load_data(config)
         config, shards = settle_split(config, images)
         found = statistics(shards.counts)
         drawn.append((config.data.name, shards.counts, images.names))

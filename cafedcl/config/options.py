@@ -63,10 +63,23 @@ def option(
     high: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] = (),
+    advanced: bool = False,
 ) -> T:
-    """Declare a field of an options dataclass: default, meaning (its help text) and limits."""
-    limits = Limits(low, high, above, choices)
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "limits": limits})
+    """Declare a field of an options dataclass: default, meaning (its help text) and limits.
+
+    An ``advanced`` option is one that few people need: help leaves it out unless asked.
+    """
+    metadata = {
+        "meaning": meaning,
+        "limits": Limits(low, high, above, choices),
+        "advanced": advanced,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def is_hidden(field: "Field[Any]", value: Any) -> bool:
+    """Return whether help leaves an option out: it is advanced, and has its default."""
+    return bool(field.metadata["advanced"]) and value == field.default
 
 
 def meaning(field: "Field[Any]") -> str:
@@ -143,11 +156,23 @@ def to_toml(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def toml_section(name: str, options: Any, *, explain: bool) -> list[str]:
-    """Return options as a TOML section, with their help texts as comments if ``explain``."""
+def toml_section(
+    name: str, options: Any, *, explain: bool = False, advanced: bool = True
+) -> list[str]:
+    """Return options as a TOML section, with their help texts as comments if ``explain``.
+
+    Without ``advanced``, advanced options that have their default are left out.
+    """
     lines = [f"[{name}]"]
+    hidden = 0
     for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if not advanced and is_hidden(field, value):
+            hidden += 1
+            continue
         if explain:
             lines.append(f"# {meaning(field)}")
-        lines.append(f"{field.name} = {to_toml(getattr(options, field.name))}")
+        lines.append(f"{field.name} = {to_toml(value)}")
+    if hidden and explain:
+        lines.append(f"# {hidden} advanced options are not shown; add --advanced to see them")
     return [*lines, ""]

@@ -280,18 +280,23 @@ class Config:
         """The method's name with its preset and tail augmentation, such as ``fedproto+gan``."""
         return label(self.method.name, self.augment.name)
 
-    def to_toml(self, *, explain: bool = False) -> str:
-        """Return the config as TOML that can be read back."""
+    def to_toml(self, *, explain: bool = False, advanced: bool = True) -> str:
+        """Return the config as TOML that can be read back.
+
+        ``explain`` adds the meaning of every option. Without ``advanced``, advanced options that
+        have their default are left out.
+        """
+        shown = {"explain": explain, "advanced": advanced}
         lines: list[str] = []
         for section, command in CHOICES.items():
             choice = getattr(self, section)
-            head, *rest = toml_section(section, choice.options, explain=explain)
+            head, *rest = toml_section(section, choice.options, **shown)
             lines.append(head)
             if explain:
                 lines.append(f"# {section}; `cafedcl {command}` lists all")
             lines += [f"name = {to_toml(choice.name)}", *rest]
         for section in SECTIONS:
-            lines += toml_section(section, getattr(self, section), explain=explain)
+            lines += toml_section(section, getattr(self, section), **shown)
         return "\n".join(lines)
 
 

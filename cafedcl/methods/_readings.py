@@ -45,42 +45,50 @@ class CAFedCLOptions:
         "batch",
         "which prototypes the geometry loss pushes apart",
         choices=("batch", "cross", "server", "literal"),
+        advanced=True,
     )
     geo_reduction: str = option(
         "mean",
         "geometry loss over pairs: their mean or their sum (literal)",
         choices=("mean", "literal"),
+        advanced=True,
     )
     prior: str = option(
         "margin",
         "what the geometry loss asks for: a margin (Eq. 15), orthogonal prototypes or a simplex",
         choices=("margin", "orthogonal", "simplex"),
+        advanced=True,
     )
     features: str = option(
         "literal",
         "which features to use: after the last ReLU (literal), before it, or projected",
         choices=("literal", "pre-relu", "projected"),
+        advanced=True,
     )
     align: str = option(
         "batch",
         "which prototype the alignment loss uses: of the batch, each sample, or of all batches of "
         "the epoch so far (literal)",
         choices=("batch", "sample", "literal"),
+        advanced=True,
     )
     align_norm: str = option(
         "unit",
         "alignment loss of the unit local prototype or the raw one (literal)",
         choices=("unit", "literal"),
+        advanced=True,
     )
     prototype: str = option(
         "mean-of-units",
         "client prototype: mean of unit features, unit mean, or mean of raw features (literal)",
         choices=("mean-of-units", "unit", "literal"),
+        advanced=True,
     )
     prototype_of: str = option(
         "real",
         "whether synthetic images, weighted by γ, count in prototypes",
         choices=("real", "augmented"),
+        advanced=True,
     )
     calibrate: float = option(
         0.0,
@@ -92,11 +100,13 @@ class CAFedCLOptions:
         "literal",
         "no classifier head (literal), or one trained with cross-entropy",
         choices=("literal", "ce"),
+        advanced=True,
     )
     inference: str = option(
         "anchors",
         "how to classify: by global anchors, the client's own prototypes, or the head",
         choices=("anchors", "own", "head"),
+        advanced=True,
     )
     init: str = option(
         "orthonormal", "anchors before the first round", choices=("orthonormal", "simplex", "means")
@@ -106,52 +116,69 @@ class CAFedCLOptions:
         "whether anchors are averaged in every round or stay fixed",
         choices=("averaged", "fixed"),
     )
-    momentum: float = option(0.0, "share of the old anchor kept in every update", low=0.0, high=1.0)
+    momentum: float = option(
+        0.0, "share of the old anchor kept in every update", low=0.0, high=1.0, advanced=True
+    )
     data_scale: str = option(
         "max",
         "conf_data is n_eff divided by its maximum over clients, its sum over clients, the "
         "client's own total, or n_eff + half",
         choices=("max", "sum", "own", "saturating"),
+        advanced=True,
     )
-    half: float = option(10.0, "n_eff at which the saturating conf_data is 1/2", above=0.0)
+    half: float = option(
+        10.0, "n_eff at which the saturating conf_data is 1/2", above=0.0, advanced=True
+    )
     missing: str = option(
         "renormalise",
         "confidence of classes without synthetic images: renormalise the other weights, or "
         "conf_gen = 0 (literal)",
         choices=("renormalise", "literal"),
+        advanced=True,
     )
     uncertainty: str = option(
         "entropy",
         "uncertainty u: entropy, negative log-likelihood, 1 − p_y (doubt), or error rate",
         choices=("entropy", "nll", "doubt", "error"),
+        advanced=True,
     )
     judged: str = option(
         "trained",
         "which model to measure u with: after or before local training",
         choices=("trained", "received"),
+        advanced=True,
     )
-    unvalidated: float = option(1.0, "u of a class without validation images", low=0.0)
+    unvalidated: float = option(
+        1.0, "u of a class without validation images", low=0.0, advanced=True
+    )
     absent: str = option(
         "mask",
         "classes a client lacks: do not send them, or send zeros (literal)",
         choices=("mask", "literal"),
+        advanced=True,
     )
     unseen: str = option(
         "keep",
         "anchor of a class that no client reported: keep it, or set it to 0 (literal)",
         choices=("keep", "literal"),
+        advanced=True,
     )
     epsilon: float = option(
-        0.0, "ε in the denominators of Eqs. 10 and 12 (paper: a small constant)", low=0.0
+        0.0,
+        "ε in the denominators of Eqs. 10 and 12 (paper: a small constant)",
+        low=0.0,
+        advanced=True,
     )
     encoder_weight: str = option(
         "raw",
         "compute Conf_k from clipped confidences (raw) or from the weights α",
         choices=("raw", "alpha"),
+        advanced=True,
     )
     conf_over: str = option(
         "literal",
         "average confidence over all classes (literal) or only those present",
         choices=("literal", "present"),
+        advanced=True,
     )
     weights: str = option("confidence", "how the server weights clients", choices=tuple(WEIGHTS))

@@ -64,7 +64,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def load(config: Config) -> Dataset:
+def load_data(config: Config) -> Dataset:
     """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
     if config.data.name == SITES:
         raise CafedclError(
@@ -171,7 +171,8 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
     """Build everything a config stands for. ``data`` is given where it is already at hand, as in a
     worker process.
     """
-    data = load(config) if data is None else data
+    if data is None:
+        data = load_data(config)
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
     return assemble(config, data, shards, device)

@@ -122,7 +122,7 @@ def doubled(tensors: Mapping[str, Tensor]) -> Tensors:
     return {n: v.double() if v.is_floating_point() else v for n, v in tensors.items()}
 
 
-def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
+def refuse_to_embed(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
     """Refuse to embed: a loss sees its batch only."""
     raise ConformanceError("its loss embeds the client's data; it must use its batch only")
 
@@ -151,7 +151,7 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
         anchors=under(ANCHORS, sent),
         memory=without(MODEL, kept),
         scratch=method.scratch(client),
-        embed=embeds_nothing,
+        embed=refuse_to_embed,
     )
     torch.manual_seed(0)
     terms = method.loss(network, batch, visit)

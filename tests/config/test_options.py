@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cafedcl.config.options import Limits, meaning, option, read_options, to_plain, to_toml
+from cafedcl.config.options import (
+    Limits,
+    meaning,
+    option,
+    read_options,
+    to_plain,
+    to_toml,
+    toml_section,
+)
 from cafedcl.config.sections import SECTIONS, assign, parse_split, read_file
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.methods import find_method, method_names
@@ -377,3 +385,18 @@ def test_a_value_is_refused_exactly_outside_its_limits(value, low, high):
 def test_a_far_off_word_gets_the_whole_list():
     assert nearest("zzz", ["beta", "alpha"]) == "there is alpha, beta"
     assert nearest("alpa", ["beta", "alpha"]) == "did you mean 'alpha'?"
+
+
+@dataclass(frozen=True)
+class Rare:
+    common: int = option(1, "what many people need")
+    rare: str = option("a", "what few people need", choices=("a", "b"), advanced=True)
+
+
+def test_an_advanced_option_is_left_out_of_help_while_it_has_its_default() -> None:
+    short = "\n".join(toml_section("rare", Rare(), explain=True, advanced=False))
+    assert "rare = " not in short
+    assert "# 1 advanced options are not shown; add --advanced to see them" in short
+    assert 'rare = "b"' in "\n".join(toml_section("rare", Rare(rare="b"), advanced=False))
+    assert 'rare = "a"' in "\n".join(toml_section("rare", Rare(), explain=True, advanced=True))
+    assert 'rare = "a"' in "\n".join(toml_section("rare", Rare())), "a run's config is complete"

@@ -97,7 +97,7 @@ def _run(work: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def start(pipe: Connection, shared: int) -> None:
+def start_worker(pipe: Connection, shared: int) -> None:
     """Build an engine and work; ``shared`` is the file that holds the data, mapped, not copied."""
     tensors, header = map_file(f"/dev/fd/{shared}")
     data = Dataset.from_tensors(tensors, tuple(header["names"]))
@@ -109,6 +109,6 @@ def start(pipe: Connection, shared: int) -> None:
 
 if __name__ == "__main__":
     try:
-        start(Connection(int(sys.argv[1])), int(sys.argv[2]))
+        start_worker(Connection(int(sys.argv[1])), int(sys.argv[2]))
     except GONE:
         sys.exit(0)
