@@ -98,9 +98,13 @@ def test_settings_win_over_flags_and_flags_over_the_file(call: Call, tmp_path: P
 
 @pytest.mark.parametrize("method", ["cafedcl", "fedavg", "cafedcl:literal"])
 def test_the_printed_config_can_be_fed_back(call: Call, tmp_path: Path, method: str) -> None:
-    code, out, _ = call("config", "--method", method)
+    code, short, _ = call("config", "--method", method)
+    assert code == 0
+    assert resolve(tomllib.loads(short)) == resolve({"method": {"name": method}})
+    code, out, _ = call("config", "--method", method, "--advanced")
     assert code == 0
     assert resolve(tomllib.loads(out)) == resolve({"method": {"name": method}})
+    assert (len(short) < len(out)) == method.startswith("cafedcl")
     options = [line for line in out.splitlines() if " = " in line and not line.startswith("#")]
     explained = [line for line in out.splitlines() if line.startswith("# ")]
     assert len(explained) == len(options) + 1, "every option has its meaning above it"
@@ -156,7 +160,7 @@ def test_a_method_without_a_server_model_predicts_with_a_clients(
     Image.new("L", (8, 8)).save(tmp_path / "x.png")
     code, _, err = call("predict", "run", "x.png")
     assert code == 2
-    assert "name a client" in err
+    assert "choose a client's model with --client" in err
     assert call("predict", "run", "x.png", "--client", 1)[0] == 0
     assert "client 9" in call("predict", "run", "x.png", "--client", 9)[2]
 
@@ -247,7 +251,7 @@ def test_an_existing_run_folder_is_refused_and_untouched(call: Call, tmp_path: P
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     code, _, err = call("run", *SMALL, "--out", "run")
     assert code == 2
-    assert "already holds a run (2 rounds); `cafedcl resume run`" in err
+    assert "already holds a run (2 rounds); resume it with `cafedcl resume run`" in err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
