@@ -122,8 +122,8 @@ def test_images_come_in_every_usual_form() -> None:
 @pytest.mark.parametrize(
     ("images", "reason"),
     [
-        (np.zeros((8, 9), np.uint8), "this run wants"),
-        (np.zeros((2, 3, 8, 8), np.uint8), "this run wants"),
+        (np.zeros((8, 9), np.uint8), "this run expects"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "this run expects"),
         (np.full((8, 8), 16.0), r"must lie in \[0, 1\]"),
         (np.zeros((8, 8), np.int64), "must be uint8"),
     ],
