@@ -17,7 +17,7 @@ from cafedcl.augment.quality import COLLAPSE, COPIES, FINE, NONE, STAND_IN
 from cafedcl.augment.trainer import BATCH, Trainer, draw_plan
 from cafedcl.core.tensors import Tensors
 from cafedcl.data import Dataset
-from cafedcl.federation.contact_sheets import HEAD, TILE, Sheets
+from cafedcl.federation.contact_sheets import HEAD, TILE, ContactSheets
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Watcher
 
@@ -273,7 +273,7 @@ def test_a_sheet_shows_real_and_synthetic_images_of_each_tail_class(
     tiny: Tiny, tmp_path: Path
 ) -> None:
     federation = skewed(tiny, "fedavg", "resample", federation__participation=1.0)
-    federation.watchers.append(Sheets(tmp_path / "samples"))
+    federation.watchers.append(ContactSheets(tmp_path / "samples"))
     federation.run()
     wanted = federation.task.tail.synthetic_counts
     files = sorted(path.name for path in (tmp_path / "samples").iterdir())
@@ -290,6 +290,6 @@ def test_a_sheet_shows_real_and_synthetic_images_of_each_tail_class(
 
 def test_there_is_no_sheet_of_features(tiny: Tiny, tmp_path: Path) -> None:
     federation = skewed(tiny, "fedavg", "gaussian")
-    federation.watchers.append(Sheets(tmp_path / "samples"))
+    federation.watchers.append(ContactSheets(tmp_path / "samples"))
     federation.step()
     assert not (tmp_path / "samples").exists()

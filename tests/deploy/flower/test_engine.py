@@ -16,7 +16,7 @@ from cafedcl.deploy.flower.records import OWN, SHARED, wrap
 from cafedcl.engine.cpu import messages as wire
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation import runs
-from cafedcl.federation.contact_sheets import Sheets
+from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import find_method, method_names
 from cafedcl.task.build import prepare
@@ -54,7 +54,7 @@ def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_pa
         "split__alpha": 0.3,
     }
     chosen = config(**tail, federation__rounds=2)
-    there = host(chosen, [Sheets(tmp_path / "sheets")], None)
+    there = host(chosen, [ContactSheets(tmp_path / "sheets")], None)
     here = reference(chosen)
     there.run()
     here.run()
