@@ -124,7 +124,12 @@ class Augmenter:
         """Return the synthetic images that the client trains on."""
         raise NotImplementedError
 
-    def remarks(self, round: int, notes: Mapping[int, Tensors], names: Sequence[str]) -> list[str]:  # noqa: ARG002
+    def remarks(
+        self,
+        round: int,  # noqa: ARG002
+        notes: Mapping[int, Tensors],  # noqa: ARG002
+        names: Sequence[str],  # noqa: ARG002
+    ) -> list[str]:
         """Return messages to show after a round, given the clients' notes and the class names."""
         return []
 

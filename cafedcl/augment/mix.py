@@ -50,7 +50,13 @@ class MixUp(_Mix):
 
     name = "mixup"
 
-    def mix(self, one: Tensor, other: Tensor, share: Tensor, corners: Tensor) -> Tensor:  # noqa: ARG002
+    def mix(
+        self,
+        one: Tensor,
+        other: Tensor,
+        share: Tensor,
+        corners: Tensor,  # noqa: ARG002
+    ) -> Tensor:
         """Return share·one + (1 − share)·other."""
         part = share[:, None, None, None]
         return (part * one + (1 - part) * other).round().to(torch.uint8)

@@ -76,7 +76,8 @@ class Discriminator(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits."""
         features = F.leaky_relu(self.full(self.maps(x)), 0.2)
-        return self.logit(features)[:, 0] + (self.label(y) * features).sum(1)  # type: ignore[no-any-return]
+        logits: Tensor = self.logit(features)[:, 0] + (self.label(y) * features).sum(1)
+        return logits
 
 
 def jitter(x: Tensor, draws: Tensor) -> Tensor:

@@ -151,7 +151,8 @@ class Trainer:
     def sample(self, labels: Tensor, draws: np.random.Generator) -> Tensor:
         """Return images in [−1, 1] from the generator's moving average."""
         noise = to_device(draws.standard_normal((len(labels), NOISE), np.float32), self.device)
-        return functional_call(self.generator, self.average, (noise, labels))  # type: ignore[no-any-return]
+        images: Tensor = functional_call(self.generator, self.average, (noise, labels))
+        return images
 
     @torch.no_grad()
     def logits(self, x: Tensor, y: Tensor) -> Tensor:
