@@ -74,7 +74,7 @@ def tiny(digits: Dataset) -> Callable[..., Federation]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task for 8×8 images with few clients and images, and a ceiling that need not be measured."""
+    """The workload for 8×8 images, with few clients and images and a ceiling that is given."""
     monkeypatch.setitem(measure.WORKLOADS, "digits", SMALL)
     monkeypatch.setattr(measure, "TEST_IMAGES", 20)
     monkeypatch.setattr(measure, "matrix_ceiling", lambda device, precision: 2e9)

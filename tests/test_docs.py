@@ -321,8 +321,9 @@ def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
     assert packed == {str(file.relative_to(HOME)) for file in files} | {"cafedcl/py.typed"}
     code = (
         "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
+        "from cafedcl.methods import find_method, method_names\n"
+        "print([find_method(name)[0].name for name in method_names()])"
     )
-    code += "from cafedcl.methods import find_method, method_names; print([find_method(n)[0].name for n in method_names()])"
     check = [
         sys.executable,
         "-c",

@@ -1,13 +1,52 @@
 import cafedcl
 from cafedcl import extend
 
-NAMES = """
-Aggregator Augmenter Average Batch Client ClientImages Dataset Encoder Entries FedAvg Field Method
-Network NoOptions Shape SyntheticImages Tensors Up Visit align_loss class_means class_sums
-cosine_logits cross_entropy distances draw_batches geometry_loss i2p_loss k_means log_prior
-mean_prototypes merge_prototypes minimise no_prototypes normalise option orthonormal prefixed
-simplex under uniform unit weighted_average without
-""".split()
+NAMES = [
+    "Aggregator",
+    "Augmenter",
+    "Average",
+    "Batch",
+    "Client",
+    "ClientImages",
+    "Dataset",
+    "Encoder",
+    "Entries",
+    "FedAvg",
+    "Field",
+    "Method",
+    "Network",
+    "NoOptions",
+    "Shape",
+    "SyntheticImages",
+    "Tensors",
+    "Up",
+    "Visit",
+    "align_loss",
+    "class_means",
+    "class_sums",
+    "cosine_logits",
+    "cross_entropy",
+    "distances",
+    "draw_batches",
+    "geometry_loss",
+    "i2p_loss",
+    "k_means",
+    "log_prior",
+    "mean_prototypes",
+    "merge_prototypes",
+    "minimise",
+    "no_prototypes",
+    "normalise",
+    "option",
+    "orthonormal",
+    "prefixed",
+    "simplex",
+    "under",
+    "uniform",
+    "unit",
+    "weighted_average",
+    "without",
+]
 
 
 def test_extend_exports_exactly_these_names() -> None:

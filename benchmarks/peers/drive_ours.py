@@ -84,8 +84,7 @@ def train(task: Task) -> Outcome:
     model.load_state_dict(final)
     used = f"{cores()} cores"
     if task.device == "cuda":
-        engine = type(federation.engine).__name__.lower()
-        used = f"cuda: {engine}, {getattr(federation.engine, 'precision', 'fp32')}"
+        used = f"cuda: {federation.engine.name}, {getattr(federation.engine, 'precision', 'fp32')}"
     return Outcome(seconds, *evaluate(model, data), steps, f"the engine's defaults on {used}")
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from cafedcl.compare.devices import choose_launcher
 from cafedcl.compare.jobs import RunOutcome
 from cafedcl.compare.plan import Comparison, Tables, planned, way_on, words_of
@@ -140,7 +138,7 @@ def scheduled(
                 yield pool
     except KeyboardInterrupt:
         print(f"\ninterrupted; saved. Resume with: {on}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
 
 
 def fetch_data(tables: Sequence[Tables]) -> None:
@@ -220,4 +218,4 @@ def end(outcomes: Sequence[RunOutcome], then: str) -> None:
         )
     if failed:
         print(f"failed runs: {len(failed)}; {then}", file=sys.stderr)
-        raise typer.Exit(1)
+        raise SystemExit(1)

@@ -144,7 +144,7 @@ class FederationOptions:
         0.0, "probability that a sampled client drops out during a round", low=0.0, high=1.0
     )
     drop: tuple[str, ...] = option(
-        (), 'clients that drop out in given rounds, as "round:client,client"'
+        (), 'clients that drop out, as "round:client,client"; both are counted from 0'
     )
     min_replies: int = option(
         1, "replies needed for an update; with fewer, the round is skipped", low=1
@@ -203,7 +203,7 @@ class EngineOptions:
     )
     compile: str = option(
         "auto",
-        "cuda: compile the encoder; auto: if it has normalisation layers and enough work",
+        "cuda: compile the training step; auto: if the run is long enough to make up for it",
         choices=("auto", "on", "off"),
     )
     streams: int = option(

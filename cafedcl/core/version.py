@@ -1,3 +1,3 @@
-"""The version of the package: read by the build, the command line and every run folder."""
+"""The version of the package, as in pyproject.toml; a test compares the two."""
 
 __version__ = "0.2.0"

@@ -1,6 +1,8 @@
 """Work that is done many times: on a CUDA device it is captured once as a graph and replayed."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,7 +22,7 @@ def capture(
     Capturing does not do the work, which must have been warmed up before.
     """
     stream.synchronize()
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), no_garbage_collection():
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device at the same time; their calls do not disturb a capture.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -29,6 +31,21 @@ def capture(
         finally:
             graph.capture_end()
     return graph
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep the garbage collector from running in a block.
+
+    It might free an old graph, which CUDA does not permit during a capture.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def repeat(step: Callable[[], object], times: int, device: torch.device) -> None:

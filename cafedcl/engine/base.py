@@ -1,7 +1,7 @@
 """What an engine is: it runs client jobs, and knows nothing of methods."""
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -15,6 +15,9 @@ Pending = Callable[[], Tensor]
 
 class Engine(Protocol):
     """Runs client jobs; results come in any order."""
+
+    name: ClassVar[str]
+    """Its name in a config."""
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round; closing the results gives up on those that are not done."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,8 @@ from cafedcl.task.task import Task, arithmetic
 
 class ReferenceEngine:
     """Trains clients serially. Every other engine has to compute what this one computes."""
+
+    name: ClassVar[str] = "reference"
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -5,11 +5,12 @@ due.
 import json
 import os
 
+from cafedcl.config.format import FORMAT
 from cafedcl.core.environment import environment
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import pack
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import FORMAT, RunFolder, digest
+from cafedcl.federation.run_folder import RunFolder, digest
 from cafedcl.federation.watcher import Record, Watcher
 
 CHECKPOINTS_KEPT = 2

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from cafedcl.config.format import upgrade
 from cafedcl.config.sections import read_file
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 MetricsLine = dict[str, Any]
 """A line of metrics.jsonl: what is recorded of one round."""
-FORMAT = 2
-"""The version of run folders that this code writes; it reads all versions before."""
 
 
 class RunFolder:
@@ -213,30 +212,3 @@ def _occupied(folder: RunFolder) -> str:
         f"{folder.path}: already holds a run ({done} rounds); "
         f"resume it with `cafedcl resume {folder.path}`, or choose another --out"
     )
-
-
-def upgrade(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of a run folder as this version writes it.
-
-    Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
-    latter is today's `cpu`. Its preset `fixed-anchors` is today's `best`.
-    """
-    version = tables.pop("format", 1)
-    if version not in range(1, FORMAT + 1):
-        raise CafedclError(
-            f"config.toml: format = {version!r}: this version of cafedcl reads up to {FORMAT}; "
-            "update cafedcl"
-        )
-    if version > 1:
-        return tables
-    method = tables.get("method")
-    if isinstance(method, dict) and method.get("name") == "cafedcl:fixed-anchors":
-        method["name"] = "cafedcl:best"
-    engine = tables.get("engine")
-    if isinstance(engine, dict):
-        on_cpu = str(engine.get("device", "cpu")).startswith("cpu")
-        names = {"graphs": "cuda", "eager": "cpu" if on_cpu else "reference"}
-        name = engine.get("name")
-        if isinstance(name, str):
-            engine["name"] = names.get(name, name)
-    return tables

@@ -179,7 +179,7 @@ def measure(
             for client in range(len(setup.task.clients.shards))
         ]
         scored = [replace(job, evaluate=True) for job in jobs]
-        engine_name = type(federation.engine).__name__.lower()
+        engine_name = federation.engine.name
         before = seconds_of(federation.step, -(-rounds // 2), device)
         memory = peak_memory(device)
         with closing(training_alone(setup)) as bare:

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 from cafedcl.augment import find_augmenter
 from cafedcl.config.flags import Flags, set_flags
+from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.config.options import read_options, to_toml
 from cafedcl.config.sections import (
     CHOICES,
@@ -16,7 +17,7 @@ from cafedcl.config.sections import (
     read_file,
 )
 from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.methods import find_method
+from cafedcl.methods import find_method, method_names
 
 
 def resolve(tables: Mapping[str, Any]) -> Config:
@@ -64,8 +65,30 @@ def gather(
     file: str | Path | None = None, *, settings: Iterable[str] = (), **flags: Unpack[Flags]
 ) -> Config:
     """Resolve a config file, then flags, then ``section.key=value`` settings; later ones win."""
-    tables = read_file(file) if file else {}
+    # The config of a run folder carries a version number; a file that a person wrote does not.
+    tables = upgrade(read_file(file), default=FORMAT) if file else {}
     set_flags(tables, flags)
     for setting in settings:
         assign(tables, setting)
     return resolve(tables)
+
+
+def imported_names(tables: Mapping[str, Any]) -> list[str]:
+    """Return the names in a config that would import code from outside this package.
+
+    Whatever is not known to be harmless counts. A colon is harmless in a preset (``cafedcl:best``)
+    and in a data set of Hugging Face (``hf:NAME``).
+    """
+
+    def name_of(section: str, key: str = "name") -> str:
+        return str(tables.get(section, {}).get(key, ""))
+
+    method, _, suffix = name_of("method").partition("+")
+    found = []
+    if ":" in method and method.partition(":")[0] not in method_names():
+        found.append(method)
+    found += [name for name in (suffix, name_of("augment"), name_of("model")) if ":" in name]
+    for data in (name_of("data"), name_of("data", "test")):
+        if ":" in data and not data.startswith("hf:"):
+            found.append(data)
+    return found

@@ -14,7 +14,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), min_size=1
 
 
 def weights_of(seed, form):
-    """Weights of one client: each by itself, parts of one vector, or such parts with channels last."""
+    """Weights of a client: each by itself, slices of one vector, or such with channels last."""
     made = torch.Generator().manual_seed(seed)
     plain = {
         "conv": torch.randn(2, 3, 2, 2, generator=made),

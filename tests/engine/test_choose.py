@@ -79,10 +79,7 @@ def test_clients_that_cannot_be_stacked_as_asked_leave_one_notice_with_the_reaso
     assert isinstance(engine, CpuEngine)
     assert engine.local.size == 1
     (notice,) = notices
-    assert (
-        "not side by side ('head.0.running_mean' is not trained, and a stack holds trained weights only)"
-        in notice
-    )
+    assert "not side by side ('head.0.running_mean' is not trained, and a stack" in notice
     assert all(isinstance(result, Reply) for result in engine.train(jobs(setup)))
 
 

@@ -159,7 +159,7 @@ def test_a_run_goes_on_when_mlflow_does_not(
     assert len(federation.history) == 3
     assert (
         capsys.readouterr().err
-        == "warning: mlflow: no answer; the run goes on without it from round 1\n"
+        == "warning: mlflow: no answer; the run continues without it from round 2\n"
     )
 
 
@@ -176,7 +176,7 @@ def test_mistakes_are_one_line(
         ask("tensorbord")
     mlflow.broken = True
     with pytest.raises(
-        CafedclError, match="--log mlflow: no answer; mend it, or set MLFLOW_TRACKING_URI"
+        CafedclError, match="--log mlflow: no answer; fix it, or set MLFLOW_TRACKING_URI"
     ):
         ask("mlflow")
     for name in ("tensorboard", "mlflow"):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import cafedcl
+from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import unpack
-from cafedcl.federation.run_folder import FORMAT, RunFolder, upgrade
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import resume
 from cafedcl.report.runs import read_runs
 

@@ -14,6 +14,7 @@ from cafedcl import api
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
+from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.watcher import Record, Watcher
@@ -113,11 +114,12 @@ class LateInterrupt(Watcher):
 def test_an_interrupt_between_a_round_and_its_line_loses_neither(tmp_path: Path) -> None:
     api.start(config(), tmp_path / "whole", ())
     federation, folder = Federation(config()), RunFolder.create(tmp_path / "cut")
-    folder.begin(federation, [])
-    federation.watchers = [LateInterrupt(), folder]
+    recorder = Recorder(folder)
+    recorder.begin(federation, [])
+    federation.watchers = [LateInterrupt(), recorder]
     with pytest.raises(KeyboardInterrupt):
         federation.run()
-    folder.checkpoint(federation)
+    recorder.checkpoint(federation)
     folder.unlock()
     assert len(folder.metrics()) == 4
     api.resume(tmp_path / "cut")

@@ -350,8 +350,8 @@ def test_a_fixed_batch_size_and_the_double_decay_are_honoured() -> None:
     assert task.schedule.batch_size(1000) == 7
     assert task.schedule.learning_rate(2, 1) == pytest.approx(0.2 * 0.5**3)
     paper = Federation(small(train={"iterations": 10})).task
-    assert [paper.batch_size(n) for n in (1, 10, 11, 250)] == [1, 1, 2, 25]
-    assert paper.learning_rate(3, 4) == pytest.approx(0.1 * 0.998**3)
+    assert [paper.schedule.batch_size(n) for n in (1, 10, 11, 250)] == [1, 1, 2, 25]
+    assert paper.schedule.learning_rate(3, 4) == pytest.approx(0.1 * 0.998**3)
 
 
 class Diary(Watcher):

@@ -232,7 +232,9 @@ def test_no_random_numbers_of_anybody_else_are_used() -> None:
 
 def test_distinct_points_are_parted_by_class_with_how_often_they_occur() -> None:
     z = torch.tensor([[1.0, 0], [2, 2], [1, 0], [5, 5], [1, 0], [1, 0]])
-    points, times, numbers = distinct_points(z, torch.tensor([2, 2, 2, 7, 2, 7]), torch.tensor([2, 7]))
+    points, times, numbers = distinct_points(
+        z, torch.tensor([2, 2, 2, 7, 2, 7]), torch.tensor([2, 7])
+    )
     assert numbers == [2, 2]
     found = [
         {(*point, count) for point, count in zip(mine.tolist(), often.tolist(), strict=True)}  # type: ignore[misc]
@@ -263,7 +265,7 @@ def test_a_cluster_that_nothing_is_nearest_to_stays_where_it_was() -> None:
 
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_centroids_come_in_the_same_order_when_points_move_by_a_bit(k: int) -> None:
-    """Each of a class's few points is a centroid, or pairs of them are: many starts find the same."""
+    """Each of a class's few points is a centroid, or pairs are: many starts find the same."""
     made = torch.Generator().manual_seed(5)
     z, y = torch.rand(40, 6, generator=made), torch.arange(40) % 10
     classes, first = k_means(z, y, torch.arange(10), k)

@@ -161,7 +161,9 @@ def test_when_the_test_set_is_dealt_to_clients_each_is_scored_on_its_part(world,
         if right[part]:
             own = evaluator.own(
                 client,
-                count_correct({"all": torch.tensor(predicted[part])}, torch.tensor(y[part]), classes),
+                count_correct(
+                    {"all": torch.tensor(predicted[part])}, torch.tensor(y[part]), classes
+                ),
             )
             assert float(own["all/score"]) == pytest.approx(clients[client])
             assert own["all/recall"].tolist() == pytest.approx(
@@ -176,7 +178,7 @@ def test_when_the_test_set_is_dealt_to_clients_each_is_scored_on_its_part(world,
 @given(worlds(), st.data())
 @settings(max_examples=60)
 def test_a_survey_gives_the_scores_of_the_parts_laid_together(world, data):
-    """What sites count on their own parts gives the same scores as their images in one place would."""
+    """Counts of sites on their own parts give the same scores as all images in one place."""
     classes, y, predicted, counts = world
     cuts = sorted(
         data.draw(

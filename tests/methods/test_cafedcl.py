@@ -244,7 +244,7 @@ def test_by_the_letter_absent_classes_are_sent_as_zeros(scene):
 
 
 def ups_with(trust, counts=None, seed=0):
-    """Clients' replies for a (clients, classes) table of confidences, zero where a class is absent."""
+    """Clients' replies for a (clients, classes) table of confidences, zero if a class is absent."""
     rng, ups = np.random.default_rng(seed), []
     for k, row in enumerate(np.asarray(trust, dtype=np.float32)):
         classes = np.flatnonzero(row)

@@ -1,9 +1,8 @@
-import ast
-
 """Every preset runs, CAFedCL's presets are what they say, and methods stay as short as they claim
 to be.
 """
 
+import ast
 import math
 from pathlib import Path
 
@@ -258,7 +257,7 @@ def all_pairs(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_a_simplex_pays_nothing_under_the_simplex_prior_and_orthonormal_anchors_under_the_orthogonal_one(
+def test_a_simplex_and_orthonormal_anchors_pay_nothing_under_their_own_priors(
     classes,
 ):
     torch.manual_seed(0)

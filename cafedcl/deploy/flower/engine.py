@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 import torch
 from flwr.app import MessageType
@@ -35,6 +36,8 @@ ClientNodes = Callable[[], Mapping[int, int]]
 
 class FlowerEngine:
     """Runs jobs at sites. A client's memory stays at its site; the server has a ticket for it."""
+
+    name: ClassVar[str] = "flower"
 
     def __init__(self, task: Task, terms: Terms, mail: Mail, nodes: ClientNodes) -> None:
         self.task = task

@@ -32,7 +32,7 @@ from cafedcl.deploy.population import enrol, is_remote, prepare_site
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.build import prepare
-from cafedcl.task.resolve import resolve
+from cafedcl.task.resolve import imported_names, resolve
 
 
 @dataclass(frozen=True)
@@ -153,17 +153,7 @@ class Site:
 
     def _allowed(self, plain: Header) -> Config:
         """Return the config for this site; refuse one that names code which must not run here."""
-        names = {
-            section: str(plain.get(section, {}).get("name", ""))
-            for section in ("method", "model", "data")
-        }
-        # A colon is also in presets (cafedcl:best) and in Hugging Face names (hf:NAME).
-        harmless = {"method": r"[^.:]+:.*", "data": r"hf:.*", "model": r"[^:]+"}
-        code = [
-            name
-            for section, name in names.items()
-            if ":" in name and not re.fullmatch(harmless[section], name)
-        ]
+        code = imported_names(plain)
         if code and not self.plugins:
             raise CafedclError(
                 f"the server wants to run '{code[0]}' at this site; allow it with plugins = true"

@@ -12,7 +12,7 @@ from functools import cached_property
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from torch import Tensor
 
@@ -92,6 +92,8 @@ class CpuEngine:
     the cost of a job, estimated or measured, says that it pays. A group gives the same bits
     wherever it runs, so none of this shows in the results.
     """
+
+    name: ClassVar[str] = "cpu"
 
     def __init__(self, task: Task, config: Config, number: int, jobs: int) -> None:
         self.task = task

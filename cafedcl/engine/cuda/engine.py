@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,8 @@ class CudaEngine:
     Nothing in a visit waits for the device. It computes what the reference engine computes, in the
     precision asked for. On a device without streams the same code runs uncaptured.
     """
+
+    name: ClassVar[str] = "cuda"
 
     def __init__(
         self, task: Task, options: EngineOptions, participants: int, *, compiled: bool

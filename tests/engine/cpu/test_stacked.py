@@ -94,7 +94,7 @@ def assert_near(one: Tensors, other: Tensors, within: float) -> None:
 def test_a_round_is_the_reference_engines_round(
     tiny: Tiny, groups: list[int], method: str, way: str
 ) -> None:
-    """To a relative 1e-5 after one round and 1e-4 after two, the second with memories and anchors."""
+    """To a relative 1e-5 after one round, and 1e-4 after two, with memories and anchors."""
     one, other = pair(tiny, method, **UNEQUAL, **WAYS[way], train__lr=0.03)
     for within in (1e-5, 1e-4):
         here, there = one.step(), other.step()
@@ -170,7 +170,7 @@ def test_stretches_are_where_the_same_clients_are_at_work() -> None:
 def test_clients_with_and_without_weights_of_their_own_train_side_by_side(
     tiny: Tiny, groups: list[int]
 ) -> None:
-    """And every one sees as received what it began with, whatever the order of what it remembers."""
+    """And each sees the weights it began with as received, whatever the order of its memory."""
     results = []
     for federation in pair(tiny, "fedprox", 5, **UNEQUAL, method__mu=1.0, train__epochs=2):
         federation.method.personal = ".*"

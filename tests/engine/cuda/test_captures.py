@@ -45,7 +45,7 @@ def test_work_is_repeated_as_often_as_asked_by_the_longest_chains(
 def test_everything_is_made_ready_before_any_capture(
     plan: Captures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A longer chain may be wanted long after the shorter one, when the network is in another mode."""
+    """A longer chain may be asked for later, when the network is in another mode."""
     mode, captured = ["train"], list[str]()
     lane = Lane(torch.device("cpu"))
     monkeypatch.setattr(lane, "capture", lambda work, before, warm: captured.append(mode[0]))

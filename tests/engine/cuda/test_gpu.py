@@ -288,7 +288,7 @@ def test_memories_over_the_budget_go_to_the_host() -> None:
     }
     federation, roomy = Federation(resolve(tables)), Federation(resolve(tables))
     assert isinstance(federation.engine, CudaEngine)
-    federation.engine.budget = 0.0
+    federation.engine.memory_budget = 0.0
     for each in (federation, roomy):
         each.run()
     assert all(

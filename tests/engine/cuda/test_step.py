@@ -93,7 +93,7 @@ def batch_at(task: Task, tables: Tensors, step: int) -> Batch:
 def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
     tiny: Tiny, momentum: float, decay: float, clip: float, halved: int
 ) -> None:
-    """To 1e-6, against torch in float64; the first weight has two gradients, which count together."""
+    """To 1e-6, against torch in float64; the first weight has two gradients, which are added."""
     task, steps, made = tiny("fedavg").task, 6, torch.Generator().manual_seed(0)
     options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
     program = Program(
@@ -425,7 +425,7 @@ def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_th
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_moves_the_weights_by_both_gradients_together(tiny: Tiny, precision: str) -> None:
-    """Against SGD by hand; in bf16 the encoder is a cast copy and the pull on the weights is exact."""
+    """Against SGD by hand; in bf16 the encoder is a cast copy, and the pull is exact."""
     federation = tiny(
         "fedprox", method__mu=5.0, train__clip=0.0, train__weight_decay=0.0, train__lr=0.05
     )

@@ -1,0 +1,41 @@
+import pytest
+
+from cafedcl.task.resolve import gather, imported_names, resolve
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"method": {"name": "evil:Method"}},
+        {"method": {"name": "package.evil:Method"}},
+        {"method": {"name": "fedavg+evil:Augmenter"}},
+        {"method": {"name": "evil:Method+mixup"}},
+        {"augment": {"name": "evil:Augmenter"}},
+        {"model": {"name": "evil:make"}},
+        {"data": {"name": "evil:load"}},
+        {"data": {"name": "sites", "test": "evil:load"}},
+    ],
+)
+def test_a_name_that_imports_code_is_found(tables) -> None:
+    assert any("evil" in name for name in imported_names(tables))
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"method": {"name": "cafedcl:best"}, "model": {"name": "cnn4"}, "data": {"name": "sites"}},
+        {"method": {"name": "cafedcl:literal+gan"}, "augment": {"name": "gan"}},
+        {"data": {"name": "hf:mnist"}},
+    ],
+)
+def test_names_of_this_package_import_nothing_else(tables) -> None:
+    assert imported_names(tables) == []
+    assert imported_names(resolve(tables).to_plain() if "data" not in tables else tables) == []
+
+
+def test_the_config_of_a_run_folder_can_be_run_again(tmp_path) -> None:
+    config = resolve({"method": {"name": "fedprox", "mu": 0.5}})
+    file = tmp_path / "config.toml"
+    file.write_text("format = 2\n\n" + config.to_toml())
+    assert gather(file) == config
