@@ -81,6 +81,11 @@ def test_every_reading_is_explained() -> None:
                 assert f"`{choice}`" in CAFEDCL, f"{field.name} = {choice}"
 
 
+def test_the_number_of_advanced_options_on_the_page_is_right() -> None:
+    advanced = [field.metadata["advanced"] for field in dataclasses.fields(CAFedCLOptions)]
+    assert f"{sum(advanced)} of the {len(advanced)} options are marked as advanced" in CAFEDCL
+
+
 def test_every_method_names_its_paper() -> None:
     for name in method_names():
         method, _ = find_method(name)
