@@ -71,8 +71,8 @@ def test_a_result_nobody_asks_for_is_not_computed() -> None:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        (lambda x: [x * float(x.sum())], "looks into a tensor"),
-        (lambda x: [x[x > 0]], "looks into a tensor"),
+        (lambda x: [x * float(x.sum())], "reads a tensor.s value"),
+        (lambda x: [x[x > 0]], "reads a tensor.s value"),
         (lambda x: [x + torch.rand(3)], "draws random numbers"),
         (lambda x: [F.dropout(x, 0.5)], "draws random numbers"),
     ],
