@@ -45,8 +45,8 @@ ENTRIES = ("data", "split", "hold_out", "score", "options", "scores", "candidate
 STUDY = """\
 # cafedcl reproduce tuned --scale short
 #
-# CIFAR-10 as in Table 1, every method with the options that scored best on held-out images, among
-# the same number of candidates for each. Written by:
+# CIFAR-10 as in Table 1. Every method has the options that scored best on held-out images, among
+# the same number of candidates for each method. This file is written by
 # python experiments/tuning.py --from experiments/results/tuning.json --study experiments/tuned.toml
 title = "Table 1 with the same tuning budget for every method"
 methods = {methods}
