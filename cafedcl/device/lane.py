@@ -120,5 +120,5 @@ def to_host(tensors: Tensors) -> Tensors:
     away = {name: value for name, value in tensors.items() if not value.is_cpu}
     if not away:
         return tensors
-    packed = PackedBytes(away)
+    packed = PackedBytes.like(away)
     return {**tensors, **packed.unwrap(packed.wrap(away).to("cpu", non_blocking=True))}

@@ -1,5 +1,6 @@
 """Several tensors in one vector of bytes: one copy takes them to another device or process."""
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,34 +12,38 @@ from torch import Tensor
 
 from cafedcl.core.tensors import Tensors
 
+Forms = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Types and shapes of tensors, by name."""
 
-class Entry(NamedTuple):
-    """A tensor in the vector: its name, type and shape, and its first byte."""
+
+class PackedTensor(NamedTuple):
+    """A tensor in the vector: its name, type and shape, and the bytes it takes."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
-
-    @property
-    def end(self) -> int:
-        """The byte behind its last."""
-        return self.begin + self.dtype.itemsize * torch.Size(self.shape).numel()
+    end: int
 
 
 class PackedBytes:
-    """Where tensors of certain names, shapes and types lie in one vector of bytes."""
+    """Where tensors of certain names, types and shapes lie in one vector of bytes."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.names = list(tensors)
-        # The widest types come first, so that each number lies at a multiple of its own size.
-        by_width = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-        self.entries: list[Entry] = []
+    def __init__(self, forms: Forms) -> None:
+        self.names = list(forms)
+        self.entries: list[PackedTensor] = []
         self.size = 0
-        for name, value in by_width:
-            entry = Entry(name, value.dtype, tuple(value.shape), self.size)
-            self.entries.append(entry)
-            self.size = entry.end
+        # The widest types come first, so that each number lies at a multiple of its own size.
+        for name in sorted(forms, key=lambda name: -forms[name][0].itemsize):
+            dtype, shape = forms[name]
+            end = self.size + dtype.itemsize * math.prod(shape)
+            self.entries.append(PackedTensor(name, dtype, shape, self.size, end))
+            self.size = end
+
+    @classmethod
+    def like(cls, tensors: Mapping[str, Tensor]) -> "PackedBytes":
+        """Return the packing of tensors with these names, types and shapes."""
+        return cls({name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()})
 
     def wrap(self, tensors: Tensors) -> Tensor:
         """Return the tensors as a new vector of bytes on their device."""
@@ -53,8 +58,8 @@ class PackedBytes:
     def unwrap(self, data: Tensor) -> Tensors:
         """Return the tensors as views of the vector, which may be filled later."""
         views = {
-            entry.name: data[entry.begin : entry.end].view(entry.dtype).view(entry.shape)
-            for entry in self.entries
+            name: data[begin:end].view(dtype).view(shape)
+            for name, dtype, shape, begin, end in self.entries
         }
         return {name: views[name] for name in self.names}
 

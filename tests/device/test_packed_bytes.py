@@ -20,7 +20,7 @@ def test_a_parcel_gives_back_what_was_put_in() -> None:
         "table": torch.tensor([[1.0, torch.nan], [torch.inf, 0.0]]),
         "turned": torch.arange(6.0).view(2, 3).T,
     }
-    parcel = PackedBytes(given)
+    parcel = PackedBytes.like(given)
     data = parcel.wrap(given)
     assert data.dtype == torch.uint8
     found = parcel.unwrap(data)
@@ -32,7 +32,7 @@ def test_a_parcel_gives_back_what_was_put_in() -> None:
 
 def test_what_is_unwrapped_follows_its_vector() -> None:
     given = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}
-    parcel = PackedBytes(given)
+    parcel = PackedBytes.like(given)
     data = parcel.wrap(given)
     found = parcel.unwrap(data)
     data.copy_(parcel.wrap({"a": torch.tensor([5.0, 6.0]), "b": torch.tensor([7])}))
@@ -55,7 +55,7 @@ def drawn(kinds: Kinds, seed: int) -> dict[str, torch.Tensor]:
 @given(st.lists(st.tuples(KINDS, SHAPES), min_size=1, max_size=6), st.integers(0, 1000))
 def test_what_is_read_is_what_was_put_in_and_stays_so(kinds: Kinds, seed: int) -> None:
     first, then = drawn(kinds, seed), drawn(kinds, seed + 1)
-    parcel = PackedBytes(first)
+    parcel = PackedBytes.like(first)
     data = parcel.wrap(first)
     found = [parcel.read(data)]
     data.copy_(parcel.wrap(then))

@@ -30,7 +30,7 @@ class SharedMemory:
 
     def write(self, tensors: Mapping[str, Tensor], header: Header) -> bool:
         """Write tensors and a header; return whether there was room."""
-        packed = PackedBytes(tensors)
+        packed = PackedBytes.like(tensors)
         entries = [
             (name, str(value.dtype).removeprefix("torch."), list(value.shape))
             for name, value in tensors.items()
@@ -48,12 +48,9 @@ class SharedMemory:
         """Return the last message; without a copy it is valid until the next one is written."""
         length = int.from_bytes(self.memory[:LENGTH_BYTES], "little")
         index = json.loads(self.memory[LENGTH_BYTES : LENGTH_BYTES + length])
-        # Tensors on the meta device have a type and a shape, but no memory.
+        entries = index["entries"]
         packed = PackedBytes(
-            {
-                name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-                for name, dtype, shape in index["entries"]
-            }
+            {name: (getattr(torch, dtype), tuple(shape)) for name, dtype, shape in entries}
         )
         begin = _data_begins(length)
         tensors = packed.unwrap(self.bytes[begin : begin + packed.size])

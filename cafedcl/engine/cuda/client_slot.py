@@ -301,7 +301,7 @@ class ClientSlot(Replica):
             LOSSES: captures.loss_log,
             VALID: numbers_are_valid([self.flat, *numbers], summary, self.task.fields),
         }
-        packed = PackedBytes(on_host)
+        packed = PackedBytes.like(on_host)
         return VisitResult(
             sent={name: value for name, value in summary.items() if name not in per_class},
             kept=kept,
