@@ -30,6 +30,10 @@ def seeds_text(seeds: Sequence[int]) -> str:
     return f"{ordered[0]} to {ordered[-1]}" if whole else ", ".join(map(str, ordered))
 
 
+ENGINES_0_1 = {"graphs": "cuda", "eager": "reference"}
+"""What version 0.1, which wrote some of the result files, called the engines."""
+
+
 def small_print(result: Mapping[str, Any]) -> str:
     """Return the line below a table: models, seeds, devices, versions and the command."""
     records = result["runs"]
@@ -43,6 +47,7 @@ def small_print(result: Mapping[str, Any]) -> str:
     protocols = dict.fromkeys(
         one["options"].get("evaluate.protocol", "complete") for one in records
     )
+    engines = dict.fromkeys(ENGINES_0_1.get(one["engine"], one["engine"]) for one in records)
     devices = dict.fromkeys(
         one.get("environment", {}).get("device_name", where["device_name"]) for one in records
     )
@@ -56,7 +61,7 @@ def small_print(result: Mapping[str, Any]) -> str:
         f"{every('clients')} clients",
         f"seeds {seeds_text([one['seed'] for one in records])}",
         f"protocol {' / '.join(protocols)}",
-        f"{every('engine')}, {every('precision')}",
+        f"engine {' / '.join(engines)}, {every('precision')}",
         f"Python {where['python']}, {versions}",
         " / ".join(devices),
     ]

@@ -16,7 +16,7 @@ def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
     """Return weights over their sum along the first axis.
 
     ``epsilon`` is added to the sum, as Eqs. 10 and 12 print it. That shrinks the average by
-    Σ/(Σ+ε) in every round, so it is zero unless the letter is asked for. Where all weights are
+    Σ/(Σ+ε) in every round, so it is zero unless asked for. Where all weights are
     zero, they are equal instead.
     """
     total = weights.sum(0) + epsilon

@@ -133,8 +133,8 @@ def log_prior(counts: Tensor, strength: float) -> Tensor | None:
 def align_loss(local: Tensor, p: Tensor, present: Tensor) -> Tensor:
     """Return Eq. 14 (eq:align_loss), L_align = Σ_c 1[c present] ‖p_{k,c} − p_{g,c}‖².
 
-    With unit prototypes on both sides that is Σ (2 − 2cos). The letter compares the raw local
-    prototype with the normalised broadcast one, which crushes the features' norms to 1.
+    With unit prototypes on both sides that is Σ (2 − 2cos). As printed, the loss compares the raw
+    local prototype with the normalised broadcast one, which crushes the features' norms to 1.
     """
     return ((local - p).square().sum(1) * present).sum()
 
@@ -187,7 +187,7 @@ def start_sums(counts: Tensor, dim: int) -> Tensors:
 def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tuple[Tensor, Tensor]:
     """Return this epoch's class means so far and their counts; only this batch has a gradient.
 
-    It stands for the letter of Eq. 14, whose p_{k,c} is over the client's whole data. ``z`` need
+    It stands for Eq. 14 as printed, whose p_{k,c} is over the client's whole data. ``z`` need
     not be unit vectors.
     """
     sums, counts = class_sums(z, y, weight, len(scratch["counts"]))

@@ -1,8 +1,8 @@
 """CAFedCL: Confidence-Aware Federated Contrastive Learning (arXiv 2603.03007).
 
 Its generator is `--augment gan`. Where the paper leaves a point open, the option's default is our
-reading and ``literal`` is the paper's letter; docs/cafedcl.md has the reasons. Equations are found
-by name in functional/contrast.py, confidence.py and aggregation.py.
+reading and ``literal`` is the paper's exact wording; docs/cafedcl.md has the reasons. Equations are
+found by name in functional/contrast.py, confidence.py and aggregation.py.
 """
 
 import torch

@@ -19,7 +19,9 @@ class FedLCOptions:
 
     tau: float = option(1.0, "scale τ of the margins", low=0.0)
     softmax: str = option(
-        "inclusive", "whether the target is in the denominator", choices=("inclusive", "literal")
+        "inclusive",
+        "whether the softmax includes the target in its denominator, or not (literal)",
+        choices=("inclusive", "literal"),
     )
 
 

@@ -26,7 +26,9 @@ class FedProtoOptions:
 
     lam: float = option(1.0, "weight λ of the prototype distance", low=0.0)
     prototypes: str = option(
-        "moving", "last epoch's, as weights move, or exact means", choices=("moving", "literal")
+        "moving",
+        "prototypes: means of the last epoch's features, while weights move, or exact (literal)",
+        choices=("moving", "literal"),
     )
 
 

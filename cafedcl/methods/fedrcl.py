@@ -20,11 +20,13 @@ class FedRCLOptions:
     """The values of the authors' code."""
 
     tau: float = option(0.05, "temperature τ", above=0.0)
-    lam: float = option(0.7, "similarity λ above which the penalty fires", low=-1.0, high=1.0)
+    lam: float = option(0.7, "similarity λ from which the penalty applies", low=-1.0, high=1.0)
     beta: float = option(1.0, "weight β of the penalty", low=0.0)
-    negatives: int = option(2, "how many of the most similar negatives count", low=1)
+    negatives: int = option(2, "number of most similar negatives in the contrast", low=1)
     penalty: str = option(
-        "hardest", "on the least similar positive, or all above λ", choices=("hardest", "literal")
+        "hardest",
+        "penalty on the least similar positive, or on all positives above λ (literal)",
+        choices=("hardest", "literal"),
     )
 
 

@@ -26,14 +26,18 @@ class FedTGPOptions:
 
     lam: float = option(10.0, "weight λ of the client's prototype distance (MSE)", low=0.0)
     prototypes: str = option(
-        "literal", "exact means (code and paper), or as weights move", choices=("literal", "moving")
+        "literal",
+        "prototypes: exact means (literal), or of the last epoch's features, while weights move",
+        choices=("literal", "moving"),
     )
     tau: float = option(100.0, "largest margin τ", above=0.0)
     margin: str = option(
-        "code", "largest nearest-neighbour gap, or the largest gap", choices=("code", "literal")
+        "code",
+        "margin: the largest distance to a nearest neighbour (code), or of any two (literal)",
+        choices=("code", "literal"),
     )
     epochs: int = option(100, "server epochs S", low=1)
-    lr: float = option(0.01, "server learning rate, its own: the client's may be larger", above=0.0)
+    lr: float = option(0.01, "learning rate of the server's training", above=0.0)
     batch: int = option(10, "server batch size", low=1)
 
 
