@@ -2,24 +2,26 @@
 
     from cafedcl.extend import Batch, FedAvg, Network, Tensors, Visit, option
 
-A method is one class derived from `Method`, or from a method that is close to it; docs/extending.md
-has an example of each kind, and `cafedcl.testing.check_method` tests yours. Equation numbers are
-those of the CAFedCL paper.
+A method is one class derived from `Method`, or from a method that is close to it. docs/extending.md
+explains how, and `cafedcl.testing.check_method` tests yours. Every name below has a docstring of
+its own. Equation numbers are those of the CAFedCL paper.
 
 What a method is made of
     `Method`, `FedAvg`, `NoOptions`, `option`; what it gets and returns: `Batch`, `Visit`, `Client`,
     `Up`, `Field`, `Tensors`.
 
 Losses and prototypes
-    `unit`, `weighted_average`, `cross_entropy`, `class_sums`, `class_means` (Eq. 1),
-    `cosine_logits`, `i2p_loss` (Eq. 4), `log_prior` (logit calibration to a client's labels),
-    `align_loss` (Eq. 14), `geometry_loss` (Eq. 15), `distances`; anchors that stay:
+    `unit` (x/‖x‖), `weighted_average` and `cross_entropy` (by batch.weight), `class_sums` and
+    `class_means` (Eq. 1), `start_sums` and `running_means` (over an epoch, in scratch tensors),
+    `cosine_logits`, `i2p_loss` (Eq. 4), `log_prior` (calibrates logits to a client's labels),
+    `align_loss` (Eq. 14), `geometry_loss` (Eq. 15), `distances` (all pairs); fixed anchors:
     `simplex` (equiangular tight frame), `orthonormal`.
 
 Server steps
     `Aggregator`, `Average` (Eq. 12), `Entries` (what clients sent per class, as tables),
-    `normalise`, `uniform`, `mean_prototypes` (Eqs. 2, 7, 10), `merge_prototypes`, `no_prototypes`;
-    a server that trains: `draw_batches`, `minimise`; `k_means`.
+    `normalise` (weights over their sum), `uniform` (equal weights), `mean_prototypes` (Eqs. 2, 7,
+    10), `merge_prototypes` (the table of prototypes after a round), `no_prototypes` (before the
+    first); a server that trains: `draw_batches`, `minimise`; `k_means`.
 
 Models, augmentations, data
     `Encoder`, `Network`, `Shape`; `Augmenter`, `ClientImages`, `SyntheticImages`; `Dataset`.
@@ -53,7 +55,9 @@ from cafedcl.functional.contrast import (
     i2p_loss,
     log_prior,
     orthonormal,
+    running_means,
     simplex,
+    start_sums,
     unit,
     weighted_average,
 )
@@ -102,7 +106,9 @@ __all__ = [
     "option",
     "orthonormal",
     "prefixed",
+    "running_means",
     "simplex",
+    "start_sums",
     "under",
     "uniform",
     "unit",

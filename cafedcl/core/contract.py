@@ -111,9 +111,9 @@ class Visit:
     """All that a method sees of one client in one round.
 
     ``received`` are the weights it began with, ``anchors`` what the server broadcast besides, and
-    ``memory`` what the client kept. ``progress`` is the round over the number of rounds. All are
-    tensors, and ``scratch`` is written in place and zeroed at the start of every epoch, so that a
-    loss can be captured once and replayed.
+    ``memory`` what the client kept. ``progress`` is the round over the number of rounds.
+    ``scratch`` is written in place and zeroed at the start of every epoch. A loss reads only these,
+    which are tensors, so that it can be captured once and replayed.
     """
 
     client: Client
@@ -125,7 +125,7 @@ class Visit:
     scratch: Tensors
     embed: Embed
     rates: float = 0.0
-    """The sum of the learning rates over all local steps of this visit."""
+    """The sum of the learning rates over all local steps; not for a loss."""
     signals: Tensors = field(default_factory=dict)
     """What tail augmentation reports: ``synthetic`` m_{k,c} and ``quality`` conf^gen_{k,c}."""
 

@@ -19,6 +19,12 @@ class LossView(NamedTuple):
     most: Tensor
     total: Tensor
 
+    def __getattr__(self, name: str) -> Tensor:
+        raise AttributeError(
+            f"a loss can read counts, most and total of visit.client, and not {name}: "
+            "a plain number would stay that of the first client"
+        )
+
 
 class SummaryView(NamedTuple):
     """The part of `Client` that a captured summary can see.

@@ -1,7 +1,7 @@
 """The round loop: sample → train → check → aggregate → evaluate → record."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -87,9 +87,10 @@ class Federation:
         return self.round >= self.options.rounds
 
     def run(self) -> list[Record]:
-        """Step until the last round."""
-        while not self.finished:
-            self.step()
+        """Step until the last round, or until a watcher raises StopIteration."""
+        with suppress(StopIteration):
+            while not self.finished:
+                self.step()
         return self.history
 
     def step(self) -> Record:
@@ -147,8 +148,8 @@ class Federation:
 
     def train(self, down: Down, clients: list[int]) -> Iterator[Reply | Failure]:
         """Yield the results of the clients' jobs, in the order of clients."""
-        own = self.own_is_due(down.round)
-        jobs = [Job(client, down, self.memories.get(client, {}), own) for client in clients]
+        evaluate = self.own_is_due(down.round)
+        jobs = [Job(client, down, self.memories.get(client, {}), evaluate) for client in clients]
         # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
         with closing(self.engine.train(jobs)) as results:
             yield from in_order(map(self.received, results), clients)
@@ -169,7 +170,7 @@ class Federation:
         return replace(result, up=replace(up, tensors={**up.tensors, **moved(away, device)}))
 
     def check(self, result: Reply | Failure) -> Reply | Failure:
-        """Return a result as it is used: a reply that does not hold what it must is a failure."""
+        """Turn an invalid reply into a failure; return every other result as it is."""
         if isinstance(result, Reply):
             problem = self.validator.problem(result)
             if problem:

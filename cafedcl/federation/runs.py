@@ -203,6 +203,9 @@ def _run_to_end(federation: Federation, folder: RunFolder) -> Run:
         except KeyboardInterrupt:
             recorder.checkpoint(federation)
             raise
+        if not federation.finished:
+            # A watcher has stopped the run early.
+            recorder.checkpoint(federation)
         return _result(federation, folder.path)
 
 

@@ -41,9 +41,10 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
             )
         return found, {}
     if base not in method_names():
-        raise CafedclError(
-            f"method '{base}': there is no such method; {nearest(base, method_names())}"
-        )
+        hint = nearest(base, method_names())
+        if ":" in name:
+            hint += f" (and Python finds no module '{base}': run in its folder, with PYTHONPATH=.)"
+        raise CafedclError(f"method '{base}': there is no such method; {hint}")
     module = importlib.import_module(f"{__name__}.{base.replace('-', '_')}")
     method: type[Any] = next(
         cls

@@ -55,7 +55,7 @@ class Method:
     server_trains: ClassVar[bool] = False
     """Whether ``update`` trains, which is faster on the device than on the host."""
     epsilon: float = 0.0
-    """What is added to the sum of weights that the average of the models is divided by."""
+    """Added to the sum of the clients' weights, which the average of the models is divided by."""
     Options: ClassVar[type] = NoOptions
     """A frozen dataclass whose fields are declared with `option`."""
 

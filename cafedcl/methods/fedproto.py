@@ -35,8 +35,9 @@ class FedProtoOptions:
 class FedProto(Method):
     """CE + λ·MSE(h, P̄_y), with P̄ the unweighted mean over the clients that have the class.
 
-    That is the authors' code; the paper's divisor is a misprint. A class without a prototype adds 0
-    but stays in the mean over the batch; among such classes the classifier decides.
+    That is the authors' code; the paper's divisor is a misprint. An image whose class has no
+    prototype adds 0 to the loss, but counts in its mean. Classes without a prototype are ranked by
+    the classifier, below all others.
     """
 
     name = "fedproto"
@@ -79,5 +80,6 @@ class FedProto(Method):
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         h = self.embed(model, x)
-        known = anchors["known"]
-        return torch.where(known, -torch.cdist(h, anchors["prototypes"]), model.head(h) - 1e4)
+        # Far below every distance, so that a class with a prototype is preferred.
+        by_head = model.head(h) - 1e4
+        return torch.where(anchors["known"], -torch.cdist(h, anchors["prototypes"]), by_head)

@@ -173,7 +173,10 @@ def no_value_is_read(case: Case) -> Iterator[None]:
     """Run a block in which reading a tensor's value is an error."""
 
     def refuse(*_: object) -> None:
-        raise case.fail("its loss reads a tensor's value; then it cannot be replayed")
+        raise case.fail(
+            "its loss reads a tensor's value, so it cannot be replayed; "
+            "keep it a tensor: no .item(), no `if`, but torch.where"
+        )
 
     with ExitStack() as stack:
         for reader in READERS:

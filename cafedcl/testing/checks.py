@@ -38,8 +38,8 @@ ENGINE_TOLERANCE = 1e-4
 def check_description(case: Case) -> None:
     """A method has a name and options that the config can read."""
     method, _ = find_method(case.method)
-    if not getattr(method, "name", ""):
-        raise case.fail("it has no name; set `name` in its class")
+    if not vars(method).get("name"):
+        raise case.fail("it has no name of its own; set `name` in its class")
     if not is_dataclass(method.Options):
         raise case.fail("its Options are not a dataclass")
     for field in method.Options.__dataclass_fields__.values():
@@ -56,7 +56,10 @@ def check_rounds(case: Case) -> None:
     before = {name: (value.dtype, value.shape[1:]) for name, value in federation.state.items()}
     for record in federation.run():
         if record.status != "ok" or record.failed:
-            raise case.fail(f"round {record.round + 1} failed: {record.failed[:1]}")
+            reason = str(record.failed[0]["reason"]) if record.failed else "nobody replied"
+            if reason.endswith("was not asked for"):
+                reason += "; declare what `summarize` sends in `fields`"
+            raise case.fail(f"round {record.round + 1} failed: {reason}")
         if not record.loss:
             raise case.fail("its loss has no finite term")
     after = {name: (value.dtype, value.shape[1:]) for name, value in federation.state.items()}
@@ -256,9 +259,9 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "description": check_description,
     "rounds": check_rounds,
     "seed": check_seed,
+    "no value is read": check_no_value_is_read,
     "padding": check_padding,
     "only padding": check_only_padding,
-    "no value is read": check_no_value_is_read,
     "reply": check_reply,
     "order": check_order,
     "broadcast": check_broadcast,

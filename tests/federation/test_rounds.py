@@ -1,12 +1,15 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from capturing import sent, with_sent
 
+import cafedcl
+from cafedcl import api
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Batch, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import MODEL, Tensors, floats, nbytes
@@ -390,3 +393,21 @@ def test_a_snapshot_brings_a_federation_back_bit_for_bit() -> None:
     second.run()
     assert lines(second) == lines(whole)[2:]
     assert same_bits(second.snapshot()[0], whole.snapshot()[0])
+
+
+class StopAfter(Watcher):
+    """Ends a run after its second round."""
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        if record.round == 1:
+            raise StopIteration("good enough")
+
+
+def test_a_watcher_can_stop_a_run(tmp_path: Path) -> None:
+    federation = Federation(small(federation={"rounds": 4}), [StopAfter()])
+    assert [record.round for record in federation.run()] == [0, 1]
+    assert not federation.finished
+    run = api.start(small(federation={"rounds": 4}), tmp_path / "run", [StopAfter()])
+    assert len(run.records) == 2
+    assert len(cafedcl.load(tmp_path / "run").records) == 2, "what was done is saved"
+    assert len(api.resume(tmp_path / "run").records) == 4, "and can be resumed"

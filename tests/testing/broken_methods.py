@@ -80,6 +80,11 @@ class SendsSomethingElse(FedAvg):
         return {"mean": Field((2,), per_class=False)}
 
 
+class SendsUndeclared(FedAvg):
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        return {"extra": torch.zeros(3)}, {}
+
+
 class FirstComeFirstServed(FedAvg):
     def start(self, model: Network) -> Tensors:
         return {"server/first": torch.zeros(1)}
@@ -103,6 +108,11 @@ class ReadsAPlainNumber(FedAvg):
         terms = super().loss(model, batch, visit)
         number = getattr(visit.client, "samples", 0)
         return {"ce": terms["ce"] * (1 + number / 100)}
+
+
+class ReadsSamples(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        return {"ce": super().loss(model, batch, visit)["ce"] / visit.client.samples}
 
 
 class Forgets(FedAvg):
@@ -138,9 +148,10 @@ class Pull(FedAvg):
 
 
 BROKEN: dict[type[FedAvg], tuple[str, str]] = {
-    Nameless: ("description", "it has no name"),
+    Nameless: ("description", "it has no name of its own"),
     UndeclaredOption: ("description", "its option 'strength' is not declared with `option`"),
     Raises: ("rounds", "no loss today"),
+    SendsUndeclared: ("rounds", "'extra' was not asked for; declare what `summarize` sends in"),
     GrowingState: ("rounds", "its state changes names, types or shapes: anchors/table"),
     NotFinite: ("rounds", "'server/sum' of its state is not finite"),
     DrawsItsOwn: ("seed", "two runs with the same seed differ in 'state/server/noise'"),
@@ -151,5 +162,6 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
     BroadcastsAll: ("broadcast", "it broadcasts 'server/secret'"),
     ReadsAPlainNumber: ("engines", "engine gives another 'model/"),
+    ReadsSamples: ("engines", "a loss can read counts, most and total of visit.client, and not"),
     Forgets: ("resume", "a resumed run differs in 'state/server/rounds'"),
 }

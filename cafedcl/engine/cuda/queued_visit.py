@@ -1,4 +1,8 @@
-"""A client's visit on one lane, in three stages: training, summary, and waiting for the reply."""
+"""A client's visit on the GPU, in three stages: training, summary, and waiting for the reply.
+
+A lane is a CUDA stream with its captures, and a slot is a copy of the network on a lane, on which
+clients train in turn.
+"""
 
 from collections.abc import Mapping
 from typing import Any
