@@ -1,5 +1,10 @@
+import tomllib
+from pathlib import Path
+
 import cafedcl
 from cafedcl import extend
+
+ROOT = Path(__file__).parents[1]
 
 NAMES = [
     "Aggregator",
@@ -65,7 +70,9 @@ def test_every_name_is_documented() -> None:
             assert value.__doc__, name
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    from importlib.metadata import version
-
-    assert cafedcl.__version__ == version("cafedcl")
+def test_the_version_is_the_same_everywhere() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert pyproject["project"]["version"] == cafedcl.__version__
+    assert f"\nversion: {cafedcl.__version__}\n" in citation
+    assert f"\n## {cafedcl.__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,3 +1,1 @@
-"""Engines run client jobs and know nothing of methods. The same jobs give the same numbers in every
-engine.
-"""
+"""Engines run client jobs. The same jobs give the same numbers in every engine, up to rounding."""
