@@ -48,7 +48,7 @@ VARIANTS = {
     "cafedcl:no-confagg-counts": "weights by counts (Eq. 2)",
     "cafedcl:inverse-variance": "weights of least variance",
     "cafedcl:no-geo": "without geometry",
-    "cafedcl:best": "anchors that never move",
+    "cafedcl:fixed-anchors": "anchors that never move",
 }
 SHOWN = {"server.accuracy": "accuracy", "server.client_std": "client std"}
 RARE = {

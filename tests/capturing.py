@@ -24,7 +24,7 @@ SHORT = {"fedtgp": {"method__epochs": 5}}
 
 def captured(federation: Federation, streams: int = 2, precision: str = "fp32") -> Federation:
     """Let a federation be run by captures; on a CPU they are executed plainly."""
-    sampled = max(1, round(federation.options.participation * len(federation.task.clients.shards)))
+    sampled = federation.options.participants(len(federation.task.clients.shards))
     options = replace(EngineOptions(), precision=precision, streams=streams)
     federation.engine = CudaEngine(federation.task, options, sampled, compiled=False)
     return federation

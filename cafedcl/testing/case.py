@@ -1,6 +1,6 @@
 """A method under test: small federations of it, and what its losses and replies are."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from cafedcl.data import load_dataset
 from cafedcl.data.dataset import Dataset
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
+from cafedcl.methods.base import Method
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
 
@@ -101,9 +102,9 @@ def replies_of(case: Case, federation: Federation) -> list[Up]:
     return [replied(case, federation, down, client).up for client in clients]
 
 
-def aggregated(federation: Federation, ups: list[Up]) -> Tensors:
+def aggregated(method: Method, state: Tensors, ups: Iterable[Up]) -> Tensors:
     """Return the server's state after these replies."""
-    aggregator = federation.method.aggregator(federation.state)
+    aggregator = method.aggregator(state)
     for up in ups:
         aggregator.add(up)
     return aggregator.finish()

@@ -154,8 +154,8 @@ def check_order(case: Case) -> None:
     """The order in which replies arrive changes the new state by rounding errors only."""
     federation = case.federation()
     ups = replies_of(case, federation)
-    one = aggregated(federation, ups)
-    other = aggregated(federation, ups[::-1])
+    one = aggregated(federation.method, federation.state, ups)
+    other = aggregated(federation.method, federation.state, ups[::-1])
     for name, value in one.items():
         if not torch.allclose(value.double(), other[name].double(), atol=1e-6, rtol=1e-6):
             raise case.fail(f"the order of replies changes '{name}' of its state")

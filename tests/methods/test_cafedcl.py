@@ -4,7 +4,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
@@ -12,6 +11,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.methods._readings import CAFedCLOptions
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models import Network
+from cafedcl.testing.case import aggregated
 
 CLASSES, DIM = 4, 5
 NETWORK = Network(nn.Identity(), nn.Identity())

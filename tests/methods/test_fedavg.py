@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Up
 from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models import Network
+from cafedcl.testing.case import aggregated
 
 
 def test_the_loss_is_the_weighted_mean_cross_entropy(visit_with):

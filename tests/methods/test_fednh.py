@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.methods.fednh import FedNH, FedNHOptions
 from cafedcl.models import Network
+from cafedcl.testing.case import aggregated
 
 CLASSES, DIM = 4, 5
 

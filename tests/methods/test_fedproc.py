@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.methods.fedproc import FedProc, FedProcOptions
 from cafedcl.models import Network, build_encoder
+from cafedcl.testing.case import aggregated
 
 CLASSES, DIM, WIDTH = 4, 5, 3
 

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.methods.fedproto import FedProto, FedProtoOptions
 from cafedcl.models import Network
+from cafedcl.testing.case import aggregated
 
 CLASSES, DIM = 4, 3
 

@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Up
 from cafedcl.methods.fedrcl import FedRCL, FedRCLOptions, relaxed
 from cafedcl.models import Encoder, Network, build_encoder
+from cafedcl.testing.case import aggregated
 
 
 def by_hand(features, y, tau=0.05, lam=0.7, negatives=2, penalty="hardest"):

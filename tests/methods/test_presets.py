@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 
 import cafedcl.methods
 from cafedcl.core.contract import Down
@@ -17,6 +16,7 @@ from cafedcl.functional import contrast
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods._readings import CAFedCLOptions
 from cafedcl.task.resolve import resolve
+from cafedcl.testing.case import aggregated
 
 PRESETS = [(name, preset) for name in method_names() for preset in find_method(name)[0].presets]
 SKEWED = {"split__kind": "pathological", "split__classes": 5, "federation__clients": 4}

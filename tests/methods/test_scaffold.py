@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from aggregating import aggregated
 from torch import nn
 
 from cafedcl.core.contract import Batch, Reply, Up
@@ -13,6 +12,7 @@ from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.methods.scaffold import Scaffold
 from cafedcl.models import Network
+from cafedcl.testing.case import aggregated
 
 
 class Listening(ReferenceEngine):
