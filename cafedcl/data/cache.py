@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from cafedcl.core.tensors import map_file, pack
 from cafedcl.data.dataset import Dataset
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a reader's result changes, so that older entries are not used."""
 
 Remarks = list[str]

@@ -10,8 +10,10 @@ from cafedcl.core.arrays import Array, Bytes, Ints, Mask
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.dataset import Dataset
+from cafedcl.data.pixels import to_bytes
 
 TEST_SHARE = 0.2
+MOST_CLASSES = 2**31
 
 
 def checked_dataset(
@@ -27,9 +29,10 @@ def checked_dataset(
     ``where`` names the source in error messages. ``owners`` is the natural client of every training
     image.
     """
-    train_x = nchw(train[0], where)
+    pixels = to_bytes({"training": train[0], "test": test[0]}, where)
+    train_x = nchw(pixels["training"], where)
     train_y = whole_labels(train[1], where)
-    test_x = nchw(test[0], where)
+    test_x = nchw(pixels["test"], where)
     test_y = whole_labels(test[1], where)
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
@@ -74,43 +77,20 @@ def _tensor(array: Array) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def nchw(x: Array, where: object) -> Bytes:
-    """Return images as uint8 (N, channels, height, width).
-
-    A last axis of 1 or 3 is taken for the channels.
-    """
-    x = as_bytes(x, where)
+def nchw(x: Bytes, where: object) -> Bytes:
+    """Return images as (N, channels, height, width); a last axis of 1 or 3 is the channels."""
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim != 4 or x.shape[1] not in (1, 3):
-        shape = "×".join(map(str, x.shape))
+        shape = "×".join(map(str, x.shape)) or "(), a single number"
         raise CafedclError(
             f"{where}: images of shape {shape}; expected N×height×width, with 1 or 3 channels"
         )
     if 0 in x.shape[1:]:
         raise CafedclError(f"{where}: the images have no pixels")
     return np.ascontiguousarray(x)
-
-
-def as_bytes(x: Array, where: object) -> Bytes:
-    """Return pixels as uint8: values 0 to 255 as they are, fractions 0 to 1 scaled."""
-    if x.dtype == np.uint8:
-        return x
-    if x.dtype == np.bool_:
-        return x.astype(np.uint8) * np.uint8(255)
-    if x.dtype.kind not in "iuf" or not x.size:
-        raise CafedclError(f"{where}: pixels are of type {x.dtype}; expected numbers, best uint8")
-    low = float(x.min())
-    high = float(x.max())
-    # Written so that NaN fails as well.
-    if not (low >= 0 and high <= 255):
-        raise CafedclError(
-            f"{where}: pixels run from {low:g} to {high:g}; expected 0 to 255, or fractions 0 to 1"
-        )
-    scale = 255 if x.dtype.kind == "f" and high <= 1 else 1
-    return np.round(x * scale).astype(np.uint8)
 
 
 def whole_labels(y: Array, where: object) -> Ints:
@@ -121,11 +101,17 @@ def whole_labels(y: Array, where: object) -> Ints:
         raise CafedclError(
             f"{where}: labels of shape {y.shape}; one whole number per image is expected"
         )
-    if y.dtype.kind == "f" and not np.array_equal(y, np.round(y)):
-        raise CafedclError(f"{where}: labels are fractions; one whole number per image is expected")
     if y.dtype.kind not in "iufb":
         raise CafedclError(
             f"{where}: labels are of type {y.dtype}; one whole number per image is expected"
+        )
+    if y.dtype.kind == "f" and not np.array_equal(y, np.round(y)):
+        raise CafedclError(f"{where}: labels are fractions; one whole number per image is expected")
+    # Larger numbers and infinities would turn into other labels.
+    wrong = np.flatnonzero(np.abs(y.astype(np.float64)) > MOST_CLASSES)
+    if len(wrong):
+        raise CafedclError(
+            f"{where}: label {y[wrong[0]]} is out of range; labels count the classes from 0"
         )
     return y.astype(np.int64)
 

@@ -12,6 +12,7 @@ from cafedcl.data.checked import checked_dataset, choose_test, nchw, whole_label
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.files.formats import ImagesAndLabels, images_and_labels, read_npy, read_npz
 from cafedcl.data.own.items import sort_names
+from cafedcl.data.pixels import to_bytes
 
 UNSPLIT_NAMES = (("x", "y"), ("images", "labels"))
 EXPECTED = (
@@ -71,7 +72,11 @@ def _to_dataset(
 ) -> Dataset:
     given_test_y = None if test is None else test[1]
     train_y, test_y, names = _number_labels(path, train[1], given_test_y, classes)
-    train_x = nchw(train[0], path)
+    parts = {"training": train[0]}
+    if test is not None:
+        parts["test"] = test[0]
+    pixels = to_bytes(parts, path)
+    train_x = nchw(pixels["training"], path)
     if len(train_x) != len(train_y):
         raise CafedclError(f"{path}: {len(train_x)} training images but {len(train_y)} labels")
     if test is None:
@@ -81,7 +86,7 @@ def _to_dataset(
         train_x = train_x[~held]
         train_y = train_y[~held]
     else:
-        test_x = nchw(test[0], path)
+        test_x = nchw(pixels["test"], path)
     if options.size and train_x.shape[2:] != (options.size, options.size):
         from cafedcl.data.images import resize_images
 
