@@ -16,19 +16,18 @@ lock                  held while a process works on the run
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from safetensors import SafetensorError, safe_open
 
 from cafedcl.config.format import upgrade
 from cafedcl.config.sections import read_file
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
+from cafedcl.federation.run_files import read_data, read_environment
 
 if TYPE_CHECKING:
     from cafedcl.config.sections import Config
@@ -115,13 +114,7 @@ class RunFolder:
 
     def data(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return counts per client and class, mean and std of pixels; names and image shape."""
-        file = self.path / "data.safetensors"
-        try:
-            with safe_open(file, framework="numpy") as stored:
-                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-                return arrays, json.loads(stored.metadata()["header"])
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise CafedclError(f"{file}: cannot be read: {error}") from None
+        return read_data(self.path / "data.safetensors")
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints, newest first."""
@@ -153,14 +146,8 @@ class RunFolder:
         return resolve(self.tables())
 
     def environment(self) -> dict[str, Any]:
-        """Return where and how the run was made."""
-        try:
-            about: dict[str, Any] = json.loads(
-                (self.path / "environment.json").read_text(encoding="utf-8")
-            )
-        except (OSError, ValueError):
-            return {}
-        return about
+        """Return where and how the run was made; nothing if the file does not exist."""
+        return read_environment(self.path / "environment.json")
 
     def metrics(self) -> list[MetricsLine]:
         """Return the rounds written so far, up to a line that a crash cut off."""
@@ -190,6 +177,11 @@ class RunFolder:
                 if int(file.stem) >= rounds:
                     file.unlink()
         return kept
+
+
+def any_round_counted(lines: Sequence[MetricsLine]) -> bool:
+    """Return whether any round was aggregated: if none was, the model has learned nothing."""
+    return any(line["status"] != "skipped" for line in lines)
 
 
 def digest(tensors: "Tensors") -> str:

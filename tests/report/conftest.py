@@ -133,7 +133,12 @@ def make_run() -> Maker:
         (path / "environment.json").write_text(json.dumps(about), encoding="utf-8")
         counts = rng.integers(0, 30, (clients, classes)) + np.eye(clients, classes, dtype=int)
         header = {"names": list(names or map(str, range(classes))), "shape": [1, 8, 8]}
-        (path / "data.safetensors").write_bytes(pack({"counts": torch.as_tensor(counts)}, header))
+        data = {
+            "counts": torch.as_tensor(counts),
+            "mean": torch.zeros(1, 1, 1, 1),
+            "std": torch.ones(1, 1, 1, 1),
+        }
+        (path / "data.safetensors").write_bytes(pack(data, header))
         number = rounds if done is None else done
         lines = []
         for t in range(number):

@@ -1,0 +1,90 @@
+"""Single files of a run folder, read strictly: a damaged one raises an error that names it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from cafedcl.core.arrays import Array
+from cafedcl.core.errors import CafedclError
+
+
+def read_environment(file: Path) -> dict[str, Any]:
+    """Return where and how a run was made; nothing if the file does not exist."""
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        check_environment(about)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CafedclError(f"{file}: damaged: {reason(error)}; delete it to do without") from None
+    assert isinstance(about, dict)
+    return about
+
+
+def check_environment(about: Any) -> None:
+    """Raise ValueError or TypeError unless the parts that are read later are as expected."""
+    if not isinstance(about, dict):
+        raise TypeError("not a JSON object")
+    packages = about.get("packages", {})
+    if not isinstance(packages, dict) or not all(
+        version is None or isinstance(version, str) for version in packages.values()
+    ):
+        raise ValueError("packages: names with versions are expected")
+    command = about.get("command", [])
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        raise ValueError("command: a list of words is expected")
+    if not isinstance(about.get("flower", {}), dict):
+        raise TypeError("flower: an object is expected")
+
+
+def read_data(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return counts per client and class, mean and std of pixels; names and image shape."""
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            header = json.loads((stored.metadata() or {})["header"])
+        check_data(arrays, header)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise CafedclError(
+            f"{file}: damaged: {reason(error)}; restore it from a backup, or run again"
+        ) from None
+    return arrays, header
+
+
+def check_data(arrays: dict[str, Array], header: Any) -> None:
+    """Raise unless counts, pixel moments, names and shape are there and fit together."""
+    if not isinstance(header, dict):
+        raise TypeError("its header is not a JSON object")
+    names = header["names"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("names: a list of texts is expected")
+    shape = header["shape"]
+    if not isinstance(shape, list) or [type(size) for size in shape] != [int] * 3:
+        raise ValueError("shape: three whole numbers are expected")
+    counts = arrays["counts"]
+    if counts.dtype.kind not in "iu" or counts.ndim != 2 or not counts.size:
+        raise ValueError("counts: a table of whole numbers is expected")
+    if counts.shape[1] != len(names):
+        raise ValueError(f"counts of {counts.shape[1]} classes for {len(names)} names")
+    if counts.min() < 0:
+        raise ValueError("counts: there is a negative number")
+    for name in ("mean", "std"):
+        values = arrays[name]
+        if values.shape != (1, shape[0], 1, 1) or not np.isfinite(values).all():
+            raise ValueError(f"{name}: a finite number per channel is expected")
+
+
+def reason(error: Exception) -> str:
+    """Return what is wrong with a file, without its name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text (byte {error.start})"
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    return str(error)
