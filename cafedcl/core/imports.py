@@ -1,18 +1,94 @@
 """Your own models, methods and data sources, by import path."""
 
 import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cafedcl.core.errors import CafedclError
 
 
 def import_path(path: str, what: str) -> Any:
-    """Return the object that ``package.module:name`` names."""
+    """Return the object that ``package.module:name`` names; the module may be in this folder."""
     module, _, attribute = path.partition(":")
+    where = f"{what} '{path}'"
+    if not is_module(module):
+        raise CafedclError(
+            f"{where}: cannot be imported: there is no Python module '{module}', neither in this "
+            "folder nor installed"
+        )
+    with explained_failure(f"{where}: cannot be imported"):
+        imported = importlib.import_module(module)
+    if not attribute or not hasattr(imported, attribute):
+        raise CafedclError(
+            f"{where}: cannot be imported: {_file_of(imported)} has no '{attribute}'"
+        )
+    return getattr(imported, attribute)
+
+
+def is_module(name: str) -> bool:
+    """Return whether Python finds a module of this name, installed or in the current folder."""
+    _look_in_current_folder()
+    top, _, rest = name.partition(".")
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise CafedclError(f"{what} '{path}': cannot be imported: {error}") from None
+        if importlib.util.find_spec(top) is None:
+            return False
+        # A part of a package is found only by importing the package, which may fail in any way;
+        # the import itself then says how.
+        return not rest or importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # The package is a plain module, or it lacks something that it imports itself.
+        return error.name is None or not f"{name}.".startswith(f"{error.name}.")
+    except Exception:
+        return True
+
+
+def _look_in_current_folder() -> None:
+    """Let Python import modules of the current folder.
+
+    A console script does not: it has its own folder on the path instead. The folder comes first, as
+    it does for ``python -m``. It is added only when somebody asks for code of their own, so that
+    files there cannot replace modules in any other run.
+    """
+    try:
+        folder = os.getcwd()
+    except OSError:
+        # The current folder was deleted.
+        return
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+    # A module may have been written since the folder was last looked at.
+    importlib.invalidate_caches()
+
+
+@contextmanager
+def explained_failure(what: str) -> Iterator[None]:
+    """Turn whatever someone else's code raises into one line, with the place where it happened."""
+    try:
+        yield
+    except CafedclError as error:
+        raise CafedclError(f"{what}: {error}") from None
+    except (Exception, SystemExit) as error:
+        # The first two frames are this one and that of the caller.
+        frames = traceback.extract_tb(error.__traceback__)
+        passed = (__file__, importlib.__file__)
+        theirs = [
+            frame
+            for frame in frames[2:]
+            if frame.filename not in passed and not frame.filename.startswith("<frozen ")
+        ]
+        place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+        raise CafedclError(f"{what}: {type(error).__name__}: {error}{place}") from error
+
+
+def _file_of(module: Any) -> str:
+    return str(getattr(module, "__file__", None) or f"the module {module.__name__}")
 
 
 def optional(module: str, package: str, asked: str) -> Any:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.core.imports import import_path
+from cafedcl.core.imports import explained_failure, import_path
+from cafedcl.core.printable import printable
 from cafedcl.data.cache import Remarks, cached
+from cafedcl.data.checked import check_dataset
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.paths import data_folder, is_path, npz_names
 from cafedcl.data.sources import cifar, digits, gtsrb, ham10000, idx, medmnist
@@ -89,15 +91,20 @@ def _with_warnings(result: tuple[Dataset, Remarks]) -> Dataset:
     """Print a reader's remarks and return its data set."""
     data, remarks = result
     for remark in remarks:
-        print(f"warning: {remark}", file=sys.stderr)
+        print(printable(f"warning: {remark}"), file=sys.stderr)
     return data
 
 
 def _import_dataset(name: str) -> Dataset:
+    where = f"data set '{name}'"
     loader: Callable[[], Dataset] = import_path(name, "data set")
-    data = loader()
-    if not isinstance(data, Dataset):
+    if not callable(loader):
         raise CafedclError(
-            f"data set '{name}': it must return a cafedcl Dataset, not {type(data).__name__}"
+            f"{where}: it must be a function without arguments, not {type(loader).__name__}"
         )
+    with explained_failure(f"{where}: the function failed"):
+        data = loader()
+    if not isinstance(data, Dataset):
+        raise CafedclError(f"{where}: it must return a cafedcl Dataset, not {type(data).__name__}")
+    check_dataset(where, data)
     return data

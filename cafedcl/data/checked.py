@@ -1,5 +1,6 @@
 """From arrays to a data set: shapes, types and labels are checked."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +35,31 @@ def checked_dataset(
     train_y = whole_labels(train[1], where)
     test_x = nchw(pixels["test"], where)
     test_y = whole_labels(test[1], where)
+    check_parts(where, (train_x, train_y), (test_x, test_y), names)
+    if owners is not None:
+        check_owners(where, owners, len(train_y), owner_names)
+    return Dataset.of(
+        _tensor(train_x),
+        _tensor(train_y),
+        _tensor(test_x),
+        _tensor(test_y),
+        tuple(names),
+        owners=None if owners is None else _tensor(owners),
+        owner_names=tuple(owner_names),
+    )
+
+
+def check_parts(
+    where: object, train: tuple[Array, Ints], test: tuple[Array, Ints], names: Sequence[str]
+) -> None:
+    """Check images (N, channels, height, width), their labels and the classes' names."""
+    twice = [name for name, number in Counter(names).items() if number > 1]
+    if twice:
+        raise CafedclError(
+            f"{where}: two classes are named '{twice[0]}'; give every class its own name"
+        )
+    train_x, train_y = train
+    test_x, test_y = test
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise CafedclError(f"{where}: {len(x)} {part} images but {len(y)} labels")
@@ -54,22 +80,56 @@ def checked_dataset(
             f"{where}: class '{names[empty[0]]}' has no training image; "
             "add some or leave the class out"
         )
-    if owners is not None:
-        idle = np.flatnonzero(np.bincount(owners, minlength=len(owner_names)) == 0)
-        if len(idle):
+
+
+def check_owners(where: object, owners: Ints, images: int, owner_names: Sequence[str]) -> None:
+    """Check the natural client of every training image."""
+    if len(owners) != images:
+        raise CafedclError(
+            f"{where}: {images} training images but {len(owners)} of them have a client"
+        )
+    if owners.min() < 0 or owners.max() >= len(owner_names):
+        raise CafedclError(
+            f"{where}: clients are numbered {owners.min()} to {owners.max()}, but "
+            f"{len(owner_names)} are named"
+        )
+    idle = np.flatnonzero(np.bincount(owners, minlength=len(owner_names)) == 0)
+    if len(idle):
+        raise CafedclError(
+            f"{where}: client '{owner_names[idle[0]]}' has no training image; "
+            "add some or leave the client out"
+        )
+
+
+def check_dataset(where: object, data: Dataset) -> None:
+    """Check a data set that someone else's code made, as any other is checked."""
+    images = (data.train_x, data.test_x)
+    labels = (data.train_y, data.test_y, data.owners)
+    if not all(isinstance(value, Tensor) for value in (*images, *labels, data.mean, data.std)):
+        raise CafedclError(f"{where}: its images, labels, owners, mean and std must be tensors")
+    for x in images:
+        if x.dtype != torch.uint8 or x.dim() != 4 or not all(x.shape[1:]):
             raise CafedclError(
-                f"{where}: client '{owner_names[idle[0]]}' has no training image; "
-                "add some or leave the client out"
+                f"{where}: its images are {x.dtype} of shape {tuple(x.shape)}; "
+                "expected uint8 of shape (N, channels, height, width)"
             )
-    return Dataset.of(
-        _tensor(train_x),
-        _tensor(train_y),
-        _tensor(test_x),
-        _tensor(test_y),
-        tuple(names),
-        owners=None if owners is None else _tensor(owners),
-        owner_names=tuple(owner_names),
-    )
+    for y in labels:
+        if y.dtype != torch.int64 or y.dim() != 1:
+            raise CafedclError(
+                f"{where}: its labels or owners are {y.dtype} of shape {tuple(y.shape)}; "
+                "expected int64, one number per image"
+            )
+    if not isinstance(data.names, tuple) or not all(isinstance(name, str) for name in data.names):
+        raise CafedclError(f"{where}: its class names must be a tuple of texts")
+    train_x, test_x = (x.cpu().numpy() for x in images)
+    train_y, test_y, owners = (y.cpu().numpy() for y in labels)
+    check_parts(where, (train_x, train_y), (test_x, test_y), data.names)
+    moments = torch.cat([data.mean.flatten(), data.std.flatten()])
+    if not (moments.isfinite().all() and (data.std > 0).all()):
+        raise CafedclError(f"{where}: its mean and std must be finite, and std greater than 0")
+    if len(owners):
+        numbers = range(max(0, int(owners.max())) + 1)
+        check_owners(where, owners, len(train_y), data.owner_names or [str(i) for i in numbers])
 
 
 def _tensor(array: Array) -> Tensor:

@@ -1,13 +1,12 @@
 """The methods, one file each. A file here is found by its method's name; there is no registry."""
 
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 from typing import Any
 
 from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.core.imports import import_path
+from cafedcl.core.imports import import_path, is_module
 
 
 def method_names() -> list[str]:
@@ -24,7 +23,7 @@ def is_import_path(name: str) -> bool:
     if not colon or module in method_names():
         return False
     # A name without a dot that is no module is more likely a method that was misspelt.
-    return "." in module or importlib.util.find_spec(module) is not None
+    return "." in module or is_module(module)
 
 
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
@@ -43,7 +42,10 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     if base not in method_names():
         hint = nearest(base, method_names())
         if ":" in name:
-            hint += f" (and Python finds no module '{base}': run in its folder, with PYTHONPATH=.)"
+            raise CafedclError(
+                f"method '{name}': '{base}' is neither a method ({hint}) nor a Python module in "
+                "this folder or installed"
+            )
         raise CafedclError(f"method '{base}': there is no such method; {hint}")
     module = importlib.import_module(f"{__name__}.{base.replace('-', '_')}")
     method: type[Any] = next(

@@ -76,7 +76,9 @@ def test_pixels_that_are_not_clear_are_refused_with_their_range(x, words):
     ],
 )
 def test_training_and_test_images_are_never_read_by_different_rules(train, test):
-    with pytest.raises(CafedclError, match=r"training pixels are .* and test pixels are .*one rule"):
+    with pytest.raises(
+        CafedclError, match=r"training pixels are .* and test pixels are .*one rule"
+    ):
         to_bytes({"training": train, "test": test}, "own")
 
 

@@ -131,13 +131,22 @@ def read_npz(path: Path) -> dict[str, Array]:
         # broken.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.ndarray):
-                return {name: archive[name] for name in archive.files}
-    except BROKEN as error:
+            if isinstance(archive, np.ndarray):
+                raise CafedclError(f"{path}: it holds one array, not the named arrays of .npz")
+            arrays = {name: archive[name] for name in archive.files}
+    except CafedclError:
+        raise
+    except Exception as error:  # a damaged or hostile archive can raise anything
         raise CafedclError(
             f"{path}: not a complete .npz file of plain arrays ({_first_line(error)})"
         ) from None
-    raise CafedclError(f"{path}: it holds one array, not the named arrays of an .npz file")
+    for name, array in arrays.items():
+        # numpy returns the bytes of a member that is no array, such as a pickle.
+        if not isinstance(array, np.ndarray):
+            raise CafedclError(
+                f"{path}: its member '{name}' is not a plain array; write it with np.savez"
+            )
+    return arrays
 
 
 def images_and_labels(arrays: dict[str, Array], side: str) -> ImagesAndLabels | None:
@@ -155,7 +164,7 @@ def read_npy(path: Path) -> Array:
     try:
         with path.open("rb") as file:
             array = np.load(file, allow_pickle=False)
-    except BROKEN as error:
+    except Exception as error:  # a damaged or hostile file can raise anything
         raise CafedclError(
             f"{path}: not a complete .npy file of plain numbers ({_first_line(error)})"
         ) from None

@@ -10,7 +10,13 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import Remarks
 from cafedcl.data.checked import checked_dataset, choose_test, nchw, whole_labels
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.files.formats import ImagesAndLabels, images_and_labels, read_npy, read_npz
+from cafedcl.data.files.formats import (
+    NPZ_NAMES,
+    ImagesAndLabels,
+    images_and_labels,
+    read_npy,
+    read_npz,
+)
 from cafedcl.data.own.items import sort_names
 from cafedcl.data.pixels import to_bytes
 
@@ -22,7 +28,13 @@ EXPECTED = (
 
 def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
     """Return the data set of an ``.npz`` file, with remarks on images that were left out."""
-    arrays = {name.lower(): array for name, array in read_npz(path).items()}
+    given = read_npz(path)
+    arrays = {name.lower(): array for name, array in given.items()}
+    if len(arrays) < len(given):
+        raise CafedclError(
+            f"{path}: two of its arrays differ only by case ({', '.join(given)}); remove one"
+        )
+    _refuse_halves(path, arrays)
     remarks = Remarks()
     train = images_and_labels(arrays, "train")
     test = images_and_labels(arrays, "test")
@@ -40,6 +52,19 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
     if train is None:
         raise CafedclError(f"{path}: it has {', '.join(arrays) or 'no arrays'}; {EXPECTED}")
     return _to_dataset(path, train, test, arrays.get("classes"), options), remarks
+
+
+def _refuse_halves(path: Path, arrays: dict[str, Array]) -> None:
+    """Refuse images without labels and labels without images, which would not be used."""
+    pairs = [
+        (images.format(side), labels.format(side))
+        for images, labels in NPZ_NAMES
+        for side in ("train", "test", "val")
+    ]
+    for images, labels in (*pairs, *UNSPLIT_NAMES):
+        if (images in arrays) != (labels in arrays):
+            present, absent = (images, labels) if images in arrays else (labels, images)
+            raise CafedclError(f"{path}: it has {present} but no {absent}; {EXPECTED}")
 
 
 def read_npy_set(path: Path, options: DataOptions) -> Dataset:
@@ -99,11 +124,24 @@ def _number_labels(
     path: Path, train: Array, test: Array | None, classes: Array | None
 ) -> tuple[Ints, Ints, list[str]]:
     """Return training and test labels as whole numbers from 0, and the class names."""
+    for labels in (train, test):
+        if labels is not None and labels.ndim == 0:
+            raise CafedclError(f"{path}: the labels are a single value; one per image is expected")
     both = [train, train[:0] if test is None else test]
-    if train.dtype.kind in "US":
-        texts = [[str(name) for name in y.astype(str).ravel()] for y in both]
-        names = sort_names(set(texts[0]) | set(texts[1]))
+    kinds = {labels.dtype.kind for labels in both}
+    if kinds & set("US"):
+        if not kinds <= set("US"):
+            raise CafedclError(
+                f"{path}: labels of training and test images are of types {both[0].dtype} and "
+                f"{both[1].dtype}; both must be texts or both whole numbers"
+            )
+        texts = [_texts(path, labels, "label") for labels in both]
+        used = sort_names(set(texts[0]) | set(texts[1]))
+        names = used if classes is None else _texts(path, classes, "class name")
         number = {name: i for i, name in enumerate(names)}
+        unknown = [name for name in used if name not in number]
+        if unknown:
+            raise CafedclError(f"{path}: the label '{unknown[0]}' is not in the array classes")
         first, second = (
             np.array([number[name] for name in part], dtype=np.int64) for part in texts
         )
@@ -122,4 +160,18 @@ def _number_labels(
         )
     if classes is None:
         return first, second, [str(c) for c in range(high + 1)]
-    return first, second, [str(name) for name in classes]
+    return first, second, _texts(path, classes, "class name")
+
+
+def _texts(path: Path, array: Array, what: str) -> list[str]:
+    """Return the texts of an array, which may be UTF-8 bytes or numbers, as a flat list."""
+    if array.ndim == 0:
+        raise CafedclError(f"{path}: a list of {what}s is expected, not a single one")
+    if array.dtype.kind != "S":
+        return [str(value) for value in array.ravel().tolist()]
+    try:
+        return [value.decode("utf-8") for value in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise CafedclError(
+            f"{path}: the {what} {error.object!r} is not UTF-8 text; save texts instead of bytes"
+        ) from None

@@ -1,4 +1,6 @@
+import pickle
 import sys
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -330,6 +332,21 @@ def test_names_of_classes(tmp_path, load):
     assert load(tmp_path / "own.npz").names == ("cat", "owl")
     np.savez(tmp_path / "own.npz", x=X, y=Y, classes=list("abcd"))
     assert load(tmp_path / "own.npz").names == tuple("abcd")
+    np.savez(tmp_path / "own.npz", x=X, y=np.array(["käfer".encode(), b"cat"])[Y % 2])
+    assert load(tmp_path / "own.npz").names == ("cat", "käfer")
+    owls = np.array(["owl", "cat"])[Y % 2]
+    np.savez(tmp_path / "own.npz", x=X, y=owls, classes=["owl", "cat"])
+    assert load(tmp_path / "own.npz").names == ("owl", "cat")
+
+
+@pytest.mark.parametrize("content", [pickle.dumps([1, 2]), b"", b"text", b"\x93NUMPY\x01\x00"])
+def test_a_member_that_is_no_array_is_named(content, tmp_path, load):
+    np.savez(tmp_path / "own.npz", x=X, y=Y)
+    with zipfile.ZipFile(tmp_path / "own.npz", "a") as archive:
+        archive.writestr("extra", content)
+    with pytest.raises(CafedclError, match="own.npz: .*plain array") as caught:
+        load(tmp_path / "own.npz")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -359,6 +376,22 @@ def test_names_of_classes(tmp_path, load):
             "differ in shape, 3×6×6 and 3×3×6",
         ),
         ({"x": np.array([{}]), "y": Y}, r"not a complete .npz file of plain arrays"),
+        ({"x": np.uint8(3), "y": Y}, r"images of shape \(\), a single number"),
+        ({"x": X, "y": np.int64(3)}, "the labels are a single value"),
+        ({"x": X, "y": np.array("owl")}, "the labels are a single value"),
+        ({"x": X, "y": Y, "classes": np.array("abcd")}, "a list of class names is expected"),
+        ({"x": X, "y": np.array([b"\xe4", b"b"])[Y % 2]}, r"the label b'\\xe4' is not UTF-8 text"),
+        ({"x": X, "y": Y, "classes": [b"a", b"b", b"\xff", b"d"]}, "class name .* is not UTF-8"),
+        ({"x": X, "y": Y, "classes": list("abca")}, "two classes are named 'a'"),
+        ({"x": X, "y": np.array(["owl", "cat"])[Y % 2], "classes": ["owl"]}, "label 'cat' is not"),
+        ({"x": X, "y": np.where(Y > 1, np.inf, Y)}, "label inf is out of range"),
+        (
+            {"x_train": X, "y_train": np.array(["a", "b"])[Y % 2], "x_test": X, "y_test": Y % 2},
+            "both must be texts or both whole numbers",
+        ),
+        ({"x": X, "y": Y, "x_test": X}, "it has x_test but no y_test"),
+        ({"x_train": X, "y_train": Y, "val_labels": Y}, "it has val_labels but no val_images"),
+        ({"x": X, "y": Y, "X": X}, "two of its arrays differ only by case"),
     ],
 )
 def test_arrays_that_do_not_fit_say_why(arrays, words, tmp_path, load):

@@ -1,0 +1,69 @@
+"""Code of your own is found by its import path, in the current folder too, or refused in a line."""
+
+import sys
+
+import pytest
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import import_path, is_module
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder that Python does not look in, as for a console script."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_module_in_the_current_folder_is_found(folder):
+    (folder / "plug_in_here.py").write_text("def make():\n    return 3\n")
+    assert import_path("plug_in_here:make", "model")() == 3
+
+
+def test_a_package_in_the_current_folder_is_found(folder):
+    (folder / "plug_in_package").mkdir()
+    (folder / "plug_in_package" / "inner.py").write_text("value = 4\n")
+    assert import_path("plug_in_package.inner:value", "model") == 4
+
+
+def test_the_current_folder_is_on_the_path_once_and_only_on_demand(folder):
+    assert str(folder) not in sys.path
+    is_module("json")
+    is_module("json")
+    assert sys.path.count(str(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "a.", ".relative", "no_such_module_at_all", "json.nothing", "a b", "a\0b"]
+)
+def test_what_is_no_module_is_said(name, folder):
+    assert not is_module(name)
+    with pytest.raises(CafedclError, match="cannot be imported: there is no Python module"):
+        import_path(f"{name}:thing", "model")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("x = 1\nraise ValueError('two\\nlines')\n", r"ValueError: two lines \(.*code.py, line 2"),
+        ("import no_such_module_at_all\n", "ModuleNotFoundError: No module named 'no_such_mod"),
+        ("def broken(:\n", "SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("", "has no 'thing'"),
+    ],
+)
+@pytest.mark.parametrize("module", ["{}", "package.{}"])
+def test_a_module_that_cannot_be_imported_says_why_and_where(code, words, module, folder, request):
+    name = f"broken_{abs(hash(request.node.name))}_code"
+    (folder / "package").mkdir()
+    for place in (folder, folder / "package"):
+        (place / f"{name}.py").write_text(code)
+    with pytest.raises(CafedclError, match="cannot be imported: ") as caught:
+        import_path(f"{module.format(name)}:thing", "model")
+    assert caught.match(words)
+    assert "\n" not in str(caught.value)
