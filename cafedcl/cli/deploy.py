@@ -12,6 +12,7 @@ import typer
 from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
 from cafedcl.core.slug import slug
 from cafedcl.terminal.console import console
 
@@ -53,19 +54,20 @@ def init(
         folder, ServerOptions(host=host, port=port, insecure=insecure), named, simulated
     )
     server, *sites = places
-    print(f"written: {folder}")
+    print(printable(f"written: {folder}"))
     if insecure:
         print("warning: without TLS and keys, anyone can read the traffic and join")
     else:
-        print(f"keep {folder / 'ca.key'} where nobody else can read it; training does not need it")
-    print(f"\non {host}, with {server}:\n  cafedcl deploy server {server}")
+        key = folder / "ca.key"
+        print(printable(f"keep {key} where nobody else can read it; training does not need it"))
+    print(printable(f"\non {host}, with {server}:\n  cafedcl deploy server {server}"))
     for name, place in zip(named, sites, strict=True):
         has_data = named[name] or simulated
         first = "" if has_data else ", once its site.toml says where the data are"
-        print(f"\nat {name}, with a copy of {place}{first}:")
-        print(f"  cafedcl deploy site {place}")
-    print(f"\nonce they are running, on {host}:")
-    print(f"  cafedcl deploy status {server}\n  cafedcl deploy run {server}")
+        print(printable(f"\nat {name}, with a copy of {place}{first}:"))
+        print(printable(f"  cafedcl deploy site {place}"))
+    print(printable(f"\nonce they are running, on {host}:"))
+    print(printable(f"  cafedcl deploy status {server}\n  cafedcl deploy run {server}"))
 
 
 @app.command()
@@ -182,7 +184,7 @@ def stoppable() -> "Iterator[Any]":
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield lambda line: print(line, flush=True)
+        yield lambda line: print(printable(line), flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

@@ -11,7 +11,8 @@ import typer
 from cafedcl.cli.options import COMPOSITE_HELP, Settings, with_flags
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
-from cafedcl.terminal.console import console
+from cafedcl.core.printable import printable
+from cafedcl.terminal.console import console, headed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,8 +43,8 @@ def methods(
         print("a method of your own: --method package.module:Class")
         return
     method, preset = find_method(name)
-    screen.print(f"[bold]{name}[/]  {method.paper} ({method.year})", soft_wrap=True)
-    screen.print(inspect.getdoc(method), soft_wrap=True, markup=False)
+    screen.print(headed(name, f"{method.paper} ({method.year})"), soft_wrap=True)
+    screen.print(inspect.getdoc(method), soft_wrap=True)
     show_options(screen, method.Options, preset, advanced=advanced)
     for title, values in method.presets.items():
         words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
@@ -56,14 +57,14 @@ def list_method(screen: "Console", name: str, method: "type[Method]") -> None:
 
     from cafedcl.config.options import to_toml
 
-    screen.print(f"[bold]{name}[/]  [dim]{method.paper} ({method.year})[/]", soft_wrap=True)
+    screen.print(headed(name, f"{method.paper} ({method.year})", "dim"), soft_wrap=True)
     screen.print(f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True)
     options = dataclasses.fields(method.Options)
     words = [f"{field.name} = {to_toml(field.default)}" for field in options[:LISTED_OPTIONS]]
     if len(options) > LISTED_OPTIONS:
         words.append(f"… {len(options) - LISTED_OPTIONS} more")
     if words:
-        screen.print(f"    {', '.join(words)}", soft_wrap=True, markup=False)
+        screen.print(f"    {', '.join(words)}", soft_wrap=True)
     if method.presets:
         presets = ", ".join(f"{name}:{title}" for title in method.presets)
         screen.print(f"    presets: {presets}", soft_wrap=True)
@@ -112,7 +113,7 @@ def augmenters(
     screen = console()
     if name is not None:
         found = find_augmenter(name)
-        screen.print(f"[bold]{name}[/]  {inspect.getdoc(found)}", soft_wrap=True)
+        screen.print(headed(name, inspect.getdoc(found) or ""), soft_wrap=True)
         show_options(screen, found.Options, {}, advanced=True)
         return
     table = Table("augmentation", "what it does", box=None, header_style="bold")
@@ -152,7 +153,7 @@ def datasets(*, flags: Flags) -> None:
     from cafedcl.data import dataset_names, describe_dataset
 
     for name in dataset_names(flags.get("data_dir") or ""):
-        print(f"{name}  {describe_dataset(name)}")
+        print(printable(f"{name}  {describe_dataset(name)}"))
     print("the last two numbers are training and test images")
     print("data of your own: --data PATH (folder, .csv, .parquet, .npz, .npy),")
     print("hf:NAME, or package.module:function")
@@ -164,7 +165,7 @@ def show_config(*, flags: Flags, advanced: Advanced = False) -> None:
     from cafedcl.task.resolve import gather
 
     text = gather(**flags).to_toml(explain=True, advanced=advanced)
-    print(f"# cafedcl run this-file.toml\n\n{text}", end="")
+    print(printable(f"# cafedcl run this-file.toml\n\n{text}"), end="")
 
 
 @with_flags("data_dir", "strict", "clients", "seed")
@@ -212,10 +213,8 @@ def split(
             row = {"data": config.data.name, **dataclasses.asdict(found)}
             print(json.dumps({**row, "counts": shards.counts.tolist()}))
         else:
-            screen.print(
-                f"[bold]{config.data.name}[/], {config.split.kind}: "
-                "training images per client and class\n"
-            )
+            title = f"{config.split.kind}: training images per client and class\n"
+            screen.print(headed(config.data.name, title), soft_wrap=True)
             screen.print(split_map(shards.counts, images.names))
             screen.print(split_numbers(found), "")
         if export:

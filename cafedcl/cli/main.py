@@ -17,6 +17,7 @@ from cafedcl.cli.reproduce import reproduce
 from cafedcl.cli.run import demo, predict, resume, run
 from cafedcl.cli.speed import bench
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
 
 app = typer.Typer(
@@ -43,14 +44,14 @@ def main() -> NoReturn:
 
 def fail(message: str) -> NoReturn:
     """Print an error in one line, and exit."""
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {message}"), file=sys.stderr)
     sys.exit(2)
 
 
 def show_version(wanted: bool) -> None:
     """Print the version."""
     if wanted:
-        print(f"cafedcl {__version__}")
+        print(printable(f"cafedcl {__version__}"))
         raise typer.Exit
 
 

@@ -1,11 +1,13 @@
 """The one exception that users see."""
 
+from cafedcl.core.printable import printable
+
 
 class CafedclError(Exception):
     """A mistake that the user can correct: one line that says what, where and what to do."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
 
 
 def nearest(word: str, known: "list[str]") -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import optional
+from cafedcl.core.printable import printable
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Record, Watcher
 
@@ -111,11 +112,8 @@ class MlflowLog(Watcher):
         except (self.mlflow.exceptions.MlflowException, OSError, ValueError, KeyError) as error:
             self.lost = True
             said = str(error).splitlines()[0]
-            print(
-                f"warning: mlflow: {said}; "
-                f"the run continues without it from round {record.round + 1}",
-                file=sys.stderr,
-            )
+            after = f"the run continues without it from round {record.round + 1}"
+            print(printable(f"warning: mlflow: {said}; {after}"), file=sys.stderr)
 
     def _write(self, numbers: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())

@@ -14,6 +14,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import TICKET, Job, Reply
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
+from cafedcl.core.printable import printable
 from cafedcl.core.tensors import Header, Tensors, pack, unpack
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.deploy.flower.link import MessageParts
@@ -52,11 +53,8 @@ class MemoryFolder:
         try:
             return unpack(file.read_bytes())[0]
         except (OSError, ValueError) as error:
-            print(
-                f"warning: {file}: cannot be read ({error}); this client starts without memory",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"warning: {file}: cannot be read ({error}); this client starts without memory"
+            print(printable(line), file=sys.stderr, flush=True)
             return {}
 
     def save(self, round: int, memory: Tensors, reach: int) -> Tensors:

@@ -5,6 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
+from cafedcl.core.printable import printable
 from cafedcl.deploy.flower.link import receive, send
 from cafedcl.deploy.flower.site import Site
 from cafedcl.deploy.folders import SiteOptions, read_site
@@ -43,9 +44,8 @@ def answer_requests(path: Path, site: Site, client: int | None) -> None:
                 try:
                     send(line, site.answer(receive(line), client))
                 except (OSError, ValueError) as error:
-                    print(
-                        f"warning: a request was interrupted: {error}", file=sys.stderr, flush=True
-                    )
+                    warning = f"warning: a request was interrupted: {error}"
+                    print(printable(warning), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
