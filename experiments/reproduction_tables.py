@@ -10,7 +10,7 @@ from reproduction_statistics import FEWEST_SEEDS, compared, holm, number, verdic
 
 from cafedcl.compare.results import ResultRow, by_setting, member_of, scores
 from cafedcl.config.options import to_toml
-from cafedcl.config.sections import parse_split
+from cafedcl.config.split_options import parse_split
 from cafedcl.report.paper import paper_position
 from cafedcl.report.run_summary import Setting
 from cafedcl.report.table import Cell, paired, ranks

@@ -10,7 +10,14 @@ from typing import Any
 from cafedcl.compare.jobs import RunSpec
 from cafedcl.config.flags import Flags, set_flags
 from cafedcl.config.options import to_toml
-from cafedcl.config.sections import CHOICES, SECTIONS, SPLITS, assign, label, parse_split, read_file
+from cafedcl.config.sections import (
+    CHOICES,
+    SECTIONS,
+    assign,
+    label,
+    read_file,
+)
+from cafedcl.config.split_options import SPLITS, parse_split, replaced_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.slug import slug
@@ -112,7 +119,7 @@ class Comparison:
         overlay(tables, self.options[method])
         overlay(tables, self.settings)
         if split is not None:
-            tables["split"] = {**tables.get("split", {}), **parse_split(split)}
+            tables["split"] = replaced_split(tables.get("split", {}), split)
         return with_one_worker(tables)
 
     def to_plain(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from cafedcl.compare.plan import Tables, overlay
 from cafedcl.compare.study import Study, StudyScale
 from cafedcl.config.options import to_toml
-from cafedcl.config.sections import parse_split
+from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary, flat, read_run

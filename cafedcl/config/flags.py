@@ -5,7 +5,8 @@ Every other option is set by its full name, such as ``--set train.lr=0.05``.
 
 from typing import Any, TypedDict
 
-from cafedcl.config.sections import parse_split, section_of
+from cafedcl.config.sections import section_of
+from cafedcl.config.split_options import replaced_split
 
 FLAGS = {
     "method": "method.name",
@@ -50,7 +51,7 @@ def set_flags(tables: dict[str, Any], flags: Flags) -> None:
         if value is None:
             continue
         if name == "split":
-            section_of(tables, "split").update(parse_split(str(value)))
+            tables["split"] = replaced_split(section_of(tables, "split"), str(value))
         else:
             section, _, key = FLAGS[name].partition(".")
             section_of(tables, section)[key] = value

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cafedcl.config.split_options import OWN_OPTIONS, used_options
 from cafedcl.core.errors import CafedclError
 
 FORMAT = 2
@@ -16,12 +17,15 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
     latter is today's `cpu`. Its preset `fixed-anchors` is today's `best`.
     """
+    recorded = "format" in tables or default < FORMAT
     version = tables.pop("format", default)
     if version not in range(1, FORMAT + 1):
         raise CafedclError(
             f"config.toml: format = {version!r}: this version of cafedcl reads up to {FORMAT}; "
             "update cafedcl"
         )
+    if recorded:
+        _leave_out_ignored(tables)
     if version > 1:
         return tables
     method = tables.get("method")
@@ -35,3 +39,24 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
         if isinstance(name, str):
             engine["name"] = names.get(name, name)
     return tables
+
+
+def _leave_out_ignored(tables: dict[str, Any]) -> None:
+    """Leave out what earlier versions recorded although it had no effect; it is refused today."""
+    split = tables.get("split")
+    if isinstance(split, dict) and split.get("kind") in OWN_OPTIONS:
+        tables["split"] = {
+            key: value for key, value in split.items() if key in used_options(split["kind"])
+        }
+    federation = tables.get("federation")
+    if isinstance(federation, dict) and isinstance(federation.get("drop"), list):
+        rounds = federation.get("rounds", 0)
+        federation["drop"] = [
+            entry for entry in federation["drop"] if not _is_beyond(entry, rounds)
+        ]
+
+
+def _is_beyond(entry: Any, rounds: Any) -> bool:
+    """Return whether a drop-out, such as ``3:0,4``, is in a round after the last one."""
+    head = str(entry).partition(":")[0]
+    return head.isdecimal() and isinstance(rounds, int) and int(head) >= rounds

@@ -7,6 +7,7 @@ documentation and the error message for a bad value.
 import dataclasses
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -14,6 +15,9 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from cafedcl.core.errors import CafedclError, nearest
 
 T = TypeVar("T")
+HUGE = 3.4e38
+TINY = 1.2e-38
+"""The largest and the smallest size of a 32-bit number, rounded inwards."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +38,44 @@ class Limits:
                 continue
             if not math.isfinite(number):
                 return "it must be a finite number"
-            if self.low is not None and number < self.low:
-                return f"it must be at least {self.low:g}"
-            if self.high is not None and number > self.high:
-                return f"it must be at most {self.high:g}"
-            if self.above is not None and number <= self.above:
-                return f"it must be greater than {self.above:g}"
+            if not self._allows(number):
+                return f"it must be {self._range()}"
+            # Options are used with 32-bit tensors, where such a number would become infinite or 0.
+            if isinstance(number, float) and number and not TINY <= abs(number) <= HUGE:
+                return f"its size must be between {TINY:g} and {HUGE:g}, or 0"
         return None
+
+    def _allows(self, number: float) -> bool:
+        too_low = self.low is not None and number < self.low
+        too_high = self.high is not None and number > self.high
+        not_above = self.above is not None and number <= self.above
+        return not (too_low or too_high or not_above)
+
+    def _range(self) -> str:
+        parts = []
+        if self.above is not None:
+            parts.append(f"greater than {_shown(self.above)}")
+        if self.low is not None:
+            parts.append(f"at least {_shown(self.low)}")
+        if self.high is not None:
+            parts.append(f"at most {_shown(self.high)}")
+        return " and ".join(parts)
 
     def __str__(self) -> str:
         parts = []
         if self.choices:
             parts.append(" | ".join(self.choices))
         if self.low is not None:
-            parts.append(f"≥ {self.low:g}")
+            parts.append(f"≥ {_shown(self.low)}")
         if self.above is not None:
-            parts.append(f"> {self.above:g}")
+            parts.append(f"> {_shown(self.above)}")
         if self.high is not None:
-            parts.append(f"≤ {self.high:g}")
+            parts.append(f"≤ {_shown(self.high)}")
         return ", ".join(parts)
+
+
+def _shown(limit: float) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
 
 
 def option(
@@ -105,7 +128,20 @@ def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         problem = fields[key].metadata["limits"].problem(values[key])
         if problem:
             raise CafedclError(f"{where}.{key} = {to_toml(raw)}: {problem}")
-    return cls(**values)
+    options = cls(**values)
+    check_together(options, where)
+    return options
+
+
+def check_together(options: Any, where: str) -> None:
+    """Refuse options that contradict each other.
+
+    A class of options may say so in a method ``contradiction``, which returns the message or None.
+    """
+    contradiction = getattr(options, "contradiction", None)
+    problem = contradiction() if contradiction is not None else None
+    if problem:
+        raise CafedclError(f"{where}.{problem}")
 
 
 def _fit(hint: Any, raw: Any, where: str) -> Any:
@@ -154,6 +190,16 @@ def to_toml(value: Any) -> str:
     except ValueError:
         # Python refuses to print integers of more than 4300 digits.
         return "a number of thousands of digits"
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of a text: TOML, or the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    # Text with a line break could add other keys.
+    return parsed["value"] if parsed.keys() == {"value"} else text
 
 
 def toml_section(

@@ -9,8 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cafedcl.config.options import option, to_plain, to_toml, toml_section
-from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.config.options import option, parse_value, to_plain, to_toml, toml_section
+from cafedcl.config.split_options import SplitOptions
+from cafedcl.core.errors import CafedclError
+
+DEFAULT_CLIENTS = 20
+"""The number of clients if neither the config nor the data say."""
+MOST_ROUNDS = 1_000_000
+MOST_IN_BATCH = 65_536
+"""Images in a batch."""
+MOST_PROCESSORS = 1024
+"""Threads or worker processes: more than any machine has; far more crash the libraries."""
+SECONDS_OF_A_YEAR = 31_536_000
+"""Waiting longer than this overflows the timers of some systems."""
 
 
 @dataclass(frozen=True)
@@ -55,49 +66,6 @@ class DataOptions:
     )
 
 
-SPLITS: dict[str, str | None] = {
-    "dirichlet": "alpha",
-    "pathological": "classes",
-    "quantity": "alpha",
-    "iid": None,
-    "natural": None,
-    "file": "file",
-}
-"""The splits, and the option after the colon in ``--split dirichlet:0.1``."""
-
-
-@dataclass(frozen=True)
-class SplitOptions:
-    """How training images are split over clients."""
-
-    kind: str = option(
-        "auto",
-        "how to split images over clients; auto: natural if the data have clients, else dirichlet",
-        choices=("auto", *SPLITS),
-    )
-    alpha: float = option(
-        0.1, "dirichlet, quantity: concentration α; smaller is more skewed", above=0.0
-    )
-    form: str = option(
-        "client",
-        "dirichlet: draw class proportions per client (equal sizes), or client proportions per "
-        "class (unequal sizes)",
-        choices=("client", "class"),
-    )
-    classes: int = option(2, "pathological: classes per client", low=1)
-    ir: float = option(
-        1.0, "imbalance ratio of the long tail over all clients, applied before the split", low=1.0
-    )
-    tail: str = option("exponential", "shape of the long tail", choices=("exponential", "step"))
-    file: str = option("", "file: path of a split written by `cafedcl split --export`")
-    validation: float = option(
-        0.1,
-        "share of each client's images held out for validation, stratified by class",
-        low=0.0,
-        high=0.9,
-    )
-
-
 @dataclass(frozen=True)
 class ModelOptions:
     """The encoder."""
@@ -112,11 +80,16 @@ class ModelOptions:
 class TrainOptions:
     """Local training, as in the paper."""
 
-    epochs: int = option(5, "local epochs per round", low=1)
+    epochs: int = option(5, "local epochs per round", low=1, high=10_000)
     iterations: int = option(
-        10, "steps per epoch; the batch size is the client's number of images over this", low=1
+        10,
+        "steps per epoch; the batch size is the client's number of images over this",
+        low=1,
+        high=1_000_000,
     )
-    batch_size: int = option(0, "fixed batch size; 0: given by `iterations`", low=0)
+    batch_size: int = option(
+        0, "fixed batch size; 0: given by `iterations`", low=0, high=MOST_IN_BATCH
+    )
     lr: float = option(0.1, "learning rate of SGD", above=0.0)
     lr_decay: float = option(
         0.998, "factor for the learning rate after every round", above=0.0, high=1.0
@@ -128,15 +101,26 @@ class TrainOptions:
     weight_decay: float = option(1e-3, "weight decay", low=0.0)
     clip: float = option(10.0, "maximum gradient norm; 0: no clipping", low=0.0)
     flip: bool = option(False, "flip training images horizontally at random")
-    crop: int = option(0, "pixels of padding before a random crop; 0: no crop", low=0, high=64)
+    crop: int = option(
+        0,
+        "pixels of padding before a random crop, fewer than the image has; 0: no crop",
+        low=0,
+        high=64,
+    )
 
 
 @dataclass(frozen=True)
 class FederationOptions:
     """Clients and rounds."""
 
-    clients: int = option(20, "number of clients", low=1, high=10_000_000)
-    rounds: int = option(100, "number of communication rounds", low=1)
+    clients: int = option(
+        0,
+        "number of clients; 0: as many as the data set or the split file has, else "
+        f"{DEFAULT_CLIENTS}",
+        low=0,
+        high=10_000_000,
+    )
+    rounds: int = option(100, "number of communication rounds", low=1, high=MOST_ROUNDS)
     participation: float = option(
         1.0, "share of the clients sampled in each round", above=0.0, high=1.0
     )
@@ -147,8 +131,16 @@ class FederationOptions:
         (), 'clients that drop out, as "round:client,client"; both are counted from 0'
     )
     min_replies: int = option(
-        1, "replies needed for an update; with fewer, the round is skipped", low=1
+        1,
+        "replies needed for an update; with fewer, the round is skipped",
+        low=1,
+        high=10_000_000,
     )
+
+    @property
+    def clients_wanted(self) -> int:
+        """The number of clients where the data do not decide it."""
+        return self.clients or DEFAULT_CLIENTS
 
     def participants(self, clients: int) -> int:
         """Return how many of the given number of clients are sampled in a round: at least one."""
@@ -160,9 +152,14 @@ class EvaluateOptions:
     """Evaluation."""
 
     every: int = option(
-        1, "rounds between evaluations of the server's model; the last round always counts", low=1
+        1,
+        "rounds between evaluations of the server's model; the last round always counts",
+        low=1,
+        high=MOST_ROUNDS,
     )
-    own_every: int = option(1, "rounds between evaluations of the clients' own models", low=1)
+    own_every: int = option(
+        1, "rounds between evaluations of the clients' own models", low=1, high=MOST_ROUNDS
+    )
     protocol: str = option(
         "complete",
         "complete: the whole test set; pfllib: training and test images merged, then split 75/25 "
@@ -175,12 +172,23 @@ class EvaluateOptions:
         "than the second few-shot",
         low=1,
     )
-    batch: int = option(500, "images per evaluation batch", low=1)
+    batch: int = option(500, "images per evaluation batch", low=1, high=MOST_IN_BATCH)
     loop: int = option(
         64,
         "images per class to measure class centres on, for the bias loop; 0: do not measure it",
         low=0,
+        high=1_000_000,
     )
+
+    def contradiction(self) -> str | None:
+        """Return what is wrong with the limits of many-shot and few-shot classes, or None."""
+        many, few = self.shots
+        if many >= few:
+            return None
+        return (
+            f"shots = [{many}, {few}]: the first number, for many-shot classes, "
+            "must not be the smaller one"
+        )
 
 
 @dataclass(frozen=True)
@@ -216,7 +224,7 @@ class EngineOptions:
         0,
         "cpu: number of worker processes; 1: none; 0: one per core if that is faster",
         low=0,
-        high=4096,
+        high=MOST_PROCESSORS,
     )
     stack: int = option(
         0,
@@ -229,9 +237,14 @@ class EngineOptions:
         "use oneDNN kernels on a CPU; auto: not on ARM and not for cnn8, where they are slower",
         choices=("auto", "on", "off"),
     )
-    deadline: float = option(600.0, "flower: seconds a site has to answer", above=0.0)
+    deadline: float = option(
+        600.0, "flower: seconds a site has to answer", above=0.0, high=SECONDS_OF_A_YEAR
+    )
     threads: int = option(
-        1, "PyTorch threads per client; results are bit-identical only for the same number", low=1
+        1,
+        "PyTorch threads per client; results are bit-identical only for the same number",
+        low=1,
+        high=MOST_PROCESSORS,
     )
 
 
@@ -239,7 +252,7 @@ class EngineOptions:
 class StoreOptions:
     """What the run folder stores."""
 
-    checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
+    checkpoint_every: int = option(10, "rounds between checkpoints", low=1, high=MOST_ROUNDS)
     notes: bool = option(True, "store client notes (confidence and its components)")
 
 
@@ -259,7 +272,8 @@ class Config:
     augment: Choice
     run: RunOptions = RunOptions()
     data: DataOptions = DataOptions()
-    split: SplitOptions = SplitOptions()
+    # Frozen like the others, so that all configs may share it.
+    split: SplitOptions = SplitOptions()  # noqa: RUF009
     model: ModelOptions = ModelOptions()
     train: TrainOptions = TrainOptions()
     federation: FederationOptions = FederationOptions()
@@ -317,9 +331,16 @@ def label(method: str, augment: str) -> str:
 def read_file(path: str | Path) -> dict[str, Any]:
     """Return a TOML file's tables."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        # Some editors put a byte-order mark at the beginning; utf-8-sig leaves it out.
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if "\0" in text:
+            # English text in UTF-16 is valid UTF-8 with a null after every letter.
+            raise CafedclError(f"{path}: not UTF-8 text but UTF-16, it seems; save it as UTF-8")
+        return tomllib.loads(text)
     except UnicodeDecodeError as error:
-        raise CafedclError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        raise CafedclError(
+            f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise CafedclError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
@@ -332,16 +353,7 @@ def assign(tables: dict[str, Any], text: str) -> None:
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and section and key):
         raise CafedclError(f"--set {text}: section.key=value is expected, such as train.lr=0.05")
-    section_of(tables, section)[key] = _parse_value(value.strip())
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    # Text with a line break could add other keys.
-    return parsed["value"] if parsed.keys() == {"value"} else text
+    section_of(tables, section)[key] = parse_value(value.strip())
 
 
 def section_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
@@ -349,25 +361,4 @@ def section_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
     table = tables.setdefault(name, {})
     if not isinstance(table, dict):
         raise CafedclError(f"{name}: a section is expected, such as [{name}]")
-    return table
-
-
-def parse_split(text: str) -> dict[str, Any]:
-    """Return the split section for ``dirichlet:0.1`` or ``pathological:2,ir=10``."""
-    kind, _, rest = text.partition(":")
-    if kind not in SPLITS:
-        raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(SPLITS))}")
-    main = SPLITS[kind]
-    table: dict[str, Any] = {"kind": kind}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if equals:
-            table[key.strip()] = _parse_value(value.strip())
-        elif main and main not in table:
-            # A path is text, even if it reads like a number.
-            table[main] = part.strip() if main == "file" else _parse_value(part.strip())
-        else:
-            raise CafedclError(
-                f"--split {text}: '{part}' is not key=value; for example: pathological:2,ir=10"
-            )
     return table

@@ -2,11 +2,11 @@
 
 import importlib
 import importlib.util
-import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from cafedcl.core.errors import CafedclError
@@ -57,7 +57,7 @@ def _look_in_current_folder() -> None:
     files there cannot replace modules in any other run.
     """
     try:
-        folder = os.getcwd()
+        folder = str(Path.cwd())
     except OSError:
         # The current folder was deleted.
         return

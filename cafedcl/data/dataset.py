@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.core.tensors import Tensors
 
@@ -74,6 +75,11 @@ class Dataset:
         number = len(self.train_y)
         if not images or images >= number:
             return self
+        if images < self.classes:
+            raise CafedclError(
+                f"data.images = {images}: the {self.classes} classes need at least one image each; "
+                f"use at least {self.classes}"
+            )
         rng = stream(0, "part of the training images")
         labels = self.train_y.numpy()
         share = np.bincount(labels, minlength=self.classes) * images / number

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from cafedcl.config.sections import SplitOptions
+from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
@@ -214,6 +214,7 @@ def split(
     kept = np.arange(len(y))
     if options.ir > 1:
         kept = long_tail(y, classes, options.ir, options.tail, stream(seed, "long tail"))
+        _refuse_lost_classes(y, kept, classes, options.ir)
     born: Ints = natural.cpu().numpy()[kept] if len(natural) else np.zeros(0, dtype=np.int64)
     owner = np.full(len(y), -1)
     owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed)
@@ -228,6 +229,17 @@ def split(
             f"split: client {empty[0]} has no training images; use a smaller ir or another split"
         )
     return shards
+
+
+def _refuse_lost_classes(labels: Ints, kept: Ints, classes: int, ir: float) -> None:
+    """Refuse a long tail that leaves nothing of a class that had images."""
+    before = np.bincount(labels, minlength=classes)
+    after = np.bincount(labels[kept], minlength=classes)
+    lost = np.flatnonzero((before > 0) & (after == 0))
+    if len(lost):
+        raise CafedclError(
+            f"split.ir = {ir:g}: class {lost[0]} would keep no image; use at most {before.max()}"
+        )
 
 
 def _separate(

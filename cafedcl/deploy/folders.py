@@ -54,7 +54,7 @@ def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
     """Return the options in the config file of a deployment's folder."""
     path = folder / file
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise CafedclError(
             f"{folder}: there is no {file}; create one with `cafedcl deploy init`"

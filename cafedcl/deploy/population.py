@@ -6,7 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from cafedcl.config.sections import Config, SplitOptions
+from cafedcl.config.sections import Config
+from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors

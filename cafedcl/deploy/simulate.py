@@ -26,7 +26,7 @@ def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]
         with tempfile.TemporaryDirectory(prefix="cafedcl-") as folder:
             return replace(simulate(config, folder, watchers), path=None)
     RunFolder.create(out).unlock()
-    return _run_simulation(config, Path(out), watchers, config.federation.clients)
+    return _run_simulation(config, Path(out), watchers, config.federation.clients_wanted)
 
 
 def resume_on_flower(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.augment import find_augmenter
+from cafedcl.config.options import check_together
 from cafedcl.config.sections import Config, EngineOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import QUEUES, is_arm
@@ -135,7 +136,7 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
     there are.
     """
     kind = config.split.kind
-    clients = config.federation.clients
+    clients = config.federation.clients_wanted
     if kind == "auto":
         kind = "natural" if len(data.owners) else "dirichlet"
     if kind == "natural":
@@ -145,10 +146,18 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
             )
         clients = int(data.owners.max()) + 1
     options = replace(config.split, kind=kind)
+    # An option that `natural` does not use is found only now if the kind was `auto`.
+    check_together(options, "split")
     test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
     shards = split(
         data.train_y, data.owners, data.classes, clients, options, config.run.seed, test_share
     )
+    if config.federation.clients not in (0, len(shards)):
+        whose = "the data have {} natural clients" if kind == "natural" else "the file has {}"
+        raise CafedclError(
+            f"federation.clients = {config.federation.clients}: {whose.format(len(shards))}; "
+            f"leave the number out, or choose another split than {kind}"
+        )
     return replace(
         config, split=options, federation=replace(config.federation, clients=len(shards))
     ), shards
@@ -189,9 +198,11 @@ def assemble(
     all clients.
     """
     check_schedule(config)
+    check_crop(config, data.shape)
     method, network, state = build(config, data.shape, data.classes)
     network.to(device)
     mine = merge_clients(shards) if method.pooled else shards
+    check_replies(config, len(mine))
     make_augmenter = find_augmenter(config.augment.name)
     clients = ClientData(
         data=data.to(device),
@@ -242,9 +253,39 @@ def check_schedule(config: Config) -> dict[int, set[int]]:
             raise CafedclError(
                 f'federation.drop: "{entry}" is not "round:client,client", such as "3:0,4"'
             ) from None
-        if not all(0 <= client < config.federation.clients for client in clients) or round_ < 0:
+        rounds = config.federation.rounds
+        if not 0 <= round_ < rounds:
             raise CafedclError(
-                f'federation.drop: "{entry}" names a client or round that does not exist'
+                f'federation.drop: "{entry}": there is no round {round_}; '
+                f"the {rounds} rounds are counted from 0 to {rounds - 1} here"
+            )
+        unknown = [c for c in sorted(clients) if not 0 <= c < config.federation.clients_wanted]
+        if unknown:
+            number = config.federation.clients_wanted
+            raise CafedclError(
+                f'federation.drop: "{entry}": there is no client {unknown[0]}; '
+                f"the {number} clients are counted from 0 to {number - 1}"
             )
         schedule.setdefault(round_, set()).update(clients)
     return schedule
+
+
+def check_crop(config: Config, shape: Shape) -> None:
+    """Refuse a crop whose padding is as large as the image: it could show padding only."""
+    crop = config.train.crop
+    smallest = min(shape[1:])
+    if crop >= smallest:
+        raise CafedclError(
+            f"train.crop = {crop}: the padding must be smaller than the images, which have "
+            f"{shape[1]}×{shape[2]} pixels; use at most {smallest - 1}"
+        )
+
+
+def check_replies(config: Config, clients: int) -> None:
+    """Refuse a number of replies that no round can reach."""
+    sampled = config.federation.participants(clients)
+    if config.federation.min_replies > sampled:
+        raise CafedclError(
+            f"federation.min_replies = {config.federation.min_replies}: only {sampled} of "
+            f"{clients} clients take part in a round, so that every round would be skipped"
+        )

@@ -33,12 +33,6 @@ def resolve(tables: Mapping[str, Any]) -> Config:
         section: read_options(cls, tables.get(section, {}), section)
         for section, cls in SECTIONS.items()
     }
-    many, few = sections["evaluate"].shots
-    if many < few:
-        raise CafedclError(
-            f"evaluate.shots = [{many}, {few}]: the first number, for many-shot classes, "
-            "must not be the smaller one"
-        )
     name, chosen = _choice(tables, "method", "cafedcl")
     name, plus, suffix = name.partition("+")
     tail, given = _choice(tables, "augment", suffix or "none")

@@ -13,7 +13,7 @@ from cafedcl.compare.study import (
     read_study,
     study_names,
 )
-from cafedcl.config.sections import parse_split
+from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import paper_position
 from cafedcl.report.run_summary import Setting as Shown

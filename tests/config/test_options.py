@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cafedcl.config.options import (
+    TINY,
     Limits,
     meaning,
     option,
@@ -16,7 +17,8 @@ from cafedcl.config.options import (
     to_toml,
     toml_section,
 )
-from cafedcl.config.sections import SECTIONS, assign, parse_split, read_file
+from cafedcl.config.sections import SECTIONS, assign, read_file
+from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.methods import find_method, method_names
 from cafedcl.task.resolve import gather, resolve
@@ -241,8 +243,11 @@ def test_the_defaults_of_every_method_survive_toml(name):
         ({"method": {"name": 3}}, "method.name = 3: a text is expected"),
         ({"split": {"kind": "dirichle"}}, "split.kind = \"dirichle\": did you mean 'dirichlet'?"),
         ({"train": {"lr": 0}}, "train.lr = 0: it must be greater than 0"),
-        ({"train": {"epochs": 0}}, "train.epochs = 0: it must be at least 1"),
-        ({"train": {"lr_decay": 1.5}}, "train.lr_decay = 1.5: it must be at most 1"),
+        ({"train": {"epochs": 0}}, "train.epochs = 0: it must be at least 1 and at most 10,000"),
+        (
+            {"train": {"lr_decay": 1.5}},
+            "train.lr_decay = 1.5: it must be greater than 0 and at most 1",
+        ),
         ({"train": {"lr": float("nan")}}, "train.lr = nan: it must be a finite number"),
         ({"train": {"epochs": 2.0}}, "train.epochs = 2.0: a whole number is expected"),
         ({"train": {"epochs": True}}, "train.epochs = true: a whole number is expected"),
@@ -265,6 +270,102 @@ def test_a_mistake_is_named_with_what_to_do_about_it(tables, words):
     with pytest.raises(CafedclError) as error:
         resolve(tables)
     assert str(error.value) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limits"),
+    [
+        ("engine.threads", 100_000, "at least 1 and at most 1,024"),
+        ("engine.threads", 0, "at least 1 and at most 1,024"),
+        ("engine.workers", 100_000, "at least 0 and at most 1,024"),
+        ("engine.streams", -1, "at least 0 and at most 64"),
+        ("engine.deadline", 1e9, "greater than 0 and at most 31,536,000"),
+        ("train.epochs", 10**9, "at least 1 and at most 10,000"),
+        ("train.batch_size", 10**6, "at least 0 and at most 65,536"),
+        ("evaluate.batch", 10**6, "at least 1 and at most 65,536"),
+        ("federation.rounds", 10**12, "at least 1 and at most 1,000,000"),
+        ("federation.clients", 10**8, "at least 0 and at most 10,000,000"),
+        ("model.width", 65.0, "greater than 0 and at most 64"),
+        ("run.seed", -1, "at least 0 and at most 9,223,372,036,854,775,807"),
+    ],
+)
+def test_a_number_that_would_crash_is_refused_with_its_limits(name, value, limits):
+    section, _, key = name.partition(".")
+    with pytest.raises(CafedclError) as caught:
+        resolve({section: {key: value}})
+    assert str(caught.value) == f"{name} = {value}: it must be {limits}"
+
+
+@pytest.mark.parametrize("value", [1e39, 1e-39, 5e-324, 1.7e308])
+def test_a_number_that_no_tensor_holds_is_refused(value):
+    with pytest.raises(CafedclError, match="train.lr = .*: its size must be between 1.2e-38 and"):
+        resolve({"train": {"lr": value}})
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (
+            {"kind": "file", "file": "x", "ir": 10.0},
+            "split.ir = 10.0: the split 'file' does not use it; leave it out, or choose every "
+            "other split",
+        ),
+        (
+            {"kind": "iid", "alpha": 0.5},
+            "split.alpha = 0.5: the split 'iid' does not use it; leave it out, or choose "
+            "dirichlet or quantity",
+        ),
+        (
+            {"kind": "quantity", "form": "class"},
+            "split.form = \"class\": the split 'quantity' does not use it; leave it out, or "
+            "choose dirichlet",
+        ),
+        (
+            {"kind": "file"},
+            "split.file: the path is missing; for example: --split file:split.safetensors",
+        ),
+    ],
+)
+def test_a_split_refuses_what_it_does_not_use(table, words):
+    with pytest.raises(CafedclError) as caught:
+        resolve({"split": table})
+    assert str(caught.value) == words
+
+
+def test_the_flag_of_a_split_replaces_another_kind_in_the_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[split]\nkind = 'dirichlet'\nalpha = 0.5\nir = 5\nvalidation = 0.2\n")
+    split = gather(path, split="pathological:3").split
+    assert (split.kind, split.classes, split.alpha) == ("pathological", 3, 0.1)
+    assert (split.ir, split.validation) == (5.0, 0.2)
+
+
+def test_a_recorded_config_may_hold_what_had_no_effect(tmp_path):
+    path = tmp_path / "config.toml"
+    lines = (
+        "format = 2",
+        "[split]\nkind = 'iid'\nalpha = 0.5\nir = 2.0",
+        "[federation]\nrounds = 3\ndrop = ['2:0', '3:1']",
+    )
+    path.write_text("\n".join(lines))
+    config = gather(path)
+    assert (config.split.alpha, config.split.ir) == (0.1, 2.0)
+    assert config.federation.drop == ("2:0",)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    path = tmp_path / "notepad.toml"
+    path.write_text("[run]\nseed = 3\n", encoding="utf-8-sig")
+    assert read_file(path) == {"run": {"seed": 3}}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_another_encoding_is_one_line(encoding, tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text("[run]\nseed = 3\n", encoding=encoding)
+    said = refusal(read_file, path)
+    assert "save it as UTF-8" in said
+    assert in_one_line(said)
 
 
 def test_whole_numbers_are_numbers_and_lists_become_tuples():
@@ -331,6 +432,21 @@ def test_a_split_with_a_stray_value_is_refused(text):
         parse_split(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("dirichlet:0.1,alpha=0.2", "alpha"),
+        ("dirichlet:alpha=0.2,alpha=0.2", "alpha"),
+        ("pathological:2,classes=2", "classes"),
+        ("iid:kind=natural", "kind"),
+        ("file:a,file=b", "file"),
+    ],
+)
+def test_a_split_with_the_same_option_twice_is_refused(text, key):
+    with pytest.raises(CafedclError, match=f"{key} is given twice; leave one of them out"):
+        parse_split(text)
+
+
 def test_settings_win_over_flags_and_flags_over_the_file(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
@@ -377,7 +493,7 @@ def test_limits_are_printed_beside_the_meaning():
 )
 @settings(max_examples=60)
 def test_a_value_is_refused_exactly_outside_its_limits(value, low, high):
-    inside = low <= value <= high
+    inside = low <= value <= high and (value == 0 or abs(value) >= TINY)
     assert (Limits(low, high).problem(value) is None) == inside
     assert (Limits(low, high).problem((low, value)) is None) == inside
 

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
 
 
@@ -17,6 +18,10 @@ def data_with(counts, owners=False):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 200))
 def test_a_part_of_the_images_keeps_the_share_of_every_class(counts, images):
     data = data_with(counts)
+    if images < min(len(counts), sum(counts)):
+        with pytest.raises(CafedclError, match=f"data.images = {images}: the {len(counts)} classes"):
+            data.reduced(images)
+        return
     part = data.reduced(images)
     total = sum(counts)
     kept = np.bincount(part.train_y.numpy(), minlength=len(counts))

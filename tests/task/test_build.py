@@ -1,10 +1,16 @@
+import dataclasses
 import os
 import platform
+from pathlib import Path
 
 import pytest
+import torch
 
+from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
-from cafedcl.task.build import check_schedule, choose_device, prepare
+from cafedcl.data import Dataset
+from cafedcl.data.shards import save_shards
+from cafedcl.task.build import check_schedule, choose_device, prepare, settle_split
 from cafedcl.task.resolve import resolve
 
 
@@ -41,6 +47,97 @@ def test_settled_configs_stay_as_they_are() -> None:
 def test_the_drop_out_schedule_is_read_by_round() -> None:
     config = resolve({"federation": {"drop": ["3:0,4", "3:1", "5:2"]}})
     assert check_schedule(config) == {3: {0, 1, 4}, 5: {2}}
+
+
+def small(**sections: dict[str, object]) -> Config:
+    """Four clients with equal parts of the digits, on a CPU."""
+    usual: dict[str, dict[str, object]] = {
+        "method": {"name": "fedavg"},
+        "model": {"name": "mlp", "width": 0.1},
+        "split": {"kind": "iid"},
+        "engine": {"device": "cpu"},
+        "federation": {"clients": 4, "rounds": 2},
+    }
+    for name, table in sections.items():
+        usual[name] = {**usual.get(name, {}), **table}
+    return resolve(usual)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        (
+            {"federation": {"drop": ["99:0"]}},
+            'federation.drop: "99:0": there is no round 99; the 2 rounds are counted from 0 to 1',
+        ),
+        ({"federation": {"drop": ["2:0"]}}, "there is no round 2"),
+        ({"federation": {"drop": ["-1:0"]}}, "there is no round -1"),
+        (
+            {"federation": {"drop": ["0:0,4"]}},
+            "there is no client 4; the 4 clients are counted from 0 to 3",
+        ),
+        ({"federation": {"drop": ["0:-1"]}}, "there is no client -1"),
+        ({"federation": {"drop": ["0"]}}, 'is not "round:client,client"'),
+        (
+            {"train": {"crop": 64}},
+            "train.crop = 64: the padding must be smaller than the images, which have 8×8 pixels; "
+            "use at most 7",
+        ),
+        ({"train": {"crop": 8}}, "use at most 7"),
+        (
+            {"federation": {"min_replies": 5}},
+            "federation.min_replies = 5: only 4 of 4 clients take part in a round",
+        ),
+        ({"data": {"images": 1}}, "data.images = 1: the 10 classes need at least one image each"),
+        (
+            {"data": {"images": 12}, "federation": {"clients": 100}},
+            "split: 10 images are too few for 100 clients",
+        ),
+        (
+            {"split": {"ir": 1e6}},
+            "split.ir = 1e\\+06: class . would keep no image; use at most",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_runs(sections, words) -> None:
+    with pytest.raises(CafedclError, match=words):
+        prepare(small(**sections))
+
+
+def test_the_largest_crop_and_the_last_round_are_accepted() -> None:
+    prepare(small(train={"crop": 7}, federation={"drop": ["1:3"], "min_replies": 4}))
+
+
+@pytest.fixture
+def six_owners(digits: Dataset) -> Dataset:
+    return dataclasses.replace(digits, owners=torch.arange(len(digits.train_y)) % 6)
+
+
+def test_natural_clients_are_as_many_as_there_are(six_owners: Dataset) -> None:
+    natural = {"kind": "auto"}
+    for clients in (0, 6):
+        setup = prepare(small(federation={"clients": clients}, split=natural), six_owners)
+        assert setup.config.federation.clients == 6
+        assert setup.config.split.kind == "natural"
+    with pytest.raises(
+        CafedclError, match="federation.clients = 3: the data have 6 natural clients; leave"
+    ):
+        prepare(small(federation={"clients": 3}, split=natural), six_owners)
+
+
+def test_a_file_says_how_many_clients_there_are(digits: Dataset, tmp_path: Path) -> None:
+    path = tmp_path / "split.safetensors"
+    _, shards = settle_split(small(), digits)
+    save_shards(shards, digits.train_y, path)
+    file = {"kind": "file", "file": str(path)}
+    assert prepare(small(federation={"clients": 0}, split=file)).config.federation.clients == 4
+    with pytest.raises(CafedclError, match="federation.clients = 3: the file has 4; leave the"):
+        prepare(small(federation={"clients": 3}, split=file))
+
+
+def test_an_option_that_natural_clients_do_not_use_is_refused(six_owners: Dataset) -> None:
+    with pytest.raises(CafedclError, match=r"split.alpha = 0.5: the split 'natural' does not use"):
+        prepare(small(federation={"clients": 0}, split={"kind": "auto", "alpha": 0.5}), six_owners)
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "nonsense", "xpu:7"])

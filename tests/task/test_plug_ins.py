@@ -1,4 +1,4 @@
-"""Methods, models, augmentations and data of your own, named as `module:name`, wherever they run."""
+"""Methods, models, augmentations and data of your own, named as `module:name`."""
 
 import json
 import os

@@ -131,15 +131,15 @@ def read_npz(path: Path) -> dict[str, Array]:
         # broken.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise CafedclError(f"{path}: it holds one array, not the named arrays of .npz")
-            arrays = {name: archive[name] for name in archive.files}
-    except CafedclError:
-        raise
+            arrays: dict[str, Array] = {}
+            if not isinstance(archive, np.ndarray):
+                arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged or hostile archive can raise anything
         raise CafedclError(
             f"{path}: not a complete .npz file of plain arrays ({_first_line(error)})"
         ) from None
+    if isinstance(archive, np.ndarray):
+        raise CafedclError(f"{path}: it holds one array, not the named arrays of an .npz file")
     for name, array in arrays.items():
         # numpy returns the bytes of a member that is no array, such as a pickle.
         if not isinstance(array, np.ndarray):

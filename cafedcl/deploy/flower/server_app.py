@@ -132,10 +132,11 @@ class GridHost:
         patience = config.engine.deadline
         if folder is not None:
             patience = min(patience, RESUME_WAIT)
-        found = roster.wait(config.federation.clients, patience)
-        if folder is None and len(found) < config.federation.clients:
+        wanted = config.federation.clients_wanted
+        found = roster.wait(wanted, patience)
+        if folder is None and len(found) < wanted:
             raise CafedclError(
-                f"{len(found)} of {config.federation.clients} sites connected within "
+                f"{len(found)} of {wanted} sites connected within "
                 f"{patience:g} s (engine.deadline); start the others, or lower federation.clients"
             )
         return found

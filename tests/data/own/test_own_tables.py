@@ -344,7 +344,7 @@ def test_a_member_that_is_no_array_is_named(content, tmp_path, load):
     np.savez(tmp_path / "own.npz", x=X, y=Y)
     with zipfile.ZipFile(tmp_path / "own.npz", "a") as archive:
         archive.writestr("extra", content)
-    with pytest.raises(CafedclError, match="own.npz: .*plain array") as caught:
+    with pytest.raises(CafedclError, match=r"own.npz: .*plain array") as caught:
         load(tmp_path / "own.npz")
     assert "\n" not in str(caught.value)
 

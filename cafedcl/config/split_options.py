@@ -1,0 +1,122 @@
+"""The options of a split, and their short form, such as ``pathological:2,ir=10``."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cafedcl.config.options import option, parse_value, to_toml
+from cafedcl.core.errors import CafedclError, nearest
+
+SPLITS: dict[str, str | None] = {
+    "dirichlet": "alpha",
+    "pathological": "classes",
+    "quantity": "alpha",
+    "iid": None,
+    "natural": None,
+    "file": "file",
+}
+"""The splits, and the option after the colon in ``--split dirichlet:0.1``."""
+OWN_OPTIONS = {
+    "dirichlet": ("alpha", "form"),
+    "pathological": ("classes",),
+    "quantity": ("alpha",),
+    "iid": (),
+    "natural": (),
+    "file": ("file",),
+}
+"""The options of each split that not every split has."""
+DEALT_OPTIONS = ("ir", "tail", "validation")
+"""The options of every split but ``file``, whose images were dealt before."""
+
+
+def used_options(kind: str) -> set[str]:
+    """Return the names of the options that a kind of split uses."""
+    dealt = () if kind == "file" else DEALT_OPTIONS
+    return {"kind", *OWN_OPTIONS[kind], *dealt}
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """How training images are split over clients."""
+
+    kind: str = option(
+        "auto",
+        "how to split images over clients; auto: natural if the data have clients, else dirichlet",
+        choices=("auto", *SPLITS),
+    )
+    alpha: float = option(
+        0.1, "dirichlet, quantity: concentration α; smaller is more skewed", above=0.0
+    )
+    form: str = option(
+        "client",
+        "dirichlet: draw class proportions per client (equal sizes), or client proportions per "
+        "class (unequal sizes)",
+        choices=("client", "class"),
+    )
+    classes: int = option(2, "pathological: classes per client", low=1)
+    ir: float = option(
+        1.0, "imbalance ratio of the long tail over all clients, applied before the split", low=1.0
+    )
+    tail: str = option("exponential", "shape of the long tail", choices=("exponential", "step"))
+    file: str = option("", "file: path of a split written by `cafedcl split --export`")
+    validation: float = option(
+        0.1,
+        "share of each client's images held out for validation, stratified by class",
+        low=0.0,
+        high=0.9,
+    )
+
+    def contradiction(self) -> str | None:
+        """Return which option this kind of split would ignore, or None."""
+        if self.kind == "auto":
+            return None
+        used = used_options(self.kind)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in used and value != field.default:
+                kinds = [kind for kind, names in OWN_OPTIONS.items() if field.name in names]
+                users = " or ".join(kinds) or "every other split"
+                return (
+                    f"{field.name} = {to_toml(value)}: the split '{self.kind}' does not use it; "
+                    f"leave it out, or choose {users}"
+                )
+        if self.kind == "file" and not self.file:
+            return "file: the path is missing; for example: --split file:split.safetensors"
+        return None
+
+
+def parse_split(text: str) -> dict[str, Any]:
+    """Return the split section for ``dirichlet:0.1`` or ``pathological:2,ir=10``."""
+    kind, _, rest = text.partition(":")
+    if kind not in SPLITS:
+        raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(SPLITS))}")
+    main = SPLITS[kind]
+    table: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals and main and main not in table:
+            key = main
+            value = part.strip()
+        elif not equals:
+            raise CafedclError(
+                f"--split {text}: '{part}' is not key=value; for example: pathological:2,ir=10"
+            )
+        if key in table:
+            raise CafedclError(f"--split {text}: {key} is given twice; leave one of them out")
+        # A path is text, even if it reads like a number.
+        table[key] = value if key == "file" else parse_value(value)
+    return table
+
+
+def replaced_split(section: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return a split section with the kind and options of ``text`` instead of its own.
+
+    Options that belong to one kind of split go with the old kind; the others stay.
+    """
+    kept = {
+        key: value
+        for key, value in section.items()
+        if not any(key in names for names in OWN_OPTIONS.values())
+    }
+    return kept | parse_split(text)
