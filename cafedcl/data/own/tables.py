@@ -1,5 +1,7 @@
 """Tables of images: CSV or Parquet with columns path and label, optionally client and split."""
 
+import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,9 +33,8 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
                 row for row in gaps if SIDES.get(values["split"][row].strip().lower()) == "train"
             ]
         if gaps:
-            raise CafedclError(
-                f"{path}: row {gaps[0] + 1} has no {column}; fill it in or remove the row"
-            )
+            place = _places(path, gaps[:1])
+            raise CafedclError(f"{path}: {place} has no {column}; fill it in or remove the row")
     n = len(frame)
     sides = [
         _side(path, row, value) for row, value in enumerate(values.get("split", ["train"] * n))
@@ -44,8 +45,9 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
     if missing:
         raise CafedclError(
             f"{path}: {len(missing)} of {n} images are missing, first {values['path'][missing[0]]} "
-            f"in row {missing[0] + 1}; paths are relative to {path.parent}"
+            f"in {_places(path, missing[:1])}; paths are relative to {path.parent}"
         )
+    _refuse_repeated(path, files, values["label"], sides)
     items = [
         Item(name, file, label, client, side)
         for name, file, label, client, side in zip(
@@ -92,5 +94,43 @@ def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
 def _side(path: Path, row: int, value: str) -> str:
     side = SIDES.get(value.strip().lower())
     if side is None:
-        raise CafedclError(f"{path}: split '{value}' in row {row + 1} is not train or test")
+        place = _places(path, [row])
+        raise CafedclError(f"{path}: split '{value}' in {place} is not train or test")
     return side
+
+
+def _refuse_repeated(
+    path: Path, files: Sequence[Path], labels: Sequence[str], sides: Sequence[str]
+) -> None:
+    """Refuse an image that is listed twice: it could be trained on and tested with."""
+    first: dict[str, int] = {}
+    for row, file in enumerate(files):
+        # Different spellings and links may lead to one file.
+        real = os.path.normcase(os.path.realpath(file))
+        if real not in first:
+            first[real] = row
+            continue
+        before = first[real]
+        problem = "is listed twice"
+        if labels[before] != labels[row]:
+            problem = f"has two labels, '{labels[before]}' and '{labels[row]}'"
+        elif sides[before] != sides[row]:
+            problem = f"is in {sides[before]} and in {sides[row]}"
+        raise CafedclError(
+            f"{path}: {file.name} {problem}, in {_places(path, [before, row])}; keep one of them"
+        )
+
+
+def _places(path: Path, rows: Sequence[int]) -> str:
+    """Return where rows are: the lines of a text file, or else the numbers of the rows."""
+    word = "row"
+    numbers = [row + 1 for row in rows]
+    if path.suffix.lower() == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            # Blank lines are no rows, and a quoted text may have several lines.
+            ends = [reader.line_num for cells in reader if cells]
+        word = "line"
+        numbers = [ends[row + 1] for row in rows]
+    plural = "s" if len(rows) > 1 else ""
+    return f"{word}{plural} {' and '.join(map(str, numbers))}"

@@ -83,17 +83,17 @@ def test_labels_stay_text(table, load):
             "there is no column path or image or file or filename; its columns are: label",
         ),
         ({"label": None}, "there is no column label or class; its columns are: path"),
-        ({"label": lambda i: "" if i == 3 else "a"}, "row 4 has no label"),
+        ({"label": lambda i: "" if i == 3 else "a"}, "line 5 has no label"),
         (
             {"path": lambda i: f"images/{i % 9 if i < 9 else 'x'}.png"},
             r"1 of 10 images are missing, first images/x.png",
         ),
         (
             {"split": lambda i: "maybe" if i else "train"},
-            "split 'maybe' in row 2 is not train or test",
+            "split 'maybe' in line 3 is not train or test",
         ),
         ({"split": lambda i: "test"}, "there are no training images"),
-        ({"client": lambda i: "" if i == 4 else "k"}, "row 5 has no client"),
+        ({"client": lambda i: "" if i == 4 else "k"}, "line 6 has no client"),
         (
             {"client": lambda i: ["K", "k"][i % 2]},
             "the client names 'K' and 'k' differ only by case or blanks",
@@ -112,6 +112,25 @@ def test_labels_stay_text(table, load):
                 "split": lambda i: "test" if i > 7 else "train",
             },
             "class 'c' has no",
+        ),
+        (
+            {"path": lambda i: f"images/{i % 9}.png", "label": lambda i: "aaab"[i % 9 % 4]},
+            "0.png is listed twice, in lines 2 and 11; keep one of them",
+        ),
+        (
+            {"path": lambda i: f"images/{i % 9}.png"},
+            "0.png has two labels, 'a' and 'b', in lines 2 and 11",
+        ),
+        (
+            {
+                "path": lambda i: "images/../images/0.png" if i == 8 else f"images/{i}.png",
+                "split": lambda i: "test" if i > 7 else "train",
+            },
+            "0.png is in train and in test, in lines 2 and 10",
+        ),
+        (
+            {"text": 'path,label\n\n"images/0.png","a"\n\nimages/1.png,"two\nlines"\n,b\n'},
+            "line 7 has no path",
         ),
         ({"text": ""}, "not a readable table"),
         ({"text": "path,label\n"}, "the table has no rows"),
