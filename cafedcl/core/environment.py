@@ -18,6 +18,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def total_memory() -> float:
+    """Return the machine's memory in bytes; infinite where it is not known."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
 def is_arm() -> bool:
     """Return whether this machine's processor is an ARM."""
     return platform.machine().lower() in ("aarch64", "arm64")

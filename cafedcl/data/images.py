@@ -1,5 +1,6 @@
 """Reading image files."""
 
+import math
 import os
 import warnings
 from collections import Counter
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from cafedcl.core.arrays import Bytes, Ints
 from cafedcl.core.contract import Shape
+from cafedcl.core.environment import total_memory
 from cafedcl.core.errors import CafedclError
 
 Opener = Path | Callable[[], BinaryIO]
@@ -117,7 +119,7 @@ def decode_images(openers: Sequence[Opener], size: int = 0, *, crop: bool = Fals
             # The most common size; the smaller one of two that are equally common.
             width, height = min(sizes, key=lambda wh: (-sizes[wh], wh))
         grey = all(head[1] for _, head in good)
-        pixels = np.empty((len(openers), height, width, 1 if grey else 3), np.uint8)
+        pixels = _room_for((len(openers), height, width, 1 if grey else 3))
 
         def fill(i: int) -> str | None:
             try:
@@ -159,10 +161,21 @@ def _reason(error: Exception) -> str:
     return " ".join(text.split())
 
 
+def _room_for(shape: tuple[int, ...]) -> Bytes:
+    """Return an array for images; raise MemoryError if it is larger than the memory.
+
+    NumPy alone would not: memory is only taken when pixels are written, and Linux then ends the
+    process.
+    """
+    if math.prod(shape) > total_memory():
+        raise MemoryError
+    return np.empty(shape, np.uint8)
+
+
 def resize_images(pixels: Bytes, size: int) -> Bytes:
     """Return images (N, channels, height, width) resized to ``size`` squared."""
     n, channels = pixels.shape[:2]
-    out = np.empty((n, channels, size, size), np.uint8)
+    out = _room_for((n, channels, size, size))
     for i in range(n):
         for c in range(channels):
             out[i, c] = np.asarray(

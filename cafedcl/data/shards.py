@@ -118,10 +118,33 @@ def load_shards(path: Path, labels: Tensor) -> Shards:
             tensors[f"{name}/indices"].split(tensors[f"{name}/sizes"].tolist())
             for name in ("train", "validation", "test")
         )
-        return Shards(train, validation, test, tensors["counts"])
+        shards = Shards(train, validation, test, tensors["counts"])
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, RuntimeError) as error:
         raise CafedclError(
             f"{path}: not a split written by `cafedcl split --export`: {error}"
         ) from None
+    _check_shards(path, shards, labels.cpu())
+    return shards
+
+
+def _check_shards(path: Path, shards: Shards, labels: Tensor) -> None:
+    """Refuse a split that does not fit together, as a damaged file gives."""
+    damaged = CafedclError(f"{path}: damaged: export it again with `cafedcl split --export`")
+    clients = len(shards.train)
+    parts = (*shards.train, *shards.validation, *shards.test)
+    if len(shards.validation) != clients or len(shards.test) not in (0, clients) or not clients:
+        raise damaged
+    everything = torch.cat(parts)
+    if everything.dtype != torch.int64 or everything.dim() != 1 or shards.counts.dim() != 2:
+        raise damaged
+    if ((everything < 0) | (everything >= len(labels))).any():
+        raise damaged
+    if len(everything.unique()) != len(everything) or len(shards.counts) != clients:
+        raise damaged
+    for part, counts in zip(shards.train, shards.counts, strict=True):
+        if not len(part) or not torch.equal(
+            torch.bincount(labels[part], minlength=len(counts)), counts
+        ):
+            raise damaged

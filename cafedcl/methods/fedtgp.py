@@ -36,9 +36,9 @@ class FedTGPOptions:
         "margin: the largest distance to a nearest neighbour (code), or of any two (literal)",
         choices=("code", "literal"),
     )
-    epochs: int = option(100, "server epochs S", low=1)
+    epochs: int = option(100, "server epochs S", low=1, high=100_000)
     lr: float = option(0.01, "learning rate of the server's training", above=0.0)
-    batch: int = option(10, "server batch size", low=1)
+    batch: int = option(10, "server batch size", low=1, high=65_536)
 
 
 class FedTGP(FedProto):

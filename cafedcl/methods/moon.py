@@ -21,7 +21,7 @@ class MoonOptions:
 
     mu: float = option(1.0, "weight μ of the contrastive term", low=0.0)
     tau: float = option(0.5, "temperature τ", above=0.0)
-    dim: int = option(256, "width of the projection", low=1)
+    dim: int = option(256, "width of the projection", low=1, high=65_536)
 
 
 def projection_head(inputs: int, dim: int, classes: int) -> nn.Sequential:

@@ -18,7 +18,7 @@ from cafedcl.models.base import Network
 class MPFedCLOptions:
     """k is our choice; τ is SupCon's."""
 
-    k: int = option(3, "prototypes per class and client", low=1)
+    k: int = option(3, "prototypes per class and client", low=1, high=1000)
     tau: float = option(0.07, "temperature τ", above=0.0)
     lam: float = option(1.0, "weight λ of the contrastive term", low=0.0)
     inference: str = option(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.core.contract import Shape
+from cafedcl.core.environment import total_memory
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import import_path
 from cafedcl.models.base import Encoder, Factory, Network
@@ -31,6 +32,8 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
             )
         factory = import_path(name, "model")
     try:
+        if name in MODELS:
+            _require_memory(factory, shape, width)
         encoder = factory(shape, width)
     except CafedclError as error:
         raise CafedclError(f"model '{name}': {error}") from None
@@ -44,6 +47,18 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
             f"model '{name}': it must return a torch.nn.Module, not {type(encoder).__name__}"
         )
     return encoder
+
+
+def _require_memory(factory: Factory, shape: Shape, width: float) -> None:
+    """Refuse a model whose weights do not fit into memory: Linux ends a process that tries."""
+    # The meta device builds the layers without their weights.
+    with torch.device("meta"):
+        weights = sum(value.nbytes for value in factory(shape, width).state_dict().values())
+    if weights > total_memory():
+        raise CafedclError(
+            f"its weights need {weights / 2**30:,.0f} GiB, and this machine has "
+            f"{total_memory() / 2**30:,.0f}; use a smaller model.width than {width:g}"
+        )
 
 
 def feature_dim(encoder: nn.Module, shape: Shape) -> int:

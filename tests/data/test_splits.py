@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import pack, unpack
 from cafedcl.data import splits
 from cafedcl.data.shards import choose_held_out, load_shards, merge_clients, save_shards
 from cafedcl.data.splits import dirichlet_per_client, long_tail, pathological
@@ -355,9 +356,23 @@ def test_a_saved_split_knows_its_data_and_itself(tmp_path):
     save_shards(split(BALANCED, 10, 7, SplitOptions(), 3, 0.0), BALANCED, path)
     with pytest.raises(CafedclError, match=r"made for other data \(600 training images\)"):
         load_shards(path, BALANCED.flip(0))
-    path.write_bytes(path.read_bytes()[:50])
+    good = path.read_bytes()
+    path.write_bytes(good[:50])
     with pytest.raises(CafedclError, match="not a split written by"):
         load_shards(path, BALANCED)
+    tensors, header = unpack(good)
+    for name, change in (
+        ("train/indices", lambda rows: rows + 600),
+        ("train/indices", lambda rows: rows.flip(0)),
+        ("validation/indices", lambda rows: rows * 0),
+        ("train/indices", lambda rows: rows.float()),
+        ("counts", lambda counts: counts + 1),
+        ("counts", lambda counts: counts[1:]),
+        ("validation/sizes", lambda sizes: sizes[1:]),
+    ):
+        path.write_bytes(pack({**tensors, name: change(tensors[name])}, header))
+        with pytest.raises(CafedclError, match="damaged: export it again|not a split written by"):
+            load_shards(path, BALANCED)
     with pytest.raises(CafedclError, match="No such file"):
         load_shards(tmp_path / "none", BALANCED)
     with pytest.raises(CafedclError, match="cannot be written"):

@@ -115,8 +115,14 @@ def _to_dataset(
     if options.size and train_x.shape[2:] != (options.size, options.size):
         from cafedcl.data.images import resize_images
 
-        train_x = resize_images(train_x, options.size)
-        test_x = resize_images(test_x, options.size)
+        try:
+            train_x = resize_images(train_x, options.size)
+            test_x = resize_images(test_x, options.size)
+        except MemoryError:
+            raise CafedclError(
+                f"{path}: {len(train_x) + len(test_x)} images of {options.size}×{options.size} "
+                "pixels do not fit into memory; set a smaller data.size"
+            ) from None
     return checked_dataset(path, (train_x, train_y), (test_x, test_y), names)
 
 
