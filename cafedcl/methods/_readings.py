@@ -182,12 +182,3 @@ class CAFedCLOptions:
         advanced=True,
     )
     weights: str = option("confidence", "how the server weights clients", choices=tuple(WEIGHTS))
-
-    def contradiction(self) -> str | None:
-        """Return which options exclude each other, or None."""
-        least, most = self.clip
-        if least > most:
-            return f"clip = [{least:g}, {most:g}]: the minimum must not be above the maximum"
-        if not sum(self.w):
-            return "w = [0, 0, 0]: at least one weight must be greater than 0"
-        return None

@@ -209,7 +209,7 @@ BAD = {
     "w does not sum": (["run", "--set", "method.w=[1.0, 1.0, 0.0]"], "must sum to 1"),
     "head without head": (["run", "--set", "method.inference=head"], "there is no head"),
     "bad drop": (["run", "--set", 'federation.drop=["1;2"]'], 'is not "round:client,client"'),
-    "drop nobody": (["run", "--set", 'federation.drop=["1:99"]'], "does not exist"),
+    "drop nobody": (["run", "--set", 'federation.drop=["1:99"]'], "there is no client 99"),
     "no config": (["run", "nowhere.toml"], "No such file"),
     "syntax error": (["run", "broken.toml"], "line 2"),
     "not text": (["run", "binary.toml"], "not UTF-8"),
@@ -304,7 +304,9 @@ def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path, number: signa
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.strip() == "interrupted; saved. Resume with: cafedcl resume run"
+    assert re.fullmatch(
+        r"interrupted after \d+ rounds?; saved\. Resume with: cafedcl resume run", err.strip()
+    )
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -336,7 +338,9 @@ def test_a_split_is_shown_drawn_and_exported_before_training(call: Call, tmp_pat
     code, out, _ = call("split", "pathological:3,ir=4", "--clients", 5, "--json")
     numbers = json.loads(out)
     assert numbers["clients"] == 5
-    assert call("run", "--split", "file:s.safetensors", *SMALL, "--out", "run", "-q")[0] == 0
+    from_file = ["run", "--split", "file:s.safetensors", *SMALL]
+    assert "the file has 5" in call(*from_file)[2]
+    assert call(*from_file, "--clients", 0, "--out", "run", "-q")[0] == 0
     code, out, _ = call("show", "run", "--split")
     stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert stored["federation"]["clients"] == 5, "the file decides how many clients there are"
@@ -364,7 +368,9 @@ def test_your_own_images_with_clients_of_their_own(
                 pixels = (level + draws.integers(-40, 40, (12, 10))).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "photos" / client / label / f"{number}.png")
     (tmp_path / "photos" / "clinic A" / "dark" / "0.png").write_bytes(b"broken")
-    code, out, err = call("run", "--data", "photos", "--data-dir", "cache", *SMALL, "--rounds", "3")
+    photos = ["run", "--data", "photos", "--data-dir", "cache", *SMALL, "--rounds", "3"]
+    assert "the data have 3 natural clients" in call(*photos)[2]
+    code, out, err = call(*photos, "--clients", 0)
     assert code == 0, err
     assert "0.png" in err, "the corrupt image is named"
     run = tmp_path / "runs" / "cafedcl-photos-s0"
