@@ -19,7 +19,9 @@ def data_with(counts, owners=False):
 def test_a_part_of_the_images_keeps_the_share_of_every_class(counts, images):
     data = data_with(counts)
     if images < min(len(counts), sum(counts)):
-        with pytest.raises(CafedclError, match=f"data.images = {images}: the {len(counts)} classes"):
+        with pytest.raises(
+            CafedclError, match=f"data.images = {images}: the {len(counts)} classes"
+        ):
             data.reduced(images)
         return
     part = data.reduced(images)
