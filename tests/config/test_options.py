@@ -298,7 +298,7 @@ def test_a_number_that_would_crash_is_refused_with_its_limits(name, value, limit
 
 @pytest.mark.parametrize("value", [1e39, 1e-39, 5e-324, 1.7e308])
 def test_a_number_that_no_tensor_holds_is_refused(value):
-    with pytest.raises(CafedclError, match="train.lr = .*: its size must be between 1.2e-38 and"):
+    with pytest.raises(CafedclError, match=r"train.lr = .*: its size must be between 1.2e-38 and"):
         resolve({"train": {"lr": value}})
 
 

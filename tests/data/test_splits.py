@@ -371,7 +371,7 @@ def test_a_saved_split_knows_its_data_and_itself(tmp_path):
         ("validation/sizes", lambda sizes: sizes[1:]),
     ):
         path.write_bytes(pack({**tensors, name: change(tensors[name])}, header))
-        with pytest.raises(CafedclError, match="damaged: export it again|not a split written by"):
+        with pytest.raises(CafedclError, match=r"damaged: export it again|not a split written by"):
             load_shards(path, BALANCED)
     with pytest.raises(CafedclError, match="No such file"):
         load_shards(tmp_path / "none", BALANCED)

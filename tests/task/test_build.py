@@ -120,7 +120,7 @@ def test_natural_clients_are_as_many_as_there_are(six_owners: Dataset) -> None:
         assert setup.config.federation.clients == 6
         assert setup.config.split.kind == "natural"
     with pytest.raises(
-        CafedclError, match="federation.clients = 3: the data have 6 natural clients; leave"
+        CafedclError, match=r"federation.clients = 3: the data have 6 natural clients; leave"
     ):
         prepare(small(federation={"clients": 3}, split=natural), six_owners)
 
@@ -131,7 +131,7 @@ def test_a_file_says_how_many_clients_there_are(digits: Dataset, tmp_path: Path)
     save_shards(shards, digits.train_y, path)
     file = {"kind": "file", "file": str(path)}
     assert prepare(small(federation={"clients": 0}, split=file)).config.federation.clients == 4
-    with pytest.raises(CafedclError, match="federation.clients = 3: the file has 4; leave the"):
+    with pytest.raises(CafedclError, match=r"federation.clients = 3: the file has 4; leave the"):
         prepare(small(federation={"clients": 3}, split=file))
 
 

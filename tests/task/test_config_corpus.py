@@ -62,10 +62,12 @@ def declared() -> Iterator[tuple[dict[str, Any], str, dataclasses.Field[Any], An
     classes: list[tuple[dict[str, Any], str, type[Any]]] = [
         ({}, section, cls) for section, cls in SECTIONS.items()
     ]
-    for name in method_names():
-        classes.append(({"method.name": name}, "method", find_method(name)[0].Options))
-    for name in AUGMENTERS:
-        classes.append(({"augment.name": name}, "augment", find_augmenter(name).Options))
+    classes += [
+        ({"method.name": name}, "method", find_method(name)[0].Options) for name in method_names()
+    ]
+    classes += [
+        ({"augment.name": name}, "augment", find_augmenter(name).Options) for name in AUGMENTERS
+    ]
     for needs, section, cls in classes:
         hints = get_type_hints(cls)
         for field in dataclasses.fields(cls):
@@ -203,9 +205,10 @@ def verdict(case: Case, digits: Dataset) -> str:
         settled = prepare(config, data).config.to_plain()
         for name, given in case.changes.items():
             section, _, key = name.partition(".")
-            if given not in ("auto", 0) and name != "method.name":
-                if not same(given, settled[section][key]) and key != "file":
-                    return f"was settled to {settled[section][key]!r} without a word"
+            # These stand for something else, which is settled here.
+            open_choice = given in ("auto", 0) or name in ("method.name", "split.file")
+            if not open_choice and not same(given, settled[section][key]):
+                return f"was settled to {settled[section][key]!r} without a word"
     except CafedclError as error:
         message = str(error)
         if "\n" in message or not message.strip():

@@ -133,6 +133,8 @@ def _number_labels(
     for labels in (train, test):
         if labels is not None and labels.ndim == 0:
             raise CafedclError(f"{path}: the labels are a single value; one per image is expected")
+    if not len(train):
+        raise CafedclError(f"{path}: there are no training images")
     both = [train, train[:0] if test is None else test]
     kinds = {labels.dtype.kind for labels in both}
     if kinds & set("US"):
@@ -153,8 +155,6 @@ def _number_labels(
         )
         return first, second, names
     first, second = (whole_labels(y, path) for y in both)
-    if not len(first):
-        raise CafedclError(f"{path}: there are no training images")
     everything = np.concatenate([first, second])
     low = int(everything.min())
     high = int(everything.max())

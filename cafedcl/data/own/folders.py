@@ -17,7 +17,14 @@ def read_folder(root: Path) -> tuple[Collection, list[Path]]:
     tops = _subfolders(root)
     sides = {name: SIDES[name.lower()] for name in tops if name.lower() in SIDES}
     # A folder "train" with images directly in it is a class that happens to be called so.
-    split = "train" in sides.values() and not any(_image_files(root / name) for name in sides)
+    split = bool(sides) and not any(_image_files(root / name) for name in sides)
+    if split and "train" not in sides.values():
+        if len(sides) == len(tops):
+            raise CafedclError(
+                f"{root}: it has {' and '.join(sides)} but no training images; {LAYOUT}"
+            )
+        # A client or a class that happens to be called so.
+        split = False
     if not split:
         return _collect(root, {root: "train"})
     others = [name for name in tops if name not in sides]
