@@ -1,6 +1,5 @@
-"""The report as a live web page. The server needs only the standard library."""
+"""The report as a live web page, which is rebuilt as rounds come in."""
 
-import errno
 import hashlib
 import json
 import threading
@@ -8,10 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.report.server import ReportServer
 
 POLICY = 'http-equiv="Content-Security-Policy" content="'
 """The start of the report's Content-Security-Policy, which forbids all requests."""
@@ -106,12 +105,10 @@ class Reports:
 
         try:
             summary = read_runs(self.runs)
-            if summary.groups:
-                return page(collect(summary))
-            reason = "no run has a scored round"
+            summary.require_scores()
         except CafedclError as error:
-            reason = str(error)
-        return WAITING % escape(reason)
+            return WAITING % escape(str(error))
+        return page(collect(summary))
 
     def with_script(self, html: str, version: str) -> str:
         """Return the page with a script that reloads it when there is a new version.
@@ -124,64 +121,10 @@ class Reports:
         return body + SCRIPT % (json.dumps(version), pause, pause) + end + rest
 
 
-class ReportServer:
-    """The web server of a page."""
-
-    def __init__(self, reports: Reports, host: str, port: int) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            """Answers with the page or its version."""
-
-            def do_GET(self) -> None:
-                """Answer a request."""
-                path = self.path.partition("?")[0]
-                if path not in ("/", "/version"):
-                    self.send_error(404)
-                    return
-                version, html = reports.current()
-                if path == "/":
-                    kind = "text/html"
-                    content = html.encode()
-                else:
-                    kind = "text/plain"
-                    content = version.encode()
-                self.send_response(200)
-                self.send_header("Content-Type", f"{kind}; charset=utf-8")
-                self.send_header("Content-Length", str(len(content)))
-                self.send_header("Cache-Control", "no-store")
-                self.end_headers()
-                with suppress(ConnectionError):
-                    self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                """Print nothing for a request."""
-
-        try:
-            self.http = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise CafedclError(
-                    f"--port {port}: in use; choose another one, or --port 0 for a free one"
-                ) from None
-            raise CafedclError(
-                f"--host {host} --port {port}: cannot be used: {error.strerror or error}"
-            ) from None
-
-    @property
-    def address(self) -> str:
-        """The address for a browser."""
-        host, port = self.http.server_address[:2]
-        return f"http://{host!s}:{port}/"
-
-    def run(self) -> None:
-        """Serve until Ctrl-C."""
-        with suppress(KeyboardInterrupt):
-            self.http.serve_forever(poll_interval=0.1)
-
-
 @contextmanager
 def serve_report(reports: Reports, host: str, port: int) -> Iterator[ReportServer]:
     """Yield a listening server, and close it afterwards."""
-    server = ReportServer(reports, host, port)
+    server = ReportServer(reports.current, host, port)
     try:
         yield server
     finally:
