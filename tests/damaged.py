@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cafedcl.core.tensors import pack, unpack
-from cafedcl.federation.run_folder import digest
+from cafedcl.federation.checkpoint import digest
 
 Damage = Callable[[Path], object]
 """Damages the run folder that it is given."""
@@ -39,6 +39,8 @@ def damages() -> Iterator[tuple[str, Damage]]:
     for file, lines in LINES.items():
         for kind, content in lines.items():
             yield f"{file}: {kind}", at(file, written(content))
+    for kind, change in CONFIG.items():
+        yield f"config.toml: {kind}", at("config.toml", change)
     for kind, change in METRICS.items():
         yield f"metrics.jsonl: {kind}", at("metrics.jsonl", change)
     for file, changes in PACKED.items():
@@ -126,24 +128,6 @@ LINES: dict[str, dict[str, bytes | str]] = {
     "config.toml": {
         "not TOML": "this is not TOML",
         "Latin-1": "[method]\nname = 'é'\n".encode("latin-1"),
-        "only a version": "format = 2\n",
-        "a newer version": "format = 99\n[method]\nname = 'fedavg'\n",
-        "a version that is text": "format = 'two'\n[method]\nname = 'fedavg'\n",
-        "a method that is a list": "format = 2\nmethod = []\n",
-        "a method without a name": "format = 2\n[method]\n[federation]\nrounds = 3\nclients = 4\n",
-        "a method's name that is a number": (
-            "format = 2\n[method]\nname = 3\n[federation]\nrounds = 3\nclients = 4\n"
-        ),
-        "rounds that are text": (
-            "format = 2\n[method]\nname = 'fedavg'\n[federation]\nrounds = 'three'\nclients = 4\n"
-        ),
-        "rounds that are infinite": (
-            "format = 2\n[method]\nname = 'fedavg'\n[federation]\nrounds = inf\nclients = 4\n"
-        ),
-        "an augmentation that is text": (
-            "format = 2\naugment = 'gan'\n[method]\nname = 'fedavg'\n"
-            "[federation]\nrounds = 3\nclients = 4\n"
-        ),
         "nested too deep": f"a = {DEEP}",
     },
     "environment.json": {
@@ -160,6 +144,67 @@ LINES: dict[str, dict[str, bytes | str]] = {
         "nested too deep": DEEP,
         "Latin-1": '{"device_name": "é"}'.encode("latin-1"),
     },
+}
+
+
+def reset(section: str, key: str, value: str) -> Damage:
+    """Return the damage that gives an option of the config another value; none if it is empty."""
+
+    def spoil(file: Path) -> None:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        start = lines.index(f"[{section}]") if section else 0
+        at = next(n for n in range(start, len(lines)) if lines[n].startswith(f"{key} ="))
+        lines[at] = f"{key} = {value}" if value else ""
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    return spoil
+
+
+def flat_section(section: str) -> Damage:
+    """Return the damage that makes a text of a section of the config."""
+
+    def spoil(file: Path) -> None:
+        content = file.read_text(encoding="utf-8")
+        before, _, rest = content.partition(f"[{section}]\n")
+        after = rest[rest.find("\n[") + 1 :]
+        file.write_text(f'{section} = "text"\n{before}{after}', encoding="utf-8")
+
+    return spoil
+
+
+def without_section(section: str) -> Damage:
+    """Return the damage that removes a section of the config."""
+
+    def spoil(file: Path) -> None:
+        before, _, rest = file.read_text(encoding="utf-8").partition(f"[{section}]\n")
+        file.write_text(before + rest[rest.find("\n[") + 1 :], encoding="utf-8")
+
+    return spoil
+
+
+CONFIG: dict[str, Damage] = {
+    "only a version": written("format = 2\n"),
+    "a newer version": reset("", "format", "99"),
+    "a version that is text": reset("", "format", "'two'"),
+    "a version that is a list": reset("", "format", "[]"),
+    "no method": without_section("method"),
+    "a method that is text": flat_section("method"),
+    "an augmentation that is text": flat_section("augment"),
+    "a method without a name": reset("method", "name", ""),
+    "a method's name that is a number": reset("method", "name", "3"),
+    "a method that nobody knows": reset("method", "name", "'perhaps'"),
+    "a data set's name that is a list": reset("data", "name", "[]"),
+    "no split": without_section("split"),
+    "a split that is a number": reset("split", "kind", "3"),
+    "an imbalance that is text": reset("split", "ir", "'high'"),
+    "a seed that is text": reset("run", "seed", "'zero'"),
+    "a negative seed": reset("run", "seed", "-1"),
+    "rounds that are text": reset("federation", "rounds", "'three'"),
+    "rounds that are infinite": reset("federation", "rounds", "inf"),
+    "rounds that are true": reset("federation", "rounds", "true"),
+    "no rounds": reset("federation", "rounds", "0"),
+    "clients that are a list": reset("federation", "clients", "[4]"),
+    "an unknown option": reset("train", "lr", "0.1\nfrom_elsewhere = 1"),
 }
 
 
@@ -288,8 +333,8 @@ def sealed(change: Callable[..., Content]) -> Callable[..., Content]:
     """Return the change of a checkpoint whose digest fits its new content."""
 
     def change_and_seal(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> Content:
-        tensors, header = change(tensors, header)
-        return tensors, {**header, "digest": digest(tensors)}
+        tensors, header = change(tensors, {k: v for k, v in header.items() if k != "digest"})
+        return tensors, {**header, "digest": digest(tensors, header)}
 
     return change_and_seal
 

@@ -5,12 +5,14 @@ Nothing here imports PyTorch before a command needs it.
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cafedcl.cli.options import RunPaths
+from cafedcl.cli.session import warn
 from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
 
 
@@ -24,8 +26,8 @@ def show(
     split: Annotated[bool, typer.Option(help="Also show the clients × classes map.")] = False,
 ) -> None:
     """Show a run, finished or not; several runs are shown side by side."""
-    from cafedcl.config.sections import label
     from cafedcl.federation.run_folder import RunFolder
+    from cafedcl.report.run_summary import read_run
     from cafedcl.terminal.overview import (
         best_round,
         comparison_table,
@@ -35,36 +37,46 @@ def show(
         split_map,
     )
 
-    folders = [RunFolder.open(path) for path in runs]
-    tables = [folder.tables() for folder in folders]
-    names = [
-        label(table["method"]["name"], table.get("augment", {}).get("name", "none"))
-        for table in tables
-    ]
-    named = [(name, folder.metrics()) for name, folder in zip(names, folders, strict=True)]
+    summaries = [read_run(RunFolder.open(path).path) for path in runs]
+    found = [run for run in summaries if run.state != "damaged"]
+    for run in summaries:
+        if run.state == "damaged" and found:
+            warn(f"{run.problem}; it is left out")
+        elif run.state == "damaged":
+            raise CafedclError(run.problem)
     if as_json:
-        for folder, (name, lines) in zip(folders, named, strict=True):
-            score = headline(lines)
+        for run in found:
+            score = headline(run.lines)
             summary = {
-                "run": str(folder.path),
-                "method": name,
-                "rounds": len(lines),
+                "run": str(run.path),
+                "method": run.method,
+                "rounds": len(run.lines),
                 "score": score,
-                "last": last_scored(lines, score),
-                "best": best_round(lines, score),
+                "last": last_scored(run.lines, score),
+                "best": best_round(run.lines, score),
             }
             print(json.dumps(summary))
         return
     screen = console()
-    if len(folders) > 1:
-        screen.print(comparison_table(named, screen.width))
+    if len(found) > 1:
+        screen.print(comparison_table([(run.method, run.lines) for run in found], screen.width))
     else:
-        name, lines = named[0]
-        rounds = int(tables[0]["federation"]["rounds"])
-        screen.print(overview(name, lines, rounds, folders[0].environment()))
+        (run,) = found
+        screen.print(overview(run.method, run.lines, run.rounds, environment_of(run.path)))
     if split:
-        arrays, about = folders[0].data()
+        arrays, about = RunFolder(found[0].path).data()
         screen.print(split_map(arrays["counts"], about["names"]))
+
+
+def environment_of(path: Path) -> dict[str, Any]:
+    """Return where and how a run was made; nothing, with a warning, if its file is damaged."""
+    from cafedcl.federation.run_folder import RunFolder
+
+    try:
+        return RunFolder(path).environment()
+    except CafedclError as error:
+        warn(str(error))
+        return {}
 
 
 def table(
@@ -90,18 +102,20 @@ def table(
     """
     from cafedcl.report import printed
     from cafedcl.report.runs import read_runs
-    from cafedcl.report.table import board
+    from cafedcl.report.table import score_table
 
     check_choice("--format", form, ("rich", "markdown", "latex", "csv"))
     check_choice("--protocol", protocol, ("server", "own"))
     check_choice("--round", which, ("last", "best"))
-    made = board(read_runs(runs), protocol, which)
+    summary = read_runs(runs)
+    summary.require_scores()
+    made = score_table(summary, protocol, which)
     if form == "rich":
         screen = console()
         screen.print(printed.as_rich(made, paper, screen.width))
         return
     writers = {"markdown": printed.as_markdown, "latex": printed.as_latex, "csv": printed.as_csv}
-    print(writers[form](made, paper), end="")
+    print(printable(writers[form](made, paper)), end="")
 
 
 def report(
@@ -116,9 +130,7 @@ def report(
     write_report(summary, out)
     screen = console()
     for run in summary.set_aside:
-        screen.print(
-            f"{run.state}: {run.path}: {run.problem}", style="yellow", soft_wrap=True, markup=False
-        )
+        screen.print(f"{run.state}: {run.path}: {run.problem}", style="yellow", soft_wrap=True)
     screen.print(
         f"written: {out}  ({out.stat().st_size / 1e6:.1f} MB, {len(summary.runs)} runs)",
         soft_wrap=True,

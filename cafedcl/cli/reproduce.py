@@ -11,7 +11,8 @@ from cafedcl.cli.compare import Devices, Jobs, JsonRuns, RayAddress
 from cafedcl.cli.options import Quiet, Settings, with_flags
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.terminal.console import console
+from cafedcl.core.printable import printable
+from cafedcl.terminal.console import console, headed
 
 if TYPE_CHECKING:
     from cafedcl.compare.results import Member
@@ -134,7 +135,7 @@ def reproduce(
         if todo or sources:
             write_results(place, whole, wanted, size, elsewhere, means.silent)
         for line in left_out:
-            print(f"skipped: {line}", file=sys.stderr)
+            print(printable(f"skipped: {line}"), file=sys.stderr)
     if todo:
         end(outcomes, "try them again with the same command")
     if left_out:
@@ -166,7 +167,7 @@ def list_studies(folder: Path) -> None:
     screen = console()
     for name in study_names(folder):
         study = read_study(name, folder)
-        screen.print(f"[bold]{name}[/]  {study.title}", soft_wrap=True)
+        screen.print(headed(name, study.title), soft_wrap=True)
         screen.print(
             f"    {', '.join(one.name for one in study.settings)}", style="dim", soft_wrap=True
         )
@@ -254,17 +255,17 @@ def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool)
     from cafedcl.core.files import explained, write_atomically
     from cafedcl.report.printed import as_markdown, as_rich
     from cafedcl.report.runs import summarise
-    from cafedcl.report.table import board
+    from cafedcl.report.table import score_table
 
     summary = summarise([member.run for member in members])
     if not summary.groups:
         return
     text = head
     for protocol, words in (("server", "The server's model"), ("own", "The clients' own models")):
-        text += f"\n## {words}\n\n{as_markdown(board(summary, protocol), True)}"
+        text += f"\n## {words}\n\n{as_markdown(score_table(summary, protocol), True)}"
     with explained(out):
         write_atomically(out / TABLE_FILE, text.encode())
     if not silent:
         screen = console()
-        screen.print(as_rich(board(summary), True, screen.width))
+        screen.print(as_rich(score_table(summary), True, screen.width))
         screen.print(f"written: {out / TABLE_FILE}", soft_wrap=True)

@@ -14,12 +14,12 @@ from rich.text import Text
 
 from cafedcl.compare.jobs import RunOutcome, RunSpec
 from cafedcl.compare.pool import Running, View
-from cafedcl.federation.run_folder import MetricsLine
+from cafedcl.core.printable import printable
+from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.terminal.overview import describe_round, duration, percent, value_of
 
 MOST_ROWS = 20
 """Runs in the live view, at most."""
-STATUS_STYLES = {"finished": "green", "skipped": "dim", "stopped": "yellow", "failed": "red"}
 
 
 def accuracy(line: MetricsLine | None) -> float | None:
@@ -87,7 +87,6 @@ class LiveView(View):
             self.live.console.print(
                 f"failed: {outcome.job.place}: {outcome.error}",
                 style="red",
-                markup=False,
                 soft_wrap=True,
             )
 
@@ -131,7 +130,7 @@ class PlainView(View):
 
     def started(self, job: RunSpec) -> None:
         """Write a line for a started run."""
-        print(f"started   {job.place}", file=self.out, flush=True)
+        print(printable(f"started   {job.place}"), file=self.out, flush=True)
 
     def moved(self, running: Sequence[Running]) -> None:
         """Remember the runs in progress."""
@@ -147,7 +146,7 @@ class PlainView(View):
         if outcome.status != "skipped":
             others = [one for one in self.running if one.job != outcome.job]
             words += [f"took {duration(outcome.seconds)}", f"{self.count.left(others)} left"]
-        print("  ".join(words), file=self.out, flush=True)
+        print(printable("  ".join(words)), file=self.out, flush=True)
 
 
 class JsonView(View):

@@ -16,6 +16,7 @@ from cafedcl.compare.progress import choose_view
 from cafedcl.compare.sweep import Point, Sweep
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.printable import printable
 from cafedcl.task.resolve import resolve
 from cafedcl.terminal.console import console
 
@@ -137,7 +138,7 @@ def scheduled(
             with polite(pool):
                 yield pool
     except KeyboardInterrupt:
-        print(f"\ninterrupted; saved. Resume with: {on}", file=sys.stderr)
+        print(printable(f"\ninterrupted; saved. Resume with: {on}"), file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -153,7 +154,7 @@ def show_table(out: Path) -> None:
     """Print the table of all runs in a folder, finished or not."""
     from cafedcl.report.printed import as_rich
     from cafedcl.report.runs import read_runs
-    from cafedcl.report.table import board
+    from cafedcl.report.table import score_table
 
     try:
         summary = read_runs([out])
@@ -161,7 +162,7 @@ def show_table(out: Path) -> None:
         return
     if summary.groups:
         screen = console()
-        screen.print(as_rich(board(summary), False, screen.width))
+        screen.print(as_rich(score_table(summary), False, screen.width))
 
 
 def trial_table(search: "Search") -> "Table":
@@ -192,7 +193,7 @@ def write_best(
     if not silent:
         words = ", ".join(f"{name}={inner}" for name, inner in point.items())
         screen = console()
-        screen.print(f"best: {words}", style="bold", soft_wrap=True, markup=False)
+        screen.print(f"best: {words}", style="bold", soft_wrap=True)
         seeds = f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
         screen.print(
             f"{plan.score} {value:.4f}, mean over {seeds}, on {measured_on}", soft_wrap=True
@@ -212,10 +213,8 @@ def end(outcomes: Sequence[RunOutcome], then: str) -> None:
     """
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        print(
-            f"failed: {outcome.job.folder}: {outcome.error}  (log: {outcome.job.log})",
-            file=sys.stderr,
-        )
+        line = f"failed: {outcome.job.folder}: {outcome.error}  (log: {outcome.job.log})"
+        print(printable(line), file=sys.stderr)
     if failed:
-        print(f"failed runs: {len(failed)}; {then}", file=sys.stderr)
+        print(printable(f"failed runs: {len(failed)}; {then}"), file=sys.stderr)
         raise SystemExit(1)

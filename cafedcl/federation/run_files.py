@@ -65,7 +65,7 @@ def check_data(arrays: dict[str, Array], header: Any) -> None:
     if not isinstance(shape, list) or [type(size) for size in shape] != [int] * 3:
         raise ValueError("shape: three whole numbers are expected")
     counts = arrays["counts"]
-    if counts.dtype.kind not in "iu" or counts.ndim != 2 or not counts.size:
+    if counts.dtype != np.int64 or counts.ndim != 2 or not counts.size:
         raise ValueError("counts: a table of whole numbers is expected")
     if counts.shape[1] != len(names):
         raise ValueError(f"counts of {counts.shape[1]} classes for {len(names)} names")
@@ -73,7 +73,8 @@ def check_data(arrays: dict[str, Array], header: Any) -> None:
         raise ValueError("counts: there is a negative number")
     for name in ("mean", "std"):
         values = arrays[name]
-        if values.shape != (1, shape[0], 1, 1) or not np.isfinite(values).all():
+        fits = values.dtype == np.float32 and values.shape == (1, shape[0], 1, 1)
+        if not fits or not np.isfinite(values).all():
             raise ValueError(f"{name}: a finite number per channel is expected")
 
 

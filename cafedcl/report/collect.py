@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.federation.run_folder import MetricsLine, RunFolder
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report import scenes
 from cafedcl.report.details import data_map, details, shown_clients
-from cafedcl.report.frames import Film, read_film, spaced
+from cafedcl.report.evaluations import RunEvaluations, read_evaluations, spaced
 from cafedcl.report.palette import series_style
 from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary
 from cafedcl.report.runs import SettingGroup, Summary, TableRow
@@ -35,17 +37,17 @@ def collect(summary: Summary) -> dict[str, Any]:
     groups = [collect_group(group, problems) for group in summary.groups]
     return {
         "groups": groups,
-        "runs": [describe_run(run) for run in summary.runs],
+        "runs": [describe_run(run, problems) for run in summary.runs],
         "problems": problems,
     }
 
 
 def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
     """Return the data of one setting's panels; details come from one seed per method."""
-    films = [read_film(row.runs[0]) for row in group.main]
-    for film in films:
-        problems += film.problems
-    first = next((film for film in films if film.data is not None), None)
+    by_row = [read_evaluations(row.runs[0]) for row in group.main]
+    for evaluations in by_row:
+        problems += evaluations.problems
+    first = next((each for each in by_row if each.data is not None), None)
     setting = group.setting
     found: dict[str, Any] = {
         "title": setting.title,
@@ -64,7 +66,7 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
             if measured(group, protocol)
         },
         "curves": [collect_curves(row) for row in group.main],
-        "details": [details(film) for film in films],
+        "details": [details(evaluations) for evaluations in by_row],
         "cost": [collect_cost(row) for row in group.main],
         "shots": {
             protocol: collect_shots(group, protocol)
@@ -73,23 +75,23 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
         },
         "ablation": collect_ablation(group),
         "sensitivity": collect_sensitivity(group),
-        "samples": collect_samples(group),
+        "samples": collect_samples(group, problems),
     }
     if first is not None and first.data is not None:
         classes = first.data.counts.shape[1]
         shown = shown_clients(len(first.data.counts))
         found["map"] = data_map(first)
-        found["confidence"] = gathered(films, lambda film: scenes.collect_confidence(film, shown))
-        found["prototypes"] = gathered(films, lambda film: scenes.collect_prototypes(film, classes))
-        found["loop"] = gathered(films, lambda film: scenes.collect_loop(film, classes))
+        found["confidence"] = gathered(by_row, lambda row: scenes.collect_confidence(row, shown))
+        found["prototypes"] = gathered(by_row, lambda row: scenes.collect_prototypes(row, classes))
+        found["loop"] = gathered(by_row, lambda row: scenes.collect_loop(row, classes))
     return found
 
 
 def gathered(
-    films: Sequence[Film], make: Callable[[Film], dict[str, Any] | None]
+    by_row: Sequence[RunEvaluations], make: Callable[[RunEvaluations], dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """Apply a function to all films; returns the results that are not None, with their row."""
-    scenes = enumerate(map(make, films))
+    """Apply a function to every row; returns the results that are not None, with their row."""
+    scenes = enumerate(map(make, by_row))
     return [{"entry": i, **scene} for i, scene in scenes if scene is not None]
 
 
@@ -255,13 +257,17 @@ def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
     ]
 
 
-def collect_samples(group: SettingGroup) -> list[dict[str, Any]]:
+def collect_samples(group: SettingGroup, problems: list[str]) -> list[dict[str, Any]]:
     """Return the contact sheets of the generator as PNG files in base64."""
     found: list[dict[str, Any]] = []
     for i, row in enumerate(group.main):
         room = PICTURE_BYTES
         for file in spaced(sorted((row.runs[0].path / "samples").glob("*.png")), PICTURES):
-            data = file.read_bytes()
+            try:
+                data = file.read_bytes()
+            except OSError as error:
+                problems.append(f"{file}: cannot be read, left out: {error.strerror}")
+                continue
             # The browser gets these bytes as an image, so anything else in the folder is skipped.
             if data.startswith(PNG) and len(data) <= room:
                 room -= len(data)
@@ -291,16 +297,14 @@ def collect_cost(row: TableRow) -> dict[str, Any]:
     }
 
 
-def describe_run(run: RunSummary) -> dict[str, Any]:
+def describe_run(run: RunSummary, problems: list[str]) -> dict[str, Any]:
     """Return the state of a run, and what is needed to find and to reproduce it."""
-    read: Any = RunFolder(run.path).environment()
-    about: dict[str, Any] = read if isinstance(read, dict) else {}
-    command = about.get("command")
-    if not isinstance(command, list) or not command:
-        command = ["cafedcl", "run", str(run.path / "config.toml")]
-    packages = about.get("packages")
-    if not isinstance(packages, dict):
-        packages = {}
+    try:
+        about = RunFolder(run.path).environment()
+    except CafedclError as error:
+        problems.append(str(error))
+        about = {}
+    command = about.get("command") or ["cafedcl", "run", str(run.path / "config.toml")]
     return {
         "path": str(run.path),
         "method": run.method,
@@ -309,8 +313,8 @@ def describe_run(run: RunSummary) -> dict[str, Any]:
         "state": run.state,
         "problem": run.problem,
         "rounds": len(run.lines),
-        "command": [str(word) for word in command],
-        "packages": {str(name): str(version) for name, version in packages.items()},
+        "command": command,
+        "packages": about.get("packages", {}),
         **{
             key: str(about[key])
             for key in ("started", "python", "platform", "device_name", "commit")

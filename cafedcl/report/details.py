@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from cafedcl.core.arrays import Array
-from cafedcl.report.frames import Film
+from cafedcl.report.evaluations import RunEvaluations
 
 WORST = 6
 """Worst clients that are shown one by one."""
@@ -22,19 +22,19 @@ def shown_clients(clients: int) -> Array:
     return np.linspace(0, clients - 1, MAP_CLIENTS).round().astype(np.int64)
 
 
-def data_map(film: Film) -> dict[str, Any] | None:
+def data_map(evaluations: RunEvaluations) -> dict[str, Any] | None:
     """Return the clients × classes map, and statistics of the data."""
-    if film.data is None:
+    if evaluations.data is None:
         return None
-    counts = film.data.counts
+    counts = evaluations.data.counts
     sizes = counts.sum(1)
     classes = counts.sum(0)
     held = (counts > 0).sum(1)
     return {
         "counts": counts[shown_clients(len(counts))],
         "clients": shown_clients(len(counts)),
-        "names": film.data.names,
-        "seed": film.run.seed,
+        "names": evaluations.data.names,
+        "seed": evaluations.run.seed,
         "totals": classes,
         "numbers": {
             "images": int(sizes.sum()),
@@ -47,25 +47,21 @@ def data_map(film: Film) -> dict[str, Any] | None:
     }
 
 
-def client_scores(film: Film) -> dict[str, Array]:
+def client_scores(evaluations: RunEvaluations) -> dict[str, Array]:
     """Return the accuracy of every client at the end, by protocol."""
     names = {"server": "server/clients", "own": "own/all/score"}
-    found = {protocol: film.latest(name) for protocol, name in names.items()}
-    return {
-        protocol: values
-        for protocol, values in found.items()
-        if values is not None and values.ndim == 1
-    }
+    found = {protocol: evaluations.latest(name) for protocol, name in names.items()}
+    return {protocol: values for protocol, values in found.items() if values is not None}
 
 
-def class_recalls(film: Film) -> dict[str, Array]:
+def class_recalls(evaluations: RunEvaluations) -> dict[str, Array]:
     """Return the recall per class at the end: server model, and mean over clients' own models."""
     found: dict[str, Array] = {}
-    table = film.latest("server/confusion")
+    table = evaluations.latest("server/confusion")
     if table is not None:
         rows = table.sum(1).astype(np.float64)
         found["server"] = table.diagonal() / np.where(rows > 0, rows, np.nan)
-    recall = film.latest("own/all/recall")
+    recall = evaluations.latest("own/all/recall")
     if recall is not None:
         found["own"] = column_means(recall)
     return found
@@ -77,18 +73,18 @@ def column_means(values: Array) -> Array:
     return np.asarray(np.nansum(values, axis=0) / np.where(number > 0, number, np.nan))
 
 
-def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
+def worst_clients(evaluations: RunEvaluations) -> dict[str, list[dict[str, Any]]]:
     """Return the clients with the lowest accuracy, with their classes, recalls and confidences."""
-    if film.data is None:
+    if evaluations.data is None:
         return {}
-    counts = film.data.counts
-    recall = class_recalls(film)
-    own = film.latest("own/all/recall")
-    confidence = film.latest("notes/confidence")
+    counts = evaluations.data.counts
+    recall = class_recalls(evaluations)
+    own = evaluations.latest("own/all/recall")
+    confidence = evaluations.latest("notes/confidence")
     if confidence is not None and confidence.shape != counts.shape:
         confidence = None
     found: dict[str, list[dict[str, Any]]] = {}
-    for protocol, scores in client_scores(film).items():
+    for protocol, scores in client_scores(evaluations).items():
         if len(scores) != len(counts):
             continue
         worst_first = np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")
@@ -115,15 +111,15 @@ def worst_clients(film: Film) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def details(film: Film) -> dict[str, Any]:
+def details(evaluations: RunEvaluations) -> dict[str, Any]:
     """Return the scores of one run's clients and classes, as far as it has recorded them."""
     found: dict[str, Any] = {
-        "seed": film.run.seed,
-        "clients": client_scores(film),
-        "recall": class_recalls(film),
+        "seed": evaluations.run.seed,
+        "clients": client_scores(evaluations),
+        "recall": class_recalls(evaluations),
     }
-    found["worst"] = worst_clients(film)
-    table = film.latest("server/confusion")
+    found["worst"] = worst_clients(evaluations)
+    table = evaluations.latest("server/confusion")
     if table is not None:
         found["confusion"] = table
     return found

@@ -21,8 +21,7 @@ def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
     """Draw all figures that the runs have data for, and return the files."""
     if form not in FORMATS:
         raise CafedclError(f"--format {form}: there is no such format; choose {', '.join(FORMATS)}")
-    if not summary.groups:
-        raise CafedclError("there is nothing to draw yet: no run has a scored round")
+    summary.require_scores()
     written = []
     # Without dates, the same runs give the same files to the last byte.
     dates: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}

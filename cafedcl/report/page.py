@@ -13,6 +13,7 @@ import numpy as np
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
 from cafedcl.report.collect import collect
 from cafedcl.report.runs import Summary
@@ -28,9 +29,7 @@ MISSING_CODE = 65535
 
 def write_report(summary: Summary, out: Path) -> None:
     """Write the report of some runs into one HTML file."""
-    if not summary.groups:
-        listed = "; ".join(f"{run.path}: {run.state}, {run.problem}" for run in summary.runs[:5])
-        raise CafedclError(f"there is nothing to report yet: no run has a scored round ({listed})")
+    summary.require_scores()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page(collect(summary)), encoding="utf-8")
@@ -45,7 +44,7 @@ def page(data: dict[str, Any]) -> str:
     titles = [group["title"] for group in data["groups"]]
     title = titles[0] if len(titles) == 1 else f"{len(titles)} settings"
     parts = {
-        "title": escape(f"cafedcl: {title}"),
+        "title": escape(printable(f"cafedcl: {title}")),
         "style": "\n".join(static(name) for name in STYLE_SHEETS),
         "data": block({"version": __version__, **data}),
         "echarts": static("echarts.min.js"),
@@ -71,7 +70,7 @@ def block(data: Any) -> str:
 def to_json_values(value: Any) -> Any:
     """Return values that JSON can hold: five digits, None for NaN, packed tables."""
     if isinstance(value, dict):
-        return {str(key): to_json_values(item) for key, item in value.items()}
+        return {printable(str(key)): to_json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json_values(item) for item in value]
     if isinstance(value, np.ndarray):
@@ -80,6 +79,8 @@ def to_json_values(value: Any) -> Any:
         return to_json_values(value.item())
     if isinstance(value, float):
         return five_digits(value)
+    if isinstance(value, str):
+        return printable(value)
     return value
 
 

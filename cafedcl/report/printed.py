@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from cafedcl.report.palette import series_style
-from cafedcl.report.table import TABLE_MEASURES, TITLES, Board, Cell, Column
+from cafedcl.report.table import TABLE_MEASURES, TITLES, Cell, Column, ScoreTable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ def escape_latex(text: str) -> str:
 
 def escape_markdown(text: str) -> str:
     """Return a text with the special characters of Markdown escaped."""
-    for letter in "\\|*_`<":
+    for letter in "\\|*_`<[":
         text = text.replace(letter, "\\" + letter)
     return text
 
@@ -58,20 +58,20 @@ def title_of(source: str, measure: str) -> str:
     return TITLES[measure] if source == "ours" else f"paper {TITLES[measure]}"
 
 
-def as_markdown(board: Board, paper: bool = False) -> str:
+def as_markdown(scores: ScoreTable, paper: bool = False) -> str:
     """Return the table as Markdown; the best is bold, the second best underlined."""
     heads = ["method"]
     rules = ["---"]
-    for column in board.columns:
+    for column in scores.columns:
         for source, measure in fields(column, paper):
             name = escape_markdown(f"{column.position.title} ({column.position.heading})")
             heads.append(f"{name}<br>{title_of(source, measure)}")
             rules.append("---:")
     lines = [heads, rules]
     marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
-    for row in board.rows:
+    for row in scores.rows:
         cells = [escape_markdown(row.label)]
-        for column in board.columns:
+        for column in scores.columns:
             for source, measure in fields(column, paper):
                 if source == "paper":
                     cells.append(paper_cell(column, row.label, measure))
@@ -80,20 +80,20 @@ def as_markdown(board: Board, paper: bool = False) -> str:
                     cells.append(marks[cell.rank].format(cell.text))
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(f"- {escape_markdown(note)}" for note in board.notes)
-    return f"{table}\n\n{board.caption}\n" + (f"\n{notes}\n" if notes else "")
+    notes = "\n".join(f"- {escape_markdown(note)}" for note in scores.notes)
+    return f"{table}\n\n{scores.caption}\n" + (f"\n{notes}\n" if notes else "")
 
 
-def as_latex(board: Board, paper: bool = False) -> str:
+def as_latex(scores: ScoreTable, paper: bool = False) -> str:
     """Return LaTeX tables in the layout of the paper's Tables 1 and 2, with our numbers."""
     parts = ["% \\usepackage{booktabs,multirow,graphicx}"]
-    for number, columns in groupby(board.columns, key=lambda column: column.position.table):
-        parts.append(latex_table(board, list(columns), number, paper))
-    parts += [f"% {note}" for note in board.notes]
+    for number, columns in groupby(scores.columns, key=lambda column: column.position.table):
+        parts.append(latex_table(scores, list(columns), number, paper))
+    parts += [f"% {note}" for note in scores.notes]
     return "\n".join(parts) + "\n"
 
 
-def latex_table(board: Board, columns: Sequence[Column], number: int, paper: bool) -> str:
+def latex_table(scores: ScoreTable, columns: Sequence[Column], number: int, paper: bool) -> str:
     """Return one `table*` with some settings."""
     spans = [len(fields(column, paper)) for column in columns]
     first = [""]
@@ -122,7 +122,7 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
         "".join(rules),
     ]
     lines += [" & ".join(first) + r" \\", r"\midrule"]
-    rows = [row for row in board.rows if any(row.label in column.cells for column in columns)]
+    rows = [row for row in scores.rows if any(row.label in column.cells for column in columns)]
     for index, row in enumerate(rows):
         if row.base == "cafedcl" and index and rows[index - 1].base != "cafedcl":
             lines.append(r"\midrule")
@@ -139,7 +139,7 @@ def latex_table(board: Board, columns: Sequence[Column], number: int, paper: boo
     head = [
         r"\begin{table*}[t]",
         r"\centering",
-        rf"\caption{{{escape_latex(board.caption)}}}",
+        rf"\caption{{{escape_latex(scores.caption)}}}",
         rf"\label{{{label}}}",
         r"\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{{layout}}}",
@@ -154,7 +154,7 @@ def latex_cell(cell: Cell) -> str:
     return {0: text, 1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}[cell.rank]
 
 
-def as_csv(board: Board, paper: bool = False) -> str:
+def as_csv(scores: ScoreTable, paper: bool = False) -> str:
     """Return CSV with a row per method and setting; numbers are in %, with all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -163,7 +163,7 @@ def as_csv(board: Board, paper: bool = False) -> str:
     writer.writerow(
         ["data", "split", "clients", "method", "protocol", "round", "seeds", *ours, *theirs]
     )
-    for column in board.columns:
+    for column in scores.columns:
         setting = column.group.setting
         for row in column.group.rows:
             cells = column.cells[row.label]
@@ -178,39 +178,39 @@ def as_csv(board: Board, paper: bool = False) -> str:
                 setting.split,
                 setting.clients,
                 row.label,
-                board.protocol,
-                board.which,
+                scores.protocol,
+                scores.which,
             ]
             values = [*head, len(cells["accuracy"].values), *numbers, *figures]
             writer.writerow(["" if value is None else value for value in values])
     return out.getvalue()
 
 
-def as_rich(board: Board, paper: bool = False, width: int = 120) -> "RenderableType":
+def as_rich(scores: ScoreTable, paper: bool = False, width: int = 120) -> "RenderableType":
     """Return the table for a terminal, with as many settings side by side as fit."""
     from rich.console import Group
     from rich.text import Text
 
-    label = max((len(row.label) for row in board.rows), default=6) + 2
+    label = max((len(row.label) for row in scores.rows), default=6) + 2
     blocks: list[list[Column]] = []
     room = 0
-    for column in board.columns:
+    for column in scores.columns:
         needed = sum(15 if source == "ours" else 9 for source, _ in fields(column, paper))
         if not blocks or needed > room:
             blocks.append([])
             room = width - label
         blocks[-1].append(column)
         room -= needed
-    parts: list[RenderableType] = [rich_block(board, block, paper) for block in blocks]
-    parts.append(Text(board.caption, style="dim"))
+    parts: list[RenderableType] = [rich_block(scores, block, paper) for block in blocks]
+    parts.append(Text(scores.caption, style="dim"))
     parts += [
         Text(note, style="yellow" if note.startswith(("damaged", "failed")) else "dim")
-        for note in board.notes
+        for note in scores.notes
     ]
     return Group(*parts)
 
 
-def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "RenderableType":
+def rich_block(scores: ScoreTable, columns: Sequence[Column], paper: bool) -> "RenderableType":
     """Return some settings side by side; the best is bold, the second best underlined."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
@@ -229,7 +229,7 @@ def rich_block(board: Board, columns: Sequence[Column], paper: bool) -> "Rendera
                 above = "paper"
             table.add_column(f"{above}\n{TITLES[measure]}", justify="right")
     styles = {0: "", 1: "bold", 2: "underline"}
-    for row in board.rows:
+    for row in scores.rows:
         if not any(row.label in column.cells for column in columns):
             continue
         cells = [Text(row.label, style=series_style(row.label).colour)]

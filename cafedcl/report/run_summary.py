@@ -12,9 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cafedcl.config.sections import SPLITS, label
+from cafedcl.config.sections import label
+from cafedcl.config.split_options import SPLITS
 from cafedcl.core.errors import CafedclError
-from cafedcl.federation.run_folder import MetricsLine, RunFolder
+from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.run_folder import RunFolder, any_round_counted
 
 FlatSettings = dict[str, Any]
 """A config with flat names, such as ``train.lr``."""
@@ -53,8 +55,7 @@ class RunSummary:
     def method(self) -> str:
         """The label of the method, with its preset and its tail augmentation."""
         return label(
-            str(self.settings.get("method.name", "?")),
-            str(self.settings.get("augment.name", "none")),
+            self.settings.get("method.name", "?"), self.settings.get("augment.name", "none")
         )
 
     @property
@@ -143,20 +144,29 @@ class Setting:
 
 
 def find_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders among and below the paths, each once; run folders are not nested."""
+    """Return the run folders among and below the paths, each once; run folders are not nested.
+
+    A folder with metrics but without a config, or one that cannot be listed, is returned as well:
+    it is named as damaged when it is read.
+    """
     found: list[Path] = []
     seen: set[Path] = set()
+
+    def keep_unlisted(error: OSError) -> None:
+        found.append(Path(error.filename))
+
     for path in paths:
         if not path.is_dir():
             raise CafedclError(
                 f"{path}: there is no such folder; give run folders, or folders that contain them"
             )
-        for where, below, files in os.walk(path, followlinks=True):
+        for where, below, files in os.walk(path, onerror=keep_unlisted, followlinks=True):
             # Links are followed, so the same folder can appear twice, or contain itself.
             real = Path(where).resolve()
-            if real in seen or "config.toml" in files:
+            is_run = not {"config.toml", "metrics.jsonl"}.isdisjoint((*files, *below))
+            if real in seen or is_run:
                 below.clear()
-            if real not in seen and "config.toml" in files:
+            if real not in seen and is_run:
                 found.append(Path(where))
             seen.add(real)
             below.sort()
@@ -165,82 +175,64 @@ def find_folders(paths: Sequence[Path]) -> list[Path]:
 
 def read_run(path: Path) -> RunSummary:
     """Read one run folder, whatever state it is in."""
+    folder = RunFolder(path)
+    settings: FlatSettings = {}
     try:
-        settings = flat(RunFolder(path).tables())
+        settings = flat(folder.tables())
+        check_settings(settings)
     except CafedclError as error:
         return RunSummary(path, "damaged", str(error))
-    run = RunSummary(path, "finished", "", settings)
-    try:
-        setting = run.setting
-        rounds = run.rounds
-        seed = run.seed
-        lines, cut = read_lines(path)
-    except (OSError, ValueError, TypeError) as error:
-        return RunSummary(
-            path, "damaged", f"{path}: cannot be read: {error}", {"method.name": run.method}
-        )
-    if "method.name" not in settings or not rounds or not setting.clients or seed < 0:
-        return RunSummary(
-            path,
-            "damaged",
-            f"{path}/config.toml: not the config of a run",
-            {"method.name": run.method},
-        )
-    run = replace(run, lines=lines)
-    if cut:
-        return replace(
-            run, state="damaged", problem=f"metrics.jsonl can be read up to round {len(lines)} only"
-        )
-    if not lines:
-        return replace(run, state="unfinished", problem=f"0 of {rounds} rounds are done")
-    if all(line.get("status") == "skipped" for line in lines):
-        return replace(
-            run,
-            state="failed",
-            problem=f"all {len(lines)} rounds were skipped{first_reason(lines)}",
-        )
-    if not any(run.scored(protocol) for protocol in PROTOCOL_SCORES):
-        if len(lines) < rounds:
-            return replace(run, state="unfinished", problem="not scored yet")
-        return replace(run, state="failed", problem="all scores are missing or NaN")
-    if len(lines) < rounds:
-        return replace(run, state="unfinished", problem=f"{len(lines)} of {rounds} rounds are done")
-    return run
+    except ValueError as error:
+        problem = f"{path}/config.toml: damaged: {error}; restore it from a backup"
+        return RunSummary(path, "damaged", problem)
+    read = folder.metrics_file.read()
+    run = RunSummary(path, "finished", "", settings, read.lines)
+    state, problem = state_of(run, read.problem or lost_rounds(folder, len(read.lines)))
+    return replace(run, state=state, problem=problem)
 
 
-def read_lines(path: Path) -> tuple[list[MetricsLine], bool]:
-    """Return the rounds, and whether the file is damaged in more than its last line.
+def lost_rounds(folder: RunFolder, done: int) -> str:
+    """Return what is wrong if the metrics have fewer rounds than the checkpoints have saved.
 
-    A last line that is cut off is normal: the process was killed while it wrote it.
+    A crash can lose the line of the last round only: the checkpoint of a round is written after the
+    lines of all rounds before it.
     """
-    lines = RunFolder(path).metrics()
-    whole: list[MetricsLine] = []
-    for line in lines:
-        if (
-            not isinstance(line, dict)
-            or line.get("round") != len(whole)
-            or not is_well_formed(line)
-        ):
-            return whole, True
-        whole.append(line)
-    file = path / "metrics.jsonl"
-    written = file.read_bytes().count(b"\n") if file.is_file() else 0
-    return whole, written > len(whole)
+    files = folder.checkpoints()
+    if not files or int(files[-1].stem) <= done + 1:
+        return ""
+    return f"{folder.metrics_file.path}: it has {done} rounds, but {files[-1]} was saved after more"
 
 
-def is_well_formed(line: MetricsLine) -> bool:
-    """Return whether the parts of a line that are summed up have the expected types."""
-    for name in ("traffic", "seconds"):
-        numbers = line.get(name) or {}
-        if not isinstance(numbers, dict):
-            return False
-        if not all(isinstance(value, int | float) for value in numbers.values()):
-            return False
-    failed = line.get("failed") or []
-    dropped = line.get("dropped") or []
-    if not isinstance(failed, list) or not isinstance(dropped, list):
-        return False
-    return all(isinstance(failure, dict) for failure in failed)
+def state_of(run: RunSummary, damage: str) -> tuple[str, str]:
+    """Return a run's state and problem; ``damage`` is what is wrong with its metrics."""
+    done = len(run.lines)
+    if damage:
+        return "damaged", f"{damage}; restore it from a backup, or resume the run"
+    if not run.lines:
+        return "unfinished", f"0 of {run.rounds} rounds are done"
+    if not any_round_counted(run.lines):
+        return "failed", f"all {done} rounds were skipped{first_reason(run.lines)}"
+    if not any(run.scored(protocol) for protocol in PROTOCOL_SCORES):
+        if done < run.rounds:
+            return "unfinished", "not scored yet"
+        return "failed", "all scores are missing or NaN"
+    if done < run.rounds:
+        return "unfinished", f"{done} of {run.rounds} rounds are done"
+    return "finished", ""
+
+
+def check_settings(settings: FlatSettings) -> None:
+    """Raise ValueError unless the options that every run has are there, with the right types."""
+    values = {"augment.name": "none", "split.ir": 1.0, **settings}
+    for name in ("method.name", "augment.name", "data.name", "split.kind"):
+        if type(values.get(name)) is not str:
+            raise ValueError(f"{name}: a text is expected")
+    for name, least in (("run.seed", 0), ("federation.rounds", 1), ("federation.clients", 1)):
+        value = values.get(name)
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name}: a whole number of at least {least} is expected")
+    if type(values["split.ir"]) not in (int, float):
+        raise ValueError("split.ir: a number is expected")
 
 
 def first_reason(lines: Sequence[MetricsLine]) -> str:
@@ -253,13 +245,14 @@ def first_reason(lines: Sequence[MetricsLine]) -> str:
 
 
 def flat(tables: FlatSettings) -> FlatSettings:
-    """Return a config's options with flat names."""
-    return {
-        f"{section}.{name}": value
-        for section, table in tables.items()
-        if isinstance(table, dict)
-        for name, value in table.items()
-    }
+    """Return a config's options with flat names; raises ValueError for one outside a section."""
+    found = {}
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"{section}: a section is expected")  # noqa: TRY004
+        for name, value in table.items():
+            found[f"{section}.{name}"] = value
+    return found
 
 
 def usable(run: RunSummary) -> bool:

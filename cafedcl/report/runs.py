@@ -99,6 +99,14 @@ class Summary:
         """The runs that are unfinished, failed, damaged or repeated."""
         return tuple(run for run in self.runs if run.state != "finished")
 
+    def require_scores(self) -> None:
+        """Raise CafedclError if no run has anything to show."""
+        if self.groups:
+            return
+        listed = "; ".join(f"{run.path}: {run.state}: {run.problem}" for run in self.runs[:5])
+        more = f"; and {len(self.runs) - 5} more" if len(self.runs) > 5 else ""
+        raise CafedclError(f"no run has a scored round to show ({listed}{more})")
+
 
 def read_runs(paths: Iterable[str | Path]) -> Summary:
     """Find and read all run folders; raises CafedclError only if there is none at all."""

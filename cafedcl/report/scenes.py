@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cafedcl.core.arrays import Array
-from cafedcl.report.frames import Film, Frame, spaced
+from cafedcl.report.evaluations import Evaluation, RunEvaluations, spaced
 
 CELLS = 120_000
 """Cells (rounds × clients × classes) of the confidence, at most: with many clients and classes,
@@ -25,33 +25,33 @@ CONFIDENCE_PARTS = {
 LOOP = ("drift", "feedback", "heterogeneity", "variance")
 
 
-def collect_confidence(film: Film, shown: Array) -> dict[str, Any] | None:
+def collect_confidence(evaluations: RunEvaluations, shown: Array) -> dict[str, Any] | None:
     """Return confidence per round, client and class, its parts, and the aggregation weights.
 
     ``shown`` are the clients to keep. The weights are confidence / Σ confidence over all clients
     that replied and hold the class.
     """
-    frames = film.having("notes/confidence")
-    if film.data is None or not frames:
+    rounds = evaluations.having("notes/confidence")
+    if evaluations.data is None or not rounds:
         return None
-    shape = film.data.counts.shape
-    frames = [frame for frame in frames if frame.tables["notes/confidence"].shape == shape]
-    if not frames:
+    shape = evaluations.data.counts.shape
+    rounds = [each for each in rounds if each.tables["notes/confidence"].shape == shape]
+    if not rounds:
         return None
-    frames = spaced(frames, max(1, CELLS // (len(shown) * shape[1])))
-    held = film.data.counts > 0
-    masked = film.run.settings.get("method.absent", "mask") == "mask"
+    rounds = spaced(rounds, max(1, CELLS // (len(shown) * shape[1])))
+    held = evaluations.data.counts > 0
+    masked = evaluations.run.settings.get("method.absent", "mask") == "mask"
     parts: dict[str, list[Array]] = {}
-    for frame in frames:
+    for evaluation in rounds:
         for part, note in CONFIDENCE_PARTS.items():
-            values = frame.tables.get(f"notes/{note}")
+            values = evaluation.tables.get(f"notes/{note}")
             if values is not None and values.shape == shape:
                 known = np.where(held, values, np.nan) if masked else values
                 parts.setdefault(part, []).append(known[shown])
                 if part == "trust":
                     parts.setdefault("alpha", []).append(shares(known)[shown])
-    whole = {part: np.stack(stack) for part, stack in parts.items() if len(stack) == len(frames)}
-    return {"rounds": [frame.round + 1 for frame in frames], "parts": whole}
+    whole = {part: np.stack(stack) for part, stack in parts.items() if len(stack) == len(rounds)}
+    return {"rounds": [evaluation.round + 1 for evaluation in rounds], "parts": whole}
 
 
 def shares(trust: Array) -> Array:
@@ -60,25 +60,25 @@ def shares(trust: Array) -> Array:
     return np.where(np.isnan(trust), np.nan, trust / np.where(total > 0, total, np.nan))
 
 
-def collect_prototypes(film: Film, classes: int) -> dict[str, Any] | None:
+def collect_prototypes(evaluations: RunEvaluations, classes: int) -> dict[str, Any] | None:
     """Return the global prototypes, projected to one plane for all rounds, and their distances.
 
     Prototypes are scaled to length 1, because methods compare directions. The ideal distance
     √(2C/(C−1)) is that of a regular simplex on the unit sphere.
     """
-    by_round = [(frame.round + 1, prototypes_of(frame, classes)) for frame in film.frames]
-    frames = [(number, found) for number, found in by_round if found is not None]
-    dims = {found.shape[1] for _, found in frames}
-    if not frames or len(dims) != 1 or classes < 2:
+    by_round = [(each.round + 1, prototypes_of(each, classes)) for each in evaluations.rounds]
+    rounds = [(number, found) for number, found in by_round if found is not None]
+    dims = {found.shape[1] for _, found in rounds}
+    if not rounds or len(dims) != 1 or classes < 2:
         return None
-    points = np.stack([found for _, found in frames])
+    points = np.stack([found for _, found in rounds])
     known = ~np.isnan(points).any(2)
     if known.sum() < 3:
         return None
     plane, explained = project(points, known)
     gaps = np.stack([distance_range(found) for found in points])
     return {
-        "rounds": [number for number, _ in frames],
+        "rounds": [number for number, _ in rounds],
         "xy": plane,
         "explained": explained,
         "distance": {"low": gaps[:, 0], "mean": gaps[:, 1], "high": gaps[:, 2]},
@@ -87,21 +87,25 @@ def collect_prototypes(film: Film, classes: int) -> dict[str, Any] | None:
     }
 
 
-def prototypes_of(frame: Frame, classes: int) -> Array | None:
+def prototypes_of(evaluation: Evaluation, classes: int) -> Array | None:
     """Return one unit prototype per class, NaN for a class without one.
 
     Several prototypes of a class are averaged.
     """
-    tables = frame.tables
+    tables = evaluation.tables
     if "anchors/prototypes" in tables:
         table = tables["anchors/prototypes"].astype(np.float64)
         if table.ndim != 2 or len(table) != classes:
             return None
         known = tables.get("anchors/known", np.ones(classes, bool)).astype(bool)
+        if known.shape != (classes,):
+            return None
         table = np.where(known[:, None], table, np.nan)
     elif "anchors/pool" in tables and "anchors/labels" in tables:
         pool = tables["anchors/pool"].astype(np.float64)
         labels = tables["anchors/labels"]
+        if pool.ndim != 2 or labels.shape != pool.shape[:1] or not is_index(labels, classes):
+            return None
         sums = np.zeros((classes, pool.shape[1]))
         np.add.at(sums, labels, pool)
         table = np.where(np.isin(np.arange(classes), labels)[:, None], sums, np.nan)
@@ -109,6 +113,11 @@ def prototypes_of(frame: Frame, classes: int) -> Array | None:
         return None
     length = np.linalg.norm(table, axis=1, keepdims=True)
     return np.asarray(table / np.where(length > 0, length, np.nan))
+
+
+def is_index(values: Array, size: int) -> bool:
+    """Return whether all values are whole numbers from 0 up to a size."""
+    return values.dtype.kind in "iu" and bool(((values >= 0) & (values < size)).all())
 
 
 def project(points: Array, known: Array) -> tuple[Array, list[float]]:
@@ -154,15 +163,16 @@ def nearest_pair(found: Array) -> list[int] | None:
     return [int(i) for i in np.unravel_index(np.nanargmin(gaps), gaps.shape)]
 
 
-def collect_loop(film: Film, classes: int) -> dict[str, Any] | None:
+def collect_loop(evaluations: RunEvaluations, classes: int) -> dict[str, Any] | None:
     """Return the drift of every global prototype and its parts, if the run has recorded them."""
-    frames = [f for f in film.having("loop/drift") if f.tables["loop/drift"].shape == (classes,)]
-    if not frames:
+    recorded = evaluations.having("loop/drift")
+    rounds = [each for each in recorded if each.tables["loop/drift"].shape == (classes,)]
+    if not rounds:
         return None
     parts: dict[str, Array] = {}
     for name in LOOP:
-        tables = [frame.tables.get(f"loop/{name}") for frame in frames]
+        tables = [evaluation.tables.get(f"loop/{name}") for evaluation in rounds]
         usable = [table for table in tables if table is not None and table.shape == (classes,)]
-        if len(usable) == len(frames):
+        if len(usable) == len(rounds):
             parts[name] = np.stack(usable).astype(np.float64)
-    return {"rounds": [frame.round + 1 for frame in frames], "parts": parts}
+    return {"rounds": [evaluation.round + 1 for evaluation in rounds], "parts": parts}

@@ -89,7 +89,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Board:
+class ScoreTable:
     """A table before it is printed."""
 
     columns: tuple[Column, ...]
@@ -134,7 +134,7 @@ class Board:
         return lines
 
 
-def board(summary: Summary, protocol: str | None = None, which: str = "last") -> Board:
+def score_table(summary: Summary, protocol: str | None = None, which: str = "last") -> ScoreTable:
     """Return the table of all runs; without a protocol, one that all methods have is chosen."""
     chosen = protocol or common_protocol(summary.groups)
     columns = [column(group, chosen, which) for group in summary.groups]
@@ -146,7 +146,7 @@ def board(summary: Summary, protocol: str | None = None, which: str = "last") ->
         for row in group.rows:
             rows.setdefault(row.label, row)
     ordered = sorted(rows.values(), key=lambda row: method_order(row.method))
-    return Board(tuple(columns), tuple(ordered), chosen, which, summary.set_aside)
+    return ScoreTable(tuple(columns), tuple(ordered), chosen, which, summary.set_aside)
 
 
 def common_protocol(groups: Sequence[SettingGroup]) -> str:

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cafedcl.federation.run_folder import MetricsLine
+from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.report.palette import series_style
 
 if TYPE_CHECKING:
@@ -252,17 +252,14 @@ def overview(
     if len(failed) > 5:
         parts.append(Text(f"… {len(failed)} failures in total", style="red"))
     seconds = sum(sum(line["seconds"].values()) for line in lines)
-    packages = about.get("packages", {})
-    where = (
-        f"{about.get('device_name', '?')}, torch {packages.get('torch', '?')}, "
-        f"commit {about.get('commit') or '–'}"
-    )
+    torch = about.get("packages", {}).get("torch") or "?"
+    where = f"{about.get('device_name') or '?'}, torch {torch}, commit {about.get('commit') or '–'}"
     parts.append(Text(f"{duration(seconds)} on {where}", style="dim"))
     done = "finished" if len(lines) >= rounds else "not finished"
     return Panel(
         Group(*parts),
         title=Text(name, style=colour(name)),
-        subtitle=f"{len(lines)} of {rounds} rounds, {done}",
+        subtitle=Text(f"{len(lines)} of {rounds} rounds, {done}"),
     )
 
 

@@ -10,8 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from cafedcl.core.contract import Failure
+from cafedcl.core.printable import printable
+from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import MetricsLine
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.terminal.overview import colour, describe_round, duration, headline, series, sparkline
 
@@ -43,10 +44,10 @@ class LiveProgress(Watcher):
         self.lines: list[MetricsLine] = []
         self.failures: list[str] = []
         self.rounds = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(48),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[left]}", markup=False),
         )
         self.task = self.rounds.add_task("rounds ", total=None, left="")
         self.clients = self.rounds.add_task("clients", total=None, left="")
@@ -60,7 +61,7 @@ class LiveProgress(Watcher):
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
         """Print the notice above the view."""
-        self.live.console.print(f"note: {message}", style="yellow", markup=False)
+        self.live.console.print(f"note: {message}", style="yellow")
 
     def round_began(self, federation: Federation, clients: int) -> None:
         """Show the number of clients in the round."""
@@ -118,7 +119,7 @@ class PlainProgress(Watcher):
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
         """Write the notice."""
-        print(f"note: {message}", file=self.out, flush=True)
+        print(printable(f"note: {message}"), file=self.out, flush=True)
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Write the round's line."""
@@ -131,7 +132,7 @@ class PlainProgress(Watcher):
             f"client {failure['client']} failed: {failure['reason']}" for failure in record.failed
         ]
         words.append(f"{self.pace.left(total - federation.round)} left")
-        print("  ".join(words), file=self.out, flush=True)
+        print(printable("  ".join(words)), file=self.out, flush=True)
 
 
 class JsonProgress(Watcher):

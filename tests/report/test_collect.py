@@ -8,18 +8,18 @@ import pytest
 from cafedcl.report import scenes
 from cafedcl.report.collect import collect
 from cafedcl.report.details import shown_clients
-from cafedcl.report.frames import Data, Film, Frame, read_film, spaced
+from cafedcl.report.evaluations import Data, Evaluation, RunEvaluations, read_evaluations, spaced
 from cafedcl.report.run_summary import RunSummary, read_run
 from cafedcl.report.runs import read_runs
 
 Maker = Callable[..., Path]
 
 
-def film(*tables: dict[str, np.ndarray], counts: np.ndarray | None = None) -> Film:
+def evaluations(*tables: dict[str, np.ndarray], counts: np.ndarray | None = None) -> RunEvaluations:
     data = None if counts is None else Data(counts, [str(c) for c in range(counts.shape[1])])
-    return Film(
+    return RunEvaluations(
         RunSummary(Path(), "finished"),
-        [Frame(t, table) for t, table in enumerate(tables)],
+        [Evaluation(t, table) for t, table in enumerate(tables)],
         data,
         [],
     )
@@ -29,7 +29,7 @@ def test_weights_are_shares_of_trust_among_those_who_hold_the_class() -> None:
     trust = np.array([[0.2, 0.9], [0.6, 0.5], [np.nan, np.nan]])
     counts = np.array([[3, 0], [5, 2], [1, 1]])
     found = scenes.collect_confidence(
-        film({"notes/confidence": trust}, counts=counts), np.arange(3)
+        evaluations({"notes/confidence": trust}, counts=counts), np.arange(3)
     )
     assert found is not None
     np.testing.assert_allclose(
@@ -43,7 +43,7 @@ def test_weights_are_shares_of_trust_among_those_who_hold_the_class() -> None:
 def test_a_class_that_nobody_trusts_has_no_weights() -> None:
     counts = np.array([[1, 1], [1, 1]])
     found = scenes.collect_confidence(
-        film({"notes/confidence": np.array([[0.0, 1], [0, 1]])}, counts=counts), np.arange(2)
+        evaluations({"notes/confidence": np.array([[0.0, 1], [0, 1]])}, counts=counts), np.arange(2)
     )
     assert found is not None
     np.testing.assert_allclose(found["parts"]["alpha"][0], [[np.nan, 0.5], [np.nan, 0.5]])
@@ -55,7 +55,7 @@ def test_a_regular_simplex_is_at_the_ideal_distance() -> None:
     """
     angles = np.radians([90, 210, 330])
     corners = np.stack([np.cos(angles), np.sin(angles)], 1) * [[1], [2], [5]]
-    found = scenes.collect_prototypes(film({"anchors/prototypes": corners}), 3)
+    found = scenes.collect_prototypes(evaluations({"anchors/prototypes": corners}), 3)
     assert found is not None
     assert found["ideal"] == pytest.approx(math.sqrt(3))
     for side in ("low", "mean", "high"):
@@ -71,10 +71,10 @@ def test_one_plane_serves_all_rounds() -> None:
     rng = np.random.default_rng(0)
     early, late = rng.normal(size=(4, 6)), rng.normal(size=(4, 6))
     found = scenes.collect_prototypes(
-        film({"anchors/prototypes": early}, {"anchors/prototypes": late}), 4
+        evaluations({"anchors/prototypes": early}, {"anchors/prototypes": late}), 4
     )
     again = scenes.collect_prototypes(
-        film({"anchors/prototypes": late}, {"anchors/prototypes": early}), 4
+        evaluations({"anchors/prototypes": late}, {"anchors/prototypes": early}), 4
     )
     assert found is not None
     assert again is not None
@@ -88,15 +88,17 @@ def test_unknown_prototypes_are_left_out_and_several_per_class_averaged() -> Non
         "anchors/pool": np.array([[1.0, 0], [0, 1], [0, 3]]),
         "anchors/labels": np.array([0, 0, 2]),
     }
-    known, pooled = (scenes.prototypes_of(Frame(0, table), 3) for table in (first, second))
+    known, pooled = (scenes.prototypes_of(Evaluation(0, table), 3) for table in (first, second))
     np.testing.assert_allclose(known, [[1, 0], [0, 1], [np.nan, np.nan]])
     half = math.sqrt(0.5)
     np.testing.assert_allclose(pooled, [[half, half], [np.nan, np.nan], [0, 1]])
 
 
 def test_loop_is_absent_until_it_is_recorded() -> None:
-    assert scenes.collect_loop(film({"server/clients": np.ones(2)}), 3) is None
-    found = scenes.collect_loop(film({"loop/drift": np.ones(3), "loop/variance": np.zeros(3)}), 3)
+    assert scenes.collect_loop(evaluations({"server/clients": np.ones(2)}), 3) is None
+    found = scenes.collect_loop(
+        evaluations({"loop/drift": np.ones(3), "loop/variance": np.zeros(3)}), 3
+    )
     assert found is not None
     assert set(found["parts"]) == {"drift", "variance"}
 
@@ -130,7 +132,7 @@ def test_curves_are_means_over_seeds_with_sums_of_bytes_and_seconds(
 def test_the_worst_client_and_its_reasons(make_run: Maker, tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", extras=("server", "confidence"))
     (group,) = collect(read_runs([run]))["groups"]
-    seen = read_film(read_run(run))
+    seen = read_evaluations(read_run(run))
     scores, recall = seen.latest("own/all/score"), seen.latest("own/all/recall")
     assert scores is not None
     assert recall is not None
@@ -166,7 +168,11 @@ def test_damaged_tables_are_named_and_left_out(make_run: Maker, tmp_path: Path) 
     (run / "data.safetensors").write_bytes(b"noise")
     (run / "environment.json").write_text("[1]")
     found = collect(read_runs([run]))
-    assert len(found["problems"]) == 2
+    assert [problem.partition(":")[0].removeprefix(f"{run}/") for problem in found["problems"]] == [
+        "data.safetensors",
+        "evaluations/000001.safetensors",
+        "environment.json",
+    ]
     assert "map" not in found["groups"][0]
     assert found["groups"][0]["details"][0]["clients"].keys() == {"server", "own"}
 
@@ -177,4 +183,4 @@ def test_a_large_state_beside_the_tables_is_not_read(make_run: Maker, tmp_path: 
     run = make_run(tmp_path / "a", rounds=1)
     file = run / "evaluations" / "000000.safetensors"
     file.write_bytes(save({**load(file.read_bytes()), "anchors/control/weight": np.zeros(1000)}))
-    assert "anchors/control/weight" not in read_film(read_run(run)).frames[0].tables
+    assert "anchors/control/weight" not in read_evaluations(read_run(run)).rounds[0].tables

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,12 +116,35 @@ def test_the_page_draws_with_the_symbols_of_the_palette() -> None:
         assert f'{symbol}: "path://' in static("charts.js")
 
 
+def test_names_that_look_like_placeholders_stay_as_they_are(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    names = ["@style@", "@data@", "@title@", "@nobody@"]
+    run = make_run(tmp_path / "@script@", names=names, data__name="@style@")
+    out = tmp_path / "report.html"
+    write_report(read_runs([run]), out)
+    data: Any = data_of(out)
+    assert data["groups"][0]["map"]["names"] == names
+    text = out.read_text(encoding="utf-8")
+    assert "<title>cafedcl: @style@, " in text
+    assert text.count("<style>") == 1
+
+
+def test_names_with_bytes_that_are_not_text_can_be_written(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "caf\udce9", names=["a\x1b[31m", "b", "c", "d"])
+    out = tmp_path / "report.html"
+    write_report(read_runs([run]), out)
+    data: Any = data_of(out)
+    assert data["runs"][0]["path"].endswith("caf\ufffd")
+    assert data["groups"][0]["map"]["names"][0] == "a\u241b[31m"
+
+
 def test_nothing_to_report_is_one_clear_line(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", done=0)
     summary = read_runs([tmp_path])
-    with pytest.raises(CafedclError, match="nothing to report yet: no run has a scored round"):
+    with pytest.raises(CafedclError, match="no run has a scored round to show"):
         write_report(summary, tmp_path / "report.html")
-    with pytest.raises(CafedclError, match="nothing to draw yet"):
+    with pytest.raises(CafedclError, match="no run has a scored round to show"):
         write_figures(summary, tmp_path / "figures")
 
 

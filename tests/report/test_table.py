@@ -13,7 +13,7 @@ from cafedcl.report.paper import FIRST, SECOND, paper_position
 from cafedcl.report.printed import as_csv, as_latex, as_markdown, as_rich, escape_latex
 from cafedcl.report.run_summary import Setting
 from cafedcl.report.runs import read_runs
-from cafedcl.report.table import Board, board, p_values, ranks
+from cafedcl.report.table import ScoreTable, p_values, ranks, score_table
 
 Maker = Callable[..., Path]
 
@@ -36,11 +36,11 @@ def folder(make_run: Maker, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path) -> Board:
-    return board(read_runs([folder]))
+def made(folder: Path) -> ScoreTable:
+    return score_table(read_runs([folder]))
 
 
-def test_mean_and_sample_std_over_seeds(made: Board) -> None:
+def test_mean_and_sample_std_over_seeds(made: ScoreTable) -> None:
     cells = made.columns[0].cells
     assert cells["fedavg"]["accuracy"].text == "85.00 ± 5.00"
     assert cells["moon"]["accuracy"].text == "88.33 ± 0.58"
@@ -49,7 +49,7 @@ def test_mean_and_sample_std_over_seeds(made: Board) -> None:
     assert cells["cafedcl"]["worst"].text == "70.00 ± 0.00"
 
 
-def test_best_and_second(made: Board) -> None:
+def test_best_and_second(made: ScoreTable) -> None:
     cells = made.columns[0].cells
     assert {name: row["accuracy"].rank for name, row in cells.items()} == {
         "fedavg": 0,
@@ -75,7 +75,7 @@ def test_significance_of_the_best_against_its_rival(make_run: Maker, tmp_path: P
         make_run(tmp_path / f"a{seed}", "fedavg", seed, 0.8)
         make_run(tmp_path / f"b{seed}", "cafedcl", seed, 0.8 + gain)
         make_run(tmp_path / f"c{seed}", "cafedcl:no-geo", seed, 0.8 + gain - 0.001)
-    test = board(read_runs([tmp_path])).columns[0].comparison
+    test = score_table(read_runs([tmp_path])).columns[0].comparison
     assert test is not None
     assert (test.best, test.rival, test.seeds) == ("cafedcl", "fedavg", 3)
     assert test.difference == pytest.approx(2.0)
@@ -92,7 +92,7 @@ def test_significance_of_the_best_against_its_rival(make_run: Maker, tmp_path: P
 def test_significance_needs_two_shared_seeds(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", "fedavg", 0, 0.8)
     make_run(tmp_path / "b", "cafedcl", 1, 0.9)
-    test = board(read_runs([tmp_path])).columns[0].comparison
+    test = score_table(read_runs([tmp_path])).columns[0].comparison
     assert test is not None
     assert (test.t, test.wilcoxon) == (None, None)
     assert test.text == "cafedcl against fedavg: +10.00 points; significance needs two shared seeds"
@@ -117,21 +117,27 @@ def test_best_round(make_run: Maker, tmp_path: Path) -> None:
         "\n".join([lines[0], lines[1].replace("0.6", "0.95", 1), lines[2]]) + "\n"
     )
     summary = read_runs([tmp_path])
-    assert board(summary, "server", "last").columns[0].cells["fedavg"]["accuracy"].text == "90.00"
-    assert board(summary, "server", "best").columns[0].cells["fedavg"]["accuracy"].text == "95.00"
+    assert (
+        score_table(summary, "server", "last").columns[0].cells["fedavg"]["accuracy"].text
+        == "90.00"
+    )
+    assert (
+        score_table(summary, "server", "best").columns[0].cells["fedavg"]["accuracy"].text
+        == "95.00"
+    )
 
 
 def test_the_protocol_is_one_that_all_methods_have(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", "fedavg")
     make_run(tmp_path / "b", "fedproto", extras=())
     summary = read_runs([tmp_path])
-    assert board(summary).protocol == "own"
-    lacking = board(summary, "server")
+    assert score_table(summary).protocol == "own"
+    lacking = score_table(summary, "server")
     assert lacking.columns[0].cells["fedproto"]["accuracy"].text == "–"
     assert any("fedproto; try --protocol own" in note for note in lacking.notes)
 
 
-def test_markdown(made: Board) -> None:
+def test_markdown(made: ScoreTable) -> None:
     text = as_markdown(made)
     moon = next(line for line in text.splitlines() if line.startswith("| moon"))
     cafedcl = next(line for line in text.splitlines() if line.startswith("| cafedcl"))
@@ -141,7 +147,7 @@ def test_markdown(made: Board) -> None:
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
-def test_latex_has_the_layout_of_the_paper(made: Board) -> None:
+def test_latex_has_the_layout_of_the_paper(made: ScoreTable) -> None:
     text = as_latex(made, paper=True)
     assert r"\multicolumn{5}{c}{Practical heterogeneous ($\alpha$ = 0.1, K = 20)}" in text
     assert r"\multicolumn{5}{c}{CIFAR-10}" in text
@@ -162,7 +168,7 @@ def test_latex_escapes() -> None:
     )
 
 
-def test_csv_has_all_digits(made: Board) -> None:
+def test_csv_has_all_digits(made: ScoreTable) -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(made, paper=True))))
     (row,) = [row for row in rows if row["method"] == "fedavg"]
     assert (row["data"], row["split"], row["clients"], row["seeds"]) == (
@@ -178,7 +184,7 @@ def test_csv_has_all_digits(made: Board) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 200])
-def test_rich_fits_the_terminal(made: Board, width: int) -> None:
+def test_rich_fits_the_terminal(made: ScoreTable, width: int) -> None:
     screen = Console(width=width, record=True, file=io.StringIO())
     screen.print(as_rich(made, True, width))
     text = screen.export_text()
@@ -190,7 +196,7 @@ def test_what_is_not_finished_cannot_be_best(make_run: Maker, tmp_path: Path) ->
     make_run(tmp_path / "a", "fedavg", accuracy=0.8)
     make_run(tmp_path / "b", "fedprox", accuracy=0.7)
     make_run(tmp_path / "c", "moon", accuracy=0.9, done=1)
-    (column,) = board(read_runs([tmp_path])).columns
+    (column,) = score_table(read_runs([tmp_path])).columns
     assert {name: row["accuracy"].rank for name, row in column.cells.items()} == {
         "fedavg": 1,
         "fedprox": 2,
@@ -204,7 +210,7 @@ def test_damaged_runs_are_notes_of_the_table(make_run: Maker, tmp_path: Path) ->
     make_run(tmp_path / "good")
     (make_run(tmp_path / "bad") / "config.toml").write_text("[[[")
     make_run(tmp_path / "half", "moon", 3, done=1)
-    notes = board(read_runs([tmp_path])).notes
+    notes = score_table(read_runs([tmp_path])).notes
     assert any(note.startswith("damaged: ") and "not valid TOML" in note for note in notes)
     assert any(note.startswith("unfinished: ") for note in notes)
     assert any("not finished, scores so far: moon" in note for note in notes)

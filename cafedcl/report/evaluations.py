@@ -1,0 +1,151 @@
+"""The evaluation tables of one run: evenly spaced rounds, and only the entries that panels show."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from cafedcl.core.arrays import Array
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.run_files import reason
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.report.run_summary import RunSummary
+
+MOST_EVALUATIONS = 40
+"""Rounds whose tables are read, at most."""
+WANTED = (
+    "server/c",
+    "own/all/",
+    "notes/",
+    "anchors/prototypes",
+    "anchors/known",
+    "anchors/pool",
+    "anchors/labels",
+    "loop/",
+)
+"""Prefixes of the entries to read. Files also hold the state of the model, which can be large."""
+AXES = {
+    "server/confusion": ("classes", "classes"),
+    "server/clients": ("clients",),
+    "own/all/score": ("clients",),
+    "own/all/recall": ("clients", "classes"),
+}
+"""The axes of the entries that every method has. Notes and anchors are a method's own business, and
+panels check what they need of them.
+"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The tables of one evaluated round."""
+
+    round: int
+    tables: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training images per client and class, and the names of the classes."""
+
+    counts: Array
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class RunEvaluations:
+    """A run's evaluated rounds in order, and messages about files that could not be read."""
+
+    run: RunSummary
+    rounds: list[Evaluation]
+    data: Data | None
+    problems: list[str]
+
+    def having(self, name: str) -> list[Evaluation]:
+        """Return the rounds in which an entry exists and is not all NaN."""
+        return [each for each in self.rounds if name in each.tables and present(each.tables[name])]
+
+    def latest(self, name: str) -> Array | None:
+        """Return an entry of the last round that has it."""
+        found = self.having(name)
+        return found[-1].tables[name] if found else None
+
+
+def present(values: Array) -> bool:
+    """Return whether an array holds any number besides NaN."""
+    return bool(values.size) and not (values.dtype.kind == "f" and bool(np.isnan(values).all()))
+
+
+def spaced(items: list[Any], most: int) -> list[Any]:
+    """Return at most ``most`` items, evenly spaced, including the first and the last."""
+    if len(items) <= most:
+        return items
+    if most == 1:
+        return items[-1:]
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvaluations:
+    """Read a run's tables; a damaged file is left out with a message."""
+    problems: list[str] = []
+    data = read_data(run, problems)
+    sizes = {}
+    if data is not None:
+        sizes = dict(zip(("clients", "classes"), data.counts.shape, strict=True))
+    folder = RunFolder(run.path)
+    files = {line["round"]: folder.evaluation_file(line["round"]) for line in run.lines}
+    # A link that leads nowhere counts as there, so that it is named below.
+    there = [number for number, file in files.items() if os.path.lexists(file)]
+    rounds = []
+    for number in spaced(there, most):
+        try:
+            tables = read_tables(files[number], number)
+            check_shapes(tables, sizes)
+            rounds.append(Evaluation(number, tables))
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+            problems.append(f"{files[number]}: damaged, left out: {reason(error)}")
+    scored = sum(line["server"] is not None or line["own"] is not None for line in run.lines)
+    if len(there) < scored:
+        missing = scored - len(there)
+        problems.append(f"{run.path}/evaluations: {missing} of {scored} scored rounds are missing")
+    return RunEvaluations(run, rounds, data, problems)
+
+
+def read_tables(file: Path, number: int) -> dict[str, Array]:
+    """Return the wanted entries of a round's file."""
+    with safe_open(str(file), framework="numpy") as packed:
+        header = (packed.metadata() or {}).get("header")
+        if header is not None and json.loads(header) != {"round": number}:
+            raise ValueError(f"it says that it holds {header}, not round {number}")
+        names = [name for name in packed.keys() if name.startswith(WANTED)]  # noqa: SIM118
+        return {name: packed.get_tensor(name) for name in names}
+
+
+def check_shapes(tables: Mapping[str, Array], sizes: dict[str, int]) -> None:
+    """Raise ValueError for a table whose axes do not fit; ``sizes`` are the known sizes of axes.
+
+    Sizes that are not known yet are those of the first table that has them.
+    """
+    for name, axes in AXES.items():
+        if name not in tables:
+            continue
+        values = tables[name]
+        if values.ndim != len(axes) or values.dtype.kind not in "fiu":
+            raise ValueError(f"{name}: a table of {' × '.join(axes)} is expected")
+        for axis, size in zip(axes, values.shape, strict=True):
+            if size != sizes.setdefault(axis, size):
+                raise ValueError(f"{name}: {size} {axis} instead of {sizes[axis]}")
+
+
+def read_data(run: RunSummary, problems: list[str]) -> Data | None:
+    """Return a run's data counts; None, with a message in ``problems``, if the file is damaged."""
+    try:
+        arrays, header = RunFolder(run.path).data()
+    except CafedclError as error:
+        problems.append(str(error))
+        return None
+    return Data(arrays["counts"].astype(np.int64), header["names"])
