@@ -76,7 +76,7 @@ class SplitOptions:
             value = getattr(self, field.name)
             if field.name not in used and value != field.default:
                 kinds = [kind for kind, names in OWN_OPTIONS.items() if field.name in names]
-                users = " or ".join(kinds) or "every other split"
+                users = " or ".join(kinds) or "another kind of split"
                 return (
                     f"{field.name} = {to_toml(value)}: the split '{self.kind}' does not use it; "
                     f"leave it out, or choose {users}"

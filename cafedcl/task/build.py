@@ -257,14 +257,14 @@ def check_schedule(config: Config) -> dict[int, set[int]]:
         if not 0 <= round_ < rounds:
             raise CafedclError(
                 f'federation.drop: "{entry}": there is no round {round_}; '
-                f"the {rounds} rounds are counted from 0 to {rounds - 1} here"
+                f"rounds are counted from 0 here, and the last one is {rounds - 1}"
             )
         unknown = [c for c in sorted(clients) if not 0 <= c < config.federation.clients_wanted]
         if unknown:
             number = config.federation.clients_wanted
             raise CafedclError(
                 f'federation.drop: "{entry}": there is no client {unknown[0]}; '
-                f"the {number} clients are counted from 0 to {number - 1}"
+                f"clients are counted from 0, and the last one is {number - 1}"
             )
         schedule.setdefault(round_, set()).update(clients)
     return schedule

@@ -307,8 +307,8 @@ def test_a_number_that_no_tensor_holds_is_refused(value):
     [
         (
             {"kind": "file", "file": "x", "ir": 10.0},
-            "split.ir = 10.0: the split 'file' does not use it; leave it out, or choose every "
-            "other split",
+            "split.ir = 10.0: the split 'file' does not use it; leave it out, or choose another "
+            "kind of split",
         ),
         (
             {"kind": "iid", "alpha": 0.5},

@@ -68,13 +68,13 @@ def small(**sections: dict[str, object]) -> Config:
     [
         (
             {"federation": {"drop": ["99:0"]}},
-            'federation.drop: "99:0": there is no round 99; the 2 rounds are counted from 0 to 1',
+            'federation.drop: "99:0": there is no round 99; rounds are counted from 0 here, and',
         ),
         ({"federation": {"drop": ["2:0"]}}, "there is no round 2"),
         ({"federation": {"drop": ["-1:0"]}}, "there is no round -1"),
         (
             {"federation": {"drop": ["0:0,4"]}},
-            "there is no client 4; the 4 clients are counted from 0 to 3",
+            "there is no client 4; clients are counted from 0, and the last one is 3",
         ),
         ({"federation": {"drop": ["0:-1"]}}, "there is no client -1"),
         ({"federation": {"drop": ["0"]}}, 'is not "round:client,client"'),
