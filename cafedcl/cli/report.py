@@ -57,14 +57,16 @@ def show(
             }
             print(json.dumps(summary))
         return
+    # Read before anything is printed, so that an error comes alone.
+    data = RunFolder(found[0].path).data() if split else None
     screen = console()
     if len(found) > 1:
         screen.print(comparison_table([(run.method, run.lines) for run in found], screen.width))
     else:
         (run,) = found
         screen.print(overview(run.method, run.lines, run.rounds, environment_of(run.path)))
-    if split:
-        arrays, about = RunFolder(found[0].path).data()
+    if data is not None:
+        arrays, about = data
         screen.print(split_map(arrays["counts"], about["names"]))
 
 

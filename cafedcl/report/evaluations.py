@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
+from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_files import reason
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report.run_summary import RunSummary
@@ -38,6 +39,8 @@ AXES = {
 """The axes of the entries that every method has. Notes and anchors are a method's own business, and
 panels check what they need of them.
 """
+COUNTS = {"server/confusion"}
+"""Entries that are whole numbers; the others of `AXES` are fractions."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvalua
     for number in spaced(there, most):
         try:
             tables = read_tables(files[number], number)
-            check_shapes(tables, sizes)
+            check_tables(tables, run.lines[number], sizes)
             rounds.append(Evaluation(number, tables))
         except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
             problems.append(f"{files[number]}: damaged, left out: {reason(error)}")
@@ -125,16 +128,20 @@ def read_tables(file: Path, number: int) -> dict[str, Array]:
         return {name: packed.get_tensor(name) for name in names}
 
 
-def check_shapes(tables: Mapping[str, Array], sizes: dict[str, int]) -> None:
-    """Raise ValueError for a table whose axes do not fit; ``sizes`` are the known sizes of axes.
+def check_tables(tables: Mapping[str, Array], line: MetricsLine, sizes: dict[str, int]) -> None:
+    """Raise ValueError for a table that does not fit, or is missing though its round was scored.
 
-    Sizes that are not known yet are those of the first table that has them.
+    ``sizes`` are the known sizes of axes; those not known yet are those of the first table.
     """
+    for part, name in (("server", "server/clients"), ("own", "own/all/score")):
+        if line[part] is not None and name not in tables:
+            raise ValueError(f"{name} is missing")
     for name, axes in AXES.items():
         if name not in tables:
             continue
         values = tables[name]
-        if values.ndim != len(axes) or values.dtype.kind not in "fiu":
+        kind = "i" if name in COUNTS else "f"
+        if values.ndim != len(axes) or values.dtype.kind != kind:
             raise ValueError(f"{name}: a table of {' × '.join(axes)} is expected")
         for axis, size in zip(axes, values.shape, strict=True):
             if size != sizes.setdefault(axis, size):

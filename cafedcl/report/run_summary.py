@@ -187,20 +187,22 @@ def read_run(path: Path) -> RunSummary:
         return RunSummary(path, "damaged", problem)
     read = folder.metrics_file.read()
     run = RunSummary(path, "finished", "", settings, read.lines)
-    state, problem = state_of(run, read.problem or lost_rounds(folder, len(read.lines)))
+    state, problem = state_of(run, read.problem or lost_rounds(folder, run))
     return replace(run, state=state, problem=problem)
 
 
-def lost_rounds(folder: RunFolder, done: int) -> str:
+def lost_rounds(folder: RunFolder, run: RunSummary) -> str:
     """Return what is wrong if the metrics have fewer rounds than the checkpoints have saved.
 
     A crash can lose the line of the last round only: the checkpoint of a round is written after the
     lines of all rounds before it.
     """
-    files = folder.checkpoints()
-    if not files or int(files[-1].stem) <= done + 1:
-        return ""
-    return f"{folder.metrics_file.path}: it has {done} rounds, but {files[-1]} was saved after more"
+    done = len(run.lines)
+    for file in folder.checkpoints():
+        # A file of a round that the run does not have comes from elsewhere.
+        if done + 1 < int(file.stem) <= run.rounds:
+            return f"{folder.metrics_file.path}: it has {done} rounds, but {file} was saved later"
+    return ""
 
 
 def state_of(run: RunSummary, damage: str) -> tuple[str, str]:
