@@ -256,7 +256,13 @@ def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_the_papers_figures_stand_beside_ours() -> None:
     practical = read_study("table1", HOME).settings[0]
-    config = resolve({"data": {"name": practical.data}, "split": parse_split(practical.split)})
+    config = resolve(
+        {
+            "data": {"name": practical.data},
+            "split": parse_split(practical.split),
+            "federation": {"clients": 20},
+        }
+    )
     shown = Shown.of(flat(config.to_plain()))
     assert paper_position(shown).figures["cafedcl"] == (91.15, 4.87)
 
