@@ -52,12 +52,21 @@ def start(
 
 
 def resume(
-    path: str | Path, watchers: Sequence[Watcher] = (), warn: Callable[[str], None] = print
+    path: str | Path,
+    watchers: Sequence[Watcher] = (),
+    warn: Callable[[str], None] = print,
+    settings: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Resume a run from its newest intact checkpoint; the result is the same as if it had never
+    """Resume a run from its newest whole checkpoint; the result is the same as if it had never
     stopped.
+
+    ``settings`` may raise the number of rounds, ``{"federation.rounds": 200}``, and change how the
+    run is computed and stored (``engine.…``, ``store.…``).
     """
     folder = RunFolder.open(path)
+    if settings:
+        words = [f"{name}={to_toml(value)}" for name, value in settings.items()]
+        runs.change_config(folder, words)
     if folder.config().engine.name == "flower":
         from cafedcl.deploy.simulate import resume_on_flower
 

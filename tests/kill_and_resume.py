@@ -21,7 +21,7 @@ CONFIG = {
     "method": {"name": "cafedcl"},
     "model": {"name": "mlp", "width": 0.1},
     "train": {"epochs": 1, "iterations": 1},
-    "federation": {"clients": 4, "rounds": 120, "participation": 0.75, "dropout": 0.1},
+    "federation": {"clients": 4, "rounds": 50, "participation": 0.75, "dropout": 0.1},
     "engine": {"workers": 1},
     "store": {"checkpoint_every": 2},
 }

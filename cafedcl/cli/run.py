@@ -12,8 +12,17 @@ import typer
 
 from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
 from cafedcl.cli.report import report
-from cafedcl.cli.session import conclude, logging, new_folder, resumable, warn, watching
+from cafedcl.cli.session import (
+    check_learned,
+    conclude,
+    logging,
+    new_folder,
+    resumable,
+    warn,
+    watching,
+)
 from cafedcl.config.flags import FLAGS, Flags
+from cafedcl.core.printable import printable
 from cafedcl.core.slug import slug
 from cafedcl.terminal.console import console
 
@@ -53,18 +62,39 @@ def run(
 
 
 def resume(
-    path: RunPath, log: Log = None, quiet: Quiet = False, as_json: JsonRounds = False
+    path: RunPath,
+    rounds: Annotated[
+        int | None, typer.Option(help="Extend the run to this number of rounds.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Change an option that does not change results, such as engine.workers.",
+        ),
+    ] = None,
+    log: Log = None,
+    quiet: Quiet = False,
+    as_json: JsonRounds = False,
 ) -> None:
     """Resume an interrupted run; its results are the same as without the interruption."""
     from cafedcl import api
     from cafedcl.federation.run_folder import RunFolder
+    from cafedcl.federation.runs import change_config
 
     folder = RunFolder.open(path)
-    if len(folder.metrics()) >= folder.config().federation.rounds and folder.checkpoints():
+    changes = list(settings or [])
+    if rounds is not None:
+        changes.append(f"federation.rounds={rounds}")
+    if changes:
+        change_config(folder, changes)
+    if folder.is_finished(folder.config().federation.rounds):
+        check_learned(folder.metrics(), path)
         if not quiet:
-            print(f"{path}: already finished; `cafedcl show {path}`")
+            print(printable(f"{path}: already finished; `cafedcl show {path}`"))
         return
-    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path):
+    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path, True):
         finished = api.resume(path, [*watchers, *logs], warn)
     conclude(finished, quiet or as_json)
 
@@ -79,34 +109,36 @@ def predict(
         bool, typer.Option("--json", help="Print one JSON object per image.")
     ] = False,
 ) -> None:
-    """Classify images with a run's model.
+    """Classify images with a run's model: prints the class of each image and its similarity.
 
-    Prints the class, the similarity, and the average training confidence for this class.
+    Some methods also know a mean training confidence of each class. It is printed once per class,
+    because it says nothing about a single image.
     """
     from cafedcl import api
     from cafedcl.data.images import read_images
 
     loaded = api.load(path, warn)
     found = loaded.predict(read_images(images, loaded.shape), client)
-    confidences = [None] * len(images) if found.confidence is None else found.confidence.tolist()
-    rows = list(zip(images, found.names, found.similarity.tolist(), confidences, strict=True))
+    rows = list(zip(images, found.names, found.similarity.tolist(), strict=True))
     if as_json:
-        for image, name, similarity, confidence in rows:
-            row = {
-                "image": str(image),
-                "class": name,
-                "similarity": similarity,
-                "confidence": confidence,
-            }
-            print(json.dumps(row))
+        for image, name, similarity in rows:
+            print(json.dumps({"image": str(image), "class": name, "similarity": similarity}))
         return
     from rich.table import Table
 
-    table = Table("image", "class", "similarity", "confidence", box=None, header_style="bold")
-    for image, name, similarity, confidence in rows:
-        shown = "–" if confidence is None else f"{confidence:.3f}"
-        table.add_row(str(image), name, f"{similarity:.3f}", shown)
-    console().print(table)
+    table = Table("image", "class", "similarity", box=None, header_style="bold")
+    for image, name, similarity in rows:
+        table.add_row(str(image), name, f"{similarity:.3f}")
+    screen = console()
+    screen.print(table)
+    if loaded.class_confidence is not None:
+        known = zip(loaded.names, loaded.class_confidence.tolist(), strict=True)
+        words = [f"{name} {value:.3f}" for name, value in known if name in found.names]
+        screen.print(
+            f"mean training confidence of these classes, not of the images: {', '.join(words)}",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
 def demo(
@@ -131,8 +163,8 @@ def demo(
     ]
     ready = prepare(configs[0])
     screen.print(
-        "[bold]handwritten digits, 20 clients, Dirichlet 0.1: "
-        "training images per client and class[/]\n"
+        "handwritten digits, 20 clients, Dirichlet 0.1: training images per client and class\n",
+        style="bold",
     )
     screen.print(split_map(ready.counts, ready.task.clients.data.names))
     screen.print()
@@ -140,7 +172,7 @@ def demo(
     for config in configs:
         path = folder / config.method.name
         if not screen.is_terminal:  # the live view shows the name itself
-            print(f"{config.method.name}:")
+            print(printable(f"{config.method.name}:"))
         with watching(False, False) as watchers, resumable(path):
             finished.append(api.start(config, path, watchers, ["cafedcl", "demo"]))
         screen.print()

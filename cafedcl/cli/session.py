@@ -2,38 +2,64 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
+    from cafedcl.federation.metrics_file import MetricsLine
+    from cafedcl.federation.run_folder import RunFolder
     from cafedcl.federation.runs import Run
     from cafedcl.federation.watcher import Watcher
 
 
 def warn(message: str) -> None:
     """Print a warning in one line."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(printable(f"warning: {message}"), file=sys.stderr)
+
+
+def check_learned(lines: "Sequence[MetricsLine]", path: Path) -> None:
+    """Raise CafedclError if no round was aggregated: such a run must not look like a success."""
+    from cafedcl.federation.run_folder import any_round_counted
+
+    if any_round_counted(lines):
+        return
+    last = lines[-1]
+    causes = [last.get("reason", "")]
+    if last["failed"]:
+        failure = last["failed"][0]
+        causes.append(f"client {failure['client']}: {failure['reason']}")
+    why = "; ".join(filter(None, causes))
+    raise CafedclError(
+        f"{path}: no round was aggregated, so the model has learned nothing"
+        + (f" (last round: {why})" if why else "")
+    )
 
 
 def conclude(finished: "Run", silent: bool) -> None:
     """Print the scores of a finished run and the files it wrote."""
-    if silent:
-        return
+    assert finished.path is not None
+    if not silent:
+        _print_result(finished, finished.path)
+    check_learned(finished.records, finished.path)
+
+
+def _print_result(finished: "Run", path: Path) -> None:
     from cafedcl.federation.run_folder import RunFolder
     from cafedcl.terminal.overview import overview
 
-    assert finished.path is not None
-    about = RunFolder(finished.path).environment()
+    about = RunFolder(path).environment()
     screen = console()
     screen.print(
         overview(finished.config.label, finished.records, finished.config.federation.rounds, about)
     )
     screen.print(
-        f"written to {finished.path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, "
+        f"written to {path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, "
         "environment.json",
         soft_wrap=True,
     )
@@ -69,8 +95,15 @@ def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
 
 
 @contextmanager
-def resumable(path: Path) -> Iterator[None]:
-    """Print how to resume when Ctrl-C or SIGTERM stops a run; the run is saved by then."""
+def resumable(path: Path, resumed: bool = False) -> Iterator[None]:
+    """Print what is saved, and how to resume, when Ctrl-C or SIGTERM stops a run.
+
+    ``resumed`` is whether the folder holds this run already.
+    """
+    from cafedcl.federation.run_folder import RunFolder
+
+    folder = RunFolder(path)
+    belongs_to_another = folder.begun and not resumed
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -80,10 +113,20 @@ def resumable(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\ninterrupted; saved. Resume with: cafedcl resume {path}", file=sys.stderr)
+        saved = "nothing is saved" if belongs_to_another else what_is_saved(folder)
+        print(printable(f"\ninterrupted; {saved}"), file=sys.stderr)
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def what_is_saved(folder: "RunFolder") -> str:
+    """Return what an interrupted run has left in its folder, and how to go on."""
+    if not folder.begun:
+        return "the run had not begun, nothing is saved"
+    done = len(folder.metrics_file.read().lines)
+    rounds = "1 round is" if done == 1 else f"{done} rounds are"
+    return f"{rounds} saved. Resume with: cafedcl resume {folder.path}"
 
 
 def new_folder(name: str) -> Path:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from cafedcl.config.flags import FLAGS
 from cafedcl.config.options import to_toml
-from cafedcl.federation.run_folder import MetricsLine, RunFolder
+from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
 
 PROGRAM = (sys.executable, "-m", "cafedcl")
@@ -66,13 +67,12 @@ class RunSpec:
     @property
     def begun(self) -> bool:
         """Whether there is a run to resume."""
-        return (self.folder / "config.toml").is_file()
+        return RunFolder(self.folder).begun
 
     @property
     def finished(self) -> bool:
         """Whether the run has all its rounds."""
-        run = RunFolder(self.folder)
-        return self.begun and len(run.metrics()) >= self.rounds and bool(run.checkpoints())
+        return RunFolder(self.folder).is_finished(self.rounds)
 
     def command(self, device: str) -> list[str]:
         """Return the arguments that start or resume the run."""

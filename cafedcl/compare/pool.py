@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cafedcl.compare.jobs import DeviceShare, Handle, Launcher, RunOutcome, RunSpec
 from cafedcl.core.errors import CafedclError
-from cafedcl.federation.run_folder import MetricsLine
+from cafedcl.federation.metrics_file import MetricsLine
 
 POLL = 0.1
 """Seconds between two checks of the running processes."""

@@ -7,18 +7,59 @@ from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
 
+TEMPORARY = ".tmp"
+"""The end of a file's name until it is complete; what a killed process leaves behind has it too."""
+
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves either the old one or the new one: temporary file, fsync,
     rename.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, and wait until it is on the disk.
+
+    A last line that a crash cut off is removed first: the new one would become part of it.
+    """
+    is_new = not path.exists()
+    # Without a buffer: after a failed write, closing the file would write the buffer once more.
+    with path.open("ab+", buffering=0) as file:
+        size = _size_of_whole_lines(file.fileno())
+        try:
+            data = line.encode() + b"\n"
+            os.ftruncate(file.fileno(), size)
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            os.ftruncate(file.fileno(), size)
+            raise
+    if is_new:
+        _sync_folder(path.parent)
+
+
+def _size_of_whole_lines(descriptor: int) -> int:
+    size = os.fstat(descriptor).st_size
+    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
+        return size
+    return os.pread(descriptor, size, 0).rfind(b"\n") + 1
+
+
+def _sync_folder(path: Path) -> None:
+    """Wait until the names of the files in a folder are on the disk."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

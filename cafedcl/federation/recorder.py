@@ -3,14 +3,15 @@ due.
 """
 
 import json
-import os
 
 from cafedcl.config.format import FORMAT
+from cafedcl.config.sections import Config
 from cafedcl.core.environment import environment
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import pack
+from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import RunFolder, digest
+from cafedcl.federation.run_folder import CONFIG, RunFolder
 from cafedcl.federation.watcher import Record, Watcher
 
 CHECKPOINTS_KEPT = 2
@@ -22,6 +23,8 @@ class Recorder(Watcher):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.path = folder.path
+        self._in_step = False
+        """Whether the folder holds nothing that comes after the federation's round."""
 
     def begin(self, federation: Federation, command: list[str]) -> None:
         """Write down what is about to run. The config comes last: a folder that has one holds a
@@ -32,40 +35,52 @@ class Recorder(Watcher):
         header = {"names": list(data.names), "shape": list(data.shape)}
         about = environment(command, str(federation.task.device))
         about |= {"enrolment_bytes": federation.enrolment, **federation.about}
-        config = f"format = {FORMAT}\n\n{federation.config.to_toml()}"
         with explained(self.path):
             write_atomically(self.path / "data.safetensors", pack(tensors, header))
             write_atomically(self.path / "environment.json", json.dumps(about, indent=1).encode())
-            write_atomically(self.path / "config.toml", config.encode())
+        self.write_config(federation.config)
+
+    def write_config(self, config: Config) -> None:
+        """Write the run's config."""
+        content = f"format = {FORMAT}\n\n{config.to_toml()}"
+        with explained(self.path):
+            write_atomically(self.path / CONFIG, content.encode())
 
     def round_done(self, federation: Federation, record: Record) -> None:
-        """Append the round's line, its tables, and a checkpoint when one is due."""
+        """Write the round's tables, a checkpoint when one is due, and the round's line.
+
+        The line comes last. So where the metrics have a round whose checkpoint was due, there was
+        one; and a checkpoint has at most one round more than the metrics, and that line itself.
+        """
+        if not self._in_step:
+            # A resumed run removes the rounds that it trains again only now: if it fails before
+            # its first round is done, nothing is lost.
+            self.folder.rewind(record.round)
+            self._in_step = True
         with explained(self.path):
             if record.tables:
-                file = self.path / "evaluations" / f"{record.round:06d}.safetensors"
-                write_atomically(file, pack(record.tables, {"round": record.round}))
-            self._append(record)
+                tables = pack(record.tables, {"round": record.round})
+                write_atomically(self.folder.evaluation_file(record.round), tables)
             if federation.is_due(record.round, federation.config.store.checkpoint_every):
-                self.checkpoint(federation)
+                self._write_checkpoint(federation)
+            self.folder.metrics_file.append(record.line())
 
-    def _append(self, record: Record) -> None:
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record.line()) + "\n")
-            lines.flush()
-            os.fsync(lines.fileno())
+    def save(self, federation: Federation) -> None:
+        """Write a checkpoint between two rounds, and the last line if an interrupt kept it out."""
+        with explained(self.path):
+            self._write_checkpoint(federation)
+            written = len(self.folder.metrics_file.read().lines)
+            for record in federation.history[written:]:
+                self.folder.metrics_file.append(record.line())
 
-    def checkpoint(self, federation: Federation) -> None:
+    def _write_checkpoint(self, federation: Federation) -> None:
         """Save the federation's state; the one before is kept, older ones go once the new one is
         complete.
-
-        A round whose line was cut short by an interrupt gets it now: a checkpoint never knows more
-        than the metrics.
         """
-        for record in federation.history[len(self.folder.metrics()) :]:
-            self._append(record)
-        tensors, header = federation.snapshot()
-        file = self.path / "checkpoints" / f"{federation.round:06d}.safetensors"
-        with explained(self.path):
-            write_atomically(file, pack(tensors, {**header, "digest": digest(tensors)}))
-            for old in self.folder.checkpoints()[CHECKPOINTS_KEPT:]:
-                old.unlink()
+        lines = [record.line() for record in federation.history]
+        tensors, _ = federation.snapshot()
+        last = lines[-1] if lines else None
+        checkpoint = Checkpoint(federation.round, tensors, federation.config.to_plain(), last)
+        checkpoint.write(self.folder.checkpoint_file(federation.round))
+        for old in self.folder.checkpoints()[CHECKPOINTS_KEPT:]:
+            old.unlink()

@@ -29,7 +29,8 @@ from cafedcl.federation.clock import Clock
 from cafedcl.federation.replies import RoundReplies, client_of, in_order
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
-from cafedcl.functional.reply_check import ReplyValidator
+from cafedcl.functional.reply_check import ReplyValidator, all_finite, mismatch
+from cafedcl.methods.base import Aggregator
 from cafedcl.task.build import Setup, check_schedule, prepare
 from cafedcl.task.task import arithmetic
 
@@ -109,14 +110,14 @@ class Federation:
                 if isinstance(checked, Reply):
                     with clock("aggregate"):
                         aggregator.add(checked.up)
-            enough = len(replies.good) >= self.options.min_replies
             with clock("aggregate"):
-                state = aggregator.finish() if enough else self.state
+                state, reason = self.update(aggregator, len(replies.good))
+        accepted = [] if reason else replies.good
         with clock("evaluate"):
-            scores, own, tables = self.evaluate(state, replies.good if enough else [])
+            scores, own, tables = self.evaluate(state, accepted)
         record = Record(
             round=self.round,
-            status="ok" if enough else "skipped",
+            status="skipped" if reason else "ok",
             participants=sampled,
             dropped=dropped,
             failed=[asdict(failure) for failure in replies.failures],
@@ -126,9 +127,10 @@ class Federation:
             server=scores,
             own=self.evaluator.own_scores(own) if self.own_is_due(self.round) else None,
             seconds=clock.seconds,
+            reason=reason,
             tables=tables,
         )
-        self.commit(state, own, replies.good if enough else [], record)
+        self.commit(state, own, accepted, record)
         return record
 
     def sample(self, round: int) -> tuple[list[int], list[int]]:
@@ -178,6 +180,19 @@ class Federation:
         failure = result if isinstance(result, Failure) else None
         self.notify("client_done", client_of(result), failure)
         return result
+
+    def update(self, aggregator: Aggregator, replies: int) -> tuple[Tensors, str]:
+        """Return the server's new state, or the old one and why the round does not count."""
+        needed = self.options.min_replies
+        if replies < needed:
+            return self.state, f"{replies} valid replies, federation.min_replies = {needed}"
+        state = aggregator.finish()
+        if all_finite(state.values()):
+            return state, ""
+        broken = next(name for name, value in state.items() if not all_finite([value]))
+        reason = f"the server's step gave NaN or Inf in '{broken}'"
+        self.notify("noticed", f"round {self.round + 1}: {reason}; the state before it is kept")
+        return self.state, reason
 
     def evaluate(
         self, state: Tensors, replies: list[Reply]
@@ -293,7 +308,12 @@ class Federation:
         return tensors, {"round": self.round}
 
     def restore(self, tensors: Tensors, header: Header) -> None:
-        """Go back to a snapshot."""
+        """Go back to a snapshot; raises ValueError if it is not one of this federation."""
+        expected = {**prefixed("state/", self.state), **prefixed("own/", self.own)}
+        kinds = {name: (tuple(value.shape), value.dtype) for name, value in expected.items()}
+        problem = mismatch(without("memory/", tensors), kinds)
+        if problem:
+            raise ValueError(problem)
         self.round = int(header["round"])
         state = under("state/", tensors)
         model = prefixed(MODEL, under(MODEL, state))

@@ -14,11 +14,9 @@ lock                  held while a process works on the run
 """
 
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from hashlib import blake2b
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +24,32 @@ from cafedcl.config.format import upgrade
 from cafedcl.config.sections import read_file
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.files import TEMPORARY, explained
+from cafedcl.federation.metrics_file import MetricsFile, MetricsLine
 from cafedcl.federation.run_files import read_data, read_environment
 
 if TYPE_CHECKING:
     from cafedcl.config.sections import Config
-    from cafedcl.core.tensors import Header, Tensors
+    from cafedcl.federation.checkpoint import Checkpoint
 
-MetricsLine = dict[str, Any]
-"""A line of metrics.jsonl: what is recorded of one round."""
+CONFIG = "config.toml"
+_locks: set[int] = set()
+"""The locks that this process holds, as descriptors of their files."""
+
+
+def _release_inherited_locks() -> None:
+    """Close the locks in a forked process: they are its parent's.
+
+    A lock holds until every process that has inherited it closes it. A worker that outlives a
+    killed run by a moment would otherwise keep the run locked.
+    """
+    for descriptor in _locks:
+        with suppress(OSError):
+            os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_release_inherited_locks)
 
 
 class RunFolder:
@@ -42,6 +57,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.metrics_file = MetricsFile(self.path)
         self._lock: int | None = None
 
     @classmethod
@@ -53,19 +69,32 @@ class RunFolder:
                 raise CafedclError(_occupied(folder))
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.lock()
-            for name in ("evaluations", "checkpoints"):
-                (folder.path / name).mkdir(exist_ok=True)
+            try:
+                folder._make_folders()
+            except OSError:
+                folder.unlock()
+                raise
         return folder
+
+    def _make_folders(self) -> None:
+        for name in ("evaluations", "checkpoints"):
+            if not (self.path / name).is_dir():
+                (self.path / name).mkdir()
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
         """Open an existing run."""
         folder = cls(path)
-        if not (folder.path / "config.toml").is_file():
+        if not folder.begun:
             if folder.path.is_dir():
-                raise CafedclError(f"{path}: there is no run here (no config.toml)")
+                raise CafedclError(f"{path}: there is no run here (no {CONFIG})")
             raise CafedclError(f"{path}: there is no such folder")
         return folder
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run to resume: the config is the last file that is written first."""
+        return (self.path / CONFIG).is_file()
 
     def has_not_started(self) -> bool:
         """Return whether the folder is empty, or holds only what a run writes before its config."""
@@ -79,7 +108,7 @@ class RunFolder:
             "sites",
         }
         return all(
-            file.name.removesuffix(".tmp") in ours or file.name == "config.toml.tmp"
+            file.name.removesuffix(TEMPORARY) in ours or file.name == CONFIG + TEMPORARY
             for file in self.path.iterdir()
         )
 
@@ -87,6 +116,7 @@ class RunFolder:
         """Lock the run for this process; raise if another process works on it."""
         with explained(self.path):
             self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        _locks.add(self._lock)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -97,9 +127,11 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Release the run."""
-        if self._lock is not None:
+        # In a forked process the lock is closed already.
+        if self._lock in _locks:
+            _locks.remove(self._lock)
             os.close(self._lock)
-            self._lock = None
+        self._lock = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -118,65 +150,106 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints, newest first."""
-        return sorted((self.path / "checkpoints").glob("*.safetensors"), reverse=True)
+        return sorted(_numbered(self.path / "checkpoints"), key=_number, reverse=True)
 
-    def newest(self, warn: Callable[[str], None]) -> "tuple[Tensors, Header] | None":
-        """Return the newest intact checkpoint; damaged ones are skipped with a warning."""
-        from cafedcl.core.tensors import unpack
+    def checkpoint_file(self, rounds: int) -> Path:
+        """Return the file of the checkpoint after the given number of rounds."""
+        return self.path / "checkpoints" / f"{rounds:06d}.safetensors"
+
+    def evaluation_file(self, round: int) -> Path:
+        """Return the file of a round's tables."""
+        return self.path / "evaluations" / f"{round:06d}.safetensors"
+
+    def newest(
+        self, warn: Callable[[str], None], fits: "Callable[[Checkpoint], bool] | None" = None
+    ) -> "Checkpoint | None":
+        """Return the newest whole checkpoint that fits; damaged ones are skipped with a warning."""
+        from cafedcl.federation.checkpoint import Checkpoint
 
         for file in self.checkpoints():
             try:
-                tensors, header = unpack(file.read_bytes())
-                if header.pop("digest") != digest(tensors):
-                    raise ValueError("its content does not match its digest")  # noqa: TRY301
-            except (ValueError, KeyError, OSError) as error:
+                checkpoint = Checkpoint.read(file)
+            except PermissionError as error:
+                # It may be whole: with the right permission nothing has to be trained again.
+                raise CafedclError(f"{file}: cannot be read: {error.strerror}") from None
+            except (ValueError, OSError) as error:
                 warn(f"{file}: damaged, using the one before it ({error})")
                 continue
-            return tensors, header
+            if fits is None or fits(checkpoint):
+                return checkpoint
         return None
+
+    def is_finished(self, rounds: int) -> bool:
+        """Return whether the run has all rounds: their metrics, and a whole checkpoint at last."""
+        if not self.begun or len(self.metrics_file.read().lines) < rounds:
+            return False
+        with suppress(CafedclError):
+            last = self.newest(lambda _: None)
+            return last is not None and last.round >= rounds
+        return False
 
     def tables(self) -> dict[str, Any]:
         """Return the run's config as plain values, whatever version of cafedcl wrote it."""
-        return upgrade(read_file(self.path / "config.toml"))
+        tables = read_file(self.path / CONFIG)
+        missing = [f"[{name}]" for name in ("method", "data", "federation") if name not in tables]
+        if missing:
+            raise CafedclError(
+                f"{self.path / CONFIG}: damaged: {', '.join(missing)} is missing; the config of a "
+                "run has every option; restore it from a backup"
+            )
+        with _about(self.path / CONFIG):
+            return upgrade(tables)
 
     def config(self) -> "Config":
         """Return the run's resolved config."""
         from cafedcl.task.resolve import resolve
 
-        return resolve(self.tables())
+        tables = self.tables()
+        with _about(self.path / CONFIG):
+            return resolve(tables)
 
     def environment(self) -> dict[str, Any]:
         """Return where and how the run was made; nothing if the file does not exist."""
         return read_environment(self.path / "environment.json")
 
     def metrics(self) -> list[MetricsLine]:
-        """Return the rounds written so far, up to a line that a crash cut off."""
-        rounds: list[MetricsLine] = []
-        try:
-            text = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return []
-        for line in text.splitlines():
-            try:
-                rounds.append(json.loads(line))
-            except ValueError:
-                break
-        return rounds
+        """Return the rounds written so far, without a last line that a crash cut off."""
+        return self.metrics_file.rounds()
 
-    def rewind(self, rounds: int) -> list[MetricsLine]:
-        """Remove what was written after a checkpoint of ``rounds`` rounds; return what is left."""
-        kept = self.metrics()[:rounds]
-        if len(kept) < rounds:
-            raise CafedclError(
-                f"{self.path}/metrics.jsonl: damaged: {len(kept)} of {rounds} rounds can be read"
-            )
+    def rewind(self, rounds: int) -> None:
+        """Remove what was written after the given number of rounds, and unfinished files."""
         with explained(self.path):
-            lines = "".join(json.dumps(line) + "\n" for line in kept)
-            write_atomically(self.path / "metrics.jsonl", lines.encode())
-            for file in (self.path / "evaluations").glob("*.safetensors"):
-                if int(file.stem) >= rounds:
+            self._make_folders()
+            for file in _numbered(self.path / "evaluations"):
+                if _number(file) >= rounds:
                     file.unlink()
-        return kept
+            # A newer checkpoint is damaged, or it would have been the one to go on from.
+            for file in self.checkpoints():
+                if _number(file) > rounds:
+                    file.unlink()
+            for file in self.path.glob(f"**/*{TEMPORARY}"):
+                file.unlink()
+            # The metrics come last: if something is in the way above, they are still there.
+            self.metrics_file.write(self.metrics_file.read().lines[:rounds])
+
+
+@contextmanager
+def _about(file: Path) -> Iterator[None]:
+    """Name the file in errors about its content."""
+    try:
+        yield
+    except CafedclError as error:
+        raise CafedclError(f"{file}: {error}") from None
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Return the files of rounds in a folder; anything else there is somebody else's."""
+    files = folder.glob("*.safetensors")
+    return [file for file in files if file.stem.isdecimal() and file.stem.isascii()]
+
+
+def _number(file: Path) -> int:
+    return int(file.stem)
 
 
 def any_round_counted(lines: Sequence[MetricsLine]) -> bool:
@@ -184,22 +257,10 @@ def any_round_counted(lines: Sequence[MetricsLine]) -> bool:
     return any(line["status"] != "skipped" for line in lines)
 
 
-def digest(tensors: "Tensors") -> str:
-    """Return a digest of names, types, shapes and content."""
-    import torch
-
-    hasher = blake2b(digest_size=16)
-    for name in sorted(tensors):
-        value = tensors[name].detach().cpu().contiguous()
-        hasher.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        hasher.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
-    return hasher.hexdigest()
-
-
 def _occupied(folder: RunFolder) -> str:
-    if not (folder.path / "config.toml").is_file():
+    if not folder.begun:
         return f"{folder.path}: exists and is not an empty folder; choose another --out"
-    done = len(folder.metrics())
+    done = len(folder.metrics_file.read().lines)
     return (
         f"{folder.path}: already holds a run ({done} rounds); "
         f"resume it with `cafedcl resume {folder.path}`, or choose another --out"

@@ -10,18 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cafedcl.config.sections import Config
+from cafedcl.config.sections import Config, assign
 from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, under
+from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.rounds import Federation, memories_of
-from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.run_folder import RunFolder, any_round_counted
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.methods.base import Method
 from cafedcl.models import Network
 from cafedcl.task.build import build
+from cafedcl.task.resolve import resolve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +38,6 @@ class Predictions:
     names: list[str]
     similarity: Tensor
     """The score of the predicted class: a cosine similarity or a probability, by the method."""
-    confidence: Tensor | None
-    """The average training confidence for the predicted class, where the method has one."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ class Run:
         return self.state.get(ANCHORS + "prototypes")
 
     @property
+    def class_confidence(self) -> Tensor | None:
+        """The mean training confidence of every class; None for a method without any.
+
+        It says how well the clients know a class, and nothing about a single image.
+        """
+        return self.state.get("server/confidence")
+
+    @property
     def model(self) -> Network:
         """The server's model."""
         return self.network(None)
@@ -93,9 +102,17 @@ class Run:
         missing = network.state_dict().keys() - weights.keys()
         if missing:
             raise CafedclError(
-                f"{method.name} has no server model; choose a client's model with --client"
+                f"{self.path or 'this run'}: {method.name} has no server model; "
+                "choose a client's model with --client"
             )
-        network.load_state_dict(weights)
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            # PyTorch lists every tensor that does not fit; the first one says enough.
+            said = str(error).splitlines()[1:2] or [str(error)]
+            raise CafedclError(
+                f"{self.path}: the saved model does not fit {self.config.model.name}: {said[0]}"
+            ) from None
         return method, network.eval()
 
     @torch.no_grad()
@@ -104,14 +121,18 @@ class Run:
 
         There may be one or many; channels may come first, last, or be missing for grey images.
         """
+        if not any_round_counted(self.records):
+            raise CafedclError(
+                f"{self.path or 'this run'}: no round was aggregated, "
+                "so the model has not learned anything; train it before it predicts"
+            )
         method, network = self._built(client)
         images = (as_images(x, self.shape).float() / 255 - self.mean) / self.std
         memory = {} if client is None else self.memories.get(client, {})
         scores = method.scores(network, images, under(ANCHORS, self.state), memory)
         best, labels = method.similarity(scores).max(1)
-        trust = self.state.get("server/confidence")
         names = [self.names[int(label)] for label in labels]
-        return Predictions(labels, names, best, None if trust is None else trust[labels])
+        return Predictions(labels, names, best)
 
 
 def as_images(x: "Tensor | np.ndarray[Any, Any]", shape: Shape) -> Tensor:
@@ -163,8 +184,9 @@ def start(
     federation = host(config, watchers, None)
     folder = RunFolder.create(out)
     try:
-        Recorder(folder).begin(federation, list(command))
-        return _run_to_end(federation, folder)
+        recorder = Recorder(folder)
+        recorder.begin(federation, list(command))
+        return _run_to_end(federation, recorder)
     finally:
         folder.unlock()
 
@@ -175,10 +197,18 @@ def resume(
     warn: Callable[[str], None] = print,
     host: FederationFactory = here,
 ) -> Run:
-    """Resume a run from its newest intact checkpoint, as if it had never stopped."""
+    """Resume a run from its newest whole checkpoint, as if it had never stopped."""
     folder = RunFolder.open(path)
-    config = folder.config()
     with folder.held():
+        config = folder.config()
+        damaged = folder.metrics_file.read().problem
+        saved = folder.newest(warn, lambda checkpoint: _covered(checkpoint, folder))
+        if saved is None:
+            _check_restart(folder, config, warn)
+        else:
+            saved.check_config(config, folder.path)
+            if damaged:
+                warn(f"{damaged}; the rounds after round {saved.round} are trained again")
         federation = host(config, watchers, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
         if made_with not in (None, version("torch")):
@@ -186,27 +216,107 @@ def resume(
                 f"{path}: made with torch {made_with}, this is {version('torch')}: "
                 "later rounds may differ in the last bits"
             )
-        saved = folder.newest(warn)
-        if saved:
-            federation.restore(*saved)
-        federation.history = [Record(**line) for line in folder.rewind(federation.round)]
-        return _run_to_end(federation, folder)
+        recorder = Recorder(folder)
+        if saved is None:
+            recorder.begin(federation, folder.environment().get("command", []))
+        else:
+            _restore(federation, folder, saved)
+        return _run_to_end(federation, recorder)
 
 
-def _run_to_end(federation: Federation, folder: RunFolder) -> Run:
+def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
+    """Write settings such as ``federation.rounds=200`` into the config of a run.
+
+    `Checkpoint.check_config` says what may change.
+    """
+    with folder.held():
+        tables = folder.tables()
+        for setting in settings:
+            assign(tables, setting)
+        config = resolve(tables)
+        saved = folder.newest(lambda _: None)
+        if saved is not None:
+            saved.check_config(config, folder.path)
+        Recorder(folder).write_config(config)
+
+
+def _covered(checkpoint: Checkpoint, folder: RunFolder) -> bool:
+    """Return whether the metrics have all rounds of a checkpoint, or lack only what it has."""
+    rounds = len(folder.metrics_file.read().lines)
+    has_last = checkpoint.record is not None
+    return checkpoint.round <= rounds or (has_last and checkpoint.round == rounds + 1)
+
+
+def _check_restart(folder: RunFolder, config: Config, warn: Callable[[str], None]) -> None:
+    """Raise CafedclError unless a run without a checkpoint may begin again with its first round.
+
+    It may if no checkpoint was due so far: its rounds are trained again to the same bits.
+    """
+    read = folder.metrics_file.read()
+    done = len(read.lines)
+    files = [file for file in folder.checkpoints() if int(file.stem)]
+    first_due = min(config.store.checkpoint_every, config.federation.rounds)
+    if not files and not read.problem and done < first_due:
+        if done:
+            warn(f"{folder.path}: no checkpoint yet; its {done} rounds are trained again")
+        return
+    what = read.problem or f"{folder.path / 'checkpoints'}: no whole checkpoint"
+    if files and not read.problem and done < int(files[-1].stem):
+        what = f"{folder.metrics_file.path}: only {done} rounds, fewer than any checkpoint has"
+    raise CafedclError(
+        f"{what}; the run cannot be resumed, and nothing in it was changed. Restore the file from "
+        f"a backup, or train again in a new folder: cafedcl run {folder.path}/config.toml --out NEW"
+    )
+
+
+def _restore(federation: Federation, folder: RunFolder, saved: Checkpoint) -> None:
+    """Go back to a checkpoint, whose data must be those of the federation."""
+    _check_data(federation, folder)
+    try:
+        federation.restore(saved.tensors, {"round": saved.round})
+    except ValueError as error:
+        raise CafedclError(
+            f"{folder.checkpoint_file(saved.round)}: not a checkpoint of this run: {error}"
+        ) from None
+    lines = folder.metrics_file.read().lines[: saved.round]
+    if saved.record is not None and len(lines) < saved.round:
+        lines.append(saved.record)
+        with explained(folder.path):
+            folder.metrics_file.write(lines)
+    federation.history = [Record(**line) for line in lines]
+
+
+def _check_data(federation: Federation, folder: RunFolder) -> None:
+    """Raise CafedclError if the data are not those that the run started with."""
+    arrays, header = folder.data()
+    data = federation.task.clients.data
+    same = (
+        list(data.names) == header["names"]
+        and list(data.shape) == header["shape"]
+        and np.array_equal(federation.counts.numpy(), arrays["counts"])
+        and np.allclose(data.mean.cpu().numpy(), arrays["mean"], atol=1e-5)
+        and np.allclose(data.std.cpu().numpy(), arrays["std"], atol=1e-5)
+    )
+    if not same:
+        raise CafedclError(
+            f"{folder.path}: the data set '{federation.config.data.name}' is not the one that the "
+            "run started with (classes, counts or pixels differ); restore it, or start a new run"
+        )
+
+
+def _run_to_end(federation: Federation, recorder: Recorder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
-    recorder = Recorder(folder)
     with federation:
-        federation.watchers[:0] = [recorder, ContactSheets(folder.path / "samples")]
+        federation.watchers[:0] = [recorder, ContactSheets(recorder.path / "samples")]
         try:
             federation.run()
         except KeyboardInterrupt:
-            recorder.checkpoint(federation)
+            recorder.save(federation)
             raise
         if not federation.finished:
             # A watcher has stopped the run early.
-            recorder.checkpoint(federation)
-        return _result(federation, folder.path)
+            recorder.save(federation)
+        return _result(federation, recorder.path)
 
 
 def _result(federation: Federation, path: Path | None) -> Run:
@@ -231,14 +341,21 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
     saved = folder.newest(warn)
     if saved is None:
         raise CafedclError(f"{path}: there is no checkpoint yet")
-    tensors, header = saved
+    config = folder.config()
+    saved.check_config(config, folder.path)
+    lines = folder.metrics_file.read().lines
+    if saved.round < len(lines):
+        warn(
+            f"{path}: this is the model after round {saved.round} of {len(lines)}: the last rounds "
+            f"have no whole checkpoint; `cafedcl resume {path}` makes it"
+        )
     known, about = folder.data()
     channels, height, width = about["shape"]
     return Run(
-        config=folder.config(),
-        records=folder.metrics()[: header["round"]],
-        state=under("state/", tensors),
-        memories=memories_of(tensors),
+        config=config,
+        records=lines[: saved.round],
+        state=under("state/", saved.tensors),
+        memories=memories_of(saved.tensors),
         counts=torch.from_numpy(known["counts"]),
         names=tuple(about["names"]),
         shape=(channels, height, width),

@@ -29,6 +29,8 @@ class Record:
     server: Scores | None = None
     own: Scores | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    """Why the round was skipped: the server's state is what it was before."""
     tables: Tensors = field(default_factory=dict)
     """Per-client and per-class results behind the scores; kept in `evaluations/` only."""
 

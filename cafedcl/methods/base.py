@@ -54,6 +54,11 @@ class Method:
     """
     server_trains: ClassVar[bool] = False
     """Whether ``update`` trains, which is faster on the device than on the host."""
+    depends_on_rounds: ClassVar[bool] = False
+    """Whether training depends on the number of rounds, as through ``visit.progress``.
+
+    Then a run cannot be extended: its first rounds would have been different.
+    """
     epsilon: float = 0.0
     """Added to the sum of the clients' weights, which the average of the models is divided by."""
     Options: ClassVar[type] = NoOptions

@@ -19,7 +19,7 @@ from cafedcl.models.base import Network
 class FedProcOptions:
     """The authors have no temperature; with τ = 1 the contrast stays near log(1 + (C−1)/e)."""
 
-    dim: int = option(256, "width of the projection", low=1)
+    dim: int = option(256, "width of the projection", low=1, high=65_536)
     tau: float = option(1.0, "temperature of the contrastive term (the code has none)", above=0.0)
 
 
@@ -37,6 +37,7 @@ class FedProc(Method):
     year = 2023
     Options = FedProcOptions
     replayed = True
+    depends_on_rounds = True
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data"
     travels = "model, prototypes, counts"
 

@@ -119,7 +119,7 @@ def test_an_interrupt_between_a_round_and_its_line_loses_neither(tmp_path: Path)
     federation.watchers = [LateInterrupt(), recorder]
     with pytest.raises(KeyboardInterrupt):
         federation.run()
-    recorder.checkpoint(federation)
+    recorder.save(federation)
     folder.unlock()
     assert len(folder.metrics()) == 4
     api.resume(tmp_path / "cut")
@@ -132,10 +132,10 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_one_never_killed(
     tmp_path: Path,
 ) -> None:
     api.start(resolve(kill_and_resume.CONFIG), tmp_path / "whole", ())
-    script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "24", "7"]
+    script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "10", "7"]
     done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 20
+    assert int(done.stdout) >= 8
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
@@ -169,18 +169,6 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
-def test_with_all_checkpoints_damaged_the_run_starts_over(tmp_path: Path) -> None:
-    api.start(config(), tmp_path / "whole", ())
-    with pytest.raises(KeyboardInterrupt):
-        api.start(config(), tmp_path / "cut", [Interrupt(5)])
-    for file in RunFolder.open(tmp_path / "cut").checkpoints():
-        cut(file)
-    said: list[str] = []
-    api.resume(tmp_path / "cut", warn=said.append)
-    assert len(said) == 2
-    assert content(tmp_path / "cut") == content(tmp_path / "whole")
-
-
 def test_a_line_cut_off_by_a_crash_ends_the_metrics(tmp_path: Path) -> None:
     api.start(config(2), tmp_path / "run", ())
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
@@ -194,7 +182,7 @@ def test_metrics_damaged_before_the_checkpoint_are_an_error_not_a_wrong_result(
     with pytest.raises(KeyboardInterrupt):
         api.start(config(), tmp_path / "run", [Interrupt(4)])
     (tmp_path / "run" / "metrics.jsonl").write_text('{"round": 0}\n')
-    with pytest.raises(CafedclError, match=r"damaged: 1 of 4 rounds"):
+    with pytest.raises(CafedclError, match=r"metrics.jsonl, line 1: it has no 'status'"):
         api.resume(tmp_path / "run")
 
 
@@ -265,7 +253,7 @@ def test_a_full_or_read_only_disk_is_one_clear_line_and_the_run_can_be_resumed(
 
 
 def test_a_digest_sees_every_change() -> None:
-    from cafedcl.federation.run_folder import digest
+    from cafedcl.federation.checkpoint import digest
 
     tensors = {"a": torch.arange(4.0), "b": torch.tensor([True]), "c": torch.zeros(0)}
     others = [

@@ -1,0 +1,124 @@
+"""A checkpoint: the state of a federation after a round, with a digest and the run's config."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cafedcl.config.format import FORMAT, upgrade
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import Config
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import write_atomically
+from cafedcl.core.tensors import Tensors, pack, unpack
+from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.methods import find_method
+from cafedcl.task.resolve import resolve
+
+MAY_CHANGE = ("engine.", "store.", "data.dir", "data.download", "evaluate.batch")
+"""Options that may differ when a run is resumed. `federation.rounds` may be raised besides."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What it takes to go on after the given number of rounds."""
+
+    round: int
+    tensors: Tensors
+    config: dict[str, Any] = field(default_factory=dict)
+    """The run's config as plain values; empty in a checkpoint of an earlier version."""
+    record: MetricsLine | None = None
+    """The line of metrics of the last round, in case that the file of metrics has lost it."""
+
+    def write(self, file: Path) -> None:
+        """Write it with a digest of its content; a crash leaves no part of it."""
+        header = {
+            "round": self.round,
+            "config": {"format": FORMAT, **self.config},
+            "record": self.record,
+        }
+        header["digest"] = digest(self.tensors, header)
+        write_atomically(file, pack(self.tensors, header))
+
+    @classmethod
+    def read(cls, file: Path) -> "Checkpoint":
+        """Read a checkpoint; raises ValueError if it is not whole."""
+        tensors, header = unpack(file.read_bytes())
+        expected = header.pop("digest", None)
+        # Earlier versions took the digest of the tensors alone.
+        whole = digest(tensors, header) if "config" in header else digest(tensors)
+        if expected != whole:
+            raise ValueError("its content does not match its digest")
+        if header.get("round") != int(file.stem):
+            raise ValueError(f"it is of round {header.get('round')}, not {int(file.stem)}")
+        for name, value in tensors.items():
+            if name.startswith("state/") and not value.isfinite().all():
+                raise ValueError(f"it has NaN or Inf in '{name}'")
+        return cls(header["round"], tensors, header.get("config", {}), header.get("record"))
+
+    def check_config(self, config: Config, where: Path) -> None:
+        """Raise CafedclError if a run's config has changed in a way that changes its results."""
+        if not self.config:
+            return
+        before = _flat(resolve(upgrade(dict(self.config))).to_plain())
+        now = _flat(config.to_plain())
+        for name in {**before, **now}:
+            if name == "federation.rounds":
+                self._check_rounds(int(before[name]), config, where)
+            elif before.get(name) != now.get(name) and not name.startswith(MAY_CHANGE):
+                raise CafedclError(
+                    f"{where}/config.toml: {name} = {_shown(now, name)}, but the run was made with "
+                    f"{_shown(before, name)}; change it back, or start a new run with "
+                    f"`cafedcl run {where}/config.toml --out NEW`"
+                )
+        moved_machines = "flower" in (before["engine.name"], now["engine.name"])
+        if moved_machines and before["engine.name"] != now["engine.name"]:
+            raise CafedclError(
+                f"{where}/config.toml: engine.name = {_shown(now, 'engine.name')}, but the run was "
+                f"made with {_shown(before, 'engine.name')}: what clients keep is elsewhere; "
+                "change it back"
+            )
+
+    def _check_rounds(self, before: int, config: Config, where: Path) -> None:
+        rounds = config.federation.rounds
+        if rounds < before:
+            raise CafedclError(
+                f"{where}/config.toml: federation.rounds = {rounds}, but the run was made for "
+                f"{before}; the number can only be raised"
+            )
+        method, _ = find_method(config.method.name)
+        if rounds > before and method.depends_on_rounds:
+            raise CafedclError(
+                f"{where}/config.toml: federation.rounds = {rounds}, but the run was made for "
+                f"{before}, and {method.name} trains differently for another number; change it "
+                f"back, or start a new run with `cafedcl run {where}/config.toml --out NEW`"
+            )
+
+
+def _flat(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, table in tables.items():
+        for key, value in table.items():
+            flat[f"{section}.{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _shown(options: Mapping[str, Any], name: str) -> str:
+    return to_toml(options[name]) if name in options else "nothing"
+
+
+def digest(tensors: Tensors, header: Mapping[str, Any] | None = None) -> str:
+    """Return a digest of names, types, shapes and content, and of a header if one is given."""
+    hasher = blake2b(digest_size=16)
+    for name in sorted(tensors):
+        value: Tensor = tensors[name].detach().cpu().contiguous()
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        hasher.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
+    if header is not None:
+        hasher.update(json.dumps(header, sort_keys=True).encode())
+    return hasher.hexdigest()

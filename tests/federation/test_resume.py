@@ -1,0 +1,355 @@
+"""Resuming runs whose folder was damaged or changed: the same end, or one line that says why not.
+
+A run is never silently another one: lr, seed or data of a run cannot change between its rounds.
+"""
+
+import json
+import shutil
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damaged import Damage, damages
+from fault_injection import FullDisk, Pictures, install
+from typer.testing import CliRunner
+
+from cafedcl import api
+from cafedcl.cli.main import app
+from cafedcl.core.errors import CafedclError
+from cafedcl.federation.checkpoint import Checkpoint
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.watcher import Record, Watcher
+from cafedcl.task.resolve import resolve
+
+ROUNDS = 3
+
+
+def tables(method: str = "cafedcl") -> dict[str, dict[str, Any]]:
+    return {
+        "method": {"name": method},
+        "data": {"images": 200},
+        "model": {"name": "mlp", "width": 0.1},
+        "train": {"epochs": 1, "iterations": 1},
+        "federation": {"clients": 3, "rounds": ROUNDS},
+        "evaluate": {"loop": 0},
+        "engine": {"name": "reference"},
+        "store": {"checkpoint_every": 1},
+    }
+
+
+class StopAfter(Watcher):
+    """Stops a run after the given number of rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        if record.round + 1 == self.rounds:
+            raise StopIteration
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    api.start(resolve(tables()), path, ())
+    return path
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "interrupted"
+    api.start(resolve(tables()), path, [StopAfter(2)])
+    return path
+
+
+@pytest.fixture
+def copy(tmp_path: Path, finished: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def result(path: Path, first: int = 0) -> tuple[Any, ...]:
+    """What a run came to, less the seconds: its lines, its last weights, and its evaluations from
+    the given round on.
+    """
+    folder = RunFolder.open(path)
+    lines = [{**line, "seconds": None} for line in folder.metrics()]
+    saved = Checkpoint.read(folder.checkpoint_file(ROUNDS))
+    weights = {name: value.numpy().tobytes() for name, value in saved.tensors.items()}
+    tables = [folder.evaluation_file(round).read_bytes() for round in range(first, ROUNDS)]
+    return lines, weights, tables
+
+
+def bytes_of(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("damage", [pytest.param(how, id=name) for name, how in damages()])
+def test_a_damaged_run_ends_as_a_whole_one_or_is_refused_in_one_line(
+    finished: Path, interrupted: Path, tmp_path: Path, damage: Damage
+) -> None:
+    path = Path(shutil.copytree(interrupted, tmp_path / "run"))
+    damage(path)
+    before = bytes_of(path / "metrics.jsonl")
+    try:
+        api.resume(path, warn=lambda _: None)
+    except CafedclError:
+        assert bytes_of(path / "metrics.jsonl") == before
+    else:
+        assert result(path, first=2) == result(finished, first=2)
+
+
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_a_finished_run_whose_last_checkpoint_is_lost_is_not_finished(
+    copy: Path, finished: Path, how: str
+) -> None:
+    last = RunFolder(copy).checkpoint_file(ROUNDS)
+    if how == "gone":
+        last.unlink()
+    else:
+        last.write_bytes(last.read_bytes()[:-50])
+    assert not RunFolder(copy).is_finished(ROUNDS)
+    said: list[str] = []
+    assert len(api.load(copy, said.append).records) == ROUNDS - 1
+    assert any("this is the model after round 2 of 3" in line for line in said)
+    done = CliRunner().invoke(app, ["resume", str(copy), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert RunFolder(copy).is_finished(ROUNDS)
+    assert result(copy) == result(finished)
+
+
+def test_a_finished_run_is_left_alone(copy: Path, finished: Path) -> None:
+    done = CliRunner().invoke(app, ["resume", str(copy)])
+    assert "already finished" in done.output
+    assert result(copy) == result(finished)
+
+
+@pytest.mark.parametrize("how", ["folder", "files"])
+def test_a_run_without_its_checkpoints_is_refused_and_keeps_its_metrics(
+    copy: Path, how: str
+) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    if how == "files":
+        (copy / "checkpoints").mkdir()
+    before = (copy / "metrics.jsonl").read_bytes()
+    with pytest.raises(
+        CafedclError, match=r"no whole checkpoint; .*nothing in it was changed.*NEW"
+    ):
+        api.resume(copy)
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
+    tmp_path: Path, finished: Path
+) -> None:
+    lasting = tables() | {"store": {"checkpoint_every": 10}}
+    path = tmp_path / "run"
+
+    class Killed(Watcher):
+        def round_began(self, federation: Federation, clients: int) -> None:
+            if federation.round == 2:
+                raise RuntimeError("as if killed: no checkpoint is written")
+
+    with pytest.raises(RuntimeError, match="as if killed"):
+        api.start(resolve(lasting), path, [Killed()])
+    assert len(RunFolder(path).metrics()) == 2
+    said: list[str] = []
+    api.resume(path, warn=said.append)
+    assert "no checkpoint yet; its 2 rounds are trained again" in said[0]
+    assert result(path)[:2] == result(finished)[:2]
+
+
+def test_rounds_that_are_trained_again_are_kept_until_the_first_one_is_done(copy: Path) -> None:
+    RunFolder(copy).checkpoint_file(ROUNDS).unlink()
+
+    class Fails(Watcher):
+        def client_done(self, federation: Federation, client: int, failure: object) -> None:
+            raise RuntimeError("the machine is broken")
+
+    before = (copy / "metrics.jsonl").read_bytes()
+    with pytest.raises(RuntimeError, match="broken"):
+        api.resume(copy, [Fails()])
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_metrics_that_lost_their_last_line_get_it_from_the_checkpoint(
+    copy: Path, finished: Path, lines: int
+) -> None:
+    file = copy / "metrics.jsonl"
+    whole = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(whole[:-1]) + whole[-1][: 40 * lines])
+    api.resume(copy, warn=pytest.fail)
+    assert file.read_text() == "".join(whole)
+    assert result(copy) == result(finished)
+
+
+def test_metrics_that_lost_more_than_their_checkpoints_have_are_an_error(copy: Path) -> None:
+    file = copy / "metrics.jsonl"
+    file.write_text("")
+    with pytest.raises(CafedclError, match="only 0 rounds, fewer than any checkpoint has"):
+        api.resume(copy, warn=lambda _: None)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    file = path / "config.toml"
+    text = file.read_text()
+    assert text.count(old) == 1, old
+    file.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("lr = 0.1\n", "lr = 0.2\n", r"train.lr = 0.2, but the run was made with 0.1"),
+        ("seed = 0\n", "seed = 1\n", r"run.seed = 1, but the run was made with 0"),
+        ("clients = 3\n", "clients = 4\n", r"federation.clients = 4, .* with 3"),
+        ("width = 0.1\n", "width = 0.2\n", r"model.width = 0.2, .* with 0.1"),
+        ('name = "cafedcl"\n', 'name = "fedavg"\n', r"method|there is no such option"),
+        ("rounds = 3\n", "rounds = 2\n", r"federation.rounds = 2, .* can only be raised"),
+        ('name = "reference"\n', 'name = "flower"\n', r"engine.name = \"flower\", .* with"),
+    ],
+)
+def test_a_changed_config_is_refused_by_the_name_of_what_changed(
+    copy: Path, old: str, new: str, said: str
+) -> None:
+    edit(copy, old, new)
+    before = (copy / "metrics.jsonl").read_bytes()
+    for use in (lambda: api.runs.resume(copy), lambda: api.load(copy)):
+        with pytest.raises(CafedclError, match=said):
+            use()
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "format = 2\n", "[method]\nname = 'cafedcl'\n"])
+def test_a_config_that_is_not_whole_is_not_filled_with_defaults(copy: Path, content: str) -> None:
+    (copy / "config.toml").write_text(content)
+    with pytest.raises(CafedclError, match=r"config.toml: damaged: .*\[federation\] is missing"):
+        api.resume(copy)
+
+
+def test_a_run_can_be_extended_and_moved(copy: Path, tmp_path: Path) -> None:
+    longer = tables()
+    longer["federation"]["rounds"] = 5
+    api.start(resolve(longer), tmp_path / "longer", ())
+    changes = ["--rounds", "5", "--set", "engine.workers=1", "--set", "store.checkpoint_every=2"]
+    done = CliRunner().invoke(app, ["resume", str(copy), "--quiet", *changes])
+    assert done.exit_code == 0, done.output
+    assert RunFolder(copy).config().federation.rounds == 5
+    assert RunFolder(copy).config().store.checkpoint_every == 2
+    ends = [RunFolder(path).metrics()[-1]["server"] for path in (copy, tmp_path / "longer")]
+    assert ends[0] == ends[1]
+
+
+def test_a_setting_that_would_change_results_is_refused_and_not_written(copy: Path) -> None:
+    before = (copy / "config.toml").read_bytes()
+    with pytest.raises(CafedclError, match=r"train.lr = 0.5, but the run was made with 0.1"):
+        api.resume(copy, settings={"train.lr": 0.5})
+    assert (copy / "config.toml").read_bytes() == before
+
+
+def test_a_method_that_counts_on_its_number_of_rounds_cannot_be_extended(tmp_path: Path) -> None:
+    api.start(resolve(tables("fedproc")), tmp_path / "run", ())
+    with pytest.raises(CafedclError, match="fedproc trains differently for another number"):
+        api.resume(tmp_path / "run", settings={"federation.rounds": 5})
+
+
+def test_other_data_than_those_of_the_run_are_refused(tmp_path: Path) -> None:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (120, 8, 8), dtype=np.uint8)
+    labels = np.arange(120) % 4
+    file = tmp_path / "own.npz"
+    np.savez(file, train_x=images, train_y=labels, test_x=images[:20], test_y=labels[:20])
+    own = tables() | {"data": {"name": str(file)}}
+    api.start(resolve(own), tmp_path / "run", [StopAfter(2)])
+    np.savez(file, train_x=images // 2, train_y=labels, test_x=images[:20], test_y=labels[:20])
+    with pytest.raises(CafedclError, match="is not the one that the run started with"):
+        api.resume(tmp_path / "run")
+
+
+def test_unfinished_files_of_a_killed_process_are_removed(copy: Path) -> None:
+    RunFolder(copy).checkpoint_file(ROUNDS).unlink()
+    left = [copy / "config.toml.tmp", copy / "checkpoints" / "000009.safetensors.tmp"]
+    for file in left:
+        file.write_bytes(b"half")
+    api.resume(copy, warn=lambda _: None)
+    assert not any(file.exists() for file in left)
+
+
+def nothing_learned(path: Path, **federation: Any) -> list[str]:
+    """Run a federation in which no round counts, and return the words of the command's error."""
+    settings = [f"federation.{name}={json.dumps(value)}" for name, value in federation.items()]
+    words = ["--method", "fedavg", "--rounds", "2", "--clients", "3", "--out", str(path)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    done = CliRunner().invoke(app, ["run", "--quiet", *words, "--set", "data.images=200"])
+    assert isinstance(done.exception, CafedclError)
+    return str(done.exception).split()
+
+
+@pytest.mark.parametrize(
+    ("federation", "why"),
+    [
+        ({"min_replies": 3, "dropout": 1.0}, "0 valid replies, federation.min_replies = 3"),
+        ({"dropout": 1.0}, "0 valid replies"),
+    ],
+)
+def test_a_run_that_learned_nothing_is_an_error(
+    tmp_path: Path, federation: dict[str, Any], why: str
+) -> None:
+    said = " ".join(nothing_learned(tmp_path / "run", **federation))
+    assert "no round was aggregated, so the model has learned nothing" in said
+    assert why in said
+    again = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--quiet"])
+    assert isinstance(again.exception, CafedclError)
+
+
+def start_or_resume(path: Path, method: str) -> None:
+    if RunFolder(path).begun:
+        api.resume(path, warn=lambda _: None)
+    else:
+        api.start(resolve(tables(method)), path, ())
+
+
+@pytest.mark.parametrize("method", ["cafedcl", "fedproto", "scaffold"])
+def test_a_run_killed_at_any_call_that_writes_ends_as_one_never_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    whole = tmp_path / "whole"
+    pictures = Pictures(whole, tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        install(patch, whole, pictures)
+        start_or_resume(whole, method)
+    assert len(pictures.taken) >= 60
+    expected = result(whole)
+    for path in pictures.taken:
+        start_or_resume(path, method)
+        assert result(path) == expected, f"killed at {path.name}"
+        assert not list(path.glob("**/*.tmp")), f"killed at {path.name}"
+
+
+def test_a_disk_that_is_full_at_any_call_is_one_line_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_or_resume(tmp_path / "whole", "fedavg")
+    expected = result(tmp_path / "whole")
+    path = tmp_path / "run"
+    for calls in count():
+        with monkeypatch.context() as patch:
+            disk = FullDisk(calls)
+            install(patch, path, disk)
+            with suppress(CafedclError):
+                start_or_resume(path, "fedavg")
+        if disk.left >= 0:
+            break
+        assert not list(path.glob("**/*.tmp")), f"full at call {calls}"
+        start_or_resume(path, "fedavg")
+        assert result(path) == expected, f"full at call {calls}"
+        shutil.rmtree(path)
+    assert calls >= 60
