@@ -2,9 +2,11 @@
 
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -31,8 +33,25 @@ GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 """What using a pipe raises when there is nobody at its other end."""
 
 
+def die_with_parent(pipe: Connection) -> None:
+    """End this process as soon as the other end of its pipe is closed, even during a job.
+
+    That happens when the parent closes it, and when the parent is killed.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        # No event is asked for, so only the closing of the other end is reported.
+        poll.register(pipe.fileno(), 0)
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def work_off(channel: Channel, engine: StackedClients) -> None:
     """Run groups of jobs as they come; the closing of the channel ends it with an error of GONE."""
+    die_with_parent(channel.pipe)
     down = Down(-1, {})
     while True:
         kind, message = channel.receive(copied=False)

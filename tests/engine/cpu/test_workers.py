@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from cafedcl.engine.cpu import workers as workers_module
 from cafedcl.engine.cpu.workers import CpuEngine
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.models import Network
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.resolve import resolve
@@ -327,3 +329,54 @@ def is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:
         return True
+
+
+def children_of(process: int) -> list[int]:
+    return [
+        int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ]
+
+
+def is_alive(process: int) -> bool:
+    """A process that nobody waits for stays in the list as a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(happened: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started anew"])
+def test_workers_end_with_a_killed_run_and_do_not_keep_its_folder_locked(
+    tmp_path: Path, threads: int
+) -> None:
+    path = tmp_path / "run"
+    settings = [
+        "train.epochs=10000",
+        "train.batch_size=1",
+        "engine.workers=2",
+        f"engine.threads={threads}",
+    ]
+    command = [sys.executable, "-m", "cafedcl", "run", "--method", "fedavg", "--out", str(path)]
+    command += [word for setting in settings for word in ("--set", setting)]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: (path / "config.toml").exists(), "the run never began")
+        wait_until(lambda: len(children_of(run.pid)) == 2, "the workers were never started")
+        # Let the jobs begin: they take hours.
+        time.sleep(1.0 if threads == 1 else 6.0)
+        workers = children_of(run.pid)
+    finally:
+        run.kill()
+        run.wait()
+    folder = RunFolder(path)
+    folder.lock()
+    folder.unlock()
+    wait_until(lambda: not any(map(is_alive, workers)), "the workers live on", 10)
