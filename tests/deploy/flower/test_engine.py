@@ -52,6 +52,7 @@ def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_pa
         "augment__steps": 5,
         "split__kind": "dirichlet",
         "split__alpha": 0.3,
+        "split__classes": 2,
     }
     chosen = config(**tail, federation__rounds=2)
     there = host(chosen, [ContactSheets(tmp_path / "sheets")], None)

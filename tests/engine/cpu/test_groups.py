@@ -41,7 +41,9 @@ def make(digits: Dataset) -> Make:
             "engine": {"device": "cpu"},
         }
         for name, table in sections.items():
-            tables[name] = {**tables.get(name, {}), **table}
+            # Another kind of split does not take the options of this one.
+            kept = {} if name == "split" else tables.get(name, {})
+            tables[name] = {**kept, **table}
         return prepare(resolve(tables), digits)
 
     return setup

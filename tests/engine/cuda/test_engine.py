@@ -128,11 +128,11 @@ VARIANTS = {
     },
     "drop-outs": {"federation__drop": ["0:1", "1:0,2"]},
     "pfllib": {"evaluate__protocol": "pfllib"},
-    "a fixed batch size": {"train__batch_size": 40, **UNEQUAL},
+    "a fixed batch size": {"train__batch_size": 40, **UNEQUAL, "split__classes": 2},
     "more steps than a chain": {"train__iterations": 7, "train__epochs": 3},
     "a convolutional model": {"model__name": "cnn8", "train__flip": True},
     "no validation images": {"split__validation": 0.0},
-    "small evaluation batches": {"evaluate__batch": 37, **UNEQUAL},
+    "small evaluation batches": {"evaluate__batch": 37, **UNEQUAL, "split__classes": 2},
 }
 
 
