@@ -1,6 +1,5 @@
 """Many runs at a time: a pool that starts them, follows their progress and stops them."""
 
-import json
 import signal
 import time
 from collections import deque
@@ -11,7 +10,8 @@ from pathlib import Path
 
 from cafedcl.compare.jobs import DeviceShare, Handle, Launcher, RunOutcome, RunSpec
 from cafedcl.core.errors import CafedclError
-from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.metrics_file import MetricsLine, parse_line
+from cafedcl.federation.run_folder import RunFolder, any_round_counted
 
 POLL = 0.1
 """Seconds between two checks of the running processes."""
@@ -38,18 +38,19 @@ class Tail:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
                 new = file.read()
-        except FileNotFoundError:
+        except OSError:
             return
         # The last line may be half written; it is read the next time.
         whole = new[: new.rfind(b"\n") + 1]
         self.offset += len(whole)
         for text in whole.splitlines():
             try:
-                line = json.loads(text)
+                line = parse_line(text, self.rounds)
             except ValueError:
+                # Progress ignores a damaged line; the run itself says what is wrong.
                 continue
             self.rounds += 1
-            if line.get("server") or line.get("own"):
+            if line["server"] or line["own"]:
                 self.last = line
 
 
@@ -160,7 +161,7 @@ class Pool:
         # The run folder decides, not the exit status: a run may be stopped right after its last
         # round, and a status of 0 does not mean that all rounds are there.
         if one.job.finished:
-            return ended
+            return failed_if_untrained(ended)
         if one.stopping:
             return replace(ended, status="stopped")
         return replace(ended, status="failed", error=last_words(one.job.log, status))
@@ -229,7 +230,15 @@ def skipped(job: RunSpec) -> RunOutcome:
     """Return the outcome of a run that was finished before."""
     tail = Tail(job.folder)
     tail.read()
-    return RunOutcome(job, "skipped", last=tail.last)
+    return failed_if_untrained(RunOutcome(job, "skipped", last=tail.last))
+
+
+def failed_if_untrained(outcome: RunOutcome) -> RunOutcome:
+    """Return the outcome of a finished run; one whose rounds were all skipped has failed."""
+    if any_round_counted(RunFolder(outcome.job.folder).metrics_file.read().lines):
+        return outcome
+    error = "no round was aggregated, so the model has learned nothing"
+    return replace(outcome, status="failed", error=error)
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from comparing import Notes
 
 from cafedcl.compare import jobs as schedule_jobs
 from cafedcl.compare import pool as schedule_pool
+from cafedcl.federation.checkpoint import Checkpoint
 
 STUB = """
-import json, os, signal, sys, time
+import json, os, shutil, signal, sys, time
 from pathlib import Path
 
 def word(flag, default=None):
@@ -40,9 +41,11 @@ done = len(file.read_text().splitlines()) if file.exists() else 0
 for number in range(done, 3):
     time.sleep(float(os.environ.get("STUB_SECONDS", "0")))
     with file.open("a") as lines:
-        server = {"accuracy": 0.5 + number / 10}
-        lines.write(json.dumps({"round": number, "status": "ok", "server": server}) + "\\n")
-(out / "checkpoints" / "000003.safetensors").touch()
+        line = {"round": number, "status": "ok", "participants": [], "dropped": [], "failed": []}
+        line |= {"traffic": {"up_bytes": 1, "down_bytes": 1}, "lr": 0.1, "loss": {}, "seconds": {}}
+        line |= {"server": {"accuracy": 0.5 + number / 10}, "own": None}
+        lines.write(json.dumps(line) + "\\n")
+shutil.copy(os.environ["STUB_CHECKPOINT"], out / "checkpoints" / "000003.safetensors")
 note("end")
 """
 
@@ -57,6 +60,9 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
     monkeypatch.setattr(schedule_jobs, "PROGRAM", (sys.executable, "-S", str(program)))
     monkeypatch.setattr(schedule_pool, "POLL", 0.01)
     monkeypatch.setenv("STUB_NOTES", str(notes))
+    checkpoint = tmp_path / "000003.safetensors"
+    Checkpoint(3, {}).write(checkpoint)
+    monkeypatch.setenv("STUB_CHECKPOINT", str(checkpoint))
     return lambda: (
         [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     )

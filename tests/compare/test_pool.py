@@ -10,6 +10,7 @@ import pytest
 from comparing import Notes, jobs, pool
 from rich.console import Console
 
+from cafedcl import api
 from cafedcl.compare import devices as schedule_devices
 from cafedcl.compare import jobs as schedule_jobs
 from cafedcl.compare.devices import choose_launcher, device_share
@@ -17,6 +18,7 @@ from cafedcl.compare.jobs import DeviceShare
 from cafedcl.compare.pool import Tail, polite, run_all
 from cafedcl.compare.progress import Count, JsonView, LiveView, PlainView
 from cafedcl.core.errors import CafedclError
+from cafedcl.federation.watcher import Record
 
 
 def test_finished_runs_are_skipped_unfinished_resumed_missing_started(
@@ -120,16 +122,17 @@ def test_the_tail_follows_a_growing_file_and_one_that_is_rewound(tmp_path: Path)
     tail, file = Tail(tmp_path), tmp_path / "metrics.jsonl"
     tail.read()
     assert (tail.rounds, tail.last) == (0, None)
-    file.write_text('{"round": 0, "server": {"accuracy": 0.5}}\n{"round": 1, "ser')
+    first = Record(0, "ok", [0], [], [], {"up_bytes": 1, "down_bytes": 1}, 0.1, {}).line()
+    first["server"] = {"accuracy": 0.5}
+    second = {**first, "round": 1, "server": None}
+    file.write_text(f"{json.dumps(first)}\n{json.dumps(second)[:20]}")
     tail.read()
     assert tail.rounds == 1
-    file.write_text(
-        '{"round": 0, "server": {"accuracy": 0.5}}\n{"round": 1, "server": null, "own": null}\n'
-    )
+    file.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     tail.read()
     assert tail.rounds == 2
-    assert tail.last == {"round": 0, "server": {"accuracy": 0.5}}
-    file.write_text('{"round": 0, "server": {"accuracy": 0.5}}\n')
+    assert tail.last == first
+    file.write_text(f"{json.dumps(first)}\n")
     tail.read()
     assert tail.rounds == 1
 
@@ -203,3 +206,30 @@ def test_the_views(
     assert "2 finished, 1 failed, 0 running, 0 waiting" in drawn
     assert "2/3" in drawn
     assert "60.0 %" in drawn
+
+
+def test_a_run_whose_rounds_were_all_skipped_has_failed(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    settings = {
+        **{"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1},
+        "federation.drop": ["0:0,1", "1:0,1", "2:0,1"],
+    }
+    api.run("fedavg", clients=2, rounds=3, device="cpu", settings=settings, out=job.folder)
+    (outcome,) = run_all([job], pool())
+    assert outcome.status == "failed"
+    assert "no round was aggregated" in outcome.error
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "null", "3", '{"server": [1]}'])
+def test_progress_ignores_a_damaged_line(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    tail = Tail(tmp_path)
+    tail.read()
+    assert (tail.rounds, tail.last) == (0, None)
+
+
+def test_progress_of_metrics_that_are_a_folder_is_none(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    tail = Tail(tmp_path)
+    tail.read()
+    assert tail.rounds == 0
