@@ -57,8 +57,9 @@ def test_a_run_predicts_as_it_was_scored(finished: Run) -> None:
     share = float((found.labels.numpy() == digits.target).mean())
     assert share > 0.7
     assert found.names[0] == str(int(found.labels[0]))
-    assert found.confidence is not None
-    assert ((found.confidence > 0) & (found.confidence <= 1)).all()
+    assert finished.class_confidence is not None
+    assert finished.class_confidence.shape == (10,)
+    assert ((finished.class_confidence > 0) & (finished.class_confidence <= 1)).all()
     assert (found.similarity.abs() <= 1 + 1e-6).all()
     as_floats = finished.predict(images / 255)
     assert torch.equal(found.labels, as_floats.labels)
@@ -86,7 +87,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
     assert run.path is None
     assert list(tmp_path.iterdir()) == []
     assert run.prototypes is None
-    assert run.predict(np.zeros((8, 8), np.uint8)).confidence is None
+    assert run.class_confidence is None
 
 
 def test_a_federation_can_be_stepped_and_watched() -> None:

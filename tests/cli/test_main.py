@@ -136,7 +136,7 @@ def test_show_tells_last_and_best_and_compares_several(call: Call) -> None:
     assert summary["best"]["server"]["accuracy"] >= summary["last"]["server"]["accuracy"]
 
 
-def test_predict_prints_class_similarity_and_confidence(call: Call, tmp_path: Path) -> None:
+def test_predict_prints_only_numbers_about_the_image(call: Call, tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     assert call("run", *SMALL, "--out", "run", "-q")[0] == 0
@@ -149,8 +149,22 @@ def test_predict_prints_class_similarity_and_confidence(call: Call, tmp_path: Pa
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["image"] for row in rows] == ["0.png", "1.png"]
     assert all(row["class"] in map(str, range(10)) for row in rows)
-    assert all(-1 <= row["similarity"] <= 1 and 0 < row["confidence"] <= 1 for row in rows)
-    assert "similarity" in call("predict", "run", "0.png")[1]
+    assert all(row.keys() == {"image", "class", "similarity"} for row in rows)
+    assert all(-1 <= row["similarity"] <= 1 for row in rows)
+    head, image, last = call("predict", "run", "0.png")[1].splitlines()
+    assert head.split() == ["image", "class", "similarity"]
+    assert len(image.split()) == 3
+    assert last.startswith("mean training confidence of these classes, not of the images: ")
+
+
+def test_predict_refuses_a_model_that_no_round_has_trained(call: Call, tmp_path: Path) -> None:
+    never = [f"{t}:{client}" for t in range(2) for client in range(4)]
+    call("run", *SMALL, "--set", f"federation.drop={json.dumps(never)}", "--out", "run", "-q")
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    code, out, err = call("predict", "run", "x.png")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: run: no round was aggregated, so the model has not learned")
+    assert len(err.splitlines()) == 1
 
 
 def test_a_method_without_a_server_model_predicts_with_a_clients(
@@ -305,7 +319,7 @@ def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path, number: signa
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert re.fullmatch(
-        r"interrupted after \d+ rounds?; saved\. Resume with: cafedcl resume run", err.strip()
+        r"interrupted; \d+ rounds? (is|are) saved\. Resume with: cafedcl resume run", err.strip()
     )
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
