@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from comparing import Notes, jobs, pool
+from comparing import Notes, jobs, pool, scored_line
 from rich.console import Console
 
 from cafedcl import api
@@ -18,7 +18,6 @@ from cafedcl.compare.jobs import DeviceShare
 from cafedcl.compare.pool import Tail, polite, run_all
 from cafedcl.compare.progress import Count, JsonView, LiveView, PlainView
 from cafedcl.core.errors import CafedclError
-from cafedcl.federation.watcher import Record
 
 
 def test_finished_runs_are_skipped_unfinished_resumed_missing_started(
@@ -122,9 +121,8 @@ def test_the_tail_follows_a_growing_file_and_one_that_is_rewound(tmp_path: Path)
     tail, file = Tail(tmp_path), tmp_path / "metrics.jsonl"
     tail.read()
     assert (tail.rounds, tail.last) == (0, None)
-    first = Record(0, "ok", [0], [], [], {"up_bytes": 1, "down_bytes": 1}, 0.1, {}).line()
-    first["server"] = {"accuracy": 0.5}
-    second = {**first, "round": 1, "server": None}
+    first = scored_line(0, {"accuracy": 0.5})
+    second = scored_line(1, None)
     file.write_text(f"{json.dumps(first)}\n{json.dumps(second)[:20]}")
     tail.read()
     assert tail.rounds == 1

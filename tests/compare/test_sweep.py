@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from comparing import scored_line
 from typer.testing import CliRunner
 
 from cafedcl.cli.compare import sweep as command
@@ -18,6 +19,7 @@ from cafedcl.compare.tune import Search
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import load_dataset
+from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.task.resolve import gather, resolve
 
 ROUNDS = 6
@@ -64,18 +66,12 @@ class Instant:
             words.get("method.geo") == '"batch"'
         )
         rounds = ROUNDS // 3 if self.endless else ROUNDS
-        lines = [
-            {
-                "round": t,
-                "status": "ok",
-                "server": {"accuracy": 0.9 - miss, "client_std": miss, "few": None},
-            }
-            for t in range(rounds)
-        ]
+        scores = {"accuracy": 0.9 - miss, "client_std": miss, "few": None}
+        lines = [scored_line(t, scores) for t in range(rounds)]
         (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if self.endless:
             return Ended(None)
-        (out / "checkpoints" / "000006.safetensors").touch()
+        Checkpoint(ROUNDS, {}).write(out / "checkpoints" / f"{ROUNDS:06d}.safetensors")
         return Ended(0)
 
 
