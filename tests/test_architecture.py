@@ -63,6 +63,48 @@ def test_a_library_is_used_in_its_own_folder_only(library: str) -> None:
             assert all(name.split(".")[0] != library for name in names), file
 
 
+def calls_of(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+    """Return all calls with the last part of the called name."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            found.append((node.func.id if isinstance(node.func, ast.Name) else name, node))
+    return found
+
+
+def is_safe_to_print(value: ast.expr) -> bool:
+    """Return whether a value is our own text, JSON, or a text made printable."""
+    if isinstance(value, ast.Call):
+        return calls_of(value)[0][0] in ("printable", "dumps")
+    return isinstance(value, ast.Constant)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_no_text_from_elsewhere_is_read_as_markup_or_printed_raw(file: Path) -> None:
+    """Names and messages come from users and their files: "[/]" must not be markup for rich, and
+    an escape sequence must not reach the terminal.
+    """
+    for name, call in calls_of(ast.parse(file.read_text(encoding="utf-8"))):
+        where = f"{file}:{call.lineno}"
+        words = {keyword.arg: keyword.value for keyword in call.keywords}
+        if name in ("Console", "PrintableConsole", "TextColumn"):
+            markup = words.get("markup")
+            assert isinstance(markup, ast.Constant), f"{where}: give {name} markup=False"
+            assert markup.value is False, f"{where}: give {name} markup=False"
+        elif name == "Panel":
+            # A panel reads a title that is a str as markup, whatever the console does.
+            for title in {"title", "subtitle"} & words.keys():
+                value = words[title]
+                assert isinstance(value, ast.Call), f"{where}: make the {title} a Text"
+                assert calls_of(value)[0][0] == "Text", f"{where}: make the {title} a Text"
+        elif isinstance(call.func, ast.Name) and name == "print":
+            assert all(map(is_safe_to_print, call.args)), f"{where}: print(printable(...))"
+        elif name == "print":
+            assert "markup" not in words, f"{where}: the console has no markup"
+        assert name not in ("from_markup", "render_markup"), f"{where}: use Text"
+
+
 def test_no_file_is_longer_than_400_lines() -> None:
     lengths = {str(f): len(f.read_text(encoding="utf-8").splitlines()) for f in FILES}
     assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
