@@ -113,6 +113,13 @@ class Augmenter:
         """Return m_{k,c}, the number of synthetic images, for the clients' counts n_{k,c}."""
         return missing_images(counts, self.options)
 
+    def new_samples(self, counts: Tensor) -> Tensor:
+        """Return how many of the synthetic images may count as new samples, m_{k,c} in n^eff.
+
+        It is the most that ``make`` reports as ``synthetic``, known before anything is made.
+        """
+        return self.synthetic_counts(counts)
+
     def learn(self, client: ClientImages) -> Tensors:
         """Train what the augmenter needs on the client's data; return the client's new memory.
 
@@ -153,6 +160,10 @@ class Resample(Augmenter):
     """Draws a tail class's images again. Copies are not new samples, so n_eff ignores them."""
 
     name = "resample"
+
+    def new_samples(self, counts: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(counts)
 
     def make(self, client: ClientImages) -> SyntheticImages:
         """Return copies of real images."""

@@ -80,6 +80,11 @@ class GAN(Augmenter):
         self.idle: list[Trainer] = []
         self.lock = Lock()
 
+    def new_samples(self, counts: Tensor) -> Tensor:
+        """Return the images of classes that have enough for a generator."""
+        enough: Tensor = counts >= self.options.least
+        return self.synthetic_counts(counts) * enough
+
     def learn(self, client: ClientImages) -> Tensors:
         """Return a client's generator and its measures: the stored ones, or newly trained ones."""
         if "fitted" in client.memory:

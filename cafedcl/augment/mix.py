@@ -20,6 +20,10 @@ class MixOptions(TailOptions):
 class _Mix(Augmenter):
     Options = MixOptions
 
+    def new_samples(self, counts: Tensor) -> Tensor:
+        """Return the mixtures of classes with several images."""
+        return self.synthetic_counts(counts) * (counts > 1)
+
     def make(self, client: ClientImages) -> SyntheticImages:
         """Return mixtures; a class with a single image gives copies, which n_eff ignores."""
         labels = client.synthetic_labels()

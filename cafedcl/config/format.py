@@ -21,8 +21,7 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     version = tables.pop("format", default)
     if version not in range(1, FORMAT + 1):
         raise CafedclError(
-            f"format = {version!r}: this version of cafedcl reads up to {FORMAT}; "
-            "update cafedcl"
+            f"format = {version!r}: this version of cafedcl reads up to {FORMAT}; update cafedcl"
         )
     if recorded:
         _leave_out_ignored(tables)

@@ -94,8 +94,8 @@ class Client:
     """What a client knows of itself, and what the server told it at enrolment.
 
     It has ``samples`` training images n_k, ``counts`` per class n_{k,c}, and ``holds`` lists the
-    classes it has. The server told it ``most`` and ``total``: the largest count of any client and
-    the sum over all clients, per class.
+    classes it has. The server told it ``most`` and ``total``: the largest effective count of any
+    client and the sum over all clients, per class (`Method.effective_counts`).
     """
 
     index: int

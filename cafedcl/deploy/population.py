@@ -112,16 +112,17 @@ class Population:
         mean, std = mean_and_std(mean, square)
         return cls(tuple(site.site for site in sites), names, sites[0].shape, counts, mean, std)
 
-    def assignment(self, site: str) -> "SiteAssignment":
-        """Return a site's assignment."""
+    def assignment(self, site: str, census: tuple[Tensor, Tensor]) -> "SiteAssignment":
+        """Return a site's assignment; ``census`` is what the server's task says of all clients."""
+        most, total = census
         return SiteAssignment(
             client=self.sites.index(site),
             clients=len(self.sites),
             names=self.names,
             mean=tuple(self.mean.flatten().tolist()),
             std=tuple(self.std.flatten().tolist()),
-            most=tuple(self.counts.amax(0).tolist()),
-            total=tuple(self.counts.sum(0).tolist()),
+            most=tuple(most.tolist()),
+            total=tuple(total.tolist()),
         )
 
 
@@ -129,7 +130,7 @@ class Population:
 class SiteAssignment:
     """What a site learns about a run: its number, the classes, mean and std, and class counts.
 
-    ``most`` and ``total`` are the maximum and the sum of training images per class over all sites.
+    ``most`` and ``total`` are the largest and the summed effective count per class over all sites.
     """
 
     client: int
@@ -137,8 +138,8 @@ class SiteAssignment:
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    most: tuple[int, ...]
-    total: tuple[int, ...]
+    most: tuple[float, ...]
+    total: tuple[float, ...]
 
 
 def align_counts(counts: Tensor, names: tuple[str, ...], all_names: tuple[str, ...]) -> Tensor:

@@ -84,6 +84,21 @@ class Checkpoint:
                 "change it back"
             )
 
+    def check_version(self, config: Config, where: Path) -> None:
+        """Raise CafedclError if an earlier version would have gone on differently.
+
+        Until 0.2, CAFedCL divided conf_data by the largest number of real images, also where
+        synthetic ones are counted.
+        """
+        counted = config.augment.name not in ("none", "resample")
+        method, _ = find_method(config.method.name)
+        if not self.config and counted and method.name == "cafedcl":
+            raise CafedclError(
+                f"{where}: made with an earlier version of cafedcl, in which synthetic images "
+                f"counted differently in the confidence; start a new run with "
+                f"`cafedcl run {where}/config.toml --out NEW`"
+            )
+
     def _check_rounds(self, before: int, config: Config, where: Path) -> None:
         rounds = config.federation.rounds
         if rounds < before:

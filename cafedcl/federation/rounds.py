@@ -29,7 +29,7 @@ from cafedcl.federation.clock import Clock
 from cafedcl.federation.replies import RoundReplies, client_of, in_order
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
-from cafedcl.functional.reply_check import ReplyValidator, all_finite, mismatch
+from cafedcl.functional.reply_check import Kind, ReplyValidator, all_finite, mismatch
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.build import Setup, check_schedule, prepare
 from cafedcl.task.task import arithmetic
@@ -309,8 +309,14 @@ class Federation:
 
     def restore(self, tensors: Tensors, header: Header) -> None:
         """Go back to a snapshot; raises ValueError if it is not one of this federation."""
-        expected = {**prefixed("state/", self.state), **prefixed("own/", self.own)}
-        kinds = {name: (tuple(value.shape), value.dtype) for name, value in expected.items()}
+        fitting = {**prefixed("state/", self.state), **prefixed("own/", self.own)}
+        kinds: dict[str, Kind] = {}
+        for name, value in fitting.items():
+            shape = tuple(value.shape)
+            # The first axis of what a method keeps besides the model may grow.
+            if name in tensors and shape and not name.startswith("state/" + MODEL):
+                shape = (*tensors[name].shape[:1], *shape[1:])
+            kinds[name] = (shape, value.dtype)
         problem = mismatch(without("memory/", tensors), kinds)
         if problem:
             raise ValueError(problem)

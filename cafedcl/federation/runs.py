@@ -207,6 +207,7 @@ def resume(
             _check_restart(folder, config, warn)
         else:
             saved.check_config(config, folder.path)
+            saved.check_version(config, folder.path)
             if damaged:
                 warn(f"{damaged}; the rounds after round {saved.round} are trained again")
         federation = host(config, watchers, folder)

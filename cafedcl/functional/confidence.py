@@ -18,7 +18,7 @@ def effective_counts(real: Tensor, synthetic: Tensor | None, gamma: float) -> Te
 def data_confidence(n_eff: Tensor, most: Tensor, total: Tensor, rule: str, half: float) -> Tensor:
     """Return conf^data, which is proportional to n^eff.
 
-    ``rule`` says what it is divided by: the largest count of any client (``max``), the sum over
+    ``rule`` says what it is divided by: the largest n^eff of any client (``max``), the sum over
     clients (``sum``), the client's own total (``own``), or n^eff + half (``saturating``).
     """
     scale = {"max": most, "sum": total, "own": n_eff.sum(), "saturating": n_eff + half}[rule]
@@ -73,15 +73,16 @@ def confidence(
     return torch.where(made > 0, literal, without)
 
 
-def inverse_variance(n_eff: Tensor, prototypes: Tensor) -> Tensor:
-    """Return n^eff/σ̂², the weights that add least variance to the global prototype.
+def inverse_variance(counts: Tensor, prototypes: Tensor) -> Tensor:
+    """Return n/σ̂², the weights that add least variance to the global prototype.
 
-    As ‖z‖ = 1, the variance follows from the norm of the mean: σ̂² = n/(n−1)·(1 − ‖p‖²). One image
-    says nothing about it, so it has σ̂² = 1, the largest value.
+    A prototype p is the mean of n real images with ‖z‖ = 1. So the variance follows from its norm:
+    σ̂² = n/(n−1)·(1 − ‖p‖²). One image says nothing about it, so it has σ̂² = 1, the largest value.
+    Synthetic images do not count: the prototype is not their mean.
     """
-    spread = n_eff / (n_eff - 1).clamp_min(1e-12) * (1 - prototypes.square().sum(1))
-    variance = torch.where(n_eff > 1, spread.clamp(1e-3, 1.0), torch.ones_like(spread))
-    return n_eff / variance
+    spread = counts / (counts - 1).clamp_min(1e-12) * (1 - prototypes.square().sum(1))
+    variance = torch.where(counts > 1, spread.clamp(1e-3, 1.0), torch.ones_like(spread))
+    return counts / variance
 
 
 def client_confidence(conf: Tensor, present: Tensor, over: str) -> Tensor:
@@ -95,14 +96,14 @@ def client_confidence(conf: Tensor, present: Tensor, over: str) -> Tensor:
     return total / present.sum(-1).clamp_min(1)
 
 
-def trust(rule: str, conf: Tensor, n_eff: Tensor, prototypes: Tensor) -> Tensor:
+def trust(rule: str, conf: Tensor, n_eff: Tensor, counts: Tensor, prototypes: Tensor) -> Tensor:
     """Return the weights of a client's classes.
 
-    They are its confidences, all equal, its counts (Eq. 2), or n^eff/σ̂².
+    They are its confidences, all equal, its effective counts (Eq. 2), or n/σ̂² of its real images.
     """
     return {
         "confidence": lambda: conf,
         "uniform": lambda: torch.ones_like(conf),
         "counts": lambda: n_eff,
-        "inverse-variance": lambda: inverse_variance(n_eff, prototypes),
+        "inverse-variance": lambda: inverse_variance(counts, prototypes),
     }[rule]()

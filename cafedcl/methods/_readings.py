@@ -182,3 +182,20 @@ class CAFedCLOptions:
         advanced=True,
     )
     weights: str = option("confidence", "how the server weights clients", choices=tuple(WEIGHTS))
+
+    def contradiction(self) -> str | None:
+        """Return which options do not go together, or None."""
+        if abs(sum(self.w) - 1) > 1e-6:
+            return f"w = {list(self.w)}: its three numbers must sum to 1"
+        if self.clip[0] > self.clip[1]:
+            return f"clip = {list(self.clip)}: the first number must not be the larger one"
+        if self.inference == "head" and self.classifier != "ce":
+            return "inference = head: there is no head; set method.classifier = 'ce'"
+        readings = (self.prototype, self.prototype_of)
+        if self.weights == "inverse-variance" and readings != ("mean-of-units", "real"):
+            return (
+                "weights = inverse-variance: it reads the variance from the length of a mean of "
+                "unit features of real images; set method.prototype = 'mean-of-units' and "
+                "method.prototype_of = 'real'"
+            )
+        return None

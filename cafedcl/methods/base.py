@@ -83,6 +83,14 @@ class Method:
         """Return the server's state besides the model; only ``anchors/…`` is broadcast."""
         return {}
 
+    def effective_counts(self, counts: Tensor, synthetic: Tensor) -> Tensor:
+        """Return how many images of every class a client counts for, n^eff_{k,c}.
+
+        ``counts`` are its real images, and ``synthetic`` the new samples that its tail augmentation
+        may add. What clients are told at enrolment, ``most`` and ``total``, is in these units.
+        """
+        return counts
+
     def scratch(self, client: Client) -> Tensors:
         """Return zeroed tensors that the loss may accumulate into over one epoch."""
         return {}

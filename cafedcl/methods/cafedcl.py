@@ -47,12 +47,6 @@ class CAFedCL(Method):
                 f"method.init = simplex: {classes} classes need at least {classes} features; "
                 f"the model gives {dim}"
             )
-        if options.inference == "head" and options.classifier != "ce":
-            raise CafedclError(
-                "method.inference = head: there is no head; set method.classifier = 'ce'"
-            )
-        if abs(sum(options.w) - 1) > 1e-6 or options.clip[0] > options.clip[1]:
-            raise CafedclError("method.w must sum to 1, and method.clip must be [low, high]")
 
     def head(self) -> nn.Module:
         # Both are made in any case, so that the random weights of one do not depend on the other.
@@ -83,6 +77,9 @@ class CAFedCL(Method):
         if self.options.features == "projected":
             return model.part("project")(features)  # type: ignore[no-any-return]
         return features
+
+    def effective_counts(self, counts: Tensor, synthetic: Tensor) -> Tensor:
+        return conf.effective_counts(counts, synthetic, self.options.gamma)
 
     def scratch(self, client: Client) -> Tensors:
         return contrast.start_sums(client.counts, self.dim)
@@ -139,7 +136,7 @@ class CAFedCL(Method):
         data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
         val = conf.validation_confidence(u, o.beta)
         blend = conf.confidence(data, val, o.w, quality, made, o.missing).clamp(*o.clip)
-        trust = conf.trust(o.weights, blend, n_eff, p)
+        trust = conf.trust(o.weights, blend, n_eff, client.counts, p)
         sent = client.holds if o.absent == "mask" else torch.arange(self.classes, device=p.device)
         notes = {
             "confidence": trust,

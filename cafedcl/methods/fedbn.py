@@ -1,6 +1,24 @@
 """FedBN (Li et al., ICLR 2021): normalisation layers stay with their client."""
 
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cafedcl.config.options import option
+from cafedcl.core.contract import Up
+from cafedcl.functional.aggregation import uniform
 from cafedcl.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedBNOptions:
+    """The authors average clients equally; theirs all have the same number of images."""
+
+    weights: str = option(
+        "samples",
+        "weights of clients in the average: their samples, or all equal as in the authors' code",
+        choices=("samples", "uniform"),
+    )
 
 
 class FedBN(FedAvg):
@@ -11,8 +29,15 @@ class FedBN(FedAvg):
     predicts with its own normalisation.
     """
 
+    Options = FedBNOptions
+
     name = "fedbn"
     year = 2021
     paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
     travels = "model without normalisation"
     personal = r".*(norm|bn)\d*\..*"
+
+    def weigh(self, ups: list[Up]) -> Tensor:
+        if self.options.weights == "uniform":
+            return uniform(len(ups))
+        return super().weigh(ups)

@@ -204,21 +204,19 @@ def assemble(
     mine = merge_clients(shards) if method.pooled else shards
     check_replies(config, len(mine))
     make_augmenter = find_augmenter(config.augment.name)
+    augmenter = make_augmenter(config.augment.options, data.classes, data.shape, config.run.seed)
+    effective = method.effective_counts(mine.counts, augmenter.new_samples(mine.counts))
     clients = ClientData(
         data=data.to(device),
         shards=_to(mine, device),
-        census=census or (mine.counts.amax(0), mine.counts.sum(0)),
+        census=census or (effective.amax(0), effective.sum(0)),
     )
     task = Task(
         method=method,
         network=network,
         initial={name: value.detach().clone() for name, value in network.state_dict().items()},
         clients=clients,
-        tail=TailAugmentation(
-            make_augmenter(config.augment.options, data.classes, data.shape, config.run.seed),
-            clients,
-            config.run.seed,
-        ),
+        tail=TailAugmentation(augmenter, clients, config.run.seed),
         schedule=LocalSchedule(
             options=config.train,
             typical=max(1, round(float(shards.counts.sum()) / len(shards))),

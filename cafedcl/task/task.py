@@ -35,7 +35,7 @@ class ClientData:
     data: Dataset
     shards: Shards
     census: tuple[Tensor, Tensor]
-    """The largest and the summed number of training images per class over all clients."""
+    """The largest and the summed effective count per class over all clients."""
 
     @property
     def remote(self) -> bool:

@@ -56,7 +56,7 @@ def check_rounds(case: Case) -> None:
     before = {name: (value.dtype, value.shape[1:]) for name, value in federation.state.items()}
     for record in federation.run():
         if record.status != "ok" or record.failed:
-            reason = str(record.failed[0]["reason"]) if record.failed else "nobody replied"
+            reason = str(record.failed[0]["reason"]) if record.failed else record.reason
             if reason.endswith("was not asked for"):
                 reason += "; declare what `summarize` sends in `fields`"
             raise case.fail(f"round {record.round + 1} failed: {reason}")
@@ -66,9 +66,6 @@ def check_rounds(case: Case) -> None:
     if before != after:
         names = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
         raise case.fail(f"its state changes names, types or shapes: {', '.join(names)}")
-    for name, value in federation.state.items():
-        if not value.isfinite().all():
-            raise case.fail(f"'{name}' of its state is not finite after {record.round + 1} rounds")
 
 
 def check_seed(case: Case) -> None:

@@ -18,6 +18,7 @@ from cafedcl.augment.base import (
     TailOptions,
     missing_images,
 )
+from cafedcl.core.contract import Down, Reply
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import AUGMENT, under
 from cafedcl.engine.reference import ReferenceEngine
@@ -312,3 +313,37 @@ def test_what_is_learned_stays_with_the_client_and_comes_back(tiny: Tiny) -> Non
     for name, value in federation.state.items():
         assert torch.equal(value, other.state[name]), name
     assert isinstance(federation.engine, ReferenceEngine)
+
+
+@pytest.mark.parametrize("kind", ["none", "resample", "mixup", "gaussian", "gan"])
+@pytest.mark.parametrize("rule", ["max", "sum"])
+def test_conf_data_is_the_share_of_the_largest_effective_count(
+    tiny: Tiny, kind: str, rule: str
+) -> None:
+    """n_eff = n + γm of every client and class is known at enrolment, so no share exceeds 1."""
+    federation = skewed(tiny, "cafedcl", kind, method__data_scale=rule, method__gamma=0.7)
+    task = federation.task
+    real = task.clients.shards.counts.double().numpy()
+    made = np.zeros_like(real)
+    for k, n in enumerate(real):
+        level = n[n > 0].mean()
+        missing = np.where((n > 0) & (n < level), np.round(level - n), 0)
+        enough = {"none": np.inf, "resample": np.inf, "mixup": 2, "gaussian": 1, "gan": 2}[kind]
+        made[k] = np.where(n >= enough, missing, 0)
+    n_eff = real + 0.7 * made
+    scale = n_eff.max(0) if rule == "max" else n_eff.sum(0)
+    down = Down(0, federation.method.broadcast(federation.state))
+    largest = np.zeros(10)
+    for reply in federation.train(down, list(range(len(real)))):
+        assert isinstance(reply, Reply)
+        found = reply.up.notes["confidence_data"].numpy()
+        largest = np.maximum(largest, found)
+        expected = n_eff[reply.up.client] / scale
+        if kind == "gan":
+            # A generator that fails gives copies, which do not count.
+            assert (found <= expected + 1e-6).all()
+        else:
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert largest.max() <= 1
+    if rule == "max" and kind != "gan":
+        np.testing.assert_allclose(largest, 1.0, rtol=1e-6)

@@ -70,7 +70,8 @@ def test_images_are_standardised_as_if_they_lay_in_one_place(population):
 
 
 def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
-    assigned = population.assignment("south")
+    census = prepare_server(config(), population).task.clients.census
+    assigned = population.assignment("south", census)
     assert (assigned.client, assigned.clients) == (1, 2)
     assert assigned.most == (5, 18, 3)
     assert assigned.total == (5, 27, 4)
@@ -84,7 +85,8 @@ def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
 
 
 def test_a_site_numbers_its_classes_as_the_run_does(population):
-    task = prepare_site(config(), NORTH, population.assignment("north"), "north")
+    census = prepare_server(config(), population).task.clients.census
+    task = prepare_site(config(), NORTH, population.assignment("north", census), "north")
     assert task.clients.data.train_y.unique().tolist() == [1, 2]
     assert task.clients.client(0).holds.tolist() == [1, 2]
 

@@ -17,6 +17,7 @@ from cafedcl.report.runs import read_runs
 
 FOLDER = Path(__file__).parent / "version_0.1"
 OLD = sorted(path for path in FOLDER.iterdir() if path.is_dir())
+RESUMED = [path for path in OLD if path.name != "fixed-anchors"]
 
 
 def test_there_are_folders_of_every_version() -> None:
@@ -34,7 +35,13 @@ def test_an_old_run_is_loaded_and_predicts(path: Path) -> None:
     assert len(run.predict(images, client).names) == 3
 
 
-@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
+def test_an_old_run_that_would_go_on_differently_is_refused(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(FOLDER / "fixed-anchors", tmp_path / "run"))
+    with pytest.raises(CafedclError, match="synthetic images counted differently"):
+        resume(copy, warn=lambda message: None)
+
+
+@pytest.mark.parametrize("path", RESUMED, ids=lambda path: path.name)
 def test_an_old_run_is_resumed_to_the_same_end(path: Path, tmp_path: Path) -> None:
     """The last round is done again; on another processor it may differ in its last bits."""
     copy = tmp_path / "run"

@@ -2,7 +2,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,10 +23,10 @@ from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
 
 
-def small(method: str = "cafedcl", **sections: dict[str, Any]) -> Config:
+def small(name: str = "cafedcl", /, **sections: dict[str, Any]) -> Config:
     """Six clients, a tiny MLP, one short epoch: a round takes a few hundredths of a second."""
     tables: dict[str, dict[str, Any]] = {
-        "method": {"name": method},
+        "method": {"name": name},
         "model": {"name": "mlp", "width": 0.2},
         "train": {"epochs": 1, "iterations": 2},
         "federation": {"clients": 6, "rounds": 3},
@@ -140,6 +140,26 @@ def test_a_round_with_too_few_replies_is_skipped_and_leaves_everything_as_it_was
         assert record.status == "skipped"
         assert same_bits(before, federation.snapshot()[0])
         assert federation.step().status == "ok"
+
+
+def test_a_server_step_that_gives_nan_is_rejected_and_named() -> None:
+    """FedTGP's server diverges at such a learning rate; every later round would have failed too."""
+    diverging = small("fedtgp", method={"lr": 1e30, "epochs": 3}, train={"clip": 0.0})
+
+    class Notices(Watcher):
+        said: ClassVar[list[str]] = []
+
+        def noticed(self, federation: Federation, message: str) -> None:
+            self.said.append(message)
+
+    with Federation(diverging, [Notices()]) as federation:
+        before, _ = federation.snapshot()
+        records = federation.run()
+        assert [record.status for record in records] == ["skipped"] * 3
+        assert all("the server's step gave NaN or Inf in '" in r.reason for r in records)
+        assert not any(record.failed for record in records), "no client is to blame"
+        assert same_bits(before, federation.snapshot()[0])
+    assert "round 1: the server's step gave NaN" in Notices.said[0]
 
 
 def test_everyone_may_drop_out_in_every_round() -> None:

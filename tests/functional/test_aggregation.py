@@ -298,7 +298,7 @@ def test_the_variance_each_rule_injects_for_a_hundred_ten_and_one_samples(
     data = conf.data_confidence(n, n.max(), n.sum(), "max", 10.0)
     val = conf.validation_confidence(torch.full((3,), 0.2).double(), 0.5)
     blend = conf.confidence(data, val, (0.4, 0.3, 0.3), None, None, "renormalise").clamp(0.05, 1.0)
-    alpha = normalise(conf.trust(weights, blend, n, torch.zeros(3, 1).double())).numpy()
+    alpha = normalise(conf.trust(weights, blend, n, n, torch.zeros(3, 1).double())).numpy()
     assert np.sum(alpha**2 / n.numpy()) == pytest.approx(injected, abs=5e-7)
     assert np.sum(alpha**2) == pytest.approx(squares, abs=5e-4)
 

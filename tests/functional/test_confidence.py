@@ -172,9 +172,10 @@ def test_trust_follows_its_rule():
         torch.tensor([1.0, 4.0]),
         torch.tensor([[1.0, 0.0], [0.0, 0.8]]),
     )
-    assert conf.trust("confidence", c, n, p).tolist() == c.tolist()
-    assert conf.trust("uniform", c, n, p).tolist() == [1, 1]
-    assert conf.trust("counts", c, n, p).tolist() == [1, 4]
-    assert conf.trust("inverse-variance", c, n, p).tolist() == pytest.approx(
+    n_eff = n + 6
+    assert conf.trust("confidence", c, n_eff, n, p).tolist() == c.tolist()
+    assert conf.trust("uniform", c, n_eff, n, p).tolist() == [1, 1]
+    assert conf.trust("counts", c, n_eff, n, p).tolist() == [7, 10]
+    assert conf.trust("inverse-variance", c, n_eff, n, p).tolist() == pytest.approx(
         [1, 4 / (4 / 3 * 0.36)]
-    )
+    ), "a prototype is the mean of real images only"

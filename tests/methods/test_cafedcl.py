@@ -11,6 +11,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.methods._readings import CAFedCLOptions
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models import Network
+from cafedcl.task.resolve import resolve
 from cafedcl.testing.case import aggregated
 
 CLASSES, DIM = 4, 5
@@ -432,14 +433,18 @@ def test_the_head_predicts_if_asked(scene):
     ("options", "words"),
     [
         ({"inference": "head"}, "there is no head"),
-        ({"w": (0.4, 0.3, 0.4)}, "must sum to 1"),
-        ({"clip": (0.9, 0.1)}, r"must be \[low, high\]"),
-        ({"init": "simplex"}, "5 features|at least"),
+        ({"w": [0.4, 0.3, 0.4]}, "must sum to 1"),
+        ({"clip": [0.9, 0.1]}, "the first number must not be the larger one"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, words):
     with pytest.raises(CafedclError, match=words):
-        CAFedCL(CAFedCLOptions(**options), 9, DIM)
+        resolve({"method": {"name": "cafedcl", **options}})
+
+
+def test_a_simplex_needs_as_many_features_as_classes():
+    with pytest.raises(CafedclError, match="9 classes need at least 9 features"):
+        CAFedCL(CAFedCLOptions(init="simplex"), 9, DIM)
 
 
 # whole rounds

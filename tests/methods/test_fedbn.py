@@ -15,6 +15,9 @@ RESNET = {
     "train__batch_size": 100,
 }
 
+SIZES = {name: value for name, value in RESNET.items() if name != "split__classes"}
+"""The same for a split that has no number of classes."""
+
 
 class Listening(ReferenceEngine):
     """Keeps every round's replies."""
@@ -115,6 +118,17 @@ def test_all_other_weights_are_averaged_by_samples(after, norms):
         np.testing.assert_allclose(
             after.state[f"model/{name}"], np.average(models, 0, sizes), atol=1e-6
         )
+
+
+def test_as_in_the_authors_code_clients_may_count_equally(tiny):
+    federation = tiny("fedbn", method__weights="uniform", split__kind="quantity", **SIZES)
+    federation.engine = Listening(federation.task)
+    federation.step()
+    (replies,) = federation.engine.replies
+    assert len({reply.up.samples for reply in replies.values()}) > 1
+    name = "head.weight"
+    models = [reply.up.model[name].double().numpy() for reply in replies.values()]
+    np.testing.assert_allclose(federation.state[f"model/{name}"], np.mean(models, 0), atol=1e-6)
 
 
 def test_there_is_no_server_model_and_normalisation_costs_no_traffic(after, norms):

@@ -12,6 +12,7 @@ import torch
 
 import cafedcl.methods
 from cafedcl.core.contract import Down
+from cafedcl.core.errors import CafedclError
 from cafedcl.functional import contrast
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods._readings import CAFedCLOptions
@@ -166,6 +167,34 @@ def test_the_norm_of_the_prototype_tells_the_variance_of_the_unit_features(tiny)
     for c, weight in zip(up["classes"].tolist(), up["confidence"].tolist(), strict=True):
         mine = z[y == c]
         assert weight == pytest.approx(len(mine) / mine.var(axis=0, ddof=1).sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "reading", [{"prototype": "literal"}, {"prototype": "unit"}, {"prototype_of": "augmented"}]
+)
+def test_a_reading_whose_prototypes_do_not_tell_the_variance_is_refused(tiny, reading):
+    settings = {f"method__{name}": value for name, value in reading.items()}
+    with pytest.raises(CafedclError, match=r"weights = inverse-variance: it reads the var"):
+        tiny("cafedcl:inverse-variance", **settings)
+
+
+def test_synthetic_images_do_not_raise_the_weight_of_a_prototype_of_real_ones(tiny):
+    """One real image and ten synthetic ones: weight 1, as without the synthetic ones."""
+    federation = tiny("cafedcl:inverse-variance", augment__name="mixup", **SKEWED)
+    counts = federation.task.clients.shards.counts
+    clients = list(range(len(counts)))
+    down = Down(0, federation.method.broadcast(federation.state))
+    singles = 0
+    for reply in federation.train(down, clients):
+        sent = reply.up.tensors
+        for c, p, weight in zip(
+            sent["classes"].tolist(), sent["prototypes"].double(), sent["confidence"], strict=True
+        ):
+            n = int(counts[reply.up.client, c])
+            variance = 1.0 if n == 1 else np.clip(n / (n - 1) * (1 - float(p @ p)), 1e-3, 1)
+            singles += federation.task.tail.synthetic_counts[reply.up.client, c] > 0
+            assert float(weight) == pytest.approx(n / variance, rel=2e-3)
+    assert singles, "there are classes with synthetic images"
 
 
 def test_fixed_anchors_never_move(tiny):

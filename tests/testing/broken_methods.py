@@ -153,7 +153,7 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     Raises: ("rounds", "no loss today"),
     SendsUndeclared: ("rounds", "'extra' was not asked for; declare what `summarize` sends in"),
     GrowingState: ("rounds", "its state changes names, types or shapes: anchors/table"),
-    NotFinite: ("rounds", "'server/sum' of its state is not finite"),
+    NotFinite: ("rounds", "the server's step gave NaN or Inf in 'server/sum'"),
     DrawsItsOwn: ("seed", "two runs with the same seed differ in 'state/server/noise'"),
     PlainMean: ("padding", "padding changes 'ce'; weight every mean by batch.weight"),
     DividesByWeight: ("only padding", "a batch of padding alone makes 'ce' infinite or NaN"),

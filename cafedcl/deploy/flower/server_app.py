@@ -114,7 +114,8 @@ class GridHost:
         found = self._wait_for_sites(roster, config, folder)
         population = stored_population(folder) if folder else Population.of(found)
         setup = prepare_server(config, population)
-        terms = Terms(setup.config, population.assignment(population.sites[0]), run)
+        census = setup.task.clients.census
+        terms = Terms(setup.config, population.assignment(population.sites[0], census), run)
 
         def nodes() -> dict[int, int]:
             return {
