@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_files import reason
 from cafedcl.federation.run_folder import RunFolder
@@ -155,4 +156,4 @@ def read_data(run: RunSummary, problems: list[str]) -> Data | None:
     except CafedclError as error:
         problems.append(str(error))
         return None
-    return Data(arrays["counts"].astype(np.int64), header["names"])
+    return Data(arrays["counts"], [printable(name) for name in header["names"]])

@@ -31,6 +31,8 @@ STYLE: Any = {
     "lines.linewidth": 1.4,
     "svg.hashsalt": "cafedcl",
     "pdf.fonttype": 42,
+    # A dollar sign in a name is a dollar sign, and not the start of a formula.
+    "text.parse_math": False,
 }
 CURVE_AXES = {"rounds": "round", "bytes": "megabytes sent", "seconds": "seconds"}
 WHISKER = {"linewidth": 0.8, "capsize": 1.5}

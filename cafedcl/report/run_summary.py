@@ -15,6 +15,7 @@ from typing import Any
 from cafedcl.config.sections import label
 from cafedcl.config.split_options import SPLITS
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
 
@@ -253,7 +254,7 @@ def flat(tables: FlatSettings) -> FlatSettings:
         if not isinstance(table, dict):
             raise ValueError(f"{section}: a section is expected")  # noqa: TRY004
         for name, value in table.items():
-            found[f"{section}.{name}"] = value
+            found[f"{section}.{name}"] = printable(value) if isinstance(value, str) else value
     return found
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
 
 PAIRS = 1000
 """Clients, at most, whose pairs the label divergence is averaged over: the first ones."""
@@ -64,6 +65,14 @@ def label_divergence(counts: Tensor) -> float:
 
 def draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
     """Draw splits side by side, as in the paper: a disc per client and class."""
+    import matplotlib as mpl
+
+    # A dollar sign in a name is a dollar sign, and not the start of a formula.
+    with mpl.rc_context({"text.parse_math": False}):
+        _draw_splits(splits, path)
+
+
+def _draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -77,14 +86,14 @@ def draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path)
         area = 180 * number / number.max()
         ax.scatter(client, label, s=area, c=number, cmap="viridis_r", linewidths=0)
         ax.set(
-            title=title,
+            title=printable(title),
             xlabel="client",
             ylabel="class",
             xlim=(-0.7, len(counts) - 0.3),
             ylim=(-0.7, len(names) - 0.3),
         )
         if len(names) <= 50:
-            ax.set_yticks(range(len(names)), [name[:18] for name in names])
+            ax.set_yticks(range(len(names)), [printable(name[:18]) for name in names])
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(alpha=0.2)
         ax.set_axisbelow(True)
