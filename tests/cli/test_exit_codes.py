@@ -1,0 +1,129 @@
+"""Every command that fails says why in one line on standard error, and its status is not 0."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cafedcl import api
+from cafedcl.cli import main as cli
+
+SETTINGS = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1}
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run, one whose rounds were all skipped, a damaged one, and none."""
+    made = tmp_path_factory.mktemp("runs")
+    whole = {"clients": 2, "rounds": 1, "device": "cpu"}
+    api.run("fedavg", out=made / "good", settings=SETTINGS, **whole)
+    never = {**SETTINGS, "federation.drop": ["0:0,1"]}
+    api.run("fedavg", out=made / "skipped", settings=never, **whole)
+    shutil.copytree(made / "good", made / "damaged")
+    (made / "damaged" / "metrics.jsonl").write_text("[]\n")
+    (made / "empty").mkdir()
+    (made / "file").write_text("text")
+    return made
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> Call:
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cafedcl", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["show", "table", "report", "figures"])
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("nowhere", "nowhere: there is no such folder"),
+        ("file", "file: there is no such folder"),
+        ("empty", "empty: "),
+        ("damaged", "damaged/metrics.jsonl, line 1: it is not the record of a round"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_one_line(
+    command: str, run: str, said: str, call: Call
+) -> None:
+    code, out, err = call(command, run)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["table", "report", "figures"])
+def test_nothing_to_show_is_one_line(command: str, call: Call, folder: Path) -> None:
+    code, out, err = call(command, "skipped", "damaged")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no run has a scored round to show (skipped: failed: all 1 rounds")
+    assert len(err.splitlines()) == 1
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("command", ["table", "report"])
+def test_a_bad_run_does_not_hide_the_others(command: str, call: Call, tmp_path: Path) -> None:
+    out_words = ["--out", str(tmp_path / "r.html")] if command == "report" else []
+    code, out, err = call(command, ".", *out_words)
+    assert (code, err) == (0, "")
+    words = " ".join(out.split())
+    assert "damaged: damaged: damaged/metrics.jsonl, line 1: it is not the record" in words
+    assert "failed: skipped: all 1 rounds were skipped" in words
+
+
+def test_several_runs_are_shown_without_the_damaged_one(call: Call) -> None:
+    code, out, err = call("show", "good", "damaged", "--json")
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    assert err.startswith("warning: damaged/metrics.jsonl, line 1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "nowhere", "x.png"),
+        ("predict", "good", "nowhere.png"),
+        ("predict", "good", "file"),
+        ("predict", "skipped", "x.png"),
+        ("resume", "nowhere"),
+        ("resume", "empty"),
+        ("resume", "skipped"),
+        ("watch", "nowhere"),
+        ("compare", "--resume", "empty"),
+        ("compare", "--methods", "nobody", "--out", "o"),
+        ("sweep", "--resume", "empty"),
+        ("run", "file"),
+        ("run", "nowhere.toml"),
+        ("run", "--out", "good"),
+        ("split", "perhaps"),
+        ("methods", "nobody"),
+        ("augmenters", "nobody"),
+        ("bench", "--tasks", "nobody"),
+        ("reproduce", "nobody"),
+        ("report", "good", "--out", "file/page.html"),
+        ("figures", "good", "--out", "file/figures"),
+        ("deploy", "status", "empty"),
+        ("deploy", "server", "empty"),
+        ("deploy", "site", "empty"),
+        ("deploy", "run", "empty"),
+        ("deploy", "init", "good", "--site", "a"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_fails_in_one_line(words: tuple[str, ...], call: Call) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
