@@ -8,7 +8,7 @@ its own. Equation numbers are those of the CAFedCL paper.
 
 What a method is made of
     `Method`, `FedAvg`, `NoOptions`, `option`; what it gets and returns: `Batch`, `Visit`, `Client`,
-    `Up`, `Field`, `Tensors`.
+    `Up`, `Field`, `Tensors`; what a client may claim: `Claims`, from the `Enrolment`.
 
 Losses and prototypes
     `unit` (x/‖x‖), `weighted_average` and `cross_entropy` (by batch.weight), `class_sums` and
@@ -32,7 +32,7 @@ Names of tensors
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Client, Field, Shape, Up, Visit
+from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Shape, Up, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under, without
 from cafedcl.data.dataset import Dataset
 from cafedcl.functional.aggregation import (
@@ -72,10 +72,12 @@ __all__ = [
     "Augmenter",
     "Average",
     "Batch",
+    "Claims",
     "Client",
     "ClientImages",
     "Dataset",
     "Encoder",
+    "Enrolment",
     "Entries",
     "FedAvg",
     "Field",

@@ -107,6 +107,25 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Enrolment:
+    """What the server knows of all clients before the first round.
+
+    ``counts`` and ``synthetic`` are (clients, classes): the training images n_{k,c}, and the new
+    samples that a tail augmentation may add at most. ``most`` and ``total`` are what clients are
+    told (see `Client`).
+    """
+
+    counts: Tensor
+    synthetic: Tensor
+    most: Tensor
+    total: Tensor
+
+
+Claims = dict[str, tuple[Tensor, Tensor]]
+"""The smallest and the largest value of entries of a reply, each (clients, classes)."""
+
+
+@dataclass(frozen=True)
 class Visit:
     """All that a method sees of one client in one round.
 
@@ -141,6 +160,8 @@ class Field:
     """Whether there is one row per class listed in the reply's ``classes``."""
     repeated: bool = False
     """Whether a class may be listed more than once."""
+    norm: float = float("inf")
+    """The largest Euclidean length of a row."""
 
     @property
     def bounded(self) -> bool:

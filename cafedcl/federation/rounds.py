@@ -71,7 +71,11 @@ class Federation:
         self.own = self.evaluator.no_own()
         self.loop = BiasLoop(self.task, self.config.evaluate.loop)
         self.validator = ReplyValidator(
-            self.task.shared(), self.task.fields, self.task.clients.shards.counts
+            self.task.shared(),
+            self.task.fields,
+            self.task.enrolment.counts,
+            self.method.claims(self.task.enrolment),
+            self.method.sends_absent,
         )
 
     @property
@@ -174,7 +178,11 @@ class Federation:
     def check(self, result: Reply | Failure) -> Reply | Failure:
         """Turn an invalid reply into a failure; return every other result as it is."""
         if isinstance(result, Reply):
-            problem = self.validator.problem(result)
+            try:
+                problem = self.validator.problem(result)
+            except Exception as error:
+                # Whatever a client sends is its own failure, and never the end of a run.
+                problem = f"its reply cannot be checked: {type(error).__name__}: {error}"
             if problem:
                 result = Failure(result.up.client, problem)
         failure = result if isinstance(result, Failure) else None

@@ -25,6 +25,16 @@ def data_confidence(n_eff: Tensor, most: Tensor, total: Tensor, rule: str, half:
     return torch.where(n_eff > 0, n_eff / scale.clamp_min(1e-12), torch.zeros_like(n_eff))
 
 
+def largest_data_confidence(
+    n_eff: Tensor, most: Tensor, total: Tensor, rule: str, half: float
+) -> Tensor:
+    """Return the largest that conf^data can be for clients with at most the given n^eff."""
+    if rule == "own":
+        # The client's own total depends on how many synthetic images it made.
+        return (n_eff > 0).float()
+    return data_confidence(n_eff, most, total, rule, half)
+
+
 def uncertainty(logits: Tensor, y: Tensor, classes: int, kind: str, unseen: float) -> Tensor:
     """Return u_{k,c}, the uncertainty averaged over the validation images of each class.
 
@@ -73,6 +83,20 @@ def confidence(
     return torch.where(made > 0, literal, without)
 
 
+def largest_confidence(data: Tensor, generated: Tensor, weights: Sequence[float]) -> Tensor:
+    """Return the largest Eq. 9 can be for a known conf^data: conf^gen and conf^val are at most 1.
+
+    ``generated`` are the classes for which there may be generated images.
+    """
+    w1, w2, w3 = weights
+    ones = torch.ones_like(data)
+    without = confidence(data, ones, weights, None, None, "renormalise")
+    return torch.where(generated, torch.maximum(without, w1 * data + w2 + w3), without)
+
+
+SMALLEST_VARIANCE = 1e-3
+
+
 def inverse_variance(counts: Tensor, prototypes: Tensor) -> Tensor:
     """Return n/σ̂², the weights that add least variance to the global prototype.
 
@@ -81,7 +105,9 @@ def inverse_variance(counts: Tensor, prototypes: Tensor) -> Tensor:
     Synthetic images do not count: the prototype is not their mean.
     """
     spread = counts / (counts - 1).clamp_min(1e-12) * (1 - prototypes.square().sum(1))
-    variance = torch.where(counts > 1, spread.clamp(1e-3, 1.0), torch.ones_like(spread))
+    variance = torch.where(
+        counts > 1, spread.clamp(SMALLEST_VARIANCE, 1.0), torch.ones_like(spread)
+    )
     return counts / variance
 
 
@@ -106,4 +132,18 @@ def trust(rule: str, conf: Tensor, n_eff: Tensor, counts: Tensor, prototypes: Te
         "uniform": lambda: torch.ones_like(conf),
         "counts": lambda: n_eff,
         "inverse-variance": lambda: inverse_variance(counts, prototypes),
+    }[rule]()
+
+
+def trust_range(rule: str, most: Tensor, n_eff: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest that `trust` can be for clients with the given counts.
+
+    ``most`` is their largest confidence, and ``n_eff`` their largest effective counts.
+    """
+    one = torch.ones_like(most)
+    return {
+        "confidence": lambda: (torch.zeros_like(most), most),
+        "uniform": lambda: (one, one),
+        "counts": lambda: (counts, n_eff),
+        "inverse-variance": lambda: (counts, counts / SMALLEST_VARIANCE),
     }[rule]()

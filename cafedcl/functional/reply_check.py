@@ -1,8 +1,9 @@
 """What a reply must look like before it is aggregated. Nothing that a client sends is trusted."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -11,12 +12,31 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from cafedcl.core.contract import SCALAR_NOTES, Field, Reply, Up
+from cafedcl.core.contract import SCALAR_NOTES, Claims, Field, Reply, Up
 from cafedcl.core.flat import FlatModel, WeightSlices, storage_tensors
 from cafedcl.core.tensors import MODEL, Tensors, prefixed
 from cafedcl.functional.metrics import KINDS
 
 Kind = tuple[tuple[int, ...], torch.dtype]
+
+LARGEST_NORM = 1e6
+"""The largest norm of a model's weights; no trained network comes near it."""
+TOLERANCE = 1e-4
+"""How far a number may be beyond what enrolment allows, relatively: clients round differently."""
+MOST_NAMES = 64
+NAME = re.compile(r"[\w/.-]{1,80}", re.ASCII)
+"""The names of notes and losses."""
+STORED = {
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+}
+"""The types of what a client keeps."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +46,10 @@ class ReplyValidator:
     weights: Tensors
     fields: Mapping[str, Field]
     counts: Tensor
+    claims: Claims = field(default_factory=dict)
+    """What each client may claim, from its enrolment."""
+    sends_absent: bool = False
+    """Whether clients also list classes that they do not have."""
 
     def problem(self, reply: Reply) -> str | None:
         """Return why a reply is rejected, or None."""
@@ -39,8 +63,14 @@ class ReplyValidator:
         if problem:
             return problem
         if not reply.valid_numbers:
-            problem = self._not_finite(reply) or self._out_of_range(up)
-        return problem or self._bad_counts(reply.correct) or self._bad_notes(up.notes)
+            problem = self._not_finite(reply) or self._too_large(up) or self._out_of_range(up)
+        return (
+            problem
+            or self._not_enrolled(up)
+            or self._bad_counts(reply.correct)
+            or bad_notes(up.notes, self.counts.shape[1])
+            or bad_losses(up.losses)
+        )
 
     @cached_property
     def _enrolled(self) -> list[int]:
@@ -60,10 +90,10 @@ class ReplyValidator:
     @cached_property
     def _bounds(self) -> dict[str, tuple[float, float]]:
         """The ranges of fields, in the precision in which they are sent."""
-        bounded = {name: field for name, field in self.fields.items() if field.bounded}
+        bounded = {name: entry for name, entry in self.fields.items() if entry.bounded}
         return {
-            name: (float(np.float32(field.low)), float(np.float32(field.high)))
-            for name, field in bounded.items()
+            name: (float(np.float32(entry.low)), float(np.float32(entry.high)))
+            for name, entry in bounded.items()
         }
 
     def _wrong_entries(self, up: Up) -> str | None:
@@ -72,7 +102,7 @@ class ReplyValidator:
         if problem:
             return problem
         expected: dict[str, Kind] = {}
-        per_class = [field for field in self.fields.values() if field.per_class]
+        per_class = [entry for entry in self.fields.values() if entry.per_class]
         rows = 0
         if per_class:
             if "classes" not in up.tensors:
@@ -80,18 +110,16 @@ class ReplyValidator:
             listed = up.tensors["classes"]
             if listed.dim() != 1 or listed.dtype != torch.int64:
                 return "'classes' is not a list of class numbers"
-            step = 0 if any(field.repeated for field in per_class) else 1
+            step = 0 if any(entry.repeated for entry in per_class) else 1
             numbers = listed.tolist()
             inside = all(0 <= number < self.counts.shape[1] for number in numbers)
             if not inside or any(after - before < step for before, after in pairwise(numbers)):
                 return "'classes' are not distinct class numbers in order"
             rows = len(numbers)
             expected["classes"] = ((rows,), torch.int64)
-        for name, field in self.fields.items():
-            expected[name] = (
-                (rows, *field.shape) if field.per_class else field.shape,
-                torch.float32,
-            )
+        for name, entry in self.fields.items():
+            shape = (rows, *entry.shape) if entry.per_class else entry.shape
+            expected[name] = (shape, torch.float32)
         return mismatch(up.tensors, expected)
 
     def _wrong_weights(self, model: Mapping[str, Tensor]) -> str | None:
@@ -109,6 +137,9 @@ class ReplyValidator:
     def _not_finite(self, reply: Reply) -> str | None:
         """Return where there is NaN or infinity."""
         up = reply.up
+        for name, value in reply.memory.items():
+            if value.dtype not in STORED:
+                return f"memory has '{name}' in {value.dtype}"
         if all_finite(
             [*storage_tensors(up.model).values(), *up.tensors.values(), *reply.memory.values()]
         ):
@@ -124,7 +155,46 @@ class ReplyValidator:
         where, name = next(bad)
         return f"{where} has NaN or Inf in '{name}'"
 
+    def _too_large(self, up: Up) -> str | None:
+        """Return that the weights are larger than any network's: they would overflow in it."""
+        squares = [
+            float(torch.dot(value.flatten(), value.flatten()))
+            for value in storage_tensors(up.model).values()
+            if value.is_floating_point()
+        ]
+        norm = math.sqrt(sum(squares))
+        if norm > LARGEST_NORM:
+            return f"its weights have a norm of {norm:.3g}, more than {LARGEST_NORM:g}"
+        return None
+
+    def _not_enrolled(self, up: Up) -> str | None:
+        """Return what it claims beyond the classes and counts that it enrolled with."""
+        if "classes" not in up.tensors:
+            return None
+        listed = up.tensors["classes"].cpu()
+        if not self.sends_absent:
+            strange = listed[self.counts[up.client, listed] == 0]
+            if len(strange):
+                return f"it lists class {int(strange[0])}, of which it enrolled no image"
+        for name, (low, high) in self.claims.items():
+            value = up.tensors[name].cpu()
+            least = low[up.client, listed] * (1 - TOLERANCE)
+            most = high[up.client, listed] * (1 + TOLERANCE)
+            outside = (value < least) | (value > most)
+            if outside.any():
+                row = int(outside.nonzero()[0])
+                return (
+                    f"'{name}' of class {int(listed[row])} is {float(value[row]):g}; by its "
+                    f"enrolment it lies in [{float(least[row]):g}, {float(most[row]):g}]"
+                )
+        return None
+
     def _out_of_range(self, up: Up) -> str | None:
+        for name, entry in self.fields.items():
+            if math.isfinite(entry.norm) and up.tensors[name].numel():
+                longest = float(up.tensors[name].flatten(0, -2).norm(dim=-1).max())
+                if longest > entry.norm:
+                    return f"'{name}' has a row of length {longest:g}, more than {entry.norm:g}"
         for name, (least, most) in self._bounds.items():
             value = up.tensors[name]
             if not value.numel():
@@ -138,9 +208,13 @@ class ReplyValidator:
         if not correct:
             return None
         shape = (self.counts.shape[1],)
-        missing = {"tested", *KINDS} - correct.keys()
+        names = {"tested", *KINDS}
+        missing = names - correct.keys()
         if missing:
             return f"its test result lacks '{min(missing)}'"
+        unknown = correct.keys() - names
+        if unknown:
+            return f"its test result has '{min(unknown)}', which was not asked for"
         for name, value in correct.items():
             if tuple(value.shape) != shape or value.dtype != torch.int64:
                 return f"its test result '{name}' is not a count per class"
@@ -148,12 +222,38 @@ class ReplyValidator:
                 return f"its test result '{name}' counts more images than were tested"
         return None
 
-    def _bad_notes(self, notes: Tensors) -> str | None:
-        for name, value in notes.items():
-            expected = () if name in SCALAR_NOTES else (self.counts.shape[1],)
-            if tuple(value.shape) != expected:
-                return f"its note '{name}' is not a number, or not one per class"
-        return None
+
+def bad_notes(notes: Tensors, classes: int) -> str | None:
+    """Return what is wrong with a client's notes: their number, names, types or shapes."""
+    problem = _bad_names(notes, "notes")
+    if problem:
+        return problem
+    for name, value in notes.items():
+        expected = () if name in SCALAR_NOTES else (classes,)
+        if tuple(value.shape) != expected or value.dtype != torch.float32:
+            return f"its note '{name}' is not a number, or not one per class"
+    return None
+
+
+def bad_losses(losses: Mapping[str, float]) -> str | None:
+    """Return what is wrong with a client's losses: their number, names or values."""
+    problem = _bad_names(losses, "losses")
+    if problem:
+        return problem
+    for name, value in losses.items():
+        # JSON has whole numbers of any size, which are no floats.
+        if not isinstance(value, float) and not (isinstance(value, int) and abs(value) < 2**53):
+            return f"its loss '{name}' is not a number"
+    return None
+
+
+def _bad_names(named: Mapping[str, object], what: str) -> str | None:
+    if len(named) > MOST_NAMES:
+        return f"it has {len(named)} {what}, more than {MOST_NAMES}"
+    for name in named:
+        if not NAME.fullmatch(name):
+            return f"the name of one of its {what} is not a plain word"
+    return None
 
 
 def mismatch(tensors: Mapping[str, Tensor], expected: Mapping[str, Kind]) -> str | None:

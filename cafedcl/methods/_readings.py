@@ -8,8 +8,8 @@ from typing import Any
 
 from cafedcl.config.options import option
 
-WEIGHTS = {"confidence": 1.0, "uniform": 1.0, "counts": 1e9, "inverse-variance": 1e12}
-"""The kinds of client weights, and the largest value of each."""
+WEIGHTS = ("confidence", "uniform", "counts", "inverse-variance")
+"""The kinds of client weights."""
 LETTER = ("geo", "geo_reduction", "align", "align_norm", "prototype", "missing", "unseen")
 PRESETS: dict[str, dict[str, Any]] = {
     "literal": {**dict.fromkeys(LETTER, "literal"), "epsilon": 1e-8},
@@ -181,7 +181,7 @@ class CAFedCLOptions:
         choices=("literal", "present"),
         advanced=True,
     )
-    weights: str = option("confidence", "how the server weights clients", choices=tuple(WEIGHTS))
+    weights: str = option("confidence", "how the server weights clients", choices=WEIGHTS)
 
     def contradiction(self) -> str | None:
         """Return which options do not go together, or None."""

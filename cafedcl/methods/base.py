@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Batch, Client, Field, Up, Visit
+from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
 from cafedcl.functional.contrast import class_means
@@ -52,6 +52,8 @@ class Method:
     is sent; embeddings may be padded with images whose label is −1. A subclass that overrides them
     has to say so itself.
     """
+    sends_absent: bool = False
+    """Whether clients also list classes that they do not have."""
     server_trains: ClassVar[bool] = False
     """Whether ``update`` trains, which is faster on the device than on the host."""
     depends_on_rounds: ClassVar[bool] = False
@@ -109,6 +111,14 @@ class Method:
 
     def fields(self, model: Network) -> dict[str, Field]:
         """Describe what ``summarize`` sends, so that bad replies are rejected."""
+        return {}
+
+    def claims(self, enrolment: Enrolment) -> Claims:
+        """Return what each client may claim per class, from what the server knows of it.
+
+        A reply with a number outside is rejected. Only entries that are one number per class can
+        have such a range.
+        """
         return {}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:

@@ -8,14 +8,14 @@ found by name in functional/contrast.py, confidence.py and aggregation.py.
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Batch, Client, Field, Up, Visit
+from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
 from cafedcl.functional import contrast
 from cafedcl.functional.aggregation import Entries, mean_prototypes, no_prototypes, normalise
 from cafedcl.functional.contrast import unit
-from cafedcl.methods._readings import PRESETS, WEIGHTS, CAFedCLOptions
+from cafedcl.methods._readings import PRESETS, CAFedCLOptions
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -42,6 +42,7 @@ class CAFedCL(Method):
         super().__init__(options, classes, dim, clients)
         self.epsilon = options.epsilon
         self.separable = options.encoder_weight == "raw"
+        self.sends_absent = options.absent == "literal"
         if options.init == "simplex" and dim < classes:
             raise CafedclError(
                 f"method.init = simplex: {classes} classes need at least {classes} features; "
@@ -151,9 +152,16 @@ class CAFedCL(Method):
         return {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}, notes
 
     def fields(self, model: Network) -> dict[str, Field]:
-        bound = float("inf") if self.options.prototype == "literal" else 1.0 + 1e-4
-        trust = Field((), 0.0, WEIGHTS[self.options.weights])
-        return {"prototypes": Field((self.dim,), -bound, bound), "confidence": trust}
+        norm = float("inf") if self.options.prototype == "literal" else 1.0 + 1e-4
+        return {"prototypes": Field((self.dim,), norm=norm), "confidence": Field((), low=0.0)}
+
+    def claims(self, enrolment: Enrolment) -> Claims:
+        o = self.options
+        n_eff = self.effective_counts(enrolment.counts, enrolment.synthetic)
+        told = (enrolment.most, enrolment.total)
+        data = conf.largest_data_confidence(n_eff, *told, o.data_scale, o.half)
+        most = conf.largest_confidence(data, enrolment.synthetic > 0, o.w).clamp(*o.clip)
+        return {"confidence": conf.trust_range(o.weights, most, n_eff, enrolment.counts)}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         kept: Tensors = {}

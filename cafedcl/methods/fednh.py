@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Field, Up, Visit
+from cafedcl.core.contract import Batch, Claims, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import merge_prototypes, uniform
 from cafedcl.functional.contrast import class_means, cross_entropy, orthonormal, unit
@@ -70,7 +70,10 @@ class FedNH(Method):
         return {"classes": held, "prototypes": means[held], "counts": visit.client.counts[held]}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        return {"prototypes": Field((self.dim,), -1.0001, 1.0001), "counts": Field((), 0.0, 1e9)}
+        return {"prototypes": Field((self.dim,), norm=1.0001), "counts": Field(())}
+
+    def claims(self, enrolment: Enrolment) -> Claims:
+        return {"counts": (enrolment.counts, enrolment.counts)}
 
     def centre(self, z: Tensor, y: Tensor) -> Tensor:
         return unit(super().centre(unit(z), y))

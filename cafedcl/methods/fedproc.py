@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Field, Up, Visit
+from cafedcl.core.contract import Batch, Claims, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import Entries, merge_prototypes, no_prototypes, normalise
 from cafedcl.functional.contrast import class_means, class_scatter, cross_entropy, unit
@@ -68,9 +68,12 @@ class FedProc(Method):
 
     def fields(self, model: Network) -> dict[str, Field]:
         return {
-            "prototypes": Field((self.options.dim,), -1.0001, 1.0001),
-            "counts": Field((), 0.0, 1e9),
+            "prototypes": Field((self.options.dim,), norm=1.0001),
+            "counts": Field(()),
         }
+
+    def claims(self, enrolment: Enrolment) -> Claims:
+        return {"counts": (enrolment.counts, enrolment.counts)}
 
     def alphas(self, sent: Entries) -> Tensor:
         return normalise(sent["counts"].double())

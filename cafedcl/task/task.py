@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.config.sections import TrainOptions
-from cafedcl.core.contract import Client, Field, Job
+from cafedcl.core.contract import Client, Enrolment, Field, Job
 from cafedcl.core.rng import stream
 from cafedcl.core.tensors import AUGMENT, Tensors, prefixed, under
 from cafedcl.data.dataset import Dataset
@@ -237,6 +237,13 @@ class Task:
         """
         names = {name for name, field in self.fields.items() if field.per_class}
         return frozenset({"classes", *names} if names else ())
+
+    @cached_property
+    def enrolment(self) -> Enrolment:
+        """What the server knows of all clients before the first round, on the host."""
+        counts = self.clients.shards.counts.cpu()
+        most, total = (value.cpu() for value in self.clients.census)
+        return Enrolment(counts, self.tail.augmenter.new_samples(counts), most, total)
 
     def shared(self) -> Tensors:
         """Return the initial weights that are averaged; the others stay with their clients."""

@@ -17,6 +17,7 @@ from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Record, Watcher
+from cafedcl.functional.contrast import unit
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 from cafedcl.task.build import prepare
@@ -191,6 +192,13 @@ def first_weight(reply: Reply) -> str:
     return next(name for name in sent(reply.up) if name.startswith(MODEL))
 
 
+def absent_classes(reply: Reply) -> torch.Tensor:
+    """As many classes as it lists, others than it has: the split is such that it lacks some."""
+    listed = reply.up.tensors["classes"]
+    lacking = [c for c in range(10) if c not in listed.tolist()]
+    return torch.tensor(sorted([*listed.tolist()[1:], lacking[0]]))
+
+
 SPOILS = {
     "NaN or Inf in 'model/": lambda r: change(
         r, **{first_weight(r): sent(r.up)[first_weight(r)] * torch.nan}
@@ -200,7 +208,27 @@ SPOILS = {
     ),
     "has shape": lambda r: change(r, prototypes=r.up.tensors["prototypes"][:, :-1]),
     "'confidence' is missing": lambda r: change(r, confidence=None),
-    "outside [0, 1]": lambda r: change(r, confidence=r.up.tensors["confidence"] - 2),
+    "outside [0, inf]": lambda r: change(r, confidence=r.up.tensors["confidence"] - 2),
+    "by its enrolment it lies in": lambda r: change(
+        r, confidence=torch.ones_like(r.up.tensors["confidence"])
+    ),
+    "a row of length 8": lambda r: change(r, prototypes=8 * unit(r.up.tensors["prototypes"])),
+    "of which it enrolled no image": lambda r: change(r, classes=absent_classes(r)),
+    "its weights have a norm of": lambda r: change(
+        r, **{first_weight(r): torch.full_like(sent(r.up)[first_weight(r)], 3e38)}
+    ),
+    "its note 'scatter' is not a number": lambda r: replace(
+        r, up=replace(r.up, notes={"scatter": torch.zeros(10, dtype=torch.float8_e4m3fn)})
+    ),
+    "memory has 'model/x' in torch.float8": lambda r: replace(
+        r, memory={"model/x": torch.zeros(2, dtype=torch.float8_e5m2)}
+    ),
+    "'hits', which was not asked for": lambda r: replace(
+        r, correct={**r.correct, "hits": r.correct["tested"]}
+    ),
+    "its loss 'i2p' is not a number": lambda r: replace(
+        r, up=replace(r.up, losses={"i2p": 10**400})
+    ),
     "enrolled with": lambda r: replace(r, up=replace(r.up, samples=10**9)),
     "not distinct class numbers": lambda r: change(r, classes=r.up.tensors["classes"].flip(0)),
     "was not asked for": lambda r: change(r, surprise=torch.zeros(3)),
