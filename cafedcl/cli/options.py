@@ -34,6 +34,8 @@ COMPOSITE_HELP = {
     "method": "Method, method:preset or method+augmentation; see `cafedcl methods`.",
     "augment": "Tail augmentation; see `cafedcl augmenters`.",
     "split": "Split of the images: dirichlet:0.1, pathological:2,ir=10, iid, …",
+    "attack": "Let clients lie, for experiments: label-flip:2, sign-flip:4,claim=most, …",
+    "defence": "A server step that liars cannot ruin: clip, trimmed-mean:0.2, median, …",
 }
 """Help for the flags that stand for a whole section of the config."""
 

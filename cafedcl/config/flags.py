@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 from cafedcl.config.sections import section_of
 from cafedcl.config.split_options import replaced_split
+from cafedcl.config.trust_options import parse_attack, parse_defence
 
 FLAGS = {
     "method": "method.name",
@@ -15,13 +16,17 @@ FLAGS = {
     "data_dir": "data.dir",
     "strict": "data.strict",
     "split": "split",
+    "attack": "attack",
+    "defence": "defence",
     "clients": "federation.clients",
     "rounds": "federation.rounds",
     "seed": "run.seed",
     "device": "engine.device",
     "engine": "engine.name",
 }
-"""The option that each flag sets; ``split`` sets its whole section, as in ``dirichlet:0.1``."""
+"""The option that each flag sets; ``split``, ``attack`` and ``defence`` set their whole section, as
+in ``dirichlet:0.1``.
+"""
 
 
 class RunFlags(TypedDict, total=False):
@@ -31,6 +36,8 @@ class RunFlags(TypedDict, total=False):
     data_dir: str | None
     strict: bool | None
     split: str | None
+    attack: str | None
+    defence: str | None
     clients: int | None
     rounds: int | None
     seed: int | None
@@ -52,6 +59,10 @@ def set_flags(tables: dict[str, Any], flags: Flags) -> None:
             continue
         if name == "split":
             tables["split"] = replaced_split(section_of(tables, "split"), str(value))
+        elif name == "attack":
+            tables["attack"] = parse_attack(str(value))
+        elif name == "defence":
+            tables["defence"] = parse_defence(str(value))
         else:
             section, _, key = FLAGS[name].partition(".")
             section_of(tables, section)[key] = value

@@ -11,6 +11,7 @@ from typing import Any
 
 from cafedcl.config.options import option, parse_value, to_plain, to_toml, toml_section
 from cafedcl.config.split_options import SplitOptions
+from cafedcl.config.trust_options import AttackOptions, DefenceOptions
 from cafedcl.core.errors import CafedclError
 
 DEFAULT_CLIENTS = 20
@@ -280,6 +281,8 @@ class Config:
     evaluate: EvaluateOptions = EvaluateOptions()
     engine: EngineOptions = EngineOptions()
     store: StoreOptions = StoreOptions()
+    attack: AttackOptions = AttackOptions()  # noqa: RUF009
+    defence: DefenceOptions = DefenceOptions()  # noqa: RUF009
 
     def to_plain(self) -> dict[str, Any]:
         """Return the config as nested plain values; ``resolve`` reads them back."""

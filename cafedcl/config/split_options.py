@@ -1,12 +1,11 @@
 """The options of a split, and their short form, such as ``pathological:2,ir=10``."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cafedcl.config.options import option, parse_value, to_toml
-from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.config.kinds import parse_kind, unused_option
+from cafedcl.config.options import option
 
 SPLITS: dict[str, str | None] = {
     "dirichlet": "alpha",
@@ -71,16 +70,9 @@ class SplitOptions:
         """Return which option this kind of split would ignore, or None."""
         if self.kind == "auto":
             return None
-        used = used_options(self.kind)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in used and value != field.default:
-                kinds = [kind for kind, names in OWN_OPTIONS.items() if field.name in names]
-                users = " or ".join(kinds) or "another kind of split"
-                return (
-                    f"{field.name} = {to_toml(value)}: the split '{self.kind}' does not use it; "
-                    f"leave it out, or choose {users}"
-                )
+        problem = unused_option(self, used_options(self.kind), OWN_OPTIONS, "split")
+        if problem:
+            return problem
         if self.kind == "file" and not self.file:
             return "file: the path is missing; for example: --split file:split.safetensors"
         return None
@@ -88,25 +80,7 @@ class SplitOptions:
 
 def parse_split(text: str) -> dict[str, Any]:
     """Return the split section for ``dirichlet:0.1`` or ``pathological:2,ir=10``."""
-    kind, _, rest = text.partition(":")
-    if kind not in SPLITS:
-        raise CafedclError(f"--split {text}: there is no such split; {nearest(kind, list(SPLITS))}")
-    main = SPLITS[kind]
-    table: dict[str, Any] = {"kind": kind}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals and main and main not in table:
-            key = main
-            value = part.strip()
-        elif not equals:
-            raise CafedclError(
-                f"--split {text}: '{part}' is not key=value; for example: pathological:2,ir=10"
-            )
-        if key in table:
-            raise CafedclError(f"--split {text}: {key} is given twice; leave one of them out")
-        # A path is text, even if it reads like a number.
-        table[key] = value if key == "file" else parse_value(value)
-    return table
+    return parse_kind("split", text, SPLITS, "pathological:2,ir=10", paths=("file",))
 
 
 def replaced_split(section: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -24,8 +24,10 @@ from cafedcl.core.tensors import (
 )
 from cafedcl.engine.base import Engine, Sites
 from cafedcl.engine.choose import choose_engine, settle_stack
+from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
 from cafedcl.federation.clock import Clock
+from cafedcl.federation.defence import DefendedAggregator
 from cafedcl.federation.replies import RoundReplies, client_of, in_order
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
@@ -70,6 +72,7 @@ class Federation:
         )
         self.own = self.evaluator.no_own()
         self.loop = BiasLoop(self.task, self.config.evaluate.loop)
+        self.attack = Attack(self.config, self.task)
         self.validator = ReplyValidator(
             self.task.shared(),
             self.task.fields,
@@ -105,7 +108,7 @@ class Federation:
         self.notify("round_began", len(sampled))
         down = Down(self.round, self.method.broadcast(self.state))
         replies = RoundReplies(self.task.per_class)
-        aggregator = self.method.aggregator(self.state)
+        aggregator = self.aggregator()
         with arithmetic(self.task), torch_stream(self.config.run.seed, "server", self.round):
             present = [client for client in sampled if client not in dropped]
             for result in clock.waiting("train", self.train(down, present)):
@@ -158,12 +161,16 @@ class Federation:
         jobs = [Job(client, down, self.memories.get(client, {}), evaluate) for client in clients]
         # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
         with closing(self.engine.train(jobs)) as results:
-            yield from in_order(map(self.received, results), clients)
+            arriving = (self.received(result, down) for result in results)
+            yield from in_order(arriving, clients)
 
-    def received(self, result: Reply | Failure) -> Reply | Failure:
-        """Return a result with its per-class entries on the server's device."""
+    def received(self, result: Reply | Failure, down: Down) -> Reply | Failure:
+        """Return a result as it arrives: liars have changed theirs, and entries per class are on
+        the server's device.
+        """
         if isinstance(result, Failure):
             return result
+        result = self.attack.tampered(result, down)
         up = result.up
         device = self.task.server_device
         away = {
@@ -189,7 +196,16 @@ class Federation:
         self.notify("client_done", client_of(result), failure)
         return result
 
-    def update(self, aggregator: Aggregator, replies: int) -> tuple[Tensors, str]:
+    def aggregator(self) -> Aggregator | DefendedAggregator:
+        """Start the server step of a round: the method's own, behind a defence if there is one."""
+        plain = self.method.aggregator(self.state)
+        if self.config.defence.kind == "none":
+            return plain
+        return DefendedAggregator(plain, self.config.defence, self.task.fields)
+
+    def update(
+        self, aggregator: Aggregator | DefendedAggregator, replies: int
+    ) -> tuple[Tensors, str]:
         """Return the server's new state, or the old one and why the round does not count."""
         needed = self.options.min_replies
         if replies < needed:

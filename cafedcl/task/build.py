@@ -21,6 +21,7 @@ from cafedcl.data.splits import split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, build_encoder, feature_dim
+from cafedcl.task.liars import with_flipped_labels
 from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 
 PFLLIB_TEST_SHARE = 0.25
@@ -184,6 +185,7 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
         data = load_data(config)
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
+    data, shards = with_flipped_labels(config, data, shards)
     return assemble(config, data, shards, device)
 
 

@@ -1,0 +1,57 @@
+"""Sections whose options depend on a kind, and their short form, as ``pathological:2,ir=10``."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from cafedcl.config.options import parse_value, to_toml
+from cafedcl.core.errors import CafedclError, nearest
+
+
+def parse_kind(
+    flag: str, text: str, kinds: Mapping[str, str | None], example: str, paths: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the section for a short form.
+
+    ``kinds`` are the kinds, each with the option after the colon; ``paths`` are options whose value
+    is text even if it reads like a number.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in kinds:
+        raise CafedclError(
+            f"--{flag} {text}: there is no such {flag}; {nearest(kind, list(kinds))}"
+        )
+    main = kinds[kind]
+    table: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals and main and main not in table:
+            key = main
+            value = part.strip()
+        elif not equals:
+            raise CafedclError(
+                f"--{flag} {text}: '{part}' is not key=value; for example: {example}"
+            )
+        if key in table:
+            raise CafedclError(f"--{flag} {text}: {key} is given twice; leave one of them out")
+        table[key] = value if key in paths else parse_value(value)
+    return table
+
+
+def unused_option(
+    options: Any, used: Collection[str], own: Mapping[str, Collection[str]], what: str
+) -> str | None:
+    """Return which option a section's kind would ignore, or None.
+
+    ``used`` are the options of the section's kind, ``own`` those that only some kinds have.
+    """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name not in used and value != field.default:
+            kinds = [kind for kind, names in own.items() if field.name in names]
+            users = " or ".join(kinds) or f"another kind of {what}"
+            return (
+                f"{field.name} = {to_toml(value)}: the {what} '{options.kind}' does not use it; "
+                f"leave it out, or choose {users}"
+            )
+    return None

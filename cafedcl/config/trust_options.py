@@ -1,0 +1,94 @@
+"""The options of attacks, for experiments, and of the server's defence against them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cafedcl.config.kinds import parse_kind, unused_option
+from cafedcl.config.options import option
+
+ATTACKS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "label-flip": ("clients",),
+    "sign-flip": ("clients", "claim"),
+    "scale": ("clients", "claim", "factor"),
+    "noise": ("clients", "claim", "factor"),
+    "swap": ("clients", "claim"),
+    "long": ("clients", "claim"),
+    "huge": ("clients", "claim"),
+    "counts": ("clients",),
+}
+"""The attacks and their options."""
+DEFENCES: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "clip": ("factor",),
+    "trimmed-mean": ("liars",),
+    "median": (),
+    "krum": ("liars",),
+    "multi-krum": ("liars",),
+}
+"""The defences and their options."""
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """Clients that lie, to measure what it does. Only for experiments."""
+
+    kind: str = option(
+        "none",
+        "what liars do. label-flip: train on class C−1−y instead of y; sign-flip: send the "
+        "opposite of their update; scale: send a multiple of it; noise: send noise; swap: send the "
+        "prototype of a class as another's; long: prototypes of ±1 in every coordinate; huge: "
+        "weights of 3e38; counts: claim a billion images",
+        choices=tuple(ATTACKS),
+    )
+    clients: int = option(0, "number of clients that lie, drawn at random", low=0, high=10_000_000)
+    claim: str = option(
+        "honest",
+        "the confidence that liars claim: honest, the most that their enrolment allows, or 1",
+        choices=("honest", "most", "one"),
+    )
+    factor: float = option(
+        -10.0, "scale: factor of the update; noise: its length in lengths of the update"
+    )
+
+    def contradiction(self) -> str | None:
+        """Return which option this attack would ignore, or None."""
+        return unused_option(self, {"kind", *ATTACKS[self.kind]}, ATTACKS, "attack")
+
+
+@dataclass(frozen=True)
+class DefenceOptions:
+    """A server step that lying clients cannot ruin."""
+
+    kind: str = option(
+        "none",
+        "how the server combines replies. none: as the method says; clip: shorten updates, and "
+        "pull prototypes in, that are far beyond the median; trimmed-mean, median: of every "
+        "coordinate; krum, multi-krum: take the reply, or the replies, closest to the others",
+        choices=tuple(DEFENCES),
+    )
+    factor: float = option(
+        1.0, "clip: the longest update, in lengths of the median one", above=0.0, high=1e6
+    )
+    liars: float = option(
+        0.2,
+        "trimmed-mean, krum, multi-krum: share of the clients that may lie",
+        low=0.0,
+        high=0.49,
+    )
+
+    def contradiction(self) -> str | None:
+        """Return which option this defence would ignore, or None."""
+        return unused_option(self, {"kind", *DEFENCES[self.kind]}, DEFENCES, "defence")
+
+
+def parse_attack(text: str) -> dict[str, Any]:
+    """Return the attack section for ``label-flip:2`` or ``sign-flip:4,claim=most``."""
+    first = {kind: names[0] if names else None for kind, names in ATTACKS.items()}
+    return parse_kind("attack", text, first, "sign-flip:4,claim=most")
+
+
+def parse_defence(text: str) -> dict[str, Any]:
+    """Return the defence section for ``clip:1.5`` or ``median``."""
+    first = {kind: names[0] if names else None for kind, names in DEFENCES.items()}
+    return parse_kind("defence", text, first, "clip:1.5")

@@ -1,0 +1,155 @@
+"""A server step that lying clients cannot ruin, for every method that averages.
+
+The replies of a round are changed before the method's own step sees them. So its weights, its
+prototypes and whatever else it keeps are computed as ever, from replies that do less harm.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cafedcl.config.trust_options import DefenceOptions
+from cafedcl.core.contract import Field, Up
+from cafedcl.core.flat import as_vector, slices_of
+from cafedcl.core.tensors import MODEL, Tensors, under
+from cafedcl.functional.robust import (
+    clip_factors,
+    geometric_median,
+    krum,
+    middle,
+    pulled_in,
+    trimmed_mean,
+)
+from cafedcl.methods.base import Aggregator
+
+
+class DefendedAggregator:
+    """Collects the replies of a round, defends, and lets the method's aggregator do the rest."""
+
+    def __init__(
+        self, inner: Aggregator, options: DefenceOptions, fields: dict[str, Field]
+    ) -> None:
+        self.inner = inner
+        self.options = options
+        self.fields = fields
+        self.ups: list[Up] = []
+
+    def add(self, up: Up) -> None:
+        """Take in a reply."""
+        self.ups.append(up)
+
+    def finish(self) -> Tensors:
+        """Return the server's new state."""
+        for up in self.defended():
+            self.inner.add(up)
+        return self.inner.finish()
+
+    def defended(self) -> Sequence[Up]:
+        """Return the replies that are aggregated."""
+        ups: Sequence[Up] = self.ups
+        if len(ups) < 3:
+            # Of two replies nobody can say which one is wrong.
+            return ups
+        if self.options.kind in ("krum", "multi-krum"):
+            return self._closest(ups)
+        if ups[0].model:
+            ups = self._models(ups)
+        return self._classes(self._vectors(ups))
+
+    def _closest(self, ups: Sequence[Up]) -> Sequence[Up]:
+        """Return the replies whose models are closest to the others'."""
+        if not ups[0].model:
+            return ups
+        vectors = torch.stack([self._vector(up) for up in ups])
+        multi = self.options.kind == "multi-krum"
+        return [ups[row] for row in krum(vectors, self.options.liars, multi=multi)]
+
+    def _models(self, ups: Sequence[Up]) -> Sequence[Up]:
+        """Return the replies with models that are safe to average."""
+        state = under(MODEL, self.inner.state)
+        slices = slices_of(_floating(state))
+        received = as_vector(_floating(state), slices)
+        updates = torch.stack([self._vector(up) - received for up in ups])
+        safe = self._safe_rows(updates)
+        changed = []
+        for up, before, after in zip(ups, updates, safe, strict=True):
+            if after is before or torch.equal(before, after):
+                # Bit for bit what the client sent: nothing is lost by rounding.
+                changed.append(up)
+                continue
+            vector = received + after
+            weights = {name: part.of(vector) for name, part in slices.items()}
+            changed.append(replace(up, model={**up.model, **weights}))
+        return changed
+
+    def _vector(self, up: Up) -> Tensor:
+        state = under(MODEL, self.inner.state)
+        return as_vector(_floating(up.model), slices_of(_floating(state)))
+
+    def _safe_rows(self, rows: Tensor) -> Tensor:
+        """Return one safe vector for each client's; a robust mean is the same for all."""
+        if self.options.kind == "clip":
+            factors = clip_factors(torch.linalg.vector_norm(rows, dim=1), self.options.factor)
+            return torch.where((factors < 1)[:, None], factors[:, None] * rows, rows)
+        if self.options.kind == "trimmed-mean":
+            return trimmed_mean(rows, self.options.liars).expand_as(rows)
+        return middle(rows).expand_as(rows)
+
+    def _vectors(self, ups: Sequence[Up]) -> Sequence[Up]:
+        """Return the replies with safe entries that are not per class, such as control variates."""
+        names = [name for name, field in self.fields.items() if not field.per_class]
+        if not names:
+            return ups
+        shapes = [ups[0].tensors[name].shape for name in names]
+        sizes = [shape.numel() for shape in shapes]
+        rows = torch.stack(
+            [torch.cat([up.tensors[name].flatten() for name in names]) for up in ups]
+        )
+        changed = []
+        for up, row in zip(ups, self._safe_rows(rows), strict=True):
+            parts = zip(names, shapes, row.split(sizes), strict=True)
+            entries = {name: part.view(shape) for name, shape, part in parts}
+            changed.append(replace(up, tensors={**up.tensors, **entries}))
+        return changed
+
+    def _classes(self, ups: Sequence[Up]) -> Sequence[Up]:
+        """Return the replies with safe vectors per class, such as prototypes."""
+        names = [
+            name
+            for name, field in self.fields.items()
+            if field.per_class and field.shape and not field.repeated
+        ]
+        tensors = [dict(up.tensors) for up in ups]
+        for name in names:
+            for entries in tensors:
+                entries[name] = entries[name].clone()
+            for places in self._places(ups).values():
+                rows = torch.stack([tensors[client][name][row] for client, row in places])
+                safe = self._safe_points(rows)
+                for (client, row), value in zip(places, safe, strict=True):
+                    tensors[client][name][row] = value
+        return [replace(up, tensors=entries) for up, entries in zip(ups, tensors, strict=True)]
+
+    def _places(self, ups: Sequence[Up]) -> dict[int, list[tuple[int, int]]]:
+        """Return for every class which reply has it, and in which row."""
+        places: dict[int, list[tuple[int, int]]] = {}
+        for number, up in enumerate(ups):
+            for row, label in enumerate(up.tensors["classes"].tolist()):
+                places.setdefault(label, []).append((number, row))
+        return places
+
+    def _safe_points(self, points: Tensor) -> Tensor:
+        if len(points) < 3:
+            return points
+        if self.options.kind == "clip":
+            return pulled_in(points, self.options.factor)
+        if self.options.kind == "trimmed-mean":
+            return trimmed_mean(points, self.options.liars).expand_as(points)
+        return geometric_median(points.double()).to(points.dtype).expand_as(points)
+
+
+def _floating(model: Mapping[str, Tensor]) -> Tensors:
+    """Return the weights that are averaged; counters are not."""
+    return {name: value for name, value in model.items() if value.is_floating_point()}

@@ -1,0 +1,110 @@
+"""Server steps that liars cannot ruin, for every method that averages."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cafedcl.config.trust_options import DEFENCES
+from cafedcl.core.contract import Up
+from cafedcl.core.tensors import MODEL, prefixed, under
+from cafedcl.federation.rounds import Federation
+from cafedcl.methods import find_method, method_names
+
+Tiny = Callable[..., Federation]
+EVERYONE = {"federation__participation": 1.0}
+METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
+KINDS = [kind for kind in DEFENCES if kind != "none"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_method_runs_with_every_defence(tiny: Tiny, method: str, kind: str) -> None:
+    short = {"method__epochs": 3} if method == "fedtgp" else {}
+    for record in tiny(method, defence__kind=kind, **EVERYONE, **short).run():
+        assert (record.status, record.failed) == ("ok", [])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cafedcl", "scaffold", "fedproto"])
+def test_with_nothing_to_clip_the_result_is_the_same_to_the_bit(tiny: Tiny, method: str) -> None:
+    plain = tiny(method, **EVERYONE)
+    defended = tiny(method, defence__kind="clip", defence__factor=1e5, **EVERYONE)
+    plain.run()
+    defended.run()
+    one = plain.snapshot()[0]
+    other = defended.snapshot()[0]
+    assert one.keys() == other.keys()
+    assert all(one[name].numpy().tobytes() == other[name].numpy().tobytes() for name in one)
+
+
+def replies(federation: Federation, updates: list[float]) -> list[Up]:
+    """Replies whose updates are the given constants."""
+    start = under(MODEL, federation.state)
+    return [
+        Up(
+            client,
+            int(federation.counts[client].sum()),
+            {},
+            model={name: value + update for name, value in start.items()},
+        )
+        for client, update in enumerate(updates)
+    ]
+
+
+def step(federation: Federation, updates: list[float]) -> float:
+    """The update of the server's first weight."""
+    aggregator = federation.aggregator()
+    for up in replies(federation, updates):
+        aggregator.add(up)
+    state = aggregator.finish()
+    name = next(iter(prefixed(MODEL, under(MODEL, federation.state))))
+    moved = state[name] - federation.state[name]
+    assert moved.numpy() == pytest.approx(float(moved.flatten()[0]), abs=1e-5)
+    return float(moved.flatten()[0])
+
+
+UPDATES = [1.0, 2.0, 3.0, 4.0, -100.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("none", {}, lambda n: np.average(UPDATES, weights=n)),
+        ("clip", {"factor": 1.0}, lambda n: np.average([1, 2, 3, 3, -3], weights=n)),
+        ("clip", {"factor": 2.0}, lambda n: np.average([1, 2, 3, 4, -6], weights=n)),
+        ("trimmed-mean", {"liars": 0.2}, lambda n: 2.0),
+        ("median", {}, lambda n: 2.0),
+        ("krum", {"liars": 0.2}, lambda n: 2.0),
+        ("multi-krum", {"liars": 0.2}, lambda n: np.average(UPDATES[:4], weights=n[:4])),
+    ],
+)
+def test_updates_are_combined_as_the_defence_says(
+    tiny: Tiny, kind: str, options: dict[str, Any], expected: Any
+) -> None:
+    settings = {f"defence__{name}": value for name, value in options.items()}
+    federation = tiny("fedavg", defence__kind=kind, **settings, **EVERYONE)
+    sizes = federation.counts.sum(1).numpy()
+    assert step(federation, UPDATES) == pytest.approx(expected(sizes), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_replies_are_averaged_as_they_are(tiny: Tiny, kind: str) -> None:
+    federation = tiny("fedavg", defence__kind=kind, **EVERYONE)
+    sizes = federation.counts.sum(1).numpy()[:2]
+    assert step(federation, [1.0, 9.0]) == pytest.approx(
+        np.average([1, 9], weights=sizes), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", ["clip", "trimmed-mean", "median"])
+def test_a_prototype_far_from_the_others_moves_the_mean_by_little(tiny: Tiny, kind: str) -> None:
+    federation = tiny("fedproto", defence__kind=kind, split__kind="iid", split__classes=2)
+    width = federation.method.dim
+    aggregator = federation.aggregator()
+    for client, at in enumerate([1.0, 1.1, 0.9, 1.05, 1000.0]):
+        sent = {"classes": torch.tensor([3]), "prototypes": torch.full((1, width), at)}
+        aggregator.add(Up(client, int(federation.counts[client].sum()), sent))
+    table = aggregator.finish()["anchors/prototypes"]
+    assert table[3].numpy() == pytest.approx(1.0, abs=0.15)

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cafedcl.functional import robust
+
+SEEDS = st.integers(0, 1000)
+
+
+def points(seed: int, rows: int = 7, width: int = 3) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, width)))
+
+
+@given(SEEDS, st.integers(1, 9))
+def test_the_median_is_numpys(seed, rows):
+    values = points(seed, rows)
+    np.testing.assert_allclose(robust.middle(values), np.median(values, 0))
+
+
+@given(SEEDS, st.integers(3, 9), st.sampled_from([0.0, 0.1, 0.2, 0.4]))
+def test_a_trimmed_mean_leaves_out_the_share_on_both_sides(seed, rows, share):
+    values = points(seed, rows)
+    cut = int(np.ceil(share * rows - 1e-9))
+    ordered = np.sort(values.numpy(), 0)
+    expected = np.median(ordered, 0) if 2 * cut >= rows else ordered[cut : rows - cut].mean(0)
+    np.testing.assert_allclose(robust.trimmed_mean(values, share), expected)
+
+
+@given(SEEDS, st.integers(3, 9))
+def test_no_point_near_the_geometric_median_is_closer_to_all(seed, rows):
+    values = points(seed, rows).numpy()
+    centre = robust.geometric_median(torch.from_numpy(values)).numpy()
+
+    def total(at):
+        return np.linalg.norm(values - at, axis=1).sum()
+
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        assert total(centre) <= total(centre + 0.01 * random.normal(size=3)) + 1e-6
+
+
+def test_vectors_longer_than_the_median_are_shortened_to_it():
+    lengths = torch.tensor([1.0, 2.0, 3.0, 100.0, 0.0])
+    assert robust.clip_factors(lengths, 1.0).tolist() == pytest.approx([1, 1, 2 / 3, 0.02, 1])
+    assert robust.clip_factors(lengths, 50.0).tolist() == [1] * 5
+
+
+@given(SEEDS)
+def test_points_are_pulled_in_to_the_median_distance_and_the_others_stay(seed):
+    values = points(seed, 8).float()
+    values[0] += 100
+    centre = robust.geometric_median(values.double())
+    distances = np.linalg.norm(values.double() - centre, axis=1)
+    pulled = robust.pulled_in(values, 2.0)
+    after = np.linalg.norm(pulled.double() - centre, axis=1)
+    assert (after <= 2 * np.median(distances) * (1 + 1e-5)).all()
+    near = torch.from_numpy(distances <= 2 * np.median(distances))
+    assert torch.equal(pulled[near], values[near])
+
+
+def test_of_two_points_nobody_knows_which_is_wrong():
+    values = torch.tensor([[0.0, 0.0], [100.0, 0.0]])
+    assert torch.equal(robust.pulled_in(values, 1.0), values)
+
+
+def test_krum_takes_the_row_with_the_nearest_neighbours():
+    values = torch.tensor([[0.0], [1.0], [1.1], [1.3], [50.0], [60.0]])
+    scores = []
+    for i in range(6):
+        squared = sorted(float(values[i] - values[j]) ** 2 for j in range(6) if j != i)
+        scores.append(sum(squared[: 6 - 2 - 2]))
+    assert robust.krum_scores(values, 2).tolist() == pytest.approx(scores, rel=1e-4)
+    assert robust.krum(values, 0.3, multi=False) == [int(np.argmin(scores))]
+    assert robust.krum(values, 0.3, multi=True) == [0, 1, 2, 3]
