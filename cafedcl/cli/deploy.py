@@ -50,9 +50,10 @@ def init(
         raise CafedclError("--site: each site needs a different name")
     if simulated and any(named.values()):
         raise CafedclError("--simulated: sites have no data of their own; remove =DATA")
-    places = make_folders(
-        folder, ServerOptions(host=host, port=port, insecure=insecure), named, simulated
-    )
+    # The port after it, or before it for the last port.
+    superlink = port + 1 if port < 65535 else port - 1
+    options = ServerOptions(host=host, port=port, superlink=superlink, insecure=insecure)
+    places = make_folders(folder, options, named, simulated)
     server, *sites = places
     print(printable(f"written: {folder}"))
     if insecure:
@@ -72,20 +73,20 @@ def init(
 
 @app.command()
 def server(folder: Folder) -> None:
-    """Run the server: a Flower SuperLink that accepts only the sites whose keys it knows."""
-    from cafedcl.deploy.server import Server, wait_for_end
+    """Run the server: a Flower SuperLink behind nginx, for the sites whose keys it knows."""
+    from cafedcl.deploy.server import Server
 
     place = Server.of(folder)
     with stoppable() as say:
-        process = place.start()
+        running = place.start()
         try:
             say(
                 f"server at {place.listen}:{place.options.port}"
                 + (" (insecure)" if place.options.insecure else "")
             )
-            wait_for_end(process, say)
+            running.watch(say)
         finally:
-            process.stop()
+            running.stop()
 
 
 @app.command()

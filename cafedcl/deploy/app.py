@@ -1,6 +1,7 @@
 """The Flower app that is submitted to a SuperLink. It only names two installed components.
 
-The package itself is not sent: every site runs the code that it has installed.
+The package itself is not sent. A simulation runs the two components. A deployment runs neither:
+there the app is only the name under which Flower knows a run.
 """
 
 from pathlib import Path
@@ -20,7 +21,6 @@ RUN_CONFIG: dict[str, Any] = {
     "settings": "",
     "out": "runs/flower",
     "resume": False,
-    "deployment": "",
 }
 """The keys of Flower's run config: the flags of `cafedcl run`. Empty values change nothing."""
 COMPONENTS = {

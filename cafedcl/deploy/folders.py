@@ -22,7 +22,10 @@ class ServerOptions:
     """The server of a deployment."""
 
     host: str = option("127.0.0.1", "host name or address at which sites reach the server")
-    port: int = option(PORT, "port of the server", low=1, high=65535)
+    port: int = option(PORT, "port at which sites reach the server", low=1, high=65535)
+    superlink: int = option(
+        PORT + 1, "port of Flower's SuperLink, for this machine only", low=1, high=65535
+    )
     listen: str = option(
         "", "address to listen on; empty: the host if it is a loopback address, else all addresses"
     )
@@ -36,12 +39,12 @@ class SiteOptions:
     name: str = option("", "name of the site; do not change it during a run")
     host: str = option("127.0.0.1", "host name or address of the server")
     port: int = option(PORT, "port of the server", low=1, high=65535)
-    data: str = option(
-        "",
-        "this site's data, in any form that --data accepts; empty: a shard of the run's data set",
-    )
+    data: str = option("", "this site's data, in any form that --data accepts")
     client: int = option(
-        0, "without own data: number of the client whose shard this site holds", low=0
+        -1,
+        "without own data, to try things out: number of the client of the run's data set whose "
+        "shard this site holds",
+        low=-1,
     )
     device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:1 or mps")
     plugins: bool = option(
@@ -129,7 +132,7 @@ def _write_folders(
             host=server.host,
             port=server.port,
             data=data,
-            client=client,
+            client=client if simulated else -1,
             insecure=server.insecure,
         )
         lines = toml_section("site", site, explain=True)

@@ -5,6 +5,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
 YEARS = 5
@@ -97,6 +98,25 @@ def make_node_key(private: Path, public: Path) -> None:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     public.write_bytes(line + b"\n")
+
+
+def refuse_expired(folder: Path) -> None:
+    """Raise an error if a certificate in a deployment's folder has expired or is not valid yet."""
+    optional("cryptography", "cafedcl[flower]", "deploy")
+    from cryptography import x509
+
+    for name in ("ca.crt", "server.crt"):
+        path = folder / name
+        if not path.exists():
+            continue
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        first = certificate.not_valid_before_utc
+        last = certificate.not_valid_after_utc
+        if not first <= datetime.now(UTC) <= last:
+            raise CafedclError(
+                f"{path}: this certificate is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}; "
+                "renew it with `cafedcl deploy renew`, or set this machine's clock"
+            )
 
 
 AUTHORITY = "cafedcl deployment"

@@ -36,7 +36,15 @@ def require_flower() -> None:
 def flower_environment(home: Path) -> dict[str, str]:
     """Return the environment variables of a Flower process with its files in ``home``."""
     paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    return {**os.environ, **FLOWER_SETTINGS, "FLWR_HOME": str(home), "PATH": os.pathsep.join(paths)}
+    # What runs on this machine is never asked through a proxy.
+    direct = [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]
+    return {
+        **os.environ,
+        **FLOWER_SETTINGS,
+        "FLWR_HOME": str(home),
+        "PATH": os.pathsep.join(paths),
+        "NO_PROXY": ",".join(filter(None, direct)),
+    }
 
 
 def flower_program(name: str) -> str:
@@ -46,7 +54,10 @@ def flower_program(name: str) -> str:
 
 
 class ServerProcess:
-    """A process in its own group that writes to a log and is stopped with all its children."""
+    """A process in its own group that writes to a log and is stopped with all its children.
+
+    It also ends if this process is killed: see `cafedcl.deploy.guard`.
+    """
 
     def __init__(self, words: Sequence[str], home: Path, log: Path) -> None:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -112,8 +123,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def _spawn(command: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Popen[bytes]":
+    guarded = [sys.executable, "-m", "cafedcl.deploy.guard", str(os.getpid()), *command]
     return subprocess.Popen(
-        command,
+        guarded,
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=out,

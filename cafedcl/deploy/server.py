@@ -1,22 +1,28 @@
-"""A deployment's server: its SuperLink, the registered sites, and the submitted runs."""
+"""A deployment's server: its SuperLink behind a proxy, the registered sites, and the runs."""
 
+import fcntl
 import ipaddress
 import json
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import write_atomically
+from cafedcl.core.files import explained, write_atomically
 from cafedcl.deploy.folders import NODES, ServerOptions, node_names, read_server, site_names
+from cafedcl.deploy.keys import refuse_expired, write_secret
 from cafedcl.deploy.programs import ServerProcess, require_flower, run_flwr
-from cafedcl.deploy.submit import submit
+from cafedcl.deploy.proxy import nginx_program, start_proxy, write_proxy_config
+from cafedcl.deploy.submit import submit_app
 from cafedcl.deploy.superlink import SUPERLINK_NAME, Address, start_superlink
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.runs import Run, load
+from cafedcl.federation.runs import Run
 from cafedcl.federation.watcher import Watcher
 
 
@@ -40,37 +46,71 @@ class Server:
 
     @property
     def listen(self) -> str:
-        """The address to listen on."""
+        """The address at which the proxy listens for sites."""
         if self.options.listen:
             return self.options.listen
         return self.options.host if is_loopback(self.options.host) else "0.0.0.0"
 
     @property
     def address(self) -> Address:
-        """The SuperLink's address for commands on this machine."""
-        host = "127.0.0.1" if self.listen in ("0.0.0.0", "::") else self.listen
+        """The SuperLink's address, which only this machine can reach."""
         ca = None if self.options.insecure else self.folder / "ca.crt"
-        return Address(host, self.options.port, ca)
+        return Address("127.0.0.1", self.options.superlink, ca)
 
-    def start(self) -> ServerProcess:
-        """Start the SuperLink and register the sites' keys."""
-        words = ["--database", str(self.folder / "state.db")]
-        if self.options.insecure:
-            words += ["--insecure"]
-        else:
-            files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
-            for name, file in files.items():
-                words += [f"--ssl-{name}", str(self.folder / file)]
-            words += ["--enable-supernode-auth"]
-        process = start_superlink(
-            self.address, self.listen, self.home, self.folder / "superlink.log", words
-        )
+    @property
+    def secret(self) -> Path:
+        """The file with the secret of whoever may work off runs."""
+        return self.folder / "runtime.secret"
+
+    def start(self) -> "RunningServer":
+        """Start the SuperLink, register the sites' keys, and start the proxy."""
+        options = self.options
+        nginx_program()
+        refuse_expired(self.folder)
+        lock = self._lock()
+        running: list[ServerProcess] = []
         try:
+            refuse_used_port(self.listen, options.port, "port")
+            refuse_used_port("127.0.0.1", options.superlink, "superlink")
+            if not self.secret.exists():
+                write_secret(self.secret, secrets.token_bytes(32))
+            words = ["--database", str(self.folder / "state.db")]
+            words += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
+            if options.insecure:
+                words += ["--insecure"]
+            else:
+                files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+                for name, file in files.items():
+                    words += [f"--ssl-{name}", str(self.folder / file)]
+                words += ["--enable-supernode-auth"]
+            log = self.folder / "superlink.log"
+            running.append(start_superlink(self.address, self.home, log, words))
             self.register()
+            write_proxy_config(
+                self.folder, self.listen, options.port, options.superlink, options.insecure
+            )
+            running.append(start_proxy(self.folder, self.listen, options.port))
         except BaseException:
-            process.stop()
+            RunningServer(running, lock).stop()
             raise
-        return process
+        return RunningServer(running, lock)
+
+    def _lock(self) -> TextIO:
+        """Lock the folder for this process; raise if another server runs in it."""
+        file = (self.folder / "server.lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "unknown"
+            file.close()
+            raise CafedclError(
+                f"{self.folder}: a server runs in this folder already (process {holder})"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        return file
 
     def register(self) -> None:
         """Register the keys of all sites that are not registered yet."""
@@ -120,12 +160,24 @@ class Server:
             for run in answer["runs"]
         ]
 
-    def run(self, config: Config, path: Path, watchers: Sequence[Watcher]) -> Run:
-        """Run a config at the sites and return its results."""
+    def run(self, config: Config | None, path: Path, watchers: Sequence[Watcher]) -> Run:
+        """Run a config at the sites; without a config, resume the run at ``path``."""
         self.check()
-        RunFolder.create(path).unlock()
-        submit(self.home, config, path, watchers, deployment=str(self.folder))
-        return load(path)
+        if config is not None:
+            RunFolder.create(path).unlock()
+        from cafedcl.deploy.flower.server_task import conduct
+
+        with explained(self.secret):
+            secret = self.secret.read_bytes()
+        return conduct(
+            self.folder,
+            self.address,
+            secret,
+            lambda: submit_app(self.home),
+            config,
+            path,
+            watchers,
+        )
 
     def check(self) -> None:
         """Raise an error if the SuperLink does not answer."""
@@ -136,12 +188,27 @@ class Server:
             )
 
 
-def resume_run(folder: Path, path: Path, watchers: Sequence[Watcher]) -> Run:
-    """Resume a run of a deployment."""
-    server = Server.of(folder)
-    server.check()
-    submit(server.home, None, path, watchers, deployment=str(server.folder))
-    return load(path)
+class RunningServer:
+    """The processes of a server: its SuperLink and its proxy."""
+
+    def __init__(self, processes: Sequence[ServerProcess], lock: TextIO) -> None:
+        self.processes = processes
+        self.lock = lock
+
+    def watch(self, say: Callable[[str], None]) -> None:
+        """Wait while all processes run; the end of one is an error."""
+        say("ready")
+        while True:
+            for process in self.processes:
+                if not process.alive:
+                    raise CafedclError(f"a process of the server ended: {process.last_error()}")
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """Stop all processes, the proxy first."""
+        for process in reversed(self.processes):
+            process.stop()
+        self.lock.close()
 
 
 def is_loopback(host: str) -> bool:
@@ -152,9 +219,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def wait_for_end(process: ServerProcess, say: Callable[[str], None]) -> None:
-    """Wait while the SuperLink runs; its end is an error."""
-    say("ready")
-    while process.alive:
-        time.sleep(0.5)
-    raise CafedclError(f"the SuperLink ended: {process.last_error()}")
+def refuse_used_port(host: str, port: int, option: str) -> None:
+    """Raise an error that names the port if another program listens on it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As the servers do, so that a port that was in use a moment ago is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CafedclError(
+                f"port {port} of {host} cannot be used: {error.strerror}; see which program has "
+                f"it (ss -ltnp), stop it, or change {option} in server.toml"
+            ) from None

@@ -10,7 +10,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 from cafedcl.deploy.population import is_remote
 from cafedcl.deploy.programs import require_flower
-from cafedcl.deploy.server import resume_run
+from cafedcl.deploy.server import Server
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import Address, free_port, start_superlink
 from cafedcl.federation import runs
@@ -33,7 +33,7 @@ def resume_on_flower(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run
     """Resume a Flower run where it ran: in its deployment or as a simulation."""
     deployment = folder.environment().get("flower", {}).get("deployment")
     if deployment:
-        return resume_run(Path(deployment), folder.path, watchers)
+        return Server.of(Path(deployment)).run(None, folder.path, watchers)
     return _run_simulation(None, folder.path, watchers, folder.config().federation.clients)
 
 
@@ -46,7 +46,7 @@ def _run_simulation(
         home = Path(folder)
         address = Address("127.0.0.1", free_port(), None)
         process = start_superlink(
-            address, address.host, home, home / "superlink.log", ["--insecure", "--simulation"]
+            address, home, home / "superlink.log", ["--insecure", "--simulation"]
         )
         try:
             nodes = f"num-supernodes={clients} client-resources-num-cpus=1"

@@ -1,5 +1,6 @@
 """A running site: its worker and its SuperNode, started and stopped together."""
 
+import secrets
 import shutil
 import sys
 import tempfile
@@ -7,9 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cafedcl.config.options import to_toml
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import write_atomically
+from cafedcl.data.paths import is_path
 from cafedcl.deploy.folders import SiteOptions
+from cafedcl.deploy.keys import make_certificates, refuse_expired, write_secret
 from cafedcl.deploy.programs import ServerProcess, flower_program
 from cafedcl.deploy.superlink import Address, free_port
 
@@ -19,20 +22,53 @@ CRASH_WINDOW = 60.0
 RETRY = 5.0
 """Seconds before a SuperNode that lost its server is restarted."""
 REFUSED = "Failed to activate SuperNode"
-"""Flower's message for a node whose key is not registered."""
+"""Flower's message for a node whose key is not registered, or that is still online."""
+REFUSAL_LIMIT = 150.0
+"""Seconds after which a refused site gives up. Flower counts a killed node as online for 100 s."""
+ADDRESS = "address"
+CA = "ca.crt"
+READY = "ready"
+SECRET = "secret"
+"""Files of the folder that worker and SuperNode share: the address of the SuperNode's Runtime API,
+its certificate authority, a sign that the worker is ready, and the secret that only the worker has.
+"""
+
+
+def refuse_missing_data(options: SiteOptions) -> None:
+    """Raise an error if a site has no data: it must not be online and fail in every run."""
+    if not options.data and options.client < 0:
+        raise CafedclError(
+            f"site {options.name}: it has no data; set data in its site.toml to the path of its "
+            "images"
+        )
+    is_file = is_path(options.data) and not options.data.startswith("hf:")
+    if is_file and not Path(options.data).expanduser().exists():
+        raise CafedclError(f"site {options.name}: data = {options.data}: there is no such path")
 
 
 class RunningSite:
-    """The processes of a site; a process that ends is restarted unless that cannot help."""
+    """The processes of a site; a process that ends is restarted unless that cannot help.
+
+    The SuperNode talks to the server and executes nothing (``--isolation process``). The worker
+    answers its requests. The two know each other by a certificate and a secret that are made anew
+    at every start, so no other program of this machine can take the place of either.
+    """
 
     def __init__(self, folder: Path, options: SiteOptions) -> None:
         self.folder = folder.resolve()
         self.options = options
-        self.socket_folder = Path(tempfile.mkdtemp(prefix="cafedcl-"))
+        refuse_missing_data(options)
+        refuse_expired(self.folder)
+        self.runtime = Path(tempfile.mkdtemp(prefix="cafedcl-"))
         self.crashes: list[float] = []
+        self.refused_since: float | None = None
         self.worker: ServerProcess | None = None
         self.node: ServerProcess | None = None
         try:
+            write_secret(self.runtime / SECRET, secrets.token_bytes(32))
+            authority = make_certificates("127.0.0.1", self.runtime, self.runtime)
+            (self.runtime / CA).write_bytes(authority)
+            # The site is online as soon as the SuperNode runs, so its worker must be ready.
             self.worker = self._start_worker()
             self.node = self._start_node()
         except BaseException:
@@ -40,22 +76,28 @@ class RunningSite:
             raise
 
     def _start_worker(self) -> ServerProcess:
-        path = self.socket_folder / "site.sock"
-        path.unlink(missing_ok=True)
-        words = [sys.executable, "-m", "cafedcl.deploy.flower.worker", str(path), str(self.folder)]
+        ready = self.runtime / READY
+        ready.unlink(missing_ok=True)
+        words = [sys.executable, "-m", "cafedcl.deploy.flower.worker"]
+        words += [str(self.folder), str(self.runtime)]
         # Assigned at once, so that `stop` finds it if waiting fails.
         self.worker = ServerProcess(words, self.folder / "flower", self.folder / "worker.log")
-        self.worker.wait_until(path.exists, f"site {self.options.name}: its worker")
+        self.worker.wait_until(ready.exists, f"site {self.options.name}: its worker")
         return self.worker
 
     def _start_node(self) -> ServerProcess:
         options = self.options
         ca = self.folder / "ca.crt"
         address = Address(options.host, options.port, None if options.insecure else ca)
-        settings = {"name": options.name, "socket": str(self.socket_folder / "site.sock")}
+        port = free_port()
+        write_atomically(self.runtime / ADDRESS, f"127.0.0.1:{port}".encode())
         words = [flower_program("flower-supernode"), "--superlink", str(address)]
-        words += ["--port", str(free_port()), "--node-config"]
-        words += [" ".join(f"{name}={to_toml(value)}" for name, value in settings.items())]
+        words += ["--isolation", "process"]
+        words += ["--superexec-auth-secret-file", str(self.runtime / SECRET)]
+        words += ["--host", "127.0.0.1", "--port", str(port)]
+        words += ["--ssl-ca-certfile", str(self.runtime / CA)]
+        words += ["--ssl-certfile", str(self.runtime / "server.crt")]
+        words += ["--ssl-keyfile", str(self.runtime / "server.key")]
         if options.insecure:
             words += ["--insecure"]
         else:
@@ -68,29 +110,46 @@ class RunningSite:
         while True:
             assert self.node is not None
             assert self.worker is not None
-            if not self.node.alive:
-                self._restart_node(self.node.last_error(), say)
             if not self.worker.alive:
-                now = time.monotonic()
-                self.crashes = [then for then in self.crashes if then > now - CRASH_WINDOW]
-                self.crashes.append(now)
-                if len(self.crashes) >= MOST_CRASHES:
-                    reason = self.worker.last_error()
-                    raise CafedclError(
-                        f"site {self.options.name}: its worker crashes repeatedly: {reason}"
-                    )
-                say(f"the worker ended (exit {self.worker.popen.returncode}); restarting it")
-                self.worker = self._start_worker()
+                self._restart_both(self.worker, self.node, say)
+            elif not self.node.alive:
+                self._restart_node(self.node, say)
             time.sleep(pause)
 
-    def _restart_node(self, error: str, say: Callable[[str], None]) -> None:
-        """Restart a SuperNode that lost its server; raise an error if the server refused it."""
-        if REFUSED in error:
+    def _restart_both(
+        self, worker: ServerProcess, node: ServerProcess, say: Callable[[str], None]
+    ) -> None:
+        """Restart the worker, and the SuperNode, which would wait for its answer for ever."""
+        now = time.monotonic()
+        self.crashes = [then for then in self.crashes if then > now - CRASH_WINDOW]
+        self.crashes.append(now)
+        if len(self.crashes) >= MOST_CRASHES:
             raise CafedclError(
-                f"site {self.options.name}: the server refused it; "
+                f"site {self.options.name}: its worker crashes repeatedly: {worker.last_error()}"
+            )
+        say(f"the worker ended (exit {worker.popen.returncode}); restarting it")
+        node.stop()
+        self.worker = self._start_worker()
+        self.node = self._start_node()
+
+    def _restart_node(self, node: ServerProcess, say: Callable[[str], None]) -> None:
+        """Restart a SuperNode that lost its server; raise an error if it is refused for long."""
+        error = node.last_error()
+        now = time.monotonic()
+        if REFUSED not in error:
+            self.refused_since = None
+            say(f"the SuperNode ended; restarting it: {error}")
+        elif self.refused_since is None:
+            self.refused_since = now
+            say(
+                f"the server does not accept this site yet, because it has no key of it or because "
+                f"the site was killed and still counts as online; trying for {REFUSAL_LIMIT:g} s"
+            )
+        elif now - self.refused_since > REFUSAL_LIMIT:
+            raise CafedclError(
+                f"site {self.options.name}: the server refused it for {REFUSAL_LIMIT:g} s; "
                 f"does the server have this site's key? {error}"
             )
-        say(f"the SuperNode ended; restarting it: {error}")
         time.sleep(RETRY)
         self.node = self._start_node()
 
@@ -99,4 +158,4 @@ class RunningSite:
         for process in (self.node, self.worker):
             if process is not None:
                 process.stop()
-        shutil.rmtree(self.socket_folder, ignore_errors=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)

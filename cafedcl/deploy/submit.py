@@ -60,21 +60,16 @@ class FollowedRun:
 
 
 def submit(
-    home: Path,
-    config: Config | None,
-    path: Path,
-    watchers: Sequence[Watcher],
-    federation: str = "",
-    **extra: str,
+    home: Path, config: Config | None, path: Path, watchers: Sequence[Watcher], federation: str
 ) -> None:
-    """Submit a run to the SuperLink of ``home`` and follow it to its end.
+    """Submit a simulation to the SuperLink of ``home`` and follow it to its end.
 
     Without a config, the run folder at ``path`` is resumed.
     """
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     (path / JOURNAL).unlink(missing_ok=True)
-    words = {"out": str(path.resolve()), "resume": config is None, **extra}
+    words: dict[str, Any] = {"out": str(path.resolve()), "resume": config is None}
     if config is None:
         config = folder.config()
     else:
@@ -85,13 +80,7 @@ def submit(
     options.write_text(
         "".join(f"{name} = {to_toml(value)}\n" for name, value in words.items()), encoding="utf-8"
     )
-    more = ["--federation-config", federation] if federation else []
-    app = write_app(home / "cafedcl-run")
-    number = str(
-        run_flwr(home, "run", str(app), SUPERLINK_NAME, "--run-config", str(options), *more)[
-            "run-id"
-        ]
-    )
+    number = str(submit_app(home, "--run-config", str(options), "--federation-config", federation))
     followed = FollowedRun(config, folder)
     error = "the run ended without a message"
     try:
@@ -105,6 +94,12 @@ def submit(
         raise
     if error:
         raise CafedclError(error)
+
+
+def submit_app(home: Path, *words: str) -> int:
+    """Submit the app to the SuperLink of ``home`` and return the number of its run."""
+    app = write_app(home / "cafedcl-run")
+    return int(run_flwr(home, "run", str(app), SUPERLINK_NAME, *words)["run-id"])
 
 
 class ActivityCheck:

@@ -53,18 +53,11 @@ class Address:
         (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def start_superlink(
-    address: Address, listen: str, home: Path, log: Path, words: Sequence[str]
-) -> ServerProcess:
-    """Start a SuperLink that listens on ``listen``, and wait until it answers at ``address``."""
+def start_superlink(address: Address, home: Path, log: Path, words: Sequence[str]) -> ServerProcess:
+    """Start a SuperLink that listens on ``address``, and wait until it answers."""
     address.write_flwr_config(home)
-    options = [
-        "--host",
-        listen,
-        "--port",
-        str(address.port),
-        "--disable-runtime-dependency-installation",
-    ]
+    options = ["--host", address.host, "--port", str(address.port)]
+    options += ["--disable-runtime-dependency-installation"]
     process = ServerProcess([flower_program("flower-superlink"), *options, *words], home, log)
     try:
         process.wait_until(address.healthy, f"SuperLink at {address}")

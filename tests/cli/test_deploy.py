@@ -118,7 +118,13 @@ def test_a_server_listens_where_it_is_reached(host, listen, tmp_path):
     invoke("init", tmp_path / "d", "--site", "a", "--host", host)
     server = Server.of(tmp_path / "d" / "server")
     assert server.listen == listen
-    assert server.address.host in ("127.0.0.1", "localhost")
+    assert server.address.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("port", "superlink"), [(8000, 8001), (65535, 65534)])
+def test_the_superlink_has_a_port_of_its_own(port, superlink, tmp_path):
+    invoke("init", tmp_path / "d", "--site", "a", "--port", port)
+    assert Server.of(tmp_path / "d" / "server").options.superlink == superlink
 
 
 def test_without_flower_one_line_says_what_to_install(tmp_path):

@@ -1,6 +1,4 @@
-"""A whole deployment as processes on the loopback, with TLS and keys: a SuperLink and three
-SuperNodes.
-"""
+"""A whole deployment as processes on the loopback, with TLS and keys: a server and three sites."""
 
 import os
 import signal
@@ -55,14 +53,13 @@ def started(path):
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory):
+def deployment(tmp_path_factory, nginx):
     """A running server and three sites, each with a simulated shard of the digits, and a stranger
     that knocks.
     """
     folder = tmp_path_factory.mktemp("deployment") / "d"
-    place, *others = make_folders(
-        folder, ServerOptions(port=free_port()), dict.fromkeys(SITES, ""), simulated=True
-    )
+    options = ServerOptions(port=free_port(), superlink=free_port())
+    place, *others = make_folders(folder, options, dict.fromkeys(SITES, ""), simulated=True)
     server = Server.of(place)
     running = {}
     link = server.start()
@@ -85,7 +82,9 @@ def stranger(deployment, tmp_path):
     place.mkdir()
     (place / "ca.crt").write_bytes((server.folder / "ca.crt").read_bytes())
     make_node_key(place / "node.key", place / "node.pub")
-    (place / "site.toml").write_text(f'[site]\nname = "stranger"\nport = {server.options.port}\n')
+    (place / "site.toml").write_text(
+        f'[site]\nname = "stranger"\nclient = 0\nport = {server.options.port}\n'
+    )
     site = started(place)
     yield site
     site.stop()
@@ -108,7 +107,7 @@ class Killer(Watcher):
 
 @pytest.mark.slow
 def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a_site(
-    deployment, stranger, tmp_path
+    deployment, stranger, tmp_path, monkeypatch
 ):
     """All sites answer for three rounds, which equal the reference engine's; in the fourth, one is
     killed.
@@ -139,6 +138,7 @@ def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a
         assert line["server"] == pytest.approx(record.server)
         assert line["own"] == pytest.approx(record.own)
 
+    monkeypatch.setattr("cafedcl.deploy.site.REFUSAL_LIMIT", 3.0)
     with pytest.raises(CafedclError, match="the server refused it"):
         stranger.watch(print)
     assert sorted(site["name"] for site in server.sites()) == sorted(SITES)

@@ -55,6 +55,7 @@ def outcome(run, client, since):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("nginx")
 @pytest.mark.skipif(not hosts_module.may_make_namespaces(), reason="network namespaces need root")
 def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed(tmp_path):
     folder = tmp_path / "d"

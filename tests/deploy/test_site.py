@@ -1,10 +1,12 @@
 """A site's two processes, played by short scripts: they are restarted unless that is useless."""
 
 import sys
+from datetime import datetime, timedelta
 
 import pytest
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.deploy import keys
 from cafedcl.deploy import site as module
 from cafedcl.deploy.folders import SiteOptions
 from cafedcl.deploy.programs import ServerProcess
@@ -36,7 +38,7 @@ def site(tmp_path, monkeypatch):
         monkeypatch.setattr(RunningSite, "_start_worker", begun("worker", list(workers)))
         monkeypatch.setattr(RunningSite, "_start_node", begun("node", list(nodes)))
         monkeypatch.setattr(module, "RETRY", 0.0)
-        return RunningSite(tmp_path, SiteOptions(name="north"))
+        return RunningSite(tmp_path, SiteOptions(name="north", client=0))
 
     yield start
     for process in made:
@@ -61,16 +63,28 @@ def enough_after(number):
 
 def test_a_worker_that_dies_is_started_again(site):
     heard, say = enough_after(2)
-    running = site(["exit(3)", "exit(4)", STAY], [STAY])
+    running = site(["exit(3)", "exit(4)", STAY], [STAY] * 3)
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
     assert heard == [f"the worker ended (exit {code}); restarting it" for code in (3, 4)]
     running.stop()
-    assert not running.socket_folder.exists()
+    assert not running.runtime.exists()
+
+
+def test_a_worker_that_dies_takes_its_supernode_with_it(site):
+    """The SuperNode would wait for the worker's answer for ever."""
+    _, say = enough_after(2)
+    running = site(["exit(3)", "exit(4)", STAY], [STAY] * 3)
+    first = running.node
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert not first.alive
+    assert running.node is not first
+    running.stop()
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up(site):
-    running = site(["print('no disk'); exit(1)"] * 9, [STAY])
+    running = site(["print('no disk'); exit(1)"] * 9, [STAY] * 9)
     with pytest.raises(CafedclError, match="site north: its worker crashes repeatedly: no disk"):
         running.watch(lambda _: None, 0.01)
     running.stop()
@@ -85,8 +99,47 @@ def test_a_supernode_that_lost_its_server_is_started_again(site):
     running.stop()
 
 
-def test_a_supernode_that_is_refused_is_the_end(site):
-    running = site([STAY], ["print('ERROR : [code: 2004] Failed to activate SuperNode.')"])
-    with pytest.raises(CafedclError, match="site north: the server refused it"):
-        running.watch(lambda _: None, 0.01)
+REFUSED = "print('ERROR : [code: 2004] Failed to activate SuperNode.')"
+
+
+def test_a_supernode_that_is_refused_for_long_is_the_end(site, monkeypatch):
+    monkeypatch.setattr(module, "REFUSAL_LIMIT", 0.5)
+    running = site([STAY], [REFUSED] * 99)
+    heard = []
+    with pytest.raises(CafedclError, match=r"site north: the server refused it for 0\.5 s"):
+        running.watch(heard.append, 0.01)
+    assert len(heard) == 1
     running.stop()
+
+
+def test_a_site_that_was_killed_waits_until_it_is_let_in_again(site):
+    heard, say = enough_after(2)
+    lost = "print('ERROR : no route')"
+    running = site([STAY], [REFUSED, REFUSED, lost, STAY])
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert "does not accept this site yet" in heard[0]
+    assert "no route" in heard[1]
+    assert running.refused_since is None
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [({}, "it has no data; set data"), ({"data": "/no/where"}, "/no/where: there is no such path")],
+)
+def test_a_site_without_data_does_not_start(options, mistake, tmp_path):
+    with pytest.raises(CafedclError, match=f"site north: .*{mistake}"):
+        RunningSite(tmp_path, SiteOptions(name="north", **options))
+
+
+def test_a_site_with_an_expired_certificate_does_not_start(tmp_path, monkeypatch):
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz):
+            return datetime.now(tz) + timedelta(days=365 * keys.YEARS + 1)
+
+    (tmp_path / "ca.crt").write_bytes(keys.make_certificates("localhost", tmp_path, tmp_path))
+    monkeypatch.setattr(keys, "datetime", Later)
+    with pytest.raises(CafedclError, match=r"ca\.crt: this certificate is valid from .*renew"):
+        RunningSite(tmp_path, SiteOptions(name="north", client=0))

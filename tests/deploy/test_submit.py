@@ -78,7 +78,7 @@ def submitted(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "run_flwr", flower)
         monkeypatch.setattr(module, "POLL_PERIOD", 0.3)
         try:
-            module.submit(tmp_path, config, tmp_path / "run", [notes], deployment="here")
+            module.submit(tmp_path, config, tmp_path / "run", [notes], "num-supernodes=3")
         finally:
             if flower.thread:
                 flower.thread.join()
@@ -115,7 +115,6 @@ def test_watchers_see_what_they_would_see_here(submitted, tmp_path):
     assert tomllib.loads(Path(call[4]).read_text()) == {
         "out": str(tmp_path / "run"),
         "resume": False,
-        "deployment": "here",
         "config-file": str(tmp_path / "run.toml"),
     }
 
@@ -149,7 +148,7 @@ def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        module.submit(tmp_path, config(), tmp_path / "run", [Impatient()])
+        module.submit(tmp_path, config(), tmp_path / "run", [Impatient()], "")
     flower.thread.join()
     assert flower.calls[-1] == ("stop", "7", "cafedcl")
 

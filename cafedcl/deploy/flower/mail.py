@@ -1,19 +1,20 @@
 """Requests to many sites at once over Flower's grid, and their answers until a deadline."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from cafedcl.deploy.flower.link import MessageParts
-from cafedcl.deploy.flower.records import unwrap, wrap
+from cafedcl.deploy.flower.records import MessageParts, unwrap, wrap
 
 PAUSE = (0.05, 0.5)
 """Shortest and longest pause in seconds before looking for answers again."""
 ONLINE_CHECK = 2.0
 """Seconds between two checks of which nodes are online."""
+REMINDER = 5.0
+"""Seconds between two words about the sites that are waited for."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,16 @@ class Mail:
         return set(self.grid.get_node_ids())
 
     def exchange(
-        self, kind: str, requests: dict[int, MessageParts], limit: int | None
+        self,
+        kind: str,
+        requests: dict[int, MessageParts],
+        limit: int | None,
+        remind: Callable[[Iterable[int]], None] = lambda _: None,
     ) -> Iterator[tuple[int, Answer]]:
         """Send a request to each node and yield one answer of each.
 
-        Answers of more than ``limit`` bytes are refused without decoding them.
+        Answers of more than ``limit`` bytes are refused without decoding them. ``remind`` is told
+        every few seconds which nodes have not answered.
         """
         nodes = list(requests)
         messages = [
@@ -61,6 +67,7 @@ class Mail:
         }
         until = time.monotonic() + self.deadline
         next_check = time.monotonic() + ONLINE_CHECK
+        next_reminder = time.monotonic() + REMINDER
         pause = PAUSE[0]
         while sent:
             answers = list(self.grid.pull_messages(list(sent)))
@@ -76,6 +83,9 @@ class Mail:
                     yield sent.pop(message_id), NoAnswer("its site disconnected")
             if now > until:
                 break
+            if sent and now > next_reminder:
+                next_reminder = now + REMINDER
+                remind(sent.values())
             # Pauses grow while nothing arrives, and start short again after an answer.
             pause = PAUSE[0] if answers else min(1.2 * pause, PAUSE[1])
             if sent:

@@ -6,8 +6,7 @@ from typing import Any
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.tensors import Header, Tensors, pack, unpack
-from cafedcl.deploy.flower.link import MessageParts
-from cafedcl.deploy.flower.records import OWN, SHARED
+from cafedcl.deploy.flower.records import OWN, SHARED, MessageParts
 from cafedcl.deploy.population import SiteAssignment
 from cafedcl.engine.cpu import messages as wire
 

@@ -1,13 +1,9 @@
-"""Packed bytes in Flower's records.
-
-This module does not import PyTorch, because Flower starts a process that imports it for every
-message.
-"""
+"""Packed bytes in Flower's records."""
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from cafedcl.deploy.flower.link import MessageParts
-
+MessageParts = dict[str, bytes]
+"""A message: its parts by name."""
 STYPE = "cafedcl.packed"
 SHARED = "shared"
 """Name of the part that is the same for every site; Flower stores it once."""

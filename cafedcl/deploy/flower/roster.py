@@ -1,16 +1,18 @@
 """Which Flower node is which client: every node is asked once to enrol."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from flwr.app import MessageType
 
 from cafedcl.config.sections import Config
 from cafedcl.core.tensors import Header, Tensors
-from cafedcl.deploy.flower.mail import Mail, NoAnswer
+from cafedcl.deploy.flower.mail import REMINDER, Mail, NoAnswer
 from cafedcl.deploy.flower.messages import enrol_request, read_plain
 from cafedcl.deploy.flower.records import SHARED
+from cafedcl.deploy.folders import node_names
 from cafedcl.deploy.population import Enrolled
 
 LARGEST = 1 << 24
@@ -18,19 +20,60 @@ LARGEST = 1 << 24
 PAUSE = 0.5
 """Seconds between two looks for new nodes."""
 T = TypeVar("T", int, Enrolled)
-EnrolmentReader = Callable[[int, Tensors, Header], T]
-"""Reads the enrolment of a node; raises ValueError if it cannot take part."""
+EnrolmentReader = Callable[[Tensors, Header], T]
+"""Reads an enrolment; raises ValueError if it is impossible."""
+
+
+class SiteKeys:
+    """The sites of a server's folder, by the nodes that have their keys.
+
+    A simulation has no folder, and an insecure deployment no keys; then every node may take part.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.server = Path(server) if server else None
+
+    def _names(self) -> dict[str, str]:
+        # Read anew every time: a site may be revoked during a run.
+        names = node_names(self.server) if self.server else {}
+        return {node: name for name, node in names.items()}
+
+    def title(self, node: int) -> str:
+        """Return a node's site in messages."""
+        name = self._names().get(str(node))
+        return f"site {name}" if name else f"node {node}"
+
+    def check(self, node: int, name: str | None = None) -> None:
+        """Raise ValueError unless a node has a site's key, and that of ``name`` if one is given."""
+        names = self._names()
+        if not names:
+            return
+        if str(node) not in names:
+            raise ValueError("it has no key of a site")
+        if name is not None and names[str(node)] != name:
+            raise ValueError(f"its name is {name}, but it has another site's key")
+
+    def missing(self, nodes: Iterable[int]) -> list[str]:
+        """Return the sites of which none of the nodes has the key."""
+        names = self._names()
+        return sorted({*names.values()} - {names.get(str(node), "") for node in nodes})
 
 
 class Roster(Generic[T]):
     """The enrolled nodes. Nodes that connect later, or again under a new number, enrol then."""
 
     def __init__(
-        self, mail: Mail, config: Config, read: "EnrolmentReader[T]", notice: Callable[[str], None]
+        self,
+        mail: Mail,
+        config: Config,
+        read: "EnrolmentReader[T]",
+        notice: Callable[[str], None],
+        keys: SiteKeys,
     ) -> None:
         self.mail = mail
         self.request = enrol_request(config)
         self.notice = notice
+        self.keys = keys
         self.read: EnrolmentReader[T] = read
         self.enrolled: dict[int, T | None] = {}
         """Enrolments by node; None for a node that cannot take part."""
@@ -48,27 +91,52 @@ class Roster(Generic[T]):
         yield from ((node, found) for node, found in self.enrolled.items() if found is not None)
 
     def _enrol(self, nodes: set[int]) -> None:
-        requests = {node: {SHARED: self.request} for node in nodes}
-        for node, answer in self.mail.exchange(MessageType.QUERY, requests, LARGEST):
+        requests = {}
+        for node in nodes:
+            try:
+                self.keys.check(node)
+                requests[node] = {SHARED: self.request}
+            except ValueError as error:
+                self._refuse(node, error)
+        answers = self.mail.exchange(MessageType.QUERY, requests, LARGEST, self._remind)
+        for node, answer in answers:
             try:
                 if isinstance(answer, NoAnswer):
                     raise ValueError(answer.reason)  # noqa: TRY301, TRY004
-                found = self.read(node, *read_plain(answer))
+                found = self.read(*read_plain(answer))
+                self.keys.check(node, found.site if isinstance(found, Enrolled) else None)
             except (ValueError, KeyError, TypeError) as error:
-                self.enrolled[node] = None
-                self.notice(f"a node cannot take part: {error}")
+                self._refuse(node, error)
             else:
                 self.enrolled[node] = found
                 self.notice(f"{site_title(found)} connected")
 
+    def _refuse(self, node: int, error: Exception) -> None:
+        self.enrolled[node] = None
+        self.notice(f"{self.keys.title(node)} cannot take part: {error}")
+
+    def _remind(self, nodes: Iterable[int]) -> None:
+        names = ", ".join(sorted(self.keys.title(node) for node in nodes))
+        self.notice(f"no enrolment yet from {names}")
+
     def wait(self, number: int, patience: float) -> list[T]:
         """Return the connected sites once ``number`` are there, or after ``patience`` seconds."""
-        until = time.monotonic() + patience
+        began = time.monotonic()
+        next_reminder = began + REMINDER
         while True:
-            found = [enrolled for _, enrolled in self.online()]
-            if len(found) >= number or time.monotonic() > until:
-                return found
+            found = dict(self.online())
+            now = time.monotonic()
+            if len(found) >= number or now > began + patience:
+                return list(found.values())
+            if now > next_reminder:
+                next_reminder = now + REMINDER
+                self.notice(self._waiting(found, number, patience - (now - began)))
             time.sleep(PAUSE)
+
+    def _waiting(self, found: Mapping[int, T], number: int, left: float) -> str:
+        missing = self.keys.missing(found)
+        which = f" (not here: {', '.join(missing)})" if missing else ""
+        return f"{len(found)} of {number} sites are connected{which}; waiting {left:.0f} s more"
 
 
 def site_title(found: int | Enrolled) -> str:
@@ -78,7 +146,7 @@ def site_title(found: int | Enrolled) -> str:
     return f"the site of client {found}"
 
 
-def read_simulated_client(_node: int, _tensors: Tensors, header: Header) -> int:
+def read_simulated_client(_: Tensors, header: Header) -> int:
     """Return the client's number from the enrolment of a site with a simulated shard."""
     client = header["client"]
     if not isinstance(client, int):

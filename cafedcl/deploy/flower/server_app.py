@@ -1,7 +1,7 @@
-"""The Flower server app: runs a federation with the flower engine."""
+"""The Flower server app of a simulation, and federations whose clients are Flower's nodes."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.tensors import Header, Tensors
 from cafedcl.deploy.flower.engine import ClientNodes, FlowerEngine
 from cafedcl.deploy.flower.mail import Mail
 from cafedcl.deploy.flower.messages import Terms
-from cafedcl.deploy.flower.roster import Roster, T, read_simulated_client
-from cafedcl.deploy.folders import node_names
+from cafedcl.deploy.flower.roster import Roster, SiteKeys, T, read_simulated_client
 from cafedcl.deploy.population import Enrolled, Population, is_remote, prepare_server
 from cafedcl.federation import runs
 from cafedcl.federation.journal import Journal
@@ -37,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
     options = context.run_config
     journal = Journal(Path(str(options["out"])))
     try:
-        host = GridHost(grid, journal, str(options["deployment"]))
+        host = GridHost(grid, journal.say)
         if options["resume"]:
             runs.resume(journal.path, [journal], journal.say, host)
         else:
@@ -62,11 +60,14 @@ def read_config(options: Mapping[str, Any]) -> Config:
 
 
 class GridHost:
-    """Makes federations whose clients are the nodes of a Flower grid."""
+    """Makes federations whose clients are the nodes of a Flower grid.
 
-    def __init__(self, grid: Grid, journal: Journal, deployment: str) -> None:
+    ``deployment`` is the server's folder, and empty in a simulation.
+    """
+
+    def __init__(self, grid: Grid, say: Callable[[str], None], deployment: str = "") -> None:
         self.grid = grid
-        self.journal = journal
+        self.say = say
         self.deployment = deployment
 
     def __call__(
@@ -93,7 +94,8 @@ class GridHost:
         folder: RunFolder | None,
     ) -> Federation:
         setup = prepare(config)
-        roster = Roster(mail, setup.config, read_simulated_client, self.journal.say)
+        keys = SiteKeys(self.deployment)
+        roster = Roster(mail, setup.config, read_simulated_client, self.say, keys)
         self._wait_for_sites(roster, setup.config, folder)
         terms = Terms(setup.config, None, run)
 
@@ -110,7 +112,7 @@ class GridHost:
         run: str,
         folder: RunFolder | None,
     ) -> tuple[Federation, list[str]]:
-        roster = Roster(mail, config, self._read_enrolment, self.journal.say)
+        roster = Roster(mail, config, Enrolled.unpacked, self.say, SiteKeys(self.deployment))
         found = self._wait_for_sites(roster, config, folder)
         population = stored_population(folder) if folder else Population.of(found)
         setup = prepare_server(config, population)
@@ -141,14 +143,6 @@ class GridHost:
                 f"{patience:g} s (engine.deadline); start the others, or lower federation.clients"
             )
         return found
-
-    def _read_enrolment(self, node: int, tensors: Tensors, header: Header) -> Enrolled:
-        """Read an enrolment; if sites have keys, a site's name must be that of its key."""
-        site = Enrolled.unpacked(tensors, header)
-        names = node_names(Path(self.deployment)) if self.deployment else {}
-        if names and names.get(site.site) != str(node):
-            raise ValueError(f"its name is {site.site}, but it has another site's key")
-        return site
 
     def _federation(
         self,

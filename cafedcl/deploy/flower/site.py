@@ -17,7 +17,6 @@ from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.core.tensors import Header, Tensors, pack, unpack
 from cafedcl.data import Dataset, load_dataset
-from cafedcl.deploy.flower.link import MessageParts
 from cafedcl.deploy.flower.messages import (
     ENROL,
     SURVEY,
@@ -29,6 +28,7 @@ from cafedcl.deploy.flower.messages import (
     answer_train,
     read_request,
 )
+from cafedcl.deploy.flower.records import MessageParts
 from cafedcl.deploy.population import enrol, is_remote, prepare_site
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.functional.metrics import count_correct

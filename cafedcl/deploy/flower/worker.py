@@ -1,17 +1,18 @@
-"""A site's worker process: it holds PyTorch, the data and the model, and answers over a socket."""
+"""A site's worker process: it holds PyTorch, the data and the model, and answers the server.
 
-import os
-import socket
+It runs as ``python -m cafedcl.deploy.flower.worker FOLDER RUNTIME``: the site's folder, and the
+folder with the keys and the address of its SuperNode's Runtime API.
+"""
+
 import sys
 from pathlib import Path
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
-from cafedcl.deploy.flower.link import receive, send
+from cafedcl.deploy.flower.runtime import Runtime, work_off
 from cafedcl.deploy.flower.site import Site
 from cafedcl.deploy.folders import SiteOptions, read_site
-
-PARENT_CHECK = 1.0
-"""Seconds between two checks of whether the parent process still runs."""
+from cafedcl.deploy.site import ADDRESS, CA, READY, SECRET
 
 
 def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
@@ -21,33 +22,24 @@ def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
     return site, client
 
 
-def answer_requests(path: Path, site: Site, client: int | None) -> None:
-    """Answer one request after another until the parent process ends."""
-    parent = os.getppid()
-    with socket.socket(socket.AF_UNIX) as listener:
-        # Only this user may open the socket.
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
-        listener.listen()
-        listener.settimeout(PARENT_CHECK)
-        # A process whose parent has ended gets another parent.
-        while os.getppid() == parent:
-            try:
-                line, _ = listener.accept()
-            except TimeoutError:
-                continue
-            with line:
-                line.settimeout(None)
-                try:
-                    send(line, site.answer(receive(line), client))
-                except (OSError, ValueError) as error:
-                    warning = f"warning: a request was interrupted: {error}"
-                    print(printable(warning), file=sys.stderr, flush=True)
+def main(folder: Path, runtime: Path) -> None:
+    """Answer requests for ever."""
+    site, client = site_of(folder, read_site(folder))
+
+    def connect() -> Runtime:
+        # Read anew every time: a restarted SuperNode has another port.
+        address = (runtime / ADDRESS).read_text(encoding="utf-8")
+        return Runtime(address, (runtime / SECRET).read_bytes(), (runtime / CA).read_bytes())
+
+    def say(line: str) -> None:
+        print(printable(line), file=sys.stderr, flush=True)
+
+    (runtime / READY).touch()
+    work_off(connect, lambda parts: site.answer(parts, client), say)
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[2])
-    answer_requests(Path(sys.argv[1]), *site_of(folder, read_site(folder)))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except CafedclError as error:
+        sys.exit(printable(f"error: {error}"))

@@ -122,7 +122,7 @@ def journal(tmp_path: Path) -> Journal:
 
 @pytest.fixture
 def host(net: Net, journal: Journal) -> GridHost:
-    return GridHost(net, journal, "")
+    return GridHost(net, journal.say)
 
 
 @pytest.fixture

@@ -160,10 +160,10 @@ def test_predicting_with_a_client_says_that_its_model_is_at_its_site(config, hos
         runs.load(journal.path).predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), client=0)
 
 
-def test_a_site_without_data_says_so(config, host, net):
+def test_a_site_without_data_says_so(config, host, net, journal):
     with pytest.raises(CafedclError, match="0 of 3 sites"):
         host(config(**settings(engine__deadline=0.2)), [], None)
-    assert "set data in this site" in (host.journal.path / "events.jsonl").read_text()
+    assert "set data in this site" in (journal.path / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -203,17 +203,50 @@ def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, 
 def test_a_site_is_who_its_key_says_whatever_it_calls_itself(
     config, net, places, journal, tmp_path
 ):
-    """Node 13 has the name c, but c's key is that of another node."""
-    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
-    host = GridHost(net, journal, str(tmp_path))
+    """Node 13 has the name c, but the key of d."""
+    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99", "d": "13"}')
+    host = GridHost(net, journal.say, str(tmp_path))
     with pytest.raises(CafedclError, match="2 of 3 sites"):
         host(config(**settings(engine__deadline=0.2)), [], None)
-    assert (
-        "its name is c, but it has another site's key"
-        in (journal.path / "events.jsonl").read_text()
-    )
+    said = (journal.path / "events.jsonl").read_text()
+    assert "site d cannot take part: its name is c, but it has another site's key" in said
     net.sites[99] = net.sites.pop(13)
     host(config(**settings()), [], None)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_node_without_a_key_of_a_site_is_not_even_asked(
+    own, config, net, places, journal, tmp_path
+):
+    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
+    host = GridHost(net, journal.say, str(tmp_path))
+    chosen = settings() if own else {}
+    with pytest.raises(CafedclError, match="of 3 sites"):
+        host(config(**{**chosen, "engine__deadline": 0.2}), [], None)
+    said = (journal.path / "events.jsonl").read_text()
+    assert "node 13 cannot take part: it has no key of a site" in said
+    assert 13 not in {message.metadata.dst_node_id for message in net.seen}
+
+
+def test_the_run_says_whom_it_waits_for(config, net, places, journal, tmp_path, monkeypatch):
+    monkeypatch.setattr("cafedcl.deploy.flower.roster.REMINDER", 0.2)
+    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
+    del net.sites[13]
+    with pytest.raises(CafedclError, match="2 of 3 sites"):
+        GridHost(net, journal.say, str(tmp_path))(config(**settings(engine__deadline=2)), [], None)
+    said = (journal.path / "events.jsonl").read_text()
+    assert said.count("2 of 3 sites are connected (not here: c)") >= 2
+
+
+def test_a_site_that_takes_long_to_enrol_is_named(
+    config, net, places, journal, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("cafedcl.deploy.flower.mail.REMINDER", 0.2)
+    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "13"}')
+    net.twist[13] = lambda asked, parts: []
+    with pytest.raises(CafedclError, match="2 of 3 sites"):
+        GridHost(net, journal.say, str(tmp_path))(config(**settings(engine__deadline=1)), [], None)
+    assert "no enrolment yet from site c" in (journal.path / "events.jsonl").read_text()
 
 
 def test_who_comes_and_goes_is_said(config, host, net, places, journal):

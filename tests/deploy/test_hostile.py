@@ -1,0 +1,180 @@
+"""Attacks on a running deployment: a server and two sites as processes on the loopback, with TLS
+and keys. The attacker is a stranger outside, a program on the server's machine, or the server.
+"""
+
+import subprocess
+import time
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.supercore.constant import TaskType
+
+from cafedcl.deploy.flower.records import SHARED, wrap
+from cafedcl.deploy.flower.runtime import Runtime
+from cafedcl.deploy.flower.server_task import TaskGrid
+from cafedcl.deploy.folders import ServerOptions, make_folders, read_site
+from cafedcl.deploy.keys import make_node_key
+from cafedcl.deploy.programs import flower_environment, flower_program, run_flwr
+from cafedcl.deploy.server import Server
+from cafedcl.deploy.site import RunningSite
+from cafedcl.deploy.superlink import Address, free_port
+from cafedcl.federation.watcher import Watcher
+from cafedcl.task.resolve import resolve
+
+SITES = ("north", "south")
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory, nginx):
+    """A running server and two sites with simulated shards."""
+    options = ServerOptions(port=free_port(), superlink=free_port())
+    folder = tmp_path_factory.mktemp("hostile") / "d"
+    place, *others = make_folders(folder, options, dict.fromkeys(SITES, ""), simulated=True)
+    server = Server.of(place)
+    running = server.start()
+    sites = []
+    try:
+        sites += [RunningSite(path, read_site(path)) for path in others]
+        until = time.monotonic() + 60
+        while [site["status"] for site in server.sites()] != ["online"] * 2:
+            assert time.monotonic() < until
+            time.sleep(1)
+        yield server, sites
+    finally:
+        for site in sites:
+            site.stop()
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    """An app whose server and client each write a file when they are imported."""
+    folder = tmp_path_factory.mktemp("evil-app") / "evil"
+    (folder / "evil").mkdir(parents=True)
+    traces = tmp_path_factory.mktemp("traces")
+    for part, kind in (("client", "ClientApp"), ("server", "ServerApp")):
+        (folder / "evil" / f"{part}.py").write_text(
+            f"open({str(traces / part)!r}, 'w').close()\n"
+            f"from flwr.{part}app import {kind}\napp = {kind}()\n"
+        )
+    (folder / "evil" / "__init__.py").write_text("")
+    (folder / "pyproject.toml").write_text(
+        "[project]\nname = 'evil'\nversion = '1.0'\ndescription = ''\nlicense = 'MIT'\n"
+        "[tool.flwr.app]\npublisher = 'mallory'\nfab-format-version = 0\n"
+        "[tool.flwr.app.components]\n"
+        "serverapp = 'evil.server:app'\nclientapp = 'evil.client:app'\n[tool.flwr.app.config]\n"
+    )
+    return folder, traces
+
+
+@pytest.fixture
+def outside(deployment, tmp_path):
+    """The home of a stranger with the CA's certificate, who knows what the sites know."""
+    server, _ = deployment
+    home = tmp_path / "stranger"
+    Address("127.0.0.1", server.options.port, server.folder / "ca.crt").write_flwr_config(home)
+    return home
+
+
+def test_a_stranger_outside_can_neither_submit_nor_register_nor_list(deployment, evil, outside):
+    server, _ = deployment
+    app, traces = evil
+    make_node_key(outside / "node.key", outside / "node.pub")
+    before = server.nodes()
+    for words in (
+        ["run", str(app), "cafedcl"],
+        ["supernode", "register", str(outside / "node.pub"), "cafedcl"],
+        ["supernode", "list", "cafedcl"],
+        ["list", "cafedcl"],
+    ):
+        done = subprocess.run(
+            [flower_program("flwr"), *words, "--format", "json"],
+            env=flower_environment(outside),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode or '"success": false' in done.stdout, words
+    assert server.runs() == []
+    assert [node["node-id"] for node in server.nodes()] == [node["node-id"] for node in before]
+    assert not list(traces.iterdir())
+    assert "/v1/control/" in (server.folder / "proxy-refused.log").read_text()
+
+
+def test_an_app_that_is_submitted_on_the_servers_machine_runs_nowhere(deployment, evil):
+    """The SuperLink's own port is open to every program of that machine."""
+    server, _ = deployment
+    app, traces = evil
+    run_flwr(server.home, "run", str(app), "cafedcl")
+    time.sleep(5)
+    assert [run["status"].partition(":")[0] for run in server.runs()] == ["pending"]
+    assert not list(traces.iterdir())
+
+
+def test_a_hostile_server_runs_no_code_at_a_site(deployment, evil):
+    """The operator's secret is in the wrong hands: the stranger's app can talk to all sites."""
+    server, sites = deployment
+    _, traces = evil
+    address = server.address
+    runtime = Runtime(str(address), server.secret.read_bytes(), address.ca.read_bytes())
+    with runtime.acquire((TaskType.SERVER_APP,)) as task:
+        assert task.app.startswith("mallory/evil 1.0")
+        grid = TaskGrid(address, task)
+        nodes = list(grid.get_node_ids())
+        assert len(nodes) == 2
+        contents = [wrap({SHARED: b"x"}), RecordDict({"x": ConfigRecord({"run": "id"})})]
+        messages = [
+            Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=60.0)
+            for node, content in zip(nodes, contents, strict=True)
+        ]
+        answers = list(grid.send_and_receive(messages, timeout=40))
+        assert len(answers) == 2
+        for answer in answers:
+            assert "not the app of cafedcl" in answer.error.reason
+        task.finish()
+        grid.close()
+    runtime.close()
+    for site in sites:
+        assert "refused: mallory/evil 1.0" in (site.folder / "worker.log").read_text()
+        assert site.worker.alive
+        assert site.node.alive
+        assert not list((site.folder / "flower").rglob("evil*"))
+    assert not list(traces.iterdir())
+
+
+def test_the_sites_go_on_working_and_the_operator_hears_of_the_strangers_run(
+    deployment, evil, tmp_path
+):
+    server, _ = deployment
+    app, traces = evil
+    run_flwr(server.home, "run", str(app), "cafedcl")
+    heard = []
+
+    class Notes(Watcher):
+        def noticed(self, federation, message):
+            heard.append(message)
+
+    config = resolve(
+        {
+            "method": {"name": "fedavg"},
+            "split": {"kind": "iid"},
+            "model": {"name": "mlp"},
+            "train": {"epochs": 1, "iterations": 2},
+            "federation": {"clients": 2, "rounds": 2},
+            "engine": {"name": "flower", "device": "cpu", "deadline": 60.0},
+        }
+    )
+    finished = server.run(config, tmp_path / "run", [Notes()])
+    assert [line["failed"] for line in finished.records] == [[], []]
+    assert any(
+        line.startswith("refused: mallory/evil 1.0") and "was not submitted with" in line
+        for line in heard
+    )
+    assert not list(traces.iterdir())

@@ -1,0 +1,68 @@
+"""What keeps a server from starting is said in one line, before anything runs."""
+
+import os
+import socket
+from datetime import datetime, timedelta
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.deploy import keys
+from cafedcl.deploy import server as module
+from cafedcl.deploy.folders import ServerOptions, make_folders
+from cafedcl.deploy.server import Server
+from cafedcl.deploy.superlink import free_port
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server whose programs must not be started."""
+
+    def started(*_):
+        pytest.fail("a process was started")
+
+    monkeypatch.setattr(module, "nginx_program", lambda: "nginx")
+    monkeypatch.setattr(module, "start_superlink", started)
+    monkeypatch.setattr(module, "start_proxy", started)
+    options = ServerOptions(port=free_port(), superlink=free_port())
+    return Server.of(make_folders(tmp_path / "d", options, {"a": ""}, simulated=True)[0])
+
+
+@pytest.mark.parametrize("option", ["port", "superlink"])
+def test_a_port_that_another_program_has_is_named(option, server):
+    port = getattr(server.options, option)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(CafedclError, match=f"port {port} of 127.0.0.1 .*change {option} in"),
+    ):
+        server.start()
+    with server._lock():
+        pass
+
+
+def test_two_servers_do_not_run_in_one_folder(server):
+    with (
+        server._lock(),
+        pytest.raises(CafedclError, match=rf"already \(process {os.getpid()}\)"),
+    ):
+        server.start()
+    with server._lock():
+        pass
+
+
+def test_a_server_with_an_expired_certificate_does_not_start(server, monkeypatch):
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz):
+            return datetime.now(tz) + timedelta(days=365 * keys.YEARS + 1)
+
+    monkeypatch.setattr(keys, "datetime", Later)
+    with pytest.raises(CafedclError, match=r"certificate is valid from .*cafedcl deploy renew"):
+        server.start()
+
+
+def test_the_superlink_is_reached_on_the_loopback_only(server):
+    assert server.address.host == "127.0.0.1"
+    assert server.address.port == server.options.superlink
