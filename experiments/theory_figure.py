@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 from theory import (
     Course,
     Estimate,
@@ -105,12 +106,12 @@ def report(given: argparse.Namespace) -> None:
         print(json.dumps(found))
         return
     screen = console()
-    screen.print(
-        f"[bold]E‖p_g − μ‖² over rounds[/], simulated {given.repetitions:,} times: "
+    setting = (
+        f", simulated {given.repetitions:,} times: "
         f"ρ = {given.rho:g}, K = {len(found['counts'])}, d = {given.dim}, Δ = {given.gap:g}, "
-        f"V = {found['injected']:.6f} ({given.weights} weights)",
-        soft_wrap=True,
+        f"V = {found['injected']:.6f} ({given.weights} weights)"
     )
+    screen.print(Text.assemble(("E‖p_g − μ‖² over rounds", "bold"), setting), soft_wrap=True)
     screen.print(bounds_table(found))
     printed_fails = sum(not row["printed_holds"] for row in found["rounds"])
     corrected_fails = sum(not row["corrected_holds"] for row in found["rounds"])
@@ -118,7 +119,7 @@ def report(given: argparse.Namespace) -> None:
         f"Eq. 8 as printed fails in {printed_fails} of {given.rounds} rounds, "
         f"the corrected bound in {corrected_fails}.\n"
     )
-    screen.print("[bold]injected variance by weighting[/]")
+    screen.print(Text("injected variance by weighting", "bold"))
     screen.print(weights_table(found))
     if given.figure:
         screen.print(f"written: {given.figure}", soft_wrap=True)
@@ -284,8 +285,8 @@ def bounds_table(found: dict[str, Any]) -> Table:
             simulated = f"{row['simulated']:.6f} ± {row['standard_error']:.6f}"
         cells = []
         for bound in ("printed", "corrected"):
-            cells.append(f"{row[bound]:.6f}")
-            cells.append("[green]holds[/]" if row[f"{bound}_holds"] else "[red]fails[/]")
+            verdict = ("holds", "green") if row[f"{bound}_holds"] else ("fails", "red")
+            cells += [Text(f"{row[bound]:.6f}"), Text(*verdict)]
         table.add_row(name, f"{row['exact']:.6f}", simulated, *cells)
     return table
 

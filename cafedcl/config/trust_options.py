@@ -21,6 +21,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
 DEFENCES: dict[str, tuple[str, ...]] = {
     "none": (),
     "clip": ("factor",),
+    "agree": ("factor",),
     "trimmed-mean": ("liars",),
     "median": (),
     "krum": ("liars",),
@@ -63,12 +64,12 @@ class DefenceOptions:
     kind: str = option(
         "none",
         "how the server combines replies. none: as the method says; clip: shorten updates, and "
-        "pull prototypes in, that are far beyond the median; trimmed-mean, median: of every "
-        "coordinate; krum, multi-krum: take the reply, or the replies, closest to the others",
+        "pull prototypes in, that are far beyond the median; agree: clip, and leave out replies "
+        "whose update points away from the others; trimmed-mean, median: of every coordinate; krum, multi-krum: take the reply, or the replies, closest to the others",
         choices=tuple(DEFENCES),
     )
     factor: float = option(
-        1.0, "clip: the longest update, in lengths of the median one", above=0.0, high=1e6
+        1.0, "clip, agree: the longest update, in lengths of the median one", above=0.0, high=1e6
     )
     liars: float = option(
         0.2,

@@ -15,6 +15,7 @@ from cafedcl.core.contract import Field, Up
 from cafedcl.core.flat import as_vector, slices_of
 from cafedcl.core.tensors import MODEL, Tensors, under
 from cafedcl.functional.robust import (
+    agreeing,
     clip_factors,
     geometric_median,
     krum,
@@ -55,6 +56,8 @@ class DefendedAggregator:
         if self.options.kind in ("krum", "multi-krum"):
             return self._closest(ups)
         if ups[0].model:
+            if self.options.kind == "agree":
+                ups = self._agreeing(ups)
             ups = self._models(ups)
         return self._classes(self._vectors(ups))
 
@@ -66,11 +69,15 @@ class DefendedAggregator:
         multi = self.options.kind == "multi-krum"
         return [ups[row] for row in krum(vectors, self.options.liars, multi=multi)]
 
+    def _agreeing(self, ups: Sequence[Up]) -> Sequence[Up]:
+        """Return the replies whose update does not point away from the others'."""
+        rows = agreeing(torch.stack([self._vector(up) - self._received() for up in ups]))
+        return [ups[row] for row in rows]
+
     def _models(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies with models that are safe to average."""
-        state = under(MODEL, self.inner.state)
-        slices = slices_of(_floating(state))
-        received = as_vector(_floating(state), slices)
+        slices = slices_of(_floating(under(MODEL, self.inner.state)))
+        received = self._received()
         updates = torch.stack([self._vector(up) - received for up in ups])
         safe = self._safe_rows(updates)
         changed = []
@@ -84,13 +91,18 @@ class DefendedAggregator:
             changed.append(replace(up, model={**up.model, **weights}))
         return changed
 
+    def _received(self) -> Tensor:
+        """Return the weights that clients began with, as a vector."""
+        weights = _floating(under(MODEL, self.inner.state))
+        return as_vector(weights, slices_of(weights))
+
     def _vector(self, up: Up) -> Tensor:
         state = under(MODEL, self.inner.state)
         return as_vector(_floating(up.model), slices_of(_floating(state)))
 
     def _safe_rows(self, rows: Tensor) -> Tensor:
         """Return one safe vector for each client's; a robust mean is the same for all."""
-        if self.options.kind == "clip":
+        if self.options.kind in ("clip", "agree"):
             factors = clip_factors(torch.linalg.vector_norm(rows, dim=1), self.options.factor)
             return torch.where((factors < 1)[:, None], factors[:, None] * rows, rows)
         if self.options.kind == "trimmed-mean":
@@ -143,7 +155,7 @@ class DefendedAggregator:
     def _safe_points(self, points: Tensor) -> Tensor:
         if len(points) < 3:
             return points
-        if self.options.kind == "clip":
+        if self.options.kind in ("clip", "agree"):
             return pulled_in(points, self.options.factor)
         if self.options.kind == "trimmed-mean":
             return trimmed_mean(points, self.options.liars).expand_as(points)

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 WEISZFELD_STEPS = 50
@@ -80,3 +81,13 @@ def krum(vectors: Tensor, share: float, *, multi: bool) -> list[int]:
     chosen = len(vectors) - liars if multi else 1
     order = krum_scores(vectors, liars).argsort(stable=True)
     return sorted(order[:chosen].tolist())
+
+
+def agreeing(updates: Tensor) -> list[int]:
+    """Return the rows that do not point away from the common direction.
+
+    That is the geometric median of the rows' directions, so a minority cannot turn it.
+    """
+    directions = F.normalize(updates.double(), dim=1)
+    along = directions @ geometric_median(directions)
+    return (along >= 0).nonzero().flatten().tolist()

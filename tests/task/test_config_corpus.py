@@ -158,7 +158,7 @@ CONTRADICTIONS = [
     ({"method.name": "fedavg+"}, ""),
     ({"method.name": "cafedcl", "method.inference": "head"}, "there is no head"),
     ({"method.name": "cafedcl", "method.w": [1, 1, 0]}, "must sum to 1"),
-    ({"method.name": "cafedcl", "method.clip": [0.9, 0.1]}, "must be [low, high]"),
+    ({"method.name": "cafedcl", "method.clip": [0.9, 0.1]}, "must not be the larger"),
     ({"method.name": "cafedcl:no-such"}, "there is no such preset"),
     ({"method.name": "fedavg:best"}, "there is no such preset"),
     ({"method.name": "nowhere_at_all:Method"}, "nor a Python module"),

@@ -12,7 +12,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.task.resolve import resolve
 
 PLUG_INS = {
-    "pull": (
+    "my_method": (
         "from cafedcl.extend import FedAvg\n\n\n"
         "class Pull(FedAvg):\n    '''Like FedAvg.'''\n\n    name = 'pull'\n"
     ),
@@ -31,7 +31,7 @@ PLUG_INS = {
     ),
 }
 NAMES = (
-    *("--method", "pull:Pull", "--data", "my_data:load", "--augment", "my_tail:Again"),
+    *("--method", "my_method:Pull", "--data", "my_data:load", "--augment", "my_tail:Again"),
     *("--set", "model.name=my_net:make", "--set", "model.width=0.1"),
 )
 SMALL = ("--rounds", "1", "--clients", "2", "--split", "iid", "--device", "cpu")
@@ -68,7 +68,7 @@ def test_modules_of_the_current_folder_are_found_by_a_run_and_its_workers(folder
 
 @pytest.mark.slow
 def test_modules_of_the_current_folder_are_found_by_the_jobs_of_a_comparison(folder: Path) -> None:
-    compared = ("compare", "--methods", "pull:Pull", "--data", "my_data:load")
+    compared = ("compare", "--methods", "my_method:Pull", "--data", "my_data:load")
     small = ("--splits", "iid", "--rounds", "1", "--clients", "2", "--devices", "cpu")
     done = cafedcl(folder, *compared, *small, "--out", "compared")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -107,5 +107,5 @@ def test_a_name_that_is_not_found_names_what_it_could_have_been(tables, words) -
 def test_a_module_without_a_dot_is_no_preset(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    config = resolve({"method": {"name": "pull:Pull+my_tail:Again"}})
-    assert (config.method.name, config.augment.name) == ("pull:Pull", "my_tail:Again")
+    config = resolve({"method": {"name": "my_method:Pull+my_tail:Again"}})
+    assert (config.method.name, config.augment.name) == ("my_method:Pull", "my_tail:Again")
