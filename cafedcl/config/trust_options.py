@@ -65,7 +65,8 @@ class DefenceOptions:
         "none",
         "how the server combines replies. none: as the method says; clip: shorten updates, and "
         "pull prototypes in, that are far beyond the median; agree: clip, and leave out replies "
-        "whose update points away from the others; trimmed-mean, median: of every coordinate; krum, multi-krum: take the reply, or the replies, closest to the others",
+        "whose update points away from the others; trimmed-mean, median: of every coordinate; "
+        "krum, multi-krum: take the reply, or the replies, closest to the others",
         choices=tuple(DEFENCES),
     )
     factor: float = option(

@@ -251,18 +251,23 @@ def _covered(checkpoint: Checkpoint, folder: RunFolder) -> bool:
 def _check_restart(folder: RunFolder, config: Config, warn: Callable[[str], None]) -> None:
     """Raise CafedclError unless a run without a checkpoint may begin again with its first round.
 
-    It may if no checkpoint was due so far: its rounds are trained again to the same bits.
+    It may if no checkpoint was due so far, or if those that are there are damaged: its rounds are
+    trained again to the same bits, provided that its config has not changed.
     """
     read = folder.metrics_file.read()
     done = len(read.lines)
     files = [file for file in folder.checkpoints() if int(file.stem)]
     first_due = min(config.store.checkpoint_every, config.federation.rounds)
-    if not files and not read.problem and done < first_due:
+    all_damaged = bool(files) and folder.newest(lambda _: None) is None
+    if not read.problem and (all_damaged or (not files and done < first_due)):
         if done:
-            warn(f"{folder.path}: no checkpoint yet; its {done} rounds are trained again")
+            _, started = folder.data()
+            Checkpoint(0, {}, started.get("config", {})).check_config(config, folder.path)
+            why = "no checkpoint is whole" if files else "no checkpoint yet"
+            warn(f"{folder.path}: {why}; its {done} rounds are trained again")
         return
-    what = read.problem or f"{folder.path / 'checkpoints'}: no whole checkpoint"
-    if files and not read.problem and done < int(files[-1].stem):
+    what = read.problem or f"{folder.path / 'checkpoints'}: there is no checkpoint any more"
+    if files and not read.problem:
         what = f"{folder.metrics_file.path}: only {done} rounds, fewer than any checkpoint has"
     raise CafedclError(
         f"{what}; the run cannot be resumed, and nothing in it was changed. Restore the file from "

@@ -137,11 +137,28 @@ def test_a_run_without_its_checkpoints_is_refused_and_keeps_its_metrics(
     if how == "files":
         (copy / "checkpoints").mkdir()
     before = (copy / "metrics.jsonl").read_bytes()
-    with pytest.raises(
-        CafedclError, match=r"no whole checkpoint; .*nothing in it was changed.*NEW"
-    ):
+    with pytest.raises(CafedclError, match=r"there is no checkpoint any more; .*was changed.*NEW"):
         api.resume(copy)
     assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_trained_again_to_the_same_bits(
+    copy: Path, finished: Path
+) -> None:
+    for file in RunFolder(copy).checkpoints():
+        file.write_bytes(file.read_bytes()[:-20])
+    said: list[str] = []
+    api.resume(copy, warn=said.append)
+    assert "no checkpoint is whole; its 3 rounds are trained again" in said[-1]
+    assert result(copy) == result(finished)
+
+
+def test_it_is_refused_if_its_config_has_changed_meanwhile(copy: Path) -> None:
+    for file in RunFolder(copy).checkpoints():
+        file.write_bytes(b"")
+    edit(copy, "lr = 0.1\n", "lr = 0.2\n")
+    with pytest.raises(CafedclError, match=r"train.lr = 0.2, but the run was made with 0.1"):
+        api.resume(copy, warn=lambda _: None)
 
 
 def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
