@@ -58,9 +58,6 @@ def init(
     print(printable(f"written: {folder}"))
     if insecure:
         print("warning: without TLS and keys, anyone can read the traffic and join")
-    else:
-        key = folder / "ca.key"
-        print(printable(f"keep {key} where nobody else can read it; training does not need it"))
     print(printable(f"\non {host}, with {server}:\n  cafedcl deploy server {server}"))
     for name, place in zip(named, sites, strict=True):
         has_data = named[name] or simulated
@@ -81,7 +78,7 @@ def server(folder: Folder) -> None:
         running = place.start()
         try:
             say(
-                f"server at {place.listen}:{place.options.port}"
+                f"server at {place.options.listen_address}:{place.options.port}"
                 + (" (insecure)" if place.options.insecure else "")
             )
             running.watch(say)
@@ -142,6 +139,54 @@ def status(
         for row in runs:
             table.add_row(row["run"], row["status"], row["seconds"])
         console().print(table)
+
+
+@app.command()
+def revoke(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The site to remove.")],
+) -> None:
+    """Remove a site: the server refuses its key from now on."""
+    from cafedcl.deploy.server import Server
+
+    Server.of(folder).revoke(name)
+    print(printable(f"site {name} is removed; adapt federation.clients in run.toml"))
+
+
+@app.command()
+def admit(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
+    key: Annotated[
+        Path, typer.Argument(metavar="KEY.pub", help="The site's public key, from `deploy renew`.")
+    ],
+) -> None:
+    """Accept a site's new public key, or a new site."""
+    from cafedcl.deploy.server import Server
+
+    Server.of(folder).admit(name, key)
+    print(printable(f"site {name} is admitted with the key {key}"))
+
+
+@app.command()
+def renew(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder of the server or of a site.")
+    ],
+) -> None:
+    """Make new keys: the server's certificate, or a site's key."""
+    from cafedcl.deploy.server import Server
+    from cafedcl.deploy.site import renew_key
+
+    if (folder / "server.toml").exists():
+        Server.of(folder).renew()
+        print(printable(f"new certificate; copy {folder / 'ca.crt'} into the folder of every site"))
+        print("no site can connect with the old one; start the server and the sites again")
+    else:
+        public = renew_key(folder)
+        print(printable(f"new key; send {public} to the operator of the server, who runs"))
+        print(printable(f"  cafedcl deploy admit SERVER-FOLDER {public.stem} {public.name}"))
+        print("then start the site again")
 
 
 @app.command()

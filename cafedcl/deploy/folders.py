@@ -1,5 +1,6 @@
 """The folders of a deployment: one for the server and one per site, each with a config file."""
 
+import ipaddress
 import json
 import re
 import tomllib
@@ -10,6 +11,7 @@ from typing import TypeVar
 from cafedcl.config.options import option, read_options, toml_section
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
+from cafedcl.deploy.proxy import write_proxy_config
 
 T = TypeVar("T")
 PORT = 8000
@@ -31,6 +33,13 @@ class ServerOptions:
     )
     insecure: bool = option(False, "no TLS and no keys: anyone can read the traffic and join")
 
+    @property
+    def listen_address(self) -> str:
+        """The address at which the proxy listens for sites."""
+        if self.listen:
+            return self.listen
+        return self.host if is_loopback(self.host) else "0.0.0.0"
+
 
 @dataclass(frozen=True)
 class SiteOptions:
@@ -51,6 +60,14 @@ class SiteOptions:
         False, "allow the server to use methods and models from this site's own packages"
     )
     insecure: bool = option(False, "no TLS and no keys: anyone can read the traffic and join")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is the loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
@@ -79,6 +96,14 @@ def read_site(folder: Path) -> SiteOptions:
     return _read_config(folder, "site.toml", SiteOptions, "site")
 
 
+def check_site_name(name: str) -> None:
+    """Raise an error if a site's name cannot be that of a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) or name == "server":
+        raise CafedclError(
+            f"site {name}: use letters, digits, '.', '_' and '-', and not the name 'server'"
+        )
+
+
 def make_folders(
     folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool
 ) -> list[Path]:
@@ -87,10 +112,7 @@ def make_folders(
     ``sites`` maps each site's name to its data.
     """
     for site in sites:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", site) or site == "server":
-            raise CafedclError(
-                f"--site {site}: use letters, digits, '.', '_' and '-', and not the name 'server'"
-            )
+        check_site_name(site)
     if folder.exists() and any(folder.iterdir()):
         raise CafedclError(f"{folder}: exists and is not empty; choose another folder")
     try:
@@ -107,11 +129,14 @@ def _write_folders(
     server_folder = folder / "server"
     for path in (folder, server_folder, server_folder / "sites"):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ca = b"" if server.insecure else make_certificates(server.host, folder, server_folder)
+    ca = b"" if server.insecure else make_certificates(server.host, server_folder)
     _write_config(
         server_folder / "server.toml",
         "cafedcl deploy server THIS-FOLDER",
         toml_section("server", server, explain=True),
+    )
+    write_proxy_config(
+        server_folder, server.listen_address, server.port, server.superlink, server.insecure
     )
     run = [
         "# `cafedcl config` prints all options",

@@ -6,24 +6,29 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained
 from cafedcl.core.imports import optional
 
 YEARS = 5
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Write a file that only its owner may read; an old one is replaced at once or not at all."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+    new.replace(path)
 
 
-def make_certificates(host: str, authority: Path, server: Path) -> bytes:
-    """Write the CA's key and the server's key and certificate; return the CA's certificate.
+def make_certificates(host: str, server: Path) -> bytes:
+    """Write the server's key and certificate, and return the certificate of its authority.
 
-    The server's certificate is valid for ``host``, a name or an address, and for the loopback.
+    The server's certificate is valid for ``host``, a name or an address, and for the loopback. The
+    authority's key is not stored: it signs this one certificate, and nobody can sign another.
     """
-    optional("cryptography", "cafedcl[flower]", "deploy init")
+    optional("cryptography", "cafedcl[flower]", "deploy")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -77,7 +82,6 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
         .add_extension(use, False)
         .sign(root, hashes.SHA384())
     )
-    write_secret(authority / "ca.key", private(root))
     write_secret(server / "server.key", private(server_key))
     (server / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
     return ca.public_bytes(serialization.Encoding.PEM)
@@ -85,7 +89,7 @@ def make_certificates(host: str, authority: Path, server: Path) -> bytes:
 
 def make_node_key(private: Path, public: Path) -> None:
     """Write a site's key pair in OpenSSH's format, which Flower expects."""
-    optional("cryptography", "cafedcl[flower]", "deploy init")
+    optional("cryptography", "cafedcl[flower]", "deploy")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -117,6 +121,24 @@ def refuse_expired(folder: Path) -> None:
                 f"{path}: this certificate is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}; "
                 "renew it with `cafedcl deploy renew`, or set this machine's clock"
             )
+
+
+def read_node_key(path: Path) -> bytes:
+    """Return a site's public key; raise an error if a file has none that Flower accepts."""
+    optional("cryptography", "cafedcl[flower]", "deploy")
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    with explained(path):
+        data = path.read_bytes()
+    try:
+        key = serialization.load_ssh_public_key(data)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise CafedclError(f"{path}: this is not the public key of a site")
+    return data
 
 
 AUTHORITY = "cafedcl deployment"

@@ -1,7 +1,6 @@
 """A deployment's server: its SuperLink behind a proxy, the registered sites, and the runs."""
 
 import fcntl
-import ipaddress
 import json
 import os
 import secrets
@@ -15,8 +14,15 @@ from typing import Any, TextIO
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
-from cafedcl.deploy.folders import NODES, ServerOptions, node_names, read_server, site_names
-from cafedcl.deploy.keys import refuse_expired, write_secret
+from cafedcl.deploy.folders import (
+    NODES,
+    ServerOptions,
+    check_site_name,
+    node_names,
+    read_server,
+    site_names,
+)
+from cafedcl.deploy.keys import make_certificates, read_node_key, refuse_expired, write_secret
 from cafedcl.deploy.programs import ServerProcess, require_flower, run_flwr
 from cafedcl.deploy.proxy import nginx_program, start_proxy, write_proxy_config
 from cafedcl.deploy.submit import submit_app
@@ -45,13 +51,6 @@ class Server:
         return self.folder / "flower"
 
     @property
-    def listen(self) -> str:
-        """The address at which the proxy listens for sites."""
-        if self.options.listen:
-            return self.options.listen
-        return self.options.host if is_loopback(self.options.host) else "0.0.0.0"
-
-    @property
     def address(self) -> Address:
         """The SuperLink's address, which only this machine can reach."""
         ca = None if self.options.insecure else self.folder / "ca.crt"
@@ -65,12 +64,13 @@ class Server:
     def start(self) -> "RunningServer":
         """Start the SuperLink, register the sites' keys, and start the proxy."""
         options = self.options
+        listen = options.listen_address
         nginx_program()
         refuse_expired(self.folder)
         lock = self._lock()
         running: list[ServerProcess] = []
         try:
-            refuse_used_port(self.listen, options.port, "port")
+            refuse_used_port(listen, options.port, "port")
             refuse_used_port("127.0.0.1", options.superlink, "superlink")
             if not self.secret.exists():
                 write_secret(self.secret, secrets.token_bytes(32))
@@ -87,9 +87,13 @@ class Server:
             running.append(start_superlink(self.address, self.home, log, words))
             self.register()
             write_proxy_config(
-                self.folder, self.listen, options.port, options.superlink, options.insecure
+                self.folder,
+                listen,
+                options.port,
+                options.superlink,
+                options.insecure,
             )
-            running.append(start_proxy(self.folder, self.listen, options.port))
+            running.append(start_proxy(self.folder, listen, options.port))
         except BaseException:
             RunningServer(running, lock).stop()
             raise
@@ -113,22 +117,61 @@ class Server:
         return file
 
     def register(self) -> None:
-        """Register the keys of all sites that are not registered yet."""
+        """Register the keys of all sites at the SuperLink, and remove all others."""
         if self.options.insecure:
             return
         registered = {node["node-id"] for node in self.nodes()}
         names = node_names(self.folder)
-        for name in site_names(self.folder):
-            if names.get(name) not in registered:
+        current = {name: names.get(name, "") for name in site_names(self.folder)}
+        for node in registered - {*current.values()}:
+            run_flwr(self.home, "supernode", "unregister", node, SUPERLINK_NAME)
+        for name, node in current.items():
+            if node not in registered:
                 key = self.folder / "sites" / f"{name}.pub"
                 words = ["supernode", "register", str(key), SUPERLINK_NAME, "--name", name]
-                names[name] = str(run_flwr(self.home, *words)["node-id"])
+                current[name] = str(run_flwr(self.home, *words)["node-id"])
+        write_atomically(self.folder / NODES, json.dumps(current).encode())
+
+    def revoke(self, name: str) -> None:
+        """Remove a site; a running server refuses it from now on."""
+        self._refuse_without_keys()
+        if name not in site_names(self.folder):
+            known = ", ".join(site_names(self.folder)) or "none"
+            raise CafedclError(f"{self.folder}: there is no site {name}; its sites are: {known}")
+        (self.folder / "sites" / f"{name}.pub").unlink()
+        self._forget(name)
+
+    def admit(self, name: str, key: Path) -> None:
+        """Add a site with its public key, or replace a site's key."""
+        self._refuse_without_keys()
+        check_site_name(name)
+        write_atomically(self.folder / "sites" / f"{name}.pub", read_node_key(key))
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Forget which node has a site's key; a SuperLink that runs is told at once."""
+        names = node_names(self.folder)
+        names.pop(name, None)
         write_atomically(self.folder / NODES, json.dumps(names).encode())
+        if self.address.healthy():
+            self.register()
+
+    def renew(self) -> None:
+        """Make a new certificate, with a new authority, whose certificate all sites need."""
+        self._refuse_without_keys()
+        if self.address.healthy():
+            raise CafedclError(f"{self.folder}: stop the server before its certificate is renewed")
+        authority = make_certificates(self.options.host, self.folder)
+        write_atomically(self.folder / "ca.crt", authority)
+
+    def _refuse_without_keys(self) -> None:
+        if self.options.insecure:
+            raise CafedclError(f"{self.folder}: an insecure deployment has no keys")
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the SuperLink's list of nodes."""
+        """Return the nodes that are registered at the SuperLink."""
         answer: dict[str, Any] = run_flwr(self.home, "supernode", "list", SUPERLINK_NAME)
-        return list(answer["nodes"])
+        return [node for node in answer["nodes"] if node["status"] != "unregistered"]
 
     def sites(self) -> list[dict[str, str]]:
         """Return the sites, whether each is online, and since when."""
@@ -209,14 +252,6 @@ class RunningServer:
         for process in reversed(self.processes):
             process.stop()
         self.lock.close()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address is the loopback."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def refuse_used_port(host: str, port: int, option: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.data.paths import is_path
-from cafedcl.deploy.folders import SiteOptions
-from cafedcl.deploy.keys import make_certificates, refuse_expired, write_secret
+from cafedcl.deploy.folders import SiteOptions, read_site
+from cafedcl.deploy.keys import make_certificates, make_node_key, refuse_expired, write_secret
 from cafedcl.deploy.programs import ServerProcess, flower_program
 from cafedcl.deploy.superlink import Address, free_port
 
@@ -46,6 +46,19 @@ def refuse_missing_data(options: SiteOptions) -> None:
         raise CafedclError(f"site {options.name}: data = {options.data}: there is no such path")
 
 
+def renew_key(folder: Path) -> Path:
+    """Make a new key for a site and return the file with its public part, for the server.
+
+    The private part never leaves the site.
+    """
+    options = read_site(folder)
+    if options.insecure:
+        raise CafedclError(f"{folder}: an insecure deployment has no keys")
+    public = folder / f"{options.name}.pub"
+    make_node_key(folder / "node.key", public)
+    return public
+
+
 class RunningSite:
     """The processes of a site; a process that ends is restarted unless that cannot help.
 
@@ -66,7 +79,7 @@ class RunningSite:
         self.node: ServerProcess | None = None
         try:
             write_secret(self.runtime / SECRET, secrets.token_bytes(32))
-            authority = make_certificates("127.0.0.1", self.runtime, self.runtime)
+            authority = make_certificates("127.0.0.1", self.runtime)
             (self.runtime / CA).write_bytes(authority)
             # The site is online as soon as the SuperNode runs, so its worker must be ready.
             self.worker = self._start_worker()

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from cryptography import x509
 from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
@@ -31,14 +33,12 @@ def test_init_prints_the_commands_that_come_next(tmp_path):
         in said
     )
     assert f"cafedcl deploy run {folder}/server" in said
-    assert "ca.key" in said
     assert read_site(folder / "north").data == "/data/north"
 
 
 def test_init_warns_where_there_is_no_security(tmp_path):
     said = invoke("init", tmp_path / "d", "--site", "a", "--insecure").stdout
     assert "warning: without TLS and keys" in said
-    assert "ca.key" not in said
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,14 @@ def test_init_warns_where_there_is_no_security(tmp_path):
     [
         (["init", "d", "--site", "a", "--site", "a=x"], "each site needs a different name"),
         (["init", "d", "--site", "a=x", "--simulated"], "remove =DATA"),
-        (["init", "d", "--site", "a/b"], "--site a/b"),
+        (["init", "d", "--site", "a/b"], "site a/b"),
         (["server", "nowhere"], "deploy init"),
         (["site", "nowhere"], "deploy init"),
         (["status", "nowhere"], "deploy init"),
         (["run", "nowhere"], "deploy init"),
+        (["revoke", "nowhere", "a"], "deploy init"),
+        (["admit", "nowhere", "a", "a.pub"], "deploy init"),
+        (["renew", "nowhere"], "deploy init"),
     ],
 )
 def test_a_mistake_is_one_line(words, mistake, tmp_path, monkeypatch):
@@ -96,18 +99,98 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
     assert ["5", "finished:completed", "61"] in lines
 
 
-def test_sites_are_registered_once(tmp_path, monkeypatch):
-    invoke("init", tmp_path / "d", "--site", "north")
-    calls = []
+@pytest.fixture
+def flower(monkeypatch):
+    """Plays the node list of a SuperLink: keys by node number."""
+    keys = {}
 
     def run_flwr(home, *words):
-        calls.append(words[1])
-        return {"node-id": "11", "nodes": [{"node-id": "11"}] if "register" in calls else []}
+        if words[1] == "register":
+            number = str(11 + len(calls))
+            keys[number] = Path(words[2]).read_bytes()
+            calls.append(words[1])
+            return {"node-id": number}
+        if words[1] == "unregister":
+            del keys[words[2]]
+            calls.append(words[1])
+        gone = {"node-id": "1", "status": "unregistered"}
+        return {"nodes": [gone, *({"node-id": number, "status": "online"} for number in keys)]}
 
+    calls = []
     monkeypatch.setattr("cafedcl.deploy.server.run_flwr", run_flwr)
+    monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)
+    return keys
+
+
+def registered(folder, keys):
+    """Return the name of every key that the SuperLink knows."""
+    names = {node: name for name, node in node_names(folder).items()}
+    assert keys.keys() == names.keys()
+    return {
+        names[node]: (folder / "sites" / f"{names[node]}.pub").read_bytes() == key
+        for node, key in keys.items()
+    }
+
+
+def test_sites_are_registered_once_and_other_keys_are_removed(tmp_path, flower):
+    invoke("init", tmp_path / "d", "--site", "north", "--site", "south")
+    folder = tmp_path / "d" / "server"
+    flower["99"] = b"a key that somebody else registered"
     for _ in range(2):
-        Server.of(tmp_path / "d" / "server").register()
-    assert calls == ["list", "register", "list"]
+        Server.of(folder).register()
+        assert registered(folder, flower) == {"north": True, "south": True}
+    assert node_names(folder) == {"north": "12", "south": "13"}
+
+
+def test_a_revoked_site_is_removed_at_once(tmp_path, flower):
+    invoke("init", tmp_path / "d", "--site", "north", "--site", "south")
+    folder = tmp_path / "d" / "server"
+    Server.of(folder).register()
+    assert "site north is removed" in invoke("revoke", folder, "north").stdout
+    assert registered(folder, flower) == {"south": True}
+    again = invoke("revoke", folder, "north")
+    assert "there is no site north; its sites are: south" in str(again.exception)
+
+
+def test_a_new_key_replaces_the_old_one(tmp_path, flower):
+    invoke("init", tmp_path / "d", "--site", "north", "--site", "south")
+    folder = tmp_path / "d" / "server"
+    Server.of(folder).register()
+    before = dict(flower)
+    said = invoke("renew", tmp_path / "d" / "north").stdout
+    assert "cafedcl deploy admit SERVER-FOLDER north north.pub" in said
+    invoke("admit", folder, "north", tmp_path / "d" / "north" / "north.pub")
+    assert registered(folder, flower) == {"north": True, "south": True}
+    assert len({*flower.values()} & {*before.values()}) == 1
+
+
+def test_a_file_that_is_no_public_key_is_not_admitted(tmp_path, flower):
+    invoke("init", tmp_path / "d", "--site", "north")
+    folder = tmp_path / "d" / "server"
+    for file in (tmp_path / "d" / "north" / "node.key", tmp_path / "nowhere"):
+        assert str(file) in str(invoke("admit", folder, "west", file).exception)
+    assert not (folder / "sites" / "west.pub").exists()
+
+
+def test_a_new_certificate_has_a_new_authority(tmp_path, monkeypatch):
+    invoke("init", tmp_path / "d", "--site", "north")
+    folder = tmp_path / "d" / "server"
+    before = [(folder / name).read_bytes() for name in ("ca.crt", "server.crt", "server.key")]
+    said = invoke("renew", folder).stdout
+    assert f"copy {folder}/ca.crt into the folder of every site" in said
+    after = [(folder / name).read_bytes() for name in ("ca.crt", "server.crt", "server.key")]
+    assert not {*before} & {*after}
+    authority, leaf = (x509.load_pem_x509_certificate(data) for data in after[:2])
+    leaf.verify_directly_issued_by(authority)
+    monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)
+    assert "stop the server" in str(invoke("renew", folder).exception)
+
+
+@pytest.mark.parametrize("words", [["renew"], ["revoke", "a"], ["admit", "a", "a.pub"]])
+def test_an_insecure_deployment_has_no_keys(words, tmp_path):
+    invoke("init", tmp_path / "d", "--site", "a", "--insecure")
+    result = invoke(words[0], tmp_path / "d" / "server", *words[1:])
+    assert "an insecure deployment has no keys" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +200,7 @@ def test_sites_are_registered_once(tmp_path, monkeypatch):
 def test_a_server_listens_where_it_is_reached(host, listen, tmp_path):
     invoke("init", tmp_path / "d", "--site", "a", "--host", host)
     server = Server.of(tmp_path / "d" / "server")
-    assert server.listen == listen
+    assert server.options.listen_address == listen
     assert server.address.host == "127.0.0.1"
 
 

@@ -46,6 +46,12 @@ def test_a_deployment_is_a_server_and_a_folder_for_every_site(tmp_path):
     assert (run.data.name, run.federation.clients) == ("sites", 2)
 
 
+def test_the_proxys_config_is_there_to_be_looked_at(tmp_path):
+    text = (made(tmp_path / "d")[0] / "nginx.conf").read_text()
+    assert "listen 0.0.0.0:8123 ssl;" in text
+    assert "server 127.0.0.1:8001;" in text
+
+
 def test_simulated_sites_are_clients_of_the_runs_data_set(tmp_path):
     server, north, south = make_folders(
         tmp_path, ServerOptions(), {"north": "", "south": ""}, simulated=True
@@ -56,11 +62,13 @@ def test_simulated_sites_are_clients_of_the_runs_data_set(tmp_path):
 
 def test_secrets_are_their_owners_and_public_parts_are_where_they_belong(tmp_path):
     server, north, _ = made(tmp_path / "d")
-    for secret in (tmp_path / "d" / "ca.key", server / "server.key", north / "node.key"):
+    for secret in (server / "server.key", north / "node.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert stat.S_IMODE(north.stat().st_mode) == 0o700
     assert {path.name for path in north.iterdir()} == {"ca.crt", "node.key", "site.toml"}
-    assert not list(server.rglob("node.key")) + list(server.rglob("ca.key"))
+    assert not list(server.rglob("node.key"))
+    # Nobody can sign a second certificate.
+    assert not list((tmp_path / "d").rglob("ca.key"))
 
 
 def test_the_certificate_is_signed_by_the_ca_and_good_for_the_host(tmp_path):
@@ -106,17 +114,17 @@ def test_without_security_there_are_no_keys_and_every_config_says_so(tmp_path):
 
 @pytest.mark.parametrize("name", ["server", "a b", "../up", "", "-x", "x" * 64])
 def test_a_name_that_cannot_be_a_folder_is_refused(name, tmp_path):
-    with pytest.raises(CafedclError, match="--site"):
+    with pytest.raises(CafedclError, match=r"site .*: use letters"):
         make_folders(tmp_path / "d", ServerOptions(), {name: ""}, simulated=False)
     assert not (tmp_path / "d").exists()
 
 
 def test_an_existing_deployment_is_never_overwritten(tmp_path):
     made(tmp_path / "d")
-    key = (tmp_path / "d" / "ca.key").read_bytes()
+    key = (tmp_path / "d" / "server" / "server.key").read_bytes()
     with pytest.raises(CafedclError, match="not empty"):
         made(tmp_path / "d")
-    assert (tmp_path / "d" / "ca.key").read_bytes() == key
+    assert (tmp_path / "d" / "server" / "server.key").read_bytes() == key
 
 
 @pytest.mark.parametrize(

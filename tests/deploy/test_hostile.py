@@ -19,7 +19,7 @@ from cafedcl.deploy.folders import ServerOptions, make_folders, read_site
 from cafedcl.deploy.keys import make_node_key
 from cafedcl.deploy.programs import flower_environment, flower_program, run_flwr
 from cafedcl.deploy.server import Server
-from cafedcl.deploy.site import RunningSite
+from cafedcl.deploy.site import REFUSED, RunningSite, renew_key
 from cafedcl.deploy.superlink import Address, free_port
 from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import resolve
@@ -178,3 +178,25 @@ def test_the_sites_go_on_working_and_the_operator_hears_of_the_strangers_run(
         for line in heard
     )
     assert not list(traces.iterdir())
+
+
+def test_a_revoked_site_is_refused_until_its_new_key_is_admitted(deployment):
+    server, sites = deployment
+    south = sites[1]
+
+    def wait_until(condition):
+        until = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.5)
+
+    server.revoke("south")
+    wait_until(lambda: not south.node.alive)
+    south.node = south._start_node()
+    wait_until(lambda: not south.node.alive)
+    assert REFUSED in south.node.last_error()
+    assert [site["name"] for site in server.sites()] == ["north"]
+
+    server.admit("south", renew_key(south.folder))
+    south.node = south._start_node()
+    wait_until(lambda: [site["status"] for site in server.sites()] == ["online"] * 2)

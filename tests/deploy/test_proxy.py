@@ -43,7 +43,7 @@ def proxied(folder, insecure):
     upstream.seen = []
     context = None
     if not insecure:
-        ca = make_certificates("127.0.0.1", folder, folder)
+        ca = make_certificates("127.0.0.1", folder)
         (folder / "ca.crt").write_bytes(ca)
         inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         inside.load_cert_chain(folder / "server.crt", folder / "server.key")

@@ -1,14 +1,16 @@
 """A site's two processes, played by short scripts: they are restarted unless that is useless."""
 
+import stat
 import sys
 from datetime import datetime, timedelta
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import keys
 from cafedcl.deploy import site as module
-from cafedcl.deploy.folders import SiteOptions
+from cafedcl.deploy.folders import ServerOptions, SiteOptions, make_folders
 from cafedcl.deploy.programs import ServerProcess
 from cafedcl.deploy.site import RunningSite
 
@@ -139,7 +141,18 @@ def test_a_site_with_an_expired_certificate_does_not_start(tmp_path, monkeypatch
         def now(cls, tz):
             return datetime.now(tz) + timedelta(days=365 * keys.YEARS + 1)
 
-    (tmp_path / "ca.crt").write_bytes(keys.make_certificates("localhost", tmp_path, tmp_path))
+    (tmp_path / "ca.crt").write_bytes(keys.make_certificates("localhost", tmp_path))
     monkeypatch.setattr(keys, "datetime", Later)
     with pytest.raises(CafedclError, match=r"ca\.crt: this certificate is valid from .*renew"):
         RunningSite(tmp_path, SiteOptions(name="north", client=0))
+
+
+def test_a_sites_new_private_key_stays_where_it_is(tmp_path):
+    north = make_folders(tmp_path / "d", ServerOptions(), {"north": ""}, simulated=True)[1]
+    before = (north / "node.key").read_bytes()
+    public = module.renew_key(north)
+    assert public == north / "north.pub"
+    assert (north / "node.key").read_bytes() != before
+    assert stat.S_IMODE((north / "node.key").stat().st_mode) == 0o600
+    key = serialization.load_ssh_private_key((north / "node.key").read_bytes(), None)
+    assert key.public_key() == serialization.load_ssh_public_key(public.read_bytes())
