@@ -208,12 +208,17 @@ def run(
 ) -> None:
     """Train on the sites of a deployment, and write a run folder on this machine."""
     from cafedcl.cli.session import conclude, new_folder, resumable, watching
+    from cafedcl.config.sections import read_file
     from cafedcl.deploy.server import Server
     from cafedcl.task.resolve import gather
 
     place = Server.of(folder)
+    file = config or folder / "run.toml"
     words = [*(settings or []), "engine.name=flower"]
-    chosen = gather(config or folder / "run.toml", settings=words, **flags)
+    if "checkpoint_every" not in read_file(file).get("store", {}):
+        # A round at sites is expensive, so none is lost unless the config says otherwise.
+        words.insert(0, "store.checkpoint_every=1")
+    chosen = gather(file, settings=words, **flags)
     name = slug(chosen.method.name, keep=".-")
     path = out or new_folder(f"{name}-deployed-s{chosen.run.seed}")
     with watching(quiet, as_json) as watchers, resumable(path):

@@ -263,7 +263,12 @@ class Federation:
                 scores, tables = self.evaluator.server(wait_for_predictions())
             if not isinstance(self.engine, Sites) or not self.task.clients.remote:
                 return scores, tables
-            surveyed, behind = self.evaluator.surveyed(self.engine.survey(state))
+            survey = self.engine.survey(state)
+            surveyed, behind = self.evaluator.surveyed(survey)
+            missing = int((survey["tested"].sum(1) == 0).sum())
+            if missing:
+                # Scores of different sites must not be compared unawares.
+                surveyed["client_missing"] = missing
             clients = {name: v for name, v in surveyed.items() if name.startswith("client_")}
             return {**surveyed, **scores, **clients}, {**tables, **behind}
 

@@ -270,6 +270,9 @@ def describe_round(line: MetricsLine) -> str:
         words.append(f"accuracy {percent(value_of(line, 'server.accuracy'))}")
         words.append(f"balanced {percent(value_of(line, 'server.balanced'))}")
         words.append(f"client std {percent(value_of(line, 'server.client_std'))}")
+        missing = value_of(line, "server.client_missing")
+        if missing:
+            words.append(f"(scored without {missing:.0f} of the sites)")
     if line.get("own"):
         mean = percent(value_of(line, "own.client_mean"))
         std = percent(value_of(line, "own.client_std"))

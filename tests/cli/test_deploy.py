@@ -194,6 +194,36 @@ def test_an_insecure_deployment_has_no_keys(words, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "words", "every"),
+    [
+        ("", [], 1),
+        ("[store]\ncheckpoint_every = 7\n", [], 7),
+        ("", ["--set", "store.checkpoint_every=3"], 3),
+    ],
+)
+def test_a_deployment_saves_every_round_unless_told_otherwise(
+    text, words, every, tmp_path, monkeypatch
+):
+    class StopError(Exception):
+        pass
+
+    chosen = []
+
+    def run(self, config, path, watchers):
+        chosen.append(config)
+        raise StopError
+
+    monkeypatch.setattr(Server, "run", run)
+    invoke("init", tmp_path / "d", "--site", "a", "--simulated")
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    invoke("run", tmp_path / "d" / "server", file, "--out", tmp_path / "r", *words)
+    invoke("run", tmp_path / "d" / "server", "--out", tmp_path / "r", *words)
+    assert chosen[0].store.checkpoint_every == every
+    assert chosen[1].store.checkpoint_every == (every if words else 1)
+
+
+@pytest.mark.parametrize(
     ("host", "listen"),
     [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("fl.example.org", "0.0.0.0")],
 )

@@ -19,6 +19,7 @@ from cafedcl.deploy.flower.server_app import GridHost
 from cafedcl.deploy.flower.site import Site
 from cafedcl.federation import runs
 from cafedcl.methods import find_method, method_names
+from cafedcl.terminal.overview import describe_round
 
 METHODS = [name for name in method_names() if not find_method(name)[0].pooled]
 HOLDS = {"a": [0, 1, 2, 3], "b": [3, 4, 5, 6], "c": [6, 7, 8, 9, 0]}
@@ -247,6 +248,16 @@ def test_a_site_that_takes_long_to_enrol_is_named(
     with pytest.raises(CafedclError, match="2 of 3 sites"):
         GridHost(net, journal.say, str(tmp_path))(config(**settings(engine__deadline=1)), [], None)
     assert "no enrolment yet from site c" in (journal.path / "events.jsonl").read_text()
+
+
+def test_scores_without_a_site_are_marked(config, host, net, places):
+    federation = host(config(**settings(federation__rounds=2)), [], None)
+    whole = federation.step()
+    assert "client_missing" not in whole.server
+    del net.sites[12]
+    part = federation.step()
+    assert part.server["client_missing"] == 1
+    assert "(scored without 1 of the sites)" in describe_round(part.line())
 
 
 def test_who_comes_and_goes_is_said(config, host, net, places, journal):
