@@ -38,13 +38,13 @@ from cafedcl.engine.cpu.worker import GONE, Forked, work_off
 from cafedcl.task.cost import operations
 from cafedcl.task.task import Task
 
-PAYS_OFF = 8.0
-PAYS_OFF_FORKED = 0.5
+ENOUGH_WORK = 8.0
+ENOUGH_WORK_FORKED = 0.5
 """Seconds of serial work left from which starting processes is faster.
 
 A new interpreter takes two to three seconds to start; a forked process starts at once.
 """
-FASTEST = 2e11
+PEAK_OPERATIONS = 2e11
 """Floating-point operations a second that no core exceeds."""
 TRIES = 2
 """How often a job may take its worker down with it before it counts as failed."""
@@ -102,7 +102,7 @@ class CpuEngine:
         self.local = StackedClients(task, stack)
         self.number = number
         self.jobs_left = jobs
-        self.fastest = 0.0
+        self.shortest_job = 0.0
         """The least seconds that a job has taken here; 0 before the first."""
         self.workers: list[Worker] = []
         self.deaths: dict[tuple[int, int], int] = {}
@@ -146,13 +146,13 @@ class CpuEngine:
         began = time.perf_counter()
         results = list(self.local.together(group))
         took = (time.perf_counter() - began) / len(group)
-        self.fastest = min(self.fastest or took, took)
+        self.shortest_job = min(self.shortest_job or took, took)
         self.jobs_left -= len(group)
         return results
 
     @cached_property
-    def least(self) -> float:
-        """The least seconds that a typical job takes."""
+    def estimated_job(self) -> float:
+        """The least seconds that a typical job takes, from its number of operations."""
         return least_seconds(self.task)
 
     @property
@@ -173,8 +173,8 @@ class CpuEngine:
         if self.number == 1 or missing < 1 or waiting < fewest:
             return
         if self.number == 0:
-            seconds_left = max(self.fastest, self.least) * self.jobs_left
-            enough = PAYS_OFF_FORKED if self.forks else PAYS_OFF
+            seconds_left = max(self.shortest_job, self.estimated_job) * self.jobs_left
+            enough = ENOUGH_WORK_FORKED if self.forks else ENOUGH_WORK
             if cores() < 2 or seconds_left < enough:
                 return
         for _ in range(missing):
@@ -304,7 +304,7 @@ def least_seconds(task: Task) -> float:
     """
     images = task.schedule.typical * task.schedule.options.epochs
     # A backward pass takes about twice the operations of a forward pass.
-    return 3 * operations(task.network, task.clients.data.shape) * images / FASTEST
+    return 3 * operations(task.network, task.clients.data.shape) * images / PEAK_OPERATIONS
 
 
 def share_data(task: Task) -> IO[bytes]:

@@ -192,14 +192,14 @@ def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup
         engine.close()
 
 
-@pytest.mark.parametrize("price", ["PAYS_OFF", "PAYS_OFF_FORKED"])
+@pytest.mark.parametrize("price", ["ENOUGH_WORK", "ENOUGH_WORK_FORKED"])
 def test_short_work_stays_in_this_process_and_long_work_does_not(
     monkeypatch: pytest.MonkeyPatch, price: str
 ) -> None:
     """Six jobs take less than a thousand seconds, and a million million take more."""
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
     monkeypatch.setattr(workers_module, price, 1000.0)
-    setup = make_setup(threads=1 if price == "PAYS_OFF_FORKED" else 2)
+    setup = make_setup(threads=1 if price == "ENOUGH_WORK_FORKED" else 2)
     hired = {}
     for number, left in ((0, 6), (0, 10**12), (1, 10**12)):
         engine = CpuEngine(setup.task, setup.config, number, jobs=left)
@@ -217,12 +217,12 @@ def test_work_that_is_long_on_any_core_is_handed_out_at_once(
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
     setup = make_setup(threads=1)
     for fastest, at_once in ((1e30, False), (1e3, True)):
-        monkeypatch.setattr(workers_module, "FASTEST", fastest)
+        monkeypatch.setattr(workers_module, "PEAK_OPERATIONS", fastest)
         engine = CpuEngine(setup.task, setup.config, 0, jobs=6)
         try:
             replies = list(engine.train(jobs(setup)))
             assert len(replies) == 6
-            assert (engine.fastest == 0.0) is at_once, "whether a job was tried out here"
+            assert (engine.shortest_job == 0.0) is at_once, "whether a job was tried out here"
         finally:
             engine.close()
 
