@@ -74,6 +74,8 @@ UPDATES = [1.0, 2.0, 3.0, 4.0, -100.0]
         ("none", {}, lambda n: np.average(UPDATES, weights=n)),
         ("clip", {"factor": 1.0}, lambda n: np.average([1, 2, 3, 3, -3], weights=n)),
         ("clip", {"factor": 2.0}, lambda n: np.average([1, 2, 3, 4, -6], weights=n)),
+        ("agree", {"factor": 1.0}, lambda n: np.average([1, 2, 2.5, 2.5], weights=n[:4])),
+        ("agree", {"factor": 9.0}, lambda n: np.average([1, 2, 3, 4], weights=n[:4])),
         ("trimmed-mean", {"liars": 0.2}, lambda n: 2.0),
         ("median", {}, lambda n: 2.0),
         ("krum", {"liars": 0.2}, lambda n: 2.0),

@@ -74,3 +74,12 @@ def test_krum_takes_the_row_with_the_nearest_neighbours():
     assert robust.krum_scores(values, 2).tolist() == pytest.approx(scores, rel=1e-4)
     assert robust.krum(values, 0.3, multi=False) == [int(np.argmin(scores))]
     assert robust.krum(values, 0.3, multi=True) == [0, 1, 2, 3]
+
+
+@given(SEEDS)
+def test_rows_that_point_away_from_the_others_are_found(seed):
+    random = np.random.default_rng(seed)
+    common = random.normal(size=50)
+    rows = common + 0.3 * random.normal(size=(9, 50))
+    rows[[2, 5]] *= -random.uniform(0.1, 100)
+    assert robust.agreeing(torch.from_numpy(rows)) == [0, 1, 3, 4, 6, 7, 8]
