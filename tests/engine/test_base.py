@@ -4,7 +4,7 @@ import pytest
 import torch
 from capturing import sent
 
-from cafedcl.core.contract import Failure, Reply, Up
+from cafedcl.core.contract import Down, Failure, Reply, Up
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
 
@@ -44,7 +44,8 @@ def test_per_class_entries_of_a_reply_and_the_restored_state_go_home(
 ) -> None:
     federation = away(tiny(method))
     tensors = {"classes": torch.tensor([1]), "prototypes": torch.zeros(1, 16)}
-    reply = federation.received(Reply(Up(0, 3, tensors, model={"w": torch.zeros(2)}), {}, {}))
+    sent = Reply(Up(0, 3, tensors, model={"w": torch.zeros(2)}), {}, {})
+    reply = federation.received(sent, Down(0, {}))
     assert isinstance(reply, Reply)
     assert {name: value.device for name, value in sent(reply.up).items()} == {
         "classes": home,
@@ -57,4 +58,4 @@ def test_per_class_entries_of_a_reply_and_the_restored_state_go_home(
 
 def test_a_failure_is_received_as_it_is(tiny: Tiny) -> None:
     failure = Failure(2, "gone")
-    assert tiny("fedtgp").received(failure) is failure
+    assert tiny("fedtgp").received(failure, Down(0, {})) is failure

@@ -146,13 +146,13 @@ def test_an_honest_answer_is_accepted(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @given(data=st.data())
-@settings(max_examples=120)
+@settings(max_examples=50)
 def test_no_answer_ends_a_run(method: str, data: st.DataObject) -> None:
     check(*step_with(method, data.draw(changes(method))))
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_no_bytes_end_a_run(one: bytes, other: bytes) -> None:
     federation, record = step_with("cafedcl", {"own": one, "shared": other})
     check(federation, record)
