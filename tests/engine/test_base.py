@@ -44,8 +44,8 @@ def test_per_class_entries_of_a_reply_and_the_restored_state_go_home(
 ) -> None:
     federation = away(tiny(method))
     tensors = {"classes": torch.tensor([1]), "prototypes": torch.zeros(1, 16)}
-    sent = Reply(Up(0, 3, tensors, model={"w": torch.zeros(2)}), {}, {})
-    reply = federation.received(sent, Down(0, {}))
+    first = Reply(Up(0, 3, tensors, model={"w": torch.zeros(2)}), {}, {})
+    reply = federation.received(first, Down(0, {}))
     assert isinstance(reply, Reply)
     assert {name: value.device for name, value in sent(reply.up).items()} == {
         "classes": home,
