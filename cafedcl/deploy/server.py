@@ -74,8 +74,9 @@ class Server:
             refuse_used_port("127.0.0.1", options.superlink, "superlink")
             if not self.secret.exists():
                 write_secret(self.secret, secrets.token_bytes(32))
-            words = ["--database", str(self.folder / "state.db")]
-            words += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
+            # Without a database, the SuperLink keeps everything in memory, which is faster. It has
+            # nothing to keep: keys are registered at every start, runs resume from their folders.
+            words = ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
             if options.insecure:
                 words += ["--insecure"]
             else:

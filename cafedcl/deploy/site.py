@@ -13,7 +13,7 @@ from cafedcl.core.files import write_atomically
 from cafedcl.data.paths import is_path
 from cafedcl.deploy.folders import SiteOptions, read_site
 from cafedcl.deploy.keys import make_certificates, make_node_key, refuse_expired, write_secret
-from cafedcl.deploy.programs import ServerProcess, flower_program
+from cafedcl.deploy.programs import ServerProcess
 from cafedcl.deploy.superlink import Address, free_port
 
 MOST_CRASHES = 5
@@ -104,7 +104,8 @@ class RunningSite:
         address = Address(options.host, options.port, None if options.insecure else ca)
         port = free_port()
         write_atomically(self.runtime / ADDRESS, f"127.0.0.1:{port}".encode())
-        words = [flower_program("flower-supernode"), "--superlink", str(address)]
+        words = [sys.executable, "-m", "cafedcl.deploy.flower.supernode"]
+        words += ["--superlink", str(address)]
         words += ["--isolation", "process"]
         words += ["--superexec-auth-secret-file", str(self.runtime / SECRET)]
         words += ["--host", "127.0.0.1", "--port", str(port)]

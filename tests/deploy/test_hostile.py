@@ -15,7 +15,7 @@ from flwr.supercore.constant import TaskType
 from cafedcl.deploy.flower.records import SHARED, wrap
 from cafedcl.deploy.flower.runtime import Runtime
 from cafedcl.deploy.flower.server_task import TaskGrid
-from cafedcl.deploy.folders import ServerOptions, make_folders, read_site
+from cafedcl.deploy.folders import ServerOptions, make_folders, node_names, read_site
 from cafedcl.deploy.keys import make_node_key
 from cafedcl.deploy.programs import flower_environment, flower_program, run_flwr
 from cafedcl.deploy.server import Server
@@ -30,6 +30,17 @@ SITES = ("north", "south")
 pytestmark = pytest.mark.slow
 
 
+def wait_until(condition):
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.5)
+
+
+def all_online(server):
+    return [site["status"] for site in server.sites()] == ["online"] * 2
+
+
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory, nginx):
     """A running server and two sites with simulated shards."""
@@ -37,19 +48,17 @@ def deployment(tmp_path_factory, nginx):
     folder = tmp_path_factory.mktemp("hostile") / "d"
     place, *others = make_folders(folder, options, dict.fromkeys(SITES, ""), simulated=True)
     server = Server.of(place)
-    running = server.start()
+    running = [server.start()]
     sites = []
     try:
         sites += [RunningSite(path, read_site(path)) for path in others]
-        until = time.monotonic() + 60
-        while [site["status"] for site in server.sites()] != ["online"] * 2:
-            assert time.monotonic() < until
-            time.sleep(1)
-        yield server, sites
+        wait_until(lambda: all_online(server))
+        yield server, sites, running
     finally:
         for site in sites:
             site.stop()
-        running.stop()
+        for processes in running:
+            processes.stop()
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +85,14 @@ def evil(tmp_path_factory):
 @pytest.fixture
 def outside(deployment, tmp_path):
     """The home of a stranger with the CA's certificate, who knows what the sites know."""
-    server, _ = deployment
+    server, *_ = deployment
     home = tmp_path / "stranger"
     Address("127.0.0.1", server.options.port, server.folder / "ca.crt").write_flwr_config(home)
     return home
 
 
 def test_a_stranger_outside_can_neither_submit_nor_register_nor_list(deployment, evil, outside):
-    server, _ = deployment
+    server, *_ = deployment
     app, traces = evil
     make_node_key(outside / "node.key", outside / "node.pub")
     before = server.nodes()
@@ -110,7 +119,7 @@ def test_a_stranger_outside_can_neither_submit_nor_register_nor_list(deployment,
 
 def test_an_app_that_is_submitted_on_the_servers_machine_runs_nowhere(deployment, evil):
     """The SuperLink's own port is open to every program of that machine."""
-    server, _ = deployment
+    server, *_ = deployment
     app, traces = evil
     run_flwr(server.home, "run", str(app), "cafedcl")
     time.sleep(5)
@@ -120,7 +129,7 @@ def test_an_app_that_is_submitted_on_the_servers_machine_runs_nowhere(deployment
 
 def test_a_hostile_server_runs_no_code_at_a_site(deployment, evil):
     """The operator's secret is in the wrong hands: the stranger's app can talk to all sites."""
-    server, sites = deployment
+    server, sites, _ = deployment
     _, traces = evil
     address = server.address
     runtime = Runtime(str(address), server.secret.read_bytes(), address.ca.read_bytes())
@@ -152,7 +161,7 @@ def test_a_hostile_server_runs_no_code_at_a_site(deployment, evil):
 def test_the_sites_go_on_working_and_the_operator_hears_of_the_strangers_run(
     deployment, evil, tmp_path
 ):
-    server, _ = deployment
+    server, *_ = deployment
     app, traces = evil
     run_flwr(server.home, "run", str(app), "cafedcl")
     heard = []
@@ -181,14 +190,8 @@ def test_the_sites_go_on_working_and_the_operator_hears_of_the_strangers_run(
 
 
 def test_a_revoked_site_is_refused_until_its_new_key_is_admitted(deployment):
-    server, sites = deployment
+    server, sites, _ = deployment
     south = sites[1]
-
-    def wait_until(condition):
-        until = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < until
-            time.sleep(0.5)
 
     server.revoke("south")
     wait_until(lambda: not south.node.alive)
@@ -199,4 +202,19 @@ def test_a_revoked_site_is_refused_until_its_new_key_is_admitted(deployment):
 
     server.admit("south", renew_key(south.folder))
     south.node = south._start_node()
-    wait_until(lambda: [site["status"] for site in server.sites()] == ["online"] * 2)
+    wait_until(lambda: all_online(server))
+
+
+def test_sites_come_back_when_the_server_is_started_again(deployment):
+    """The new SuperLink knows none of the old nodes, so it sends them away."""
+    server, sites, running = deployment
+    before = set(node_names(server.folder).values())
+    running.pop().stop()
+    running.append(server.start())
+    wait_until(lambda: not any(site.node.alive for site in sites))
+    said = []
+    for site in sites:
+        site._restart_node(site.node, said.append)
+    wait_until(lambda: all_online(server))
+    assert not before & set(node_names(server.folder).values())
+    assert all("the SuperNode ended; restarting it" in line for line in said)
