@@ -9,7 +9,7 @@ from typing import Any
 
 from cafedcl.compare.jobs import RunSpec
 from cafedcl.config.flags import Flags, set_flags
-from cafedcl.config.options import to_toml
+from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import (
     CHOICES,
     SECTIONS,
@@ -187,15 +187,6 @@ def check_seeds(seeds: int, first: int) -> None:
         raise CafedclError(f"--seeds {seeds}: it must be at least 1")
     if first < 0:
         raise CafedclError(f"--first-seed {first}: it must be at least 0")
-
-
-def flattened(tables: Tables) -> dict[str, Any]:
-    """Return tables by flat names."""
-    return {
-        f"{section}.{key}": value
-        for section, table in tables.items()
-        for key, value in table.items()
-    }
 
 
 def overlay(tables: Tables, flat: Mapping[str, Any]) -> None:

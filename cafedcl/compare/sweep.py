@@ -17,12 +17,11 @@ from cafedcl.compare.plan import (
     absolute_data_name,
     check_seeds,
     checked_tables,
-    flattened,
     overlay,
     with_one_worker,
 )
 from cafedcl.config.flags import Flags, set_flags
-from cafedcl.config.options import to_toml
+from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import assign
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.files import explained, write_atomically

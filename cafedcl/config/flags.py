@@ -3,11 +3,12 @@
 Every other option is set by its full name, such as ``--set train.lr=0.05``.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from cafedcl.config.sections import section_of
 from cafedcl.config.split_options import replaced_split
-from cafedcl.config.trust_options import parse_attack, parse_defence
+from cafedcl.config.trust_options import replaced_attack, replaced_defence
 
 FLAGS = {
     "method": "method.name",
@@ -27,6 +28,14 @@ FLAGS = {
 """The option that each flag sets; ``split``, ``attack`` and ``defence`` set their whole section, as
 in ``dirichlet:0.1``.
 """
+
+
+SHORT_FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
+    "split": replaced_split,
+    "attack": replaced_attack,
+    "defence": replaced_defence,
+}
+"""The flags that stand for a whole section: each returns the section with the text applied."""
 
 
 class RunFlags(TypedDict, total=False):
@@ -57,12 +66,8 @@ def set_flags(tables: dict[str, Any], flags: Flags) -> None:
     for name, value in flags.items():
         if value is None:
             continue
-        if name == "split":
-            tables["split"] = replaced_split(section_of(tables, "split"), str(value))
-        elif name == "attack":
-            tables["attack"] = parse_attack(str(value))
-        elif name == "defence":
-            tables["defence"] = parse_defence(str(value))
+        if name in SHORT_FORMS:
+            tables[name] = SHORT_FORMS[name](section_of(tables, name), str(value))
         else:
             section, _, key = FLAGS[name].partition(".")
             section_of(tables, section)[key] = value

@@ -133,6 +133,15 @@ def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     return options
 
 
+def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the options of sections by flat names, such as ``train.lr``."""
+    return {
+        f"{section}.{key}": value
+        for section, table in tables.items()
+        for key, value in table.items()
+    }
+
+
 def check_together(options: Any, where: str) -> None:
     """Refuse options that contradict each other.
 

@@ -1,5 +1,6 @@
 """The options of attacks, for experiments, and of the server's defence against them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +85,16 @@ class DefenceOptions:
         return unused_option(self, {"kind", *DEFENCES[self.kind]}, DEFENCES, "defence")
 
 
-def parse_attack(text: str) -> dict[str, Any]:
+def replaced_attack(_: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the attack section for ``label-flip:2`` or ``sign-flip:4,claim=most``."""
-    first = {kind: names[0] if names else None for kind, names in ATTACKS.items()}
-    return parse_kind("attack", text, first, "sign-flip:4,claim=most")
+    return parse_kind("attack", text, _first_options(ATTACKS), "sign-flip:4,claim=most")
 
 
-def parse_defence(text: str) -> dict[str, Any]:
+def replaced_defence(_: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the defence section for ``clip:1.5`` or ``median``."""
-    first = {kind: names[0] if names else None for kind, names in DEFENCES.items()}
-    return parse_kind("defence", text, first, "clip:1.5")
+    return parse_kind("defence", text, _first_options(DEFENCES), "clip:1.5")
+
+
+def _first_options(kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str | None]:
+    """Return for every kind the option that stands after the colon."""
+    return {kind: names[0] if names else None for kind, names in kinds.items()}

@@ -25,7 +25,7 @@ class Attack:
         self.seed = config.run.seed
         self.task = task
         self.liars = liars(config, len(task.clients.shards))
-        self.claims = task.method.claims(task.enrolment)
+        self.claims = task.claims
 
     def tampered(self, reply: Reply, down: Down) -> Reply:
         """Return what the server gets of a client: its reply, or a lie."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.config.format import FORMAT, upgrade
-from cafedcl.config.options import to_toml
+from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
@@ -65,8 +65,8 @@ class Checkpoint:
         """Raise CafedclError if a run's config has changed in a way that changes its results."""
         if not self.config:
             return
-        before = _flat(resolve(upgrade(dict(self.config))).to_plain())
-        now = _flat(config.to_plain())
+        before = flattened(resolve(upgrade(dict(self.config))).to_plain())
+        now = flattened(config.to_plain())
         for name in {**before, **now}:
             if name == "federation.rounds":
                 self._check_rounds(int(before[name]), config, where)
@@ -113,14 +113,6 @@ class Checkpoint:
                 f"{before}, and {method.name} trains differently for another number; change it "
                 f"back, or start a new run with `cafedcl run {where}/config.toml --out NEW`"
             )
-
-
-def _flat(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for section, table in tables.items():
-        for key, value in table.items():
-            flat[f"{section}.{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat
 
 
 def _shown(options: Mapping[str, Any], name: str) -> str:

@@ -6,13 +6,14 @@ prototypes and whatever else it keeps are computed as ever, from replies that do
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from cafedcl.config.trust_options import DefenceOptions
 from cafedcl.core.contract import Field, Up
-from cafedcl.core.flat import as_vector, slices_of
+from cafedcl.core.flat import WeightSlices, as_vector, slices_of
 from cafedcl.core.tensors import MODEL, Tensors, under
 from cafedcl.functional.robust import (
     agreeing,
@@ -71,34 +72,43 @@ class DefendedAggregator:
 
     def _agreeing(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies whose update does not point away from the others'."""
-        rows = agreeing(torch.stack([self._vector(up) - self._received() for up in ups]))
-        return [ups[row] for row in rows]
+        return [ups[row] for row in agreeing(self._updates(ups))]
 
     def _models(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies with models that are safe to average."""
-        slices = slices_of(_floating(under(MODEL, self.inner.state)))
-        received = self._received()
-        updates = torch.stack([self._vector(up) - received for up in ups])
+        updates = self._updates(ups)
         safe = self._safe_rows(updates)
         changed = []
         for up, before, after in zip(ups, updates, safe, strict=True):
-            if after is before or torch.equal(before, after):
+            if torch.equal(before, after):
                 # Bit for bit what the client sent: nothing is lost by rounding.
                 changed.append(up)
                 continue
-            vector = received + after
-            weights = {name: part.of(vector) for name, part in slices.items()}
+            vector = self._received + after
+            weights = {name: part.of(vector) for name, part in self._slices.items()}
             changed.append(replace(up, model={**up.model, **weights}))
         return changed
 
+    @cached_property
+    def _start(self) -> Tensors:
+        """The weights that clients began with."""
+        return _floating(under(MODEL, self.inner.state))
+
+    @cached_property
+    def _slices(self) -> WeightSlices:
+        return slices_of(self._start)
+
+    @cached_property
     def _received(self) -> Tensor:
-        """Return the weights that clients began with, as a vector."""
-        weights = _floating(under(MODEL, self.inner.state))
-        return as_vector(weights, slices_of(weights))
+        """The weights that clients began with, as a vector."""
+        return as_vector(self._start, self._slices)
 
     def _vector(self, up: Up) -> Tensor:
-        state = under(MODEL, self.inner.state)
-        return as_vector(_floating(up.model), slices_of(_floating(state)))
+        return as_vector(_floating(up.model), self._slices)
+
+    def _updates(self, ups: Sequence[Up]) -> Tensor:
+        """Return the clients' updates of the model, (clients, weights)."""
+        return torch.stack([self._vector(up) - self._received for up in ups])
 
     def _safe_rows(self, rows: Tensor) -> Tensor:
         """Return one safe vector for each client's; a robust mean is the same for all."""

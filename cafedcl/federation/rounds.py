@@ -77,7 +77,7 @@ class Federation:
             self.task.shared(),
             self.task.fields,
             self.task.enrolment.counts,
-            self.method.claims(self.task.enrolment),
+            self.task.claims,
             self.method.sends_absent,
         )
 

@@ -181,7 +181,9 @@ class RunFolder:
 
     def is_finished(self, rounds: int) -> bool:
         """Return whether the run has all rounds: their metrics, and a whole checkpoint at last."""
-        if not self.begun or len(self.metrics_file.read().lines) < rounds:
+        # Names are cheap to look at; a checkpoint is read only if there is one of the last round.
+        has_last = any(_number(file) >= rounds for file in self.checkpoints())
+        if not self.begun or not has_last or len(self.metrics_file.read().lines) < rounds:
             return False
         with suppress(CafedclError):
             last = self.newest(lambda _: None)

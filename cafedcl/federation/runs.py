@@ -17,6 +17,7 @@ from cafedcl.core.files import explained
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, under
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.contact_sheets import ContactSheets
+from cafedcl.federation.metrics_file import MetricsRead
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.rounds import Federation, memories_of
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
@@ -201,15 +202,15 @@ def resume(
     folder = RunFolder.open(path)
     with folder.held():
         config = folder.config()
-        damaged = folder.metrics_file.read().problem
-        saved = folder.newest(warn, lambda checkpoint: _covered(checkpoint, folder))
+        metrics = folder.metrics_file.read()
+        saved = folder.newest(warn, lambda checkpoint: _covered(checkpoint, metrics))
         if saved is None:
-            _check_restart(folder, config, warn)
+            _check_restart(folder, metrics, config, warn)
         else:
             saved.check_config(config, folder.path)
             saved.check_version(config, folder.path)
-            if damaged:
-                warn(f"{damaged}; the rounds after round {saved.round} are trained again")
+            if metrics.problem:
+                warn(f"{metrics.problem}; the rounds after round {saved.round} are trained again")
         federation = host(config, watchers, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
         if made_with not in (None, version("torch")):
@@ -221,7 +222,7 @@ def resume(
         if saved is None:
             recorder.begin(federation, folder.environment().get("command", []))
         else:
-            _restore(federation, folder, saved)
+            _restore(federation, folder, metrics, saved)
         return _run_to_end(federation, recorder)
 
 
@@ -241,33 +242,34 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
         Recorder(folder).write_config(config)
 
 
-def _covered(checkpoint: Checkpoint, folder: RunFolder) -> bool:
+def _covered(checkpoint: Checkpoint, metrics: MetricsRead) -> bool:
     """Return whether the metrics have all rounds of a checkpoint, or lack only what it has."""
-    rounds = len(folder.metrics_file.read().lines)
+    rounds = len(metrics.lines)
     has_last = checkpoint.record is not None
     return checkpoint.round <= rounds or (has_last and checkpoint.round == rounds + 1)
 
 
-def _check_restart(folder: RunFolder, config: Config, warn: Callable[[str], None]) -> None:
+def _check_restart(
+    folder: RunFolder, metrics: MetricsRead, config: Config, warn: Callable[[str], None]
+) -> None:
     """Raise CafedclError unless a run without a checkpoint may begin again with its first round.
 
     It may if no checkpoint was due so far, or if those that are there are damaged: its rounds are
     trained again to the same bits, provided that its config has not changed.
     """
-    read = folder.metrics_file.read()
-    done = len(read.lines)
+    done = len(metrics.lines)
     files = [file for file in folder.checkpoints() if int(file.stem)]
     first_due = min(config.store.checkpoint_every, config.federation.rounds)
     all_damaged = bool(files) and folder.newest(lambda _: None) is None
-    if not read.problem and (all_damaged or (not files and done < first_due)):
+    if not metrics.problem and (all_damaged or (not files and done < first_due)):
         if done:
             _, started = folder.data()
             Checkpoint(0, {}, started.get("config", {})).check_config(config, folder.path)
             why = "no checkpoint is whole" if files else "no checkpoint yet"
             warn(f"{folder.path}: {why}; its {done} rounds are trained again")
         return
-    what = read.problem or f"{folder.path / 'checkpoints'}: there is no checkpoint any more"
-    if files and not read.problem:
+    what = metrics.problem or f"{folder.path / 'checkpoints'}: there is no checkpoint any more"
+    if files and not metrics.problem:
         what = f"{folder.metrics_file.path}: only {done} rounds, fewer than any checkpoint has"
     raise CafedclError(
         f"{what}; the run cannot be resumed, and nothing in it was changed. Restore the file from "
@@ -275,7 +277,9 @@ def _check_restart(folder: RunFolder, config: Config, warn: Callable[[str], None
     )
 
 
-def _restore(federation: Federation, folder: RunFolder, saved: Checkpoint) -> None:
+def _restore(
+    federation: Federation, folder: RunFolder, metrics: MetricsRead, saved: Checkpoint
+) -> None:
     """Go back to a checkpoint, whose data must be those of the federation."""
     _check_data(federation, folder)
     try:
@@ -284,7 +288,7 @@ def _restore(federation: Federation, folder: RunFolder, saved: Checkpoint) -> No
         raise CafedclError(
             f"{folder.checkpoint_file(saved.round)}: not a checkpoint of this run: {error}"
         ) from None
-    lines = folder.metrics_file.read().lines[: saved.round]
+    lines = metrics.lines[: saved.round]
     if saved.record is not None and len(lines) < saved.round:
         lines.append(saved.record)
         with explained(folder.path):

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cafedcl.config.options import flattened
 from cafedcl.config.sections import label
 from cafedcl.config.split_options import SPLITS
 from cafedcl.core.errors import CafedclError
@@ -249,13 +250,13 @@ def first_reason(lines: Sequence[MetricsLine]) -> str:
 
 def flat(tables: FlatSettings) -> FlatSettings:
     """Return a config's options with flat names; raises ValueError for one outside a section."""
-    found = {}
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ValueError(f"{section}: a section is expected")  # noqa: TRY004
-        for name, value in table.items():
-            found[f"{section}.{name}"] = printable(value) if isinstance(value, str) else value
-    return found
+    return {
+        name: printable(value) if isinstance(value, str) else value
+        for name, value in flattened(tables).items()
+    }
 
 
 def usable(run: RunSummary) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.config.sections import TrainOptions
-from cafedcl.core.contract import Client, Enrolment, Field, Job
+from cafedcl.core.contract import Claims, Client, Enrolment, Field, Job
 from cafedcl.core.rng import stream
 from cafedcl.core.tensors import AUGMENT, Tensors, prefixed, under
 from cafedcl.data.dataset import Dataset
@@ -244,6 +244,11 @@ class Task:
         counts = self.clients.shards.counts.cpu()
         most, total = (value.cpu() for value in self.clients.census)
         return Enrolment(counts, self.tail.augmenter.new_samples(counts), most, total)
+
+    @cached_property
+    def claims(self) -> Claims:
+        """What each client may claim, by the method, from its enrolment."""
+        return self.method.claims(self.enrolment)
 
     def shared(self) -> Tensors:
         """Return the initial weights that are averaged; the others stay with their clients."""

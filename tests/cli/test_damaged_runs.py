@@ -5,7 +5,6 @@ traceback, and never other numbers than those of the intact run without a word.
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,18 +70,10 @@ def command() -> Any:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: Any) -> Call:
+def call(invoke: Call, monkeypatch: pytest.MonkeyPatch, command: Any) -> Call:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(cli, "app", command)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cafedcl", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return run
+    return invoke
 
 
 def numbers(out: str) -> list[str]:

@@ -1,14 +1,12 @@
 """Every command that fails says why in one line on standard error, and its status is not 0."""
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cafedcl import api
-from cafedcl.cli import main as cli
 
 SETTINGS = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1}
 
@@ -31,17 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> Call:
+def call(invoke: Call, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Call:
     monkeypatch.chdir(folder)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cafedcl", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return run
+    return invoke
 
 
 @pytest.mark.parametrize("command", ["show", "table", "report", "figures"])

@@ -3,15 +3,12 @@ sequences: every command prints them as they are, and none of them acts.
 """
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-
-from cafedcl.cli import main as cli
 
 CLASSES = ["[/]", "[red]a", "<script>alert(1)</script>", "a & b", "@style@", "$x_{", "\x1b[31mred"]
 SMALL = [
@@ -24,20 +21,15 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Call:
+def call(invoke: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cafedcl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
+        status, out, err = invoke(*arguments)
         assert "\x1b" not in out + err, arguments
         assert "Traceback" not in err, arguments
-        return int(exit_.value.code or 0), out, err
+        return status, out, err
 
     return run
 

@@ -2,7 +2,6 @@ import contextlib
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from cafedcl.cli import main as cli
 from cafedcl.methods import method_names
 from cafedcl.task.resolve import resolve
 
@@ -30,29 +28,14 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Call:
+def call(invoke: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """Run the command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cafedcl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return run
+    return invoke
 
 
-def processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def test_help_starts_fast_and_without_pytorch() -> None:
+def test_help_starts_fast_and_without_pytorch(processor_seconds: Callable[[], float]) -> None:
     code = "import sys; sys.argv = ['cafedcl', '--help']\nfrom cafedcl.cli.main import main\n"
     code += "try: main()\nfinally: assert 'torch' not in sys.modules"
     spent = []

@@ -1,5 +1,5 @@
 import json
-import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ def run(*arguments: str) -> Any:
 
 
 @pytest.mark.slow
-def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path) -> None:
+def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(
+    tmp_path: Path, processor_seconds: Callable[[], float]
+) -> None:
     """At the smoke scale; what the runs may take is counted in seconds of two processors, whoever
     else uses them. Four methods stand for all: each run is a process of several seconds.
     """
@@ -85,11 +87,6 @@ def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path) ->
     other = run("table1", *part, "--set", "train.lr=0.2")
     assert other.exit_code != 0
     assert "holds another plan" in str(other.exception)
-
-
-def processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def record(method: str, seed: int, accuracy: float, **changes: Any) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""The command line, run in the test's own process."""
+
+import resource
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from cafedcl.cli import main as cli
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def invoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run a command; return its exit status and what it printed to both streams."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cafedcl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def processor_seconds() -> Callable[[], float]:
+    """Return how many seconds of processors the processes started so far have used."""
+
+    def seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    return seconds
