@@ -22,7 +22,7 @@ NOT_LISTED = (
     "run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds",
 )  # fmt: skip
 """Prefixes of options that have fields of their own, or that change no result."""
-METHOD_SECTIONS = ("train.", "method.", "augment.")
+METHOD_SECTIONS = ("train.", "server.", "method.", "augment.")
 """Sections whose options a study may give to single methods."""
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
 """The fields of environment.json that are kept."""

@@ -39,11 +39,11 @@ def parse_kind(
 
 
 def unused_option(
-    options: Any, used: Collection[str], own: Mapping[str, Collection[str]], what: str
+    options: Any, used: Collection[str], own: Mapping[str, Collection[str]], what: str, kind: str
 ) -> str | None:
     """Return which option a section's kind would ignore, or None.
 
-    ``used`` are the options of the section's kind, ``own`` those that only some kinds have.
+    ``used`` are the options of the section's ``kind``, ``own`` those that only some kinds have.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -51,7 +51,7 @@ def unused_option(
             kinds = [kind for kind, names in own.items() if field.name in names]
             users = " or ".join(kinds) or f"another kind of {what}"
             return (
-                f"{field.name} = {to_toml(value)}: the {what} '{options.kind}' does not use it; "
+                f"{field.name} = {to_toml(value)}: the {what} '{kind}' does not use it; "
                 f"leave it out, or choose {users}"
             )
     return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.config.options import option, parse_value, to_plain, to_toml, toml_section
+from cafedcl.config.server_options import ServerStepOptions
 from cafedcl.config.split_options import SplitOptions
 from cafedcl.config.trust_options import AttackOptions, DefenceOptions
 from cafedcl.core.errors import CafedclError
@@ -278,6 +279,7 @@ class Config:
     model: ModelOptions = ModelOptions()
     train: TrainOptions = TrainOptions()
     federation: FederationOptions = FederationOptions()
+    server: ServerStepOptions = ServerStepOptions()  # noqa: RUF009
     evaluate: EvaluateOptions = EvaluateOptions()
     engine: EngineOptions = EngineOptions()
     store: StoreOptions = StoreOptions()

@@ -70,7 +70,7 @@ class SplitOptions:
         """Return which option this kind of split would ignore, or None."""
         if self.kind == "auto":
             return None
-        problem = unused_option(self, used_options(self.kind), OWN_OPTIONS, "split")
+        problem = unused_option(self, used_options(self.kind), OWN_OPTIONS, "split", self.kind)
         if problem:
             return problem
         if self.kind == "file" and not self.file:

@@ -55,7 +55,8 @@ class AttackOptions:
 
     def contradiction(self) -> str | None:
         """Return which option this attack would ignore, or None."""
-        return unused_option(self, {"kind", *ATTACKS[self.kind]}, ATTACKS, "attack")
+        used = {"kind", *ATTACKS[self.kind]}
+        return unused_option(self, used, ATTACKS, "attack", self.kind)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class DefenceOptions:
 
     def contradiction(self) -> str | None:
         """Return which option this defence would ignore, or None."""
-        return unused_option(self, {"kind", *DEFENCES[self.kind]}, DEFENCES, "defence")
+        used = {"kind", *DEFENCES[self.kind]}
+        return unused_option(self, used, DEFENCES, "defence", self.kind)
 
 
 def replaced_attack(_: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ Header = dict[str, Any]
 MODEL = "model/"
 ANCHORS = "anchors/"
 AUGMENT = "augment/"
+OPTIMIZER = "server/optimizer/"
+"""What the server's optimizer keeps: it is as large as the model, and lies where the model does."""
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -13,6 +13,7 @@ from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import (
     MODEL,
+    OPTIMIZER,
     Header,
     Tensors,
     floats,
@@ -29,6 +30,7 @@ from cafedcl.federation.bias_loop import BiasLoop
 from cafedcl.federation.clock import Clock
 from cafedcl.federation.defence import DefendedAggregator
 from cafedcl.federation.replies import RoundReplies, client_of, in_order
+from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
 from cafedcl.functional.reply_check import Kind, ReplyValidator, all_finite, mismatch
@@ -52,11 +54,12 @@ class Federation:
         self.task = setup.task
         self.method = setup.task.method
         self.options = self.config.federation
+        self.server = ServerOptimizer(self.config.server, self.task)
         self.watchers = list(watchers)
         self.engine = engine or choose_engine(setup, lambda line: self.notify("noticed", line))
         self.schedule = check_schedule(self.config)
         self.round = 0
-        self.state: Tensors = setup.start()
+        self.state: Tensors = self.server.start(setup.start())
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
@@ -106,7 +109,7 @@ class Federation:
         clock = Clock()
         sampled, dropped = self.sample(self.round)
         self.notify("round_began", len(sampled))
-        down = Down(self.round, self.method.broadcast(self.state))
+        down = self.down()
         replies = RoundReplies(self.task.per_class)
         aggregator = self.aggregator()
         with arithmetic(self.task), torch_stream(self.config.run.seed, "server", self.round):
@@ -155,6 +158,10 @@ class Federation:
                     lost.add(client)
         return sampled, [client for client in sampled if client in lost]
 
+    def down(self) -> Down:
+        """Return what the server sends to clients in this round."""
+        return Down(self.round, self.method.broadcast(self.server.sent(self.state)))
+
     def train(self, down: Down, clients: list[int]) -> Iterator[Reply | Failure]:
         """Yield the results of the clients' jobs, in the order of clients."""
         evaluate = self.own_is_due(down.round)
@@ -198,7 +205,7 @@ class Federation:
 
     def aggregator(self) -> Aggregator | DefendedAggregator:
         """Start the server step of a round: the method's own, behind a defence if there is one."""
-        plain = self.method.aggregator(self.state)
+        plain = self.method.aggregator(self.server.sent(self.state))
         if self.config.defence.kind == "none":
             return plain
         return DefendedAggregator(plain, self.config.defence, self.task.fields)
@@ -210,7 +217,7 @@ class Federation:
         needed = self.options.min_replies
         if replies < needed:
             return self.state, f"{replies} valid replies, federation.min_replies = {needed}"
-        state = aggregator.finish()
+        state = self.server.step(self.state, aggregator.finish())
         if all_finite(state.values()):
             return state, ""
         broken = next(name for name, value in state.items() if not all_finite([value]))
@@ -245,8 +252,9 @@ class Federation:
             tables |= prefixed("own/", own)
         if tables and self.config.store.notes:
             ups = [reply.up for reply in replies]
-            loop = self.loop(self.engine, self.state, state, ups, notes)
-            tables |= prefixed("notes/", notes) | prefixed("loop/", loop) | without(MODEL, state)
+            loop = self.loop(self.engine, self.state, self.server.live(state), ups, notes)
+            tables |= prefixed("notes/", notes) | prefixed("loop/", loop)
+            tables |= without((MODEL, OPTIMIZER), state)
         return scores, own, moved(tables, "cpu")
 
     def begin_scoring(self, state: Tensors) -> Callable[[], tuple[Scores, Tensors]]:
@@ -343,7 +351,8 @@ class Federation:
         for name, value in fitting.items():
             shape = tuple(value.shape)
             # The first axis of what a method keeps besides the model may grow.
-            if name in tensors and shape and not name.startswith("state/" + MODEL):
+            fixed = name.startswith(("state/" + MODEL, "state/" + OPTIMIZER))
+            if name in tensors and shape and not fixed:
                 shape = (*tensors[name].shape[:1], *shape[1:])
             kinds[name] = (shape, value.dtype)
         problem = mismatch(without("memory/", tensors), kinds)
@@ -351,10 +360,10 @@ class Federation:
             raise ValueError(problem)
         self.round = int(header["round"])
         state = under("state/", tensors)
-        model = prefixed(MODEL, under(MODEL, state))
-        others = without(MODEL, state)
+        others = without((MODEL, OPTIMIZER), state)
+        models = {name: value for name, value in state.items() if name not in others}
         self.state = {
-            **moved(model, self.task.device),
+            **moved(models, self.task.device),
             **moved(others, self.task.server_device),
         }
         self.own = under("own/", tensors)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cafedcl.config.sections import Config
-from cafedcl.core.contract import Down, Failure, Job, Visit
+from cafedcl.core.contract import Failure, Job, Visit
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.tensors import Tensors
 from cafedcl.data.dataset import Dataset
@@ -172,7 +172,7 @@ def measure(
         steps = sum(
             setup.task.schedule.steps(len(part)) for part in setup.task.clients.shards.train
         )
-        down = Down(federation.round, federation.method.broadcast(federation.state))
+        down = federation.down()
         memories = federation.memories
         jobs = [
             Job(client, down, memories.get(client, {}), False)
