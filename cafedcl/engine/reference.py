@@ -103,6 +103,10 @@ class ReferenceEngine:
         for name, tensor in self.tensors.items():
             tensor.copy_(weights[name])
 
+    def _load_server(self, tensors: Tensors) -> None:
+        """Load the server's model; personal weights, which it does not use, are as at first."""
+        self.load({**self.task.initial, **under(MODEL, tensors)})
+
     def _epochs(self, job: Job, visit: Visit, synthetic: SyntheticImages) -> dict[str, float]:
         """Train locally; return the mean of every term of the loss over the last epoch."""
         task = self.task
@@ -210,7 +214,7 @@ class ReferenceEngine:
     def embed(self, tensors: Tensors, rows: Tensor) -> Tensor:
         """Return the embeddings of training images under the server's model."""
         with arithmetic(self.task):
-            self.load(under(MODEL, tensors))
+            self._load_server(tensors)
             self.network.eval()
             x = self.data.train_x[rows.to(self.task.device)]
             return self._in_batches(x, self._embedding)
@@ -218,7 +222,7 @@ class ReferenceEngine:
     def predict(self, tensors: Tensors) -> Pending:
         """Predict the test images by the server's model."""
         with arithmetic(self.task):
-            self.load(under(MODEL, tensors))
+            self._load_server(tensors)
             x, _ = self.task.clients.test_set(None)
             anchors = self._device(under(ANCHORS, tensors))
             classes = self.task.method.classes

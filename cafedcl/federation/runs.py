@@ -100,6 +100,9 @@ class Run:
                 raise CafedclError(
                     f"client {client}: its model is stored at its site, and never leaves it"
                 )
+        if client is None and method.serves:
+            # Personal weights stay as they were made: the server's model does not use them.
+            weights = {**network.state_dict(), **weights}
         missing = network.state_dict().keys() - weights.keys()
         if missing:
             raise CafedclError(

@@ -38,6 +38,12 @@ class Method:
     """Whether one client has all data (the `central` reference row)."""
     personal: ClassVar[str] = ""
     """A regular expression: weights whose whole name matches stay with their client."""
+    serves: ClassVar[bool] = False
+    """Whether the server has a model to score although some weights are personal.
+
+    Then ``scores`` with an empty memory, which is how the server's model is scored, does not use
+    the personal ones.
+    """
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Options by the name of a preset, which is chosen as ``method:preset``."""
     separable: bool = True

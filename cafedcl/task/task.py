@@ -266,8 +266,9 @@ class Task:
 
     @property
     def has_server_model(self) -> bool:
-        """Whether there is a server model to score: every weight is shared."""
-        return len(self.shared()) == len(self.initial)
+        """Whether there is a server model to score: all weights that it needs are shared."""
+        shared = self.shared()
+        return len(shared) == len(self.initial) or (self.method.serves and bool(shared))
 
     def with_clients(self, **changes: Any) -> "Task":
         """Return the task with other data, shards or census, for its tail augmentation as well."""

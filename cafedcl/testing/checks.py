@@ -174,6 +174,24 @@ def check_broadcast(case: Case) -> None:
             raise case.fail("a client's memory has other weights than its personal ones")
 
 
+def check_server_model(case: Case) -> None:
+    """The server's model is scored without personal weights."""
+    federation = case.federation()
+    task = federation.task
+    if not task.personal or not task.has_server_model:
+        return
+    federation.step()
+    plain = federation.engine.predict(federation.state)()
+    spoilt = {name: torch.full_like(task.initial[name], 1e3) for name in task.personal}
+    with patch.dict(task.initial, spoilt):
+        other = federation.engine.predict(federation.state)()
+    if not torch.equal(plain, other):
+        raise case.fail(
+            "personal weights change the scores of the server's model; "
+            "without a memory, `scores` must not use them"
+        )
+
+
 def check_engines(case: Case) -> None:
     """Every engine computes what the reference engine computes, up to rounding errors."""
     expected = case.federation(**{"federation.participation": 1.0})
@@ -262,6 +280,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "reply": check_reply,
     "order": check_order,
     "broadcast": check_broadcast,
+    "server's model": check_server_model,
     "engines": check_engines,
     "resume": check_resume,
     "wire": check_wire,

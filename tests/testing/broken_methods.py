@@ -101,6 +101,11 @@ class BroadcastsAll(FedAvg):
         return state
 
 
+class ServesByAPersonalHead(FedAvg):
+    personal = "head.*"
+    serves = True
+
+
 class ReadsAPlainNumber(FedAvg):
     """A plain number of the client, which a captured step would not see change."""
 
@@ -161,6 +166,7 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     SendsSomethingElse: ("reply", "'mean' has shape (3,), expected (2,); see `fields`"),
     FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
     BroadcastsAll: ("broadcast", "it broadcasts 'server/secret'"),
+    ServesByAPersonalHead: ("server's model", "personal weights change the scores"),
     ReadsAPlainNumber: ("engines", "engine gives another 'model/"),
     ReadsSamples: ("engines", "a loss can read counts, most and total of visit.client, and not"),
     Forgets: ("resume", "a resumed run differs in 'state/server/rounds'"),
