@@ -4,14 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cafedcl.compare.jobs import DeviceShare, LocalLauncher, RunSpec
+from cafedcl.compare.jobs import DeviceShare, RunOutcome, RunSpec
 from cafedcl.compare.plan import Comparison
-from cafedcl.compare.pool import Pool, View
+from cafedcl.compare.pool import Pool, View, polite, run_all
+from cafedcl.compare.processes import LocalLauncher
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.watcher import Record
 
 Notes = Callable[[], list[list[Any]]]
-"""Returns what the stubs of runs noted: start or end, command, folder, time."""
+"""Returns what the stubs of runs noted: start or end, command, folder, time, process."""
 
 
 def scored_line(round: int, scores: dict[str, Any] | None) -> MetricsLine:
@@ -34,3 +35,10 @@ def jobs(out: Path, number: int = 2) -> list[RunSpec]:
 
 def pool(slots: int = 2, view: View | None = None) -> Pool:
     return Pool(LocalLauncher([DeviceShare("cpu")] * slots), view or View())
+
+
+def outcomes_of(work: list[RunSpec], slots: int = 2, view: View | None = None) -> list[RunOutcome]:
+    """Execute runs, and end the processes that they ran in."""
+    crowd = pool(slots, view)
+    with polite(crowd):
+        return run_all(work, crowd)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cafedcl.compare.jobs import DeviceShare, Handle, Launcher, LocalLauncher
+from cafedcl.compare.jobs import DeviceShare, Handle, Launcher
 from cafedcl.compare.pool import POLL
+from cafedcl.compare.processes import LocalLauncher
 from cafedcl.core.environment import QUEUES, cores
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
@@ -116,6 +117,9 @@ class RayLauncher:
             task.remote(arguments, slot.variables, str(Path.cwd()), str(log.resolve())),
             log,
         )
+
+    def close(self) -> None:
+        """Do nothing: a task ends with its run."""
 
 
 class RayTask:

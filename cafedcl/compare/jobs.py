@@ -1,8 +1,5 @@
-"""Planned runs and their processes: each is a `cafedcl run` or `cafedcl resume` of its own."""
+"""Planned runs: each is a `cafedcl run` or `cafedcl resume` of its own."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +11,6 @@ from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
 
-PROGRAM = (sys.executable, "-m", "cafedcl")
-"""The command of a run's process."""
 LOG_FOLDER = "logs"
 """The folder, next to the runs, for the standard error of each run."""
 
@@ -124,46 +119,5 @@ class Launcher(Protocol):
     def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
         """Start a run."""
 
-
-class LocalLauncher:
-    """Launches runs as processes on this machine.
-
-    Ctrl-C in the terminal does not reach them: the pool stops them itself, once.
-    """
-
-    def __init__(self, slots: Sequence[DeviceShare]) -> None:
-        self.slots = slots
-
-    def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
-        """Start a process."""
-        return RunProcess(arguments, slot, log)
-
-
-class RunProcess:
-    """A run in a process on this machine."""
-
-    def __init__(self, arguments: list[str], slot: DeviceShare, log: Path) -> None:
-        with log.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [*PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, **slot.variables},
-                # A session of its own: Ctrl-C in the terminal reaches only the parent, which asks
-                # the run once to save its state.
-                start_new_session=True,
-            )
-
-    def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
-        return self.process.poll()
-
-    def stop(self) -> None:
-        """Ask it to save its state and exit."""
-        self.process.terminate()
-
-    def kill(self) -> None:
-        """Kill it at once."""
-        self.process.kill()
-        self.process.wait()
+    def close(self) -> None:
+        """End what was started for more runs than one."""

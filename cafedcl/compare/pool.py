@@ -262,6 +262,7 @@ def polite(pool: Pool) -> Iterator[None]:
     finally:
         try:
             pool.finish()
+            pool.launcher.close()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

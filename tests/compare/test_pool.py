@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from comparing import Notes, jobs, pool, scored_line
+from comparing import Notes, jobs, outcomes_of, pool, scored_line
 from rich.console import Console
 
 from cafedcl import api
 from cafedcl.compare import devices as schedule_devices
-from cafedcl.compare import jobs as schedule_jobs
+from cafedcl.compare import processes
 from cafedcl.compare.devices import choose_launcher, device_share
 from cafedcl.compare.jobs import DeviceShare
 from cafedcl.compare.pool import Tail, polite, run_all
@@ -24,11 +24,11 @@ def test_finished_runs_are_skipped_unfinished_resumed_missing_started(
     stub: Notes, tmp_path: Path
 ) -> None:
     work = jobs(tmp_path / "out", 3)
-    run_all(work[:2], pool())
+    outcomes_of(work[:2])
     lines = (work[1].folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (work[1].folder / "metrics.jsonl").write_text("".join(lines[:1]))
     before = len(stub())
-    outcomes = run_all(work, pool())
+    outcomes = outcomes_of(work)
     assert {o.job.place[-2:]: o.status for o in outcomes} == {
         "s0": "skipped",
         "s1": "finished",
@@ -36,7 +36,7 @@ def test_finished_runs_are_skipped_unfinished_resumed_missing_started(
     }
     started = {
         (Path(folder).name, command)
-        for what, command, folder, _ in stub()[before:]
+        for what, command, folder, *_ in stub()[before:]
         if what == "start"
     }
     assert started == {("s1", "resume"), ("s2", "run")}
@@ -48,8 +48,8 @@ def test_never_more_jobs_than_slots(
     stub: Notes, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STUB_SECONDS", "0.02")
-    run_all(jobs(tmp_path / "out", 7), pool(slots))
-    events = sorted((when, 1 if what == "start" else -1) for what, _, _, when in stub())
+    outcomes_of(jobs(tmp_path / "out", 7), slots)
+    events = sorted((when, 1 if what == "start" else -1) for what, _, _, when, _ in stub())
     running = [sum(step for _, step in events[: i + 1]) for i in range(len(events))]
     assert max(running) <= slots
     assert len(events) == 14
@@ -59,7 +59,7 @@ def test_a_failing_job_is_isolated(
     stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STUB_BROKEN", "/s1")
-    outcomes = {o.job.place[-2:]: o for o in run_all(jobs(tmp_path / "out", 3), pool())}
+    outcomes = {o.job.place[-2:]: o for o in outcomes_of(jobs(tmp_path / "out", 3))}
     assert {place: o.status for place, o in outcomes.items()} == {
         "s0": "finished",
         "s1": "failed",
@@ -73,16 +73,16 @@ def test_a_failing_job_is_isolated(
 def test_a_job_that_cannot_be_started_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule_jobs, "PROGRAM", (str(tmp_path / "nothing"),))
+    monkeypatch.setattr(processes, "PROGRAM", (str(tmp_path / "nothing"),))
     with pytest.raises(CafedclError, match="the run cannot be started"):
-        run_all(jobs(tmp_path / "out"), pool())
+        outcomes_of(jobs(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupt_stops_the_children_politely(
     stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setenv("STUB_SECONDS", "20")
+    monkeypatch.setenv("STUB_SECONDS", "600")
     crowd, handler = pool(), signal.getsignal(signal.SIGTERM)
 
     def interrupt() -> None:
@@ -92,10 +92,8 @@ def test_an_interrupt_stops_the_children_politely(
 
     work = jobs(tmp_path / "out", 3)
     threading.Thread(target=interrupt).start()
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), polite(crowd):
         run_all(work, crowd)
-    assert time.monotonic() - began < 10
     assert crowd.running == []
     assert [what for what, *_ in stub()] == ["start", "start", "end", "end"], (
         "the third was never started"
@@ -107,11 +105,16 @@ def test_an_interrupt_stops_the_children_politely(
 def test_a_child_that_does_not_stop_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    monkeypatch.setattr(schedule_jobs, "PROGRAM", (sys.executable, "-S", "-c", stubborn))
+    deaf = tmp_path / "deaf"
+    stubborn = (
+        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(deaf)!r}).touch(); time.sleep(600)"
+    )
+    monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", "-c", stubborn))
     crowd = pool()
     crowd.start(jobs(tmp_path)[0])
-    time.sleep(0.3)
+    while not deaf.exists():
+        time.sleep(0.01)
     (outcome,) = crowd.finish(grace=0.2)
     assert outcome.status == "stopped"
     assert crowd.running == []
@@ -176,17 +179,17 @@ def test_the_views(
 ) -> None:
     monkeypatch.setenv("STUB_BROKEN", "/s1")
     work = jobs(tmp_path / "out", 3)
-    run_all(work, pool(1, PlainView(sys.stdout, Count(3, 9))))
+    outcomes_of(work, 1, PlainView(sys.stdout, Count(3, 9)))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "started   digits/auto/fedavg/s0"
     assert lines[1].startswith("finished  digits/auto/fedavg/s0  1/3  accuracy 70.0")
     assert lines[3].startswith("failed    digits/auto/fedavg/s1  2/3  on fire")
     assert lines[5].endswith("0:00 left")
-    run_all(work, pool(1, JsonView(sys.stdout)))
+    outcomes_of(work, 1, JsonView(sys.stdout))
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["status"] for one in said] == ["skipped", "skipped", "failed"]
     with LiveView(Console(force_terminal=True, width=120), Count(3, 9)) as view:
-        run_all(jobs(tmp_path / "other", 3), pool(1, view))
+        outcomes_of(jobs(tmp_path / "other", 3), 1, view)
         view.live.refresh()
         crowd = pool(1, view)
         (tmp_path / "other" / work[0].place / "metrics.jsonl").unlink()
@@ -213,7 +216,7 @@ def test_a_run_whose_rounds_were_all_skipped_has_failed(tmp_path: Path) -> None:
         "federation.drop": ["0:0,1", "1:0,1", "2:0,1"],
     }
     api.run("fedavg", clients=2, rounds=3, device="cpu", settings=settings, out=job.folder)
-    (outcome,) = run_all([job], pool())
+    (outcome,) = outcomes_of([job])
     assert outcome.status == "failed"
     assert "no round was aggregated" in outcome.error
 

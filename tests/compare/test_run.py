@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from comparing import Notes
 from typer.testing import CliRunner
@@ -10,7 +11,6 @@ from typer.testing import CliRunner
 from cafedcl import api
 from cafedcl.cli.compare import compare
 from cafedcl.compare.jobs import RunOutcome
-from cafedcl.federation.run_folder import RunFolder
 
 
 def app() -> typer.Typer:
@@ -79,6 +79,7 @@ def test_an_interrupted_command_says_how_to_go_on(
 
 @pytest.mark.slow
 def test_a_run_of_a_comparison_is_the_single_run(tmp_path: Path) -> None:
+    """To the last bit, also where a process has executed another run before."""
     settings = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     asked = [
@@ -92,16 +93,27 @@ def test_a_run_of_a_comparison_is_the_single_run(tmp_path: Path) -> None:
         3,
         "--rounds",
         2,
+        "--jobs",
+        1,
     ]
     done = call(*asked, *words, "--out", tmp_path / "out", "--devices", "cpu")
     assert done.exit_code == 0, done.output
     assert "2/2" in done.stdout
     assert "Acc." in done.stdout
     settings["engine.workers"] = 1
-    alone = api.run(
-        "fedavg", split="iid", clients=3, rounds=2, seed=3, device="cpu", settings=settings
-    )
-    lines = RunFolder(tmp_path / "out" / "digits" / "iid" / "fedavg" / "s3").metrics()
-    for line in [*lines, *alone.records]:
-        line.pop("seconds")
-    assert lines == json.loads(json.dumps(alone.records))
+    for method in ("fedavg", "fedproto"):
+        alone = api.run(
+            method, split="iid", clients=3, rounds=2, seed=3, device="cpu", settings=settings
+        )
+        there = api.load(tmp_path / "out" / "digits" / "iid" / method / "s3")
+        for line in [*there.records, *alone.records]:
+            line.pop("seconds")
+        assert there.records == json.loads(json.dumps(alone.records))
+        assert there.state.keys() == alone.state.keys()
+        for name, value in alone.state.items():
+            assert torch.equal(there.state[name], value), name
+        kept = {client: memory for client, memory in alone.memories.items() if memory}
+        assert there.memories.keys() == kept.keys()
+        for client, memory in kept.items():
+            for name, value in memory.items():
+                assert torch.equal(there.memories[client][name], value), name

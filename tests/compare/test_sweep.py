@@ -51,6 +51,9 @@ class Instant:
         self.broken: set[str] = set()
         self.endless = False
 
+    def close(self) -> None:
+        pass
+
     def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
         out = Path(
             arguments[arguments.index("--out") + 1] if "--out" in arguments else arguments[1]

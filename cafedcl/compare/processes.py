@@ -1,0 +1,144 @@
+"""The processes of runs on this machine. They live on and take one run after another.
+
+So a study pays once for importing PyTorch and for opening the GPU. A process executes one run at a
+time, and a run that fails or is stopped takes its process with it: the next run starts in a new
+one.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from cafedcl.compare.jobs import DeviceShare, Handle
+
+PROGRAM = (sys.executable, "-m", "cafedcl.cli.run_loop")
+"""The command of a process that takes runs; `cafedcl.compare.run_loop` has the other end."""
+
+
+class LocalLauncher:
+    """Launches runs on this machine, in processes that live on.
+
+    Ctrl-C in the terminal does not reach them: the pool stops them itself, once.
+    """
+
+    def __init__(self, slots: Sequence[DeviceShare]) -> None:
+        self.slots = slots
+        self.idle: list[RunProcess] = []
+
+    def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
+        """Start a run in an idle process of the same share, or in a new process."""
+        process = next((one for one in self.idle if one.slot == slot), None)
+        if process is None:
+            process = RunProcess(slot, log)
+        else:
+            self.idle.remove(process)
+        process.begin(arguments, log)
+        return LocalRun(process, self.idle)
+
+    def close(self) -> None:
+        """End all idle processes."""
+        while self.idle:
+            self.idle.pop().end()
+
+
+class RunProcess:
+    """A process that executes runs, one at a time."""
+
+    def __init__(self, slot: DeviceShare, log: Path) -> None:
+        self.slot = slot
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                PROGRAM,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # What goes wrong before the first run begins is in the log of that run.
+                stderr=errors,
+                env={**os.environ, **slot.variables},
+                # A session of its own: Ctrl-C in the terminal reaches only the parent, which asks
+                # the run once to save its state.
+                start_new_session=True,
+            )
+
+    @property
+    def orders(self) -> IO[bytes]:
+        """The pipe on which the process is told what to run."""
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def answers(self) -> IO[bytes]:
+        """The pipe on which the process tells the exit status of each run."""
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def begin(self, arguments: list[str], log: Path) -> None:
+        """Tell the process to execute a run."""
+        order = {"arguments": arguments, "log": str(log.resolve())}
+        # If the process has died, `status` finds that out.
+        with suppress(BrokenPipeError):
+            self.orders.write(json.dumps(order).encode() + b"\n")
+            self.orders.flush()
+
+    def status(self) -> int | None:
+        """Return the exit status of the run, or None while it runs."""
+        ready, _, _ = select.select([self.answers], [], [], 0)
+        if not ready:
+            return None
+        answer = self.answers.readline()
+        if answer:
+            return int(answer)
+        # The pipe is closed: the process has died in the middle of the run.
+        return self.process.wait()
+
+    def end(self) -> None:
+        """End the process, which has no run now."""
+        # It may have died by itself.
+        with suppress(BrokenPipeError):
+            self.orders.close()
+        self.process.wait()
+        self.answers.close()
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self.process.kill()
+        self.end()
+
+
+class LocalRun:
+    """A run in a process on this machine."""
+
+    def __init__(self, process: RunProcess, idle: list[RunProcess]) -> None:
+        self.process = process
+        self.idle = idle
+        """Where the process waits for its next run."""
+        self.stopped = False
+        self.status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+        if self.status is None:
+            self.status = self.process.status()
+            if self.status == 0 and not self.stopped:
+                self.idle.append(self.process)
+            elif self.status is not None:
+                # Whatever has gone wrong must not reach the next run; and a process that was asked
+                # to stop may get the signal only now.
+                self.process.end()
+        return self.status
+
+    def stop(self) -> None:
+        """Ask it to save its state and exit."""
+        self.stopped = True
+        self.process.process.terminate()
+
+    def kill(self) -> None:
+        """Kill it at once."""
+        if self.status is None:
+            self.process.kill()
+            self.status = self.process.process.returncode

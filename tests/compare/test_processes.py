@@ -1,0 +1,67 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import Notes, jobs, outcomes_of, pool
+
+from cafedcl.compare.pool import polite, run_all
+
+
+def processes_of(notes: list[list[Any]]) -> list[int]:
+    return [process for what, *_, process in notes if what == "start"]
+
+
+def test_a_process_takes_run_after_run(stub: Notes, tmp_path: Path) -> None:
+    outcomes_of(jobs(tmp_path / "out", 4), 1)
+    assert len(stub()) == 8
+    assert len(set(processes_of(stub()))) == 1
+
+
+def test_all_processes_end_with_the_pool(stub: Notes, tmp_path: Path) -> None:
+    outcomes_of(jobs(tmp_path / "out", 3), 2)
+    for process in processes_of(stub()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+@pytest.mark.parametrize("fault", ["STUB_BROKEN", "STUB_DYING"])
+def test_a_fault_costs_one_run_and_its_process(
+    stub: Notes, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fault, "/s1")
+    outcomes = outcomes_of(jobs(tmp_path / "out", 4), 1)
+    assert [o.status for o in outcomes] == ["finished", "failed", "finished", "finished"]
+    first, second, third, fourth = processes_of(stub())
+    assert first == second
+    assert third == fourth
+    assert third != second
+    expected = "on fire" if fault == "STUB_BROKEN" else "killed by signal 9"
+    assert outcomes[1].error == expected
+
+
+def test_each_run_has_a_log_of_its_own(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_BROKEN", "/s1")
+    work = jobs(tmp_path / "out", 3)
+    outcomes_of(work, 1)
+    assert [bool(job.log.read_text()) for job in work] == [False, True, False]
+
+
+def test_a_process_whose_run_was_stopped_takes_no_other(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "0.05")
+    first, second = jobs(tmp_path / "out", 2)
+    crowd = pool(1)
+    with polite(crowd):
+        crowd.start(first)
+        while not stub():
+            crowd.wait()
+        crowd.stop([first])
+        while crowd.running:
+            crowd.wait()
+        (outcome,) = run_all([second], crowd)
+    assert outcome.status == "finished"
+    assert len(set(processes_of(stub()))) == 2
