@@ -1,8 +1,13 @@
 """Small helpers shared by the tests: a tiny federation on the digits, and a visit made by hand."""
 
+import os
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any
+
+# OpenMP reads this when PyTorch is imported. By default a thread without work keeps a core busy
+# for a while, and several test processes would take the cores from each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
