@@ -21,8 +21,8 @@ ATTACKS: dict[str, tuple[str, ...]] = {
 """The attacks and their options."""
 DEFENCES: dict[str, tuple[str, ...]] = {
     "none": (),
-    "clip": ("factor",),
-    "agree": ("factor",),
+    "clip": ("factor", "cross_check"),
+    "peers": ("factor", "cross_check"),
     "trimmed-mean": ("liars",),
     "median": (),
     "krum": ("liars",),
@@ -66,13 +66,19 @@ class DefenceOptions:
     kind: str = option(
         "none",
         "how the server combines replies. none: as the method says; clip: shorten updates, and "
-        "pull prototypes in, that are far beyond the median; agree: clip, and leave out replies "
-        "whose update points away from the others; trimmed-mean, median: of every coordinate; "
+        "pull prototypes in, that are far beyond the median; peers: clip, and leave out clients "
+        "whose updates do not agree with those of clients with similar classes; trimmed-mean, "
+        "median: of every coordinate; "
         "krum, multi-krum: take the reply, or the replies, closest to the others",
         choices=tuple(DEFENCES),
     )
     factor: float = option(
-        1.0, "clip, agree: the longest update, in lengths of the median one", above=0.0, high=1e6
+        2.0, "clip, peers: the longest update, in lengths of the median one", above=0.0, high=1e6
+    )
+    cross_check: bool = option(
+        False,
+        "clip, peers: a client's confidence in a class counts at most as much as its prototype "
+        "agrees with the other clients'",
     )
     liars: float = option(
         0.2,

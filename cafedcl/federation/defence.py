@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from cafedcl.config.trust_options import DefenceOptions
-from cafedcl.core.contract import Field, Up
+from cafedcl.core.contract import Up
 from cafedcl.core.flat import WeightSlices, as_vector, slices_of
 from cafedcl.core.tensors import MODEL, Tensors, under
+from cafedcl.federation.peers import Peers
 from cafedcl.functional.robust import (
-    agreeing,
     clip_factors,
+    cross_checked,
     geometric_median,
     krum,
     middle,
@@ -25,18 +26,46 @@ from cafedcl.functional.robust import (
     trimmed_mean,
 )
 from cafedcl.methods.base import Aggregator
+from cafedcl.task.task import Task
+
+
+class Defence:
+    """Defends the server steps of a run."""
+
+    def __init__(self, options: DefenceOptions, task: Task) -> None:
+        self.options = options
+        self.fields = task.fields
+        self.claims = task.claims
+        self.peers: Peers | None = None
+        if options.kind == "peers":
+            self.peers = Peers(task.enrolment.counts, task.server_device)
+
+    def start(self, state: Tensors) -> Tensors:
+        """Return the state before the first round, with what the defence keeps."""
+        return {**state, **self.peers.start()} if self.peers else state
+
+    def aggregator(self, plain: Aggregator) -> "Aggregator | DefendedAggregator":
+        """Return the server step of a round behind the defence, if there is one."""
+        return plain if self.options.kind == "none" else DefendedAggregator(plain, self)
+
+
+def left_out(aggregator: "Aggregator | DefendedAggregator") -> list[int]:
+    """Return the clients whose replies a defence did not let in."""
+    return aggregator.left_out if isinstance(aggregator, DefendedAggregator) else []
 
 
 class DefendedAggregator:
     """Collects the replies of a round, defends, and lets the method's aggregator do the rest."""
 
-    def __init__(
-        self, inner: Aggregator, options: DefenceOptions, fields: dict[str, Field]
-    ) -> None:
+    def __init__(self, inner: Aggregator, defence: Defence) -> None:
         self.inner = inner
-        self.options = options
-        self.fields = fields
+        self.defence = defence
+        self.options = defence.options
+        self.fields = defence.fields
         self.ups: list[Up] = []
+        self.kept: Tensors = {}
+        """What the defence keeps for the next round."""
+        self.left_out: list[int] = []
 
     def add(self, up: Up) -> None:
         """Take in a reply."""
@@ -44,9 +73,12 @@ class DefendedAggregator:
 
     def finish(self) -> Tensors:
         """Return the server's new state."""
-        for up in self.defended():
+        let_in = self.defended()
+        clients = {up.client for up in let_in}
+        self.left_out = [up.client for up in self.ups if up.client not in clients]
+        for up in let_in:
             self.inner.add(up)
-        return self.inner.finish()
+        return {**self.inner.finish(), **self.kept}
 
     def defended(self) -> Sequence[Up]:
         """Return the replies that are aggregated."""
@@ -57,8 +89,8 @@ class DefendedAggregator:
         if self.options.kind in ("krum", "multi-krum"):
             return self._closest(ups)
         if ups[0].model:
-            if self.options.kind == "agree":
-                ups = self._agreeing(ups)
+            if self.defence.peers:
+                ups = self._trusted(ups, self.defence.peers)
             ups = self._models(ups)
         return self._classes(self._vectors(ups))
 
@@ -70,9 +102,11 @@ class DefendedAggregator:
         multi = self.options.kind == "multi-krum"
         return [ups[row] for row in krum(vectors, self.options.liars, multi=multi)]
 
-    def _agreeing(self, ups: Sequence[Up]) -> Sequence[Up]:
-        """Return the replies whose update does not point away from the others'."""
-        return [ups[row] for row in agreeing(self._updates(ups))]
+    def _trusted(self, ups: Sequence[Up], peers: Peers) -> Sequence[Up]:
+        """Return the replies of clients whose updates agree with those of their peers."""
+        clients = [up.client for up in ups]
+        trusted, self.kept = peers.judge(clients, self._updates(ups), self.inner.state)
+        return [up for up, is_trusted in zip(ups, trusted.tolist(), strict=True) if is_trusted]
 
     def _models(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies with models that are safe to average."""
@@ -112,7 +146,7 @@ class DefendedAggregator:
 
     def _safe_rows(self, rows: Tensor) -> Tensor:
         """Return one safe vector for each client's; a robust mean is the same for all."""
-        if self.options.kind in ("clip", "agree"):
+        if self.options.kind in ("clip", "peers"):
             factors = clip_factors(torch.linalg.vector_norm(rows, dim=1), self.options.factor)
             return torch.where((factors < 1)[:, None], factors[:, None] * rows, rows)
         if self.options.kind == "trimmed-mean":
@@ -144,6 +178,8 @@ class DefendedAggregator:
             if field.per_class and field.shape and not field.repeated
         ]
         tensors = [dict(up.tensors) for up in ups]
+        if self.options.cross_check:
+            self._cross_check(ups, tensors, names)
         for name in names:
             for entries in tensors:
                 entries[name] = entries[name].clone()
@@ -153,6 +189,23 @@ class DefendedAggregator:
                 for (client, row), value in zip(places, safe, strict=True):
                     tensors[client][name][row] = value
         return [replace(up, tensors=entries) for up, entries in zip(ups, tensors, strict=True)]
+
+    def _cross_check(
+        self, ups: Sequence[Up], tensors: Sequence[Tensors], names: Sequence[str]
+    ) -> None:
+        """Limit what clients claim of a class by how well their vectors agree with the others'."""
+        for claim, (low, high) in self.defence.claims.items():
+            for entries in tensors:
+                entries[claim] = entries[claim].clone()
+            for label, places in self._places(ups).items():
+                clients = [ups[number].client for number, _ in places]
+                values = torch.stack([tensors[number][claim][row] for number, row in places])
+                ranges = (low[clients, label].to(values), high[clients, label].to(values))
+                for name in names:
+                    rows = torch.stack([ups[number].tensors[name][row] for number, row in places])
+                    values = cross_checked(values, *ranges, rows)
+                for (number, row), value in zip(places, values, strict=True):
+                    tensors[number][claim][row] = value
 
     def _places(self, ups: Sequence[Up]) -> dict[int, list[tuple[int, int]]]:
         """Return for every class which reply has it, and in which row."""
@@ -165,7 +218,7 @@ class DefendedAggregator:
     def _safe_points(self, points: Tensor) -> Tensor:
         if len(points) < 3:
             return points
-        if self.options.kind in ("clip", "agree"):
+        if self.options.kind in ("clip", "peers"):
             return pulled_in(points, self.options.factor)
         if self.options.kind == "trimmed-mean":
             return trimmed_mean(points, self.options.liars).expand_as(points)

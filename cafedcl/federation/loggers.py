@@ -32,7 +32,8 @@ def scalars(record: Record) -> dict[str, float]:
             if value is not None
         }
     found["seconds.round"] = sum(record.seconds.values())
-    found |= {f"clients.{name}": len(line[name]) for name in ("participants", "dropped", "failed")}
+    lists = ("participants", "dropped", "failed", "left_out")
+    found |= {f"clients.{name}": len(line[name]) for name in lists}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 

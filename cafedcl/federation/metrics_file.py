@@ -59,6 +59,7 @@ ENTRIES: Mapping[str, Callable[[object], bool]] = {
     "participants": _are_clients,
     "dropped": _are_clients,
     "failed": _are_failures,
+    "left_out": _are_clients,
     "traffic": _is_traffic,
     "lr": _is_number,
     "loss": _are_numbers,
@@ -68,7 +69,7 @@ ENTRIES: Mapping[str, Callable[[object], bool]] = {
     "reason": _is_text,
 }
 """The entries of a line, and what each must be."""
-OPTIONAL = {"reason"}
+OPTIONAL = {"reason", "left_out"}
 """Entries that lines of earlier versions do not have."""
 
 

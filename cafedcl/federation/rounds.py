@@ -12,6 +12,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import (
+    FEATURES,
     MODEL,
     OPTIMIZER,
     Header,
@@ -28,7 +29,7 @@ from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
 from cafedcl.federation.clock import Clock
-from cafedcl.federation.defence import DefendedAggregator
+from cafedcl.federation.defence import Defence, DefendedAggregator, left_out
 from cafedcl.federation.replies import RoundReplies, client_of, in_order
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.federation.watcher import Record, Watcher
@@ -55,11 +56,12 @@ class Federation:
         self.method = setup.task.method
         self.options = self.config.federation
         self.server = ServerOptimizer(self.config.server, self.task)
+        self.defence = Defence(self.config.defence, self.task)
         self.watchers = list(watchers)
         self.engine = engine or choose_engine(setup, lambda line: self.notify("noticed", line))
         self.schedule = check_schedule(self.config)
         self.round = 0
-        self.state: Tensors = self.server.start(setup.start())
+        self.state: Tensors = self.defence.start(self.server.start(setup.start()))
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
@@ -131,6 +133,7 @@ class Federation:
             participants=sampled,
             dropped=dropped,
             failed=[asdict(failure) for failure in replies.failures],
+            left_out=left_out(aggregator),
             traffic=self.traffic(down, sampled, replies),
             lr=self.task.schedule.learning_rate(self.round, 0),
             loss=replies.mean_losses(),
@@ -205,10 +208,7 @@ class Federation:
 
     def aggregator(self) -> Aggregator | DefendedAggregator:
         """Start the server step of a round: the method's own, behind a defence if there is one."""
-        plain = self.method.aggregator(self.server.sent(self.state))
-        if self.config.defence.kind == "none":
-            return plain
-        return DefendedAggregator(plain, self.config.defence, self.task.fields)
+        return self.defence.aggregator(self.method.aggregator(self.server.sent(self.state)))
 
     def update(
         self, aggregator: Aggregator | DefendedAggregator, replies: int
@@ -254,7 +254,7 @@ class Federation:
             ups = [reply.up for reply in replies]
             loop = self.loop(self.engine, self.state, self.server.live(state), ups, notes)
             tables |= prefixed("notes/", notes) | prefixed("loop/", loop)
-            tables |= without((MODEL, OPTIMIZER), state)
+            tables |= without((MODEL, OPTIMIZER, FEATURES), state)
         return scores, own, moved(tables, "cpu")
 
     def begin_scoring(self, state: Tensors) -> Callable[[], tuple[Scores, Tensors]]:

@@ -61,7 +61,7 @@ class Run:
         """The rounds as a table, with columns such as ``server.accuracy``."""
         import pandas as pd
 
-        lists = ("participants", "dropped", "failed")
+        lists = ("participants", "dropped", "failed", "left_out")
         frame = pd.json_normalize(
             [{k: v for k, v in line.items() if k not in lists} for line in self.records]
         )

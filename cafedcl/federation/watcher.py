@@ -26,6 +26,8 @@ class Record:
     traffic: dict[str, int]
     lr: float
     loss: dict[str, float]
+    left_out: list[int] = field(default_factory=list)
+    """Clients whose replies were valid, but not let in by the defence."""
     server: Scores | None = None
     own: Scores | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -83,11 +83,33 @@ def krum(vectors: Tensor, share: float, *, multi: bool) -> list[int]:
     return sorted(order[:chosen].tolist())
 
 
-def agreeing(updates: Tensor) -> list[int]:
-    """Return the rows that do not point away from the common direction.
+def label_overlap(counts: Tensor) -> Tensor:
+    """Return how alike the classes of any two clients are: Σ_c √(π_{k,c}·π_{j,c}), from 0 to 1.
 
-    That is the geometric median of the rows' directions, so a minority cannot turn it.
+    ``counts`` is (clients, classes). The diagonal is 0: nobody is compared with itself.
     """
-    directions = F.normalize(updates.double(), dim=1)
-    along = directions @ geometric_median(directions)
-    return (along >= 0).nonzero().flatten().tolist()
+    roots = F.normalize(counts.double(), p=1, dim=1).sqrt()
+    overlap = roots @ roots.T
+    return overlap.fill_diagonal_(0)
+
+
+def peer_agreement(cosines: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's mean cosine with the others, weighted by overlap, and who has any peer."""
+    weight = overlap.sum(1)
+    agreement = (overlap * cosines).sum(1) / weight.clamp_min(1e-12)
+    return agreement, weight > 0
+
+
+def cross_checked(claims: Tensor, low: Tensor, high: Tensor, vectors: Tensor) -> Tensor:
+    """Return the claims, limited by how well the claimants' vectors agree with all of them.
+
+    A claim counts as at most low + (high − low)·max(0, ⟨p, r⟩), where r is the direction of the
+    vectors' geometric median; vectors longer than 1 count as unit vectors. With fewer than three
+    vectors nobody can say which one is wrong, so nothing is limited.
+    """
+    if len(vectors) < 3:
+        return claims
+    exact = vectors.double()
+    exact = exact / torch.linalg.vector_norm(exact, dim=1, keepdim=True).clamp_min(1)
+    agreement = (exact @ F.normalize(geometric_median(exact), dim=0)).clamp(0, 1)
+    return torch.minimum(claims, (low + (high - low) * agreement).to(claims.dtype))

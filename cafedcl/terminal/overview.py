@@ -1,5 +1,6 @@
 """Runs and splits in a terminal: tables, maps and sparklines."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -243,6 +244,7 @@ def overview(
     skipped = [line["round"] + 1 for line in lines if line["status"] == "skipped"]
     if skipped:
         parts.append(Text(f"skipped rounds: {', '.join(map(str, skipped[:20]))}", style="yellow"))
+    parts += left_out_by_the_defence(lines)
     for when, failure in failed[-5:]:
         parts.append(
             Text(
@@ -261,6 +263,18 @@ def overview(
         title=Text(name, style=colour(name)),
         subtitle=Text(f"{len(lines)} of {rounds} rounds, {done}"),
     )
+
+
+def left_out_by_the_defence(lines: list[MetricsLine]) -> list[Text]:
+    """Return a line about the clients that the defence left out, the most often left out first."""
+    rounds = Counter(client for line in lines for client in line.get("left_out", ()))
+    if not rounds:
+        return []
+    words = [f"client {client} ({number} rounds)" for client, number in rounds.most_common(8)]
+    more = len(rounds) - len(words)
+    if more:
+        words.append(f"{more} more")
+    return [Text(f"left out by the defence: {', '.join(words)}", style="yellow")]
 
 
 def describe_round(line: MetricsLine) -> str:

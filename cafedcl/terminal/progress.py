@@ -128,6 +128,8 @@ class PlainProgress(Watcher):
         words = [f"round {federation.round}/{total}", describe_round(record.line())]
         if record.dropped:
             words.append(f"dropped {len(record.dropped)}")
+        if record.left_out:
+            words.append(f"left out {len(record.left_out)}")
         words += [
             f"client {failure['client']} failed: {failure['reason']}" for failure in record.failed
         ]

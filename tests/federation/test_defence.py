@@ -74,8 +74,8 @@ UPDATES = [1.0, 2.0, 3.0, 4.0, -100.0]
         ("none", {}, lambda n: np.average(UPDATES, weights=n)),
         ("clip", {"factor": 1.0}, lambda n: np.average([1, 2, 3, 3, -3], weights=n)),
         ("clip", {"factor": 2.0}, lambda n: np.average([1, 2, 3, 4, -6], weights=n)),
-        ("agree", {"factor": 1.0}, lambda n: np.average([1, 2, 2.5, 2.5], weights=n[:4])),
-        ("agree", {"factor": 9.0}, lambda n: np.average([1, 2, 3, 4], weights=n[:4])),
+        ("peers", {"factor": 1.0}, lambda n: np.average([1, 2, 2.5, 2.5], weights=n[:4])),
+        ("peers", {"factor": 9.0}, lambda n: np.average([1, 2, 3, 4], weights=n[:4])),
         ("trimmed-mean", {"liars": 0.2}, lambda n: 2.0),
         ("median", {}, lambda n: 2.0),
         ("krum", {"liars": 0.2}, lambda n: 2.0),
@@ -86,7 +86,7 @@ def test_updates_are_combined_as_the_defence_says(
     tiny: Tiny, kind: str, options: dict[str, Any], expected: Any
 ) -> None:
     settings = {f"defence__{name}": value for name, value in options.items()}
-    federation = tiny("fedavg", defence__kind=kind, **settings, **EVERYONE)
+    federation = tiny("fedavg", defence__kind=kind, split__kind="iid", **settings, **EVERYONE)
     sizes = federation.counts.sum(1).numpy()
     assert step(federation, UPDATES) == pytest.approx(expected(sizes), abs=1e-4)
 
@@ -110,3 +110,36 @@ def test_a_prototype_far_from_the_others_moves_the_mean_by_little(tiny: Tiny, ki
         aggregator.add(Up(client, int(federation.counts[client].sum()), sent))
     table = aggregator.finish()["anchors/prototypes"]
     assert table[3].numpy() == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_client_that_the_defence_leaves_out_is_named_in_the_record(tiny: Tiny) -> None:
+    attack = {"attack__kind": "scale", "attack__clients": 1, "split__kind": "iid"}
+    federation = tiny("fedavg", defence__kind="peers", **attack, **EVERYONE)
+    liar = next(iter(federation.attack.liars))
+    records = federation.run()
+    assert [record.left_out for record in records] == [[liar], [liar]]
+    assert tiny("fedavg", **attack, **EVERYONE).step().left_out == []
+
+
+def test_a_swapped_prototype_loses_the_confidence_that_it_claims(tiny: Tiny) -> None:
+    attack = {"attack__kind": "swap", "attack__clients": 1, "attack__claim": "most"}
+    shares = {}
+    for check in (False, True):
+        federation = tiny(
+            "cafedcl",
+            split__kind="iid",
+            defence__kind="clip",
+            defence__factor=1e5,
+            defence__cross_check=check,
+            **attack,
+            **EVERYONE,
+        )
+        federation.step()
+        aggregator = federation.aggregator()
+        for result in federation.train(federation.down(), list(range(5))):
+            aggregator.add(result.up)
+        claimed = {up.client: up.tensors["confidence"].mean() for up in aggregator.defended()}
+        liar = next(iter(federation.attack.liars))
+        shares[check] = float(claimed[liar] / sum(claimed.values()))
+    assert shares[False] > 0.2
+    assert shares[True] < 0.8 * shares[False]

@@ -77,9 +77,48 @@ def test_krum_takes_the_row_with_the_nearest_neighbours():
 
 
 @given(SEEDS)
-def test_rows_that_point_away_from_the_others_are_found(seed):
+def test_the_overlap_of_two_clients_is_that_of_their_class_shares(seed):
+    counts = np.random.default_rng(seed).integers(0, 4, (5, 3))
+    counts[0] = 7
+    found = robust.label_overlap(torch.from_numpy(counts)).numpy()
+    for i in range(5):
+        for j in range(5):
+            shares = [counts[k] / max(counts[k].sum(), 1) for k in (i, j)]
+            expected = 0 if i == j else np.sqrt(shares[0] * shares[1]).sum()
+            assert found[i, j] == pytest.approx(expected, abs=1e-12)
+
+
+def test_agreement_is_the_mean_cosine_with_those_who_have_the_same_classes():
+    cosines = torch.tensor([[1.0, 0.5, -1.0], [0.5, 1.0, 0.2], [-1.0, 0.2, 1.0]]).double()
+    overlap = torch.tensor([[0.0, 0.9, 0.1], [0.9, 0.0, 0.0], [0.0, 0.0, 0.0]]).double()
+    agreement, has_peers = robust.peer_agreement(cosines, overlap)
+    assert agreement[:2].tolist() == pytest.approx([0.9 * 0.5 - 0.1, 0.5])
+    assert has_peers.tolist() == [True, True, False]
+
+
+@given(SEEDS)
+def test_a_cross_checked_claim_is_bounded_by_the_agreement_with_the_others(seed):
     random = np.random.default_rng(seed)
-    common = random.normal(size=50)
-    rows = common + 0.3 * random.normal(size=(9, 50))
-    rows[[2, 5]] *= -random.uniform(0.1, 100)
-    assert robust.agreeing(torch.from_numpy(rows)) == [0, 1, 3, 4, 6, 7, 8]
+    honest = np.array([1.0, 0, 0]) + 0.05 * random.normal(size=(6, 3))
+    honest /= 1.01 * np.linalg.norm(honest, axis=1, keepdims=True)
+    liar = random.normal(size=3)
+    liar *= random.uniform() / np.linalg.norm(liar)
+    vectors = torch.from_numpy(np.vstack([honest, liar]))
+    claims = torch.ones(7).double()
+    low = torch.full((7,), 0.1).double()
+    high = torch.full((7,), 0.9).double()
+    found = robust.cross_checked(claims, low, high, vectors).numpy()
+    assert (found[:6] > 0.1 + 0.8 * 0.9).all()
+    # The reference lies among the honest ones, so the liar's agreement is about its first number.
+    assert found[6] == pytest.approx(0.1 + 0.8 * max(0, liar[0]), abs=0.12)
+
+
+def test_honest_claims_and_those_of_two_holders_stay():
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    claims = torch.tensor([0.2, 0.5, 0.9])
+    zeros = torch.zeros(3)
+    assert torch.equal(robust.cross_checked(claims, zeros, torch.ones(3), vectors), claims)
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert torch.equal(
+        robust.cross_checked(claims[:2], zeros[:2], torch.ones(2), opposite), claims[:2]
+    )

@@ -1,0 +1,70 @@
+"""Whether a client's updates agree with those of its peers, the clients with similar classes.
+
+Updates of honest clients with different classes may well point away from each other. So everyone is
+compared with those who have the same classes, by the counts of enrolment, and over many rounds.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.robust import label_overlap, middle, peer_agreement
+
+AGREEMENT = "defence/agreement"
+"""The agreement of every client so far, each round discounted by its age."""
+VISITS = "defence/visits"
+"""How many rounds it is the sum of, discounted in the same way."""
+MEMORY = 0.9
+"""Discount of a round. One round says little: a batch's noise is larger than the agreement."""
+LEAST = 0.25
+"""The least standing, in standings of the median client. Noise has a standing of about 0."""
+REPEATS = 3
+"""How often peers are chosen anew, without those who were just found to disagree."""
+
+
+class Peers:
+    """Keeps the standing of every client: its mean agreement with its peers."""
+
+    def __init__(self, counts: Tensor, device: torch.device) -> None:
+        self.counts = counts.cpu()
+        self.device = device
+
+    def start(self) -> Tensors:
+        """Return what is kept before the first round."""
+        zeros = torch.zeros(len(self.counts), dtype=torch.float64, device=self.device)
+        return {AGREEMENT: zeros, VISITS: zeros.clone()}
+
+    def judge(self, clients: list[int], updates: Tensor, kept: Tensors) -> tuple[Tensor, Tensors]:
+        """Return which of the clients are trusted, and what is kept after this round.
+
+        ``updates`` is (clients, weights). A client that shares no class with the others cannot be
+        judged: it is trusted, and its standing stays.
+        """
+        overlap = label_overlap(self.counts[clients])
+        directions = F.normalize(updates.float(), dim=1)
+        cosines = (directions @ directions.T).cpu().double()
+        sums = kept[AGREEMENT].to("cpu", copy=True)
+        numbers = kept[VISITS].to("cpu", copy=True)
+        before = sums[clients]
+        visits = numbers[clients]
+        trusted = torch.ones(len(clients), dtype=torch.bool)
+        for _ in range(REPEATS):
+            agreement, has_peers = peer_agreement(cosines, overlap * trusted)
+            total = torch.where(has_peers, MEMORY * before + agreement, before)
+            number = torch.where(has_peers, MEMORY * visits + 1, visits)
+            again = ~has_peers | _stands(total / number.clamp_min(1), has_peers)
+            if again.sum() < 3 or torch.equal(again, trusted):
+                break
+            trusted = again
+        sums[clients] = total
+        numbers[clients] = number
+        return trusted, {AGREEMENT: sums.to(self.device), VISITS: numbers.to(self.device)}
+
+
+def _stands(standing: Tensor, judged: Tensor) -> Tensor:
+    """Return whose standing is not far below that of the median client."""
+    if not judged.any():
+        return judged
+    usual = float(middle(standing[judged]))
+    return standing >= max(LEAST * usual, 0.0)
