@@ -1,10 +1,12 @@
 """What lying clients do to the server's model, and what each defence saves.
 
     python experiments/attacks.py --seeds 10 --jobs 2
+    python experiments/attacks.py --data cifar10 --seeds 3 --jobs 4   # where there is a GPU
+    python experiments/attacks.py --read                              # only print the tables
 
-trains every method against every attack with every defence on the digits: 20 clients, Dirichlet
-0.1, 20 rounds of one local epoch, 4 of 20 clients lie. It writes experiments/results/attacks.json.
-A run that the file has is not repeated; `--read` only prints the table.
+20 clients, Dirichlet 0.1, of which 4 lie. On the digits a run has 20 rounds of one local epoch. On
+CIFAR-10 it is the `short` scale of scales.toml. The results, experiments/results/attacks-DATA.json,
+grow run by run: what the file has is not repeated.
 """
 
 import argparse
@@ -14,10 +16,9 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-RESULT = Path(__file__).parent / "results" / "attacks.json"
-METHODS = ("cafedcl", "cafedcl:best", "fedavg")
+RESULTS = Path(__file__).parent / "results"
 ATTACKS = (
     "none",
     "label-flip:4",
@@ -30,78 +31,152 @@ ATTACKS = (
     "huge:4",
     "counts:4",
 )
-DEFENCES = ("none", "clip", "agree", "trimmed-mean:0.2", "median", "multi-krum:0.2")
-SETTINGS = {
-    "train.epochs": 1,
-    "evaluate.every": 20,
-    "evaluate.own_every": 20,
-    "evaluate.loop": 0,
-    "engine.workers": 1,
+DEFENCES = (
+    "none",
+    "clip",
+    "peers",
+    "peers:2,cross_check=true",
+    "clip:1e6,cross_check=true",
+    "trimmed-mean:0.2",
+    "median",
+    "multi-krum:0.2",
+)
+REJECTED = ("long:4,claim=most", "huge:4", "counts:4")
+"""Attacks whose replies are rejected, so that most defences never see them."""
+QUICK: dict[str, Any] = {"evaluate.loop": 0, "engine.workers": 1, "store.notes": False}
+
+
+class Job(NamedTuple):
+    """The setting of one data set."""
+
+    methods: tuple[str, ...]
+    attacks: tuple[str, ...]
+    defences: tuple[str, ...]
+    rounds: int
+    settings: dict[str, Any]
+
+
+JOBS = {
+    "digits": Job(
+        ("cafedcl", "fedavg", "cafedcl:best"),
+        ATTACKS,
+        DEFENCES,
+        20,
+        {**QUICK, "train.epochs": 1, "evaluate.every": 20, "evaluate.own_every": 20},
+    ),
+    "cifar10": Job(
+        ("cafedcl", "fedavg"),
+        tuple(attack for attack in ATTACKS if attack not in ("sign-flip:4", *REJECTED)),
+        ("none", "peers"),
+        40,
+        {
+            **QUICK,
+            "data.images": 10000,
+            "model.name": "cnn4",
+            "evaluate.every": 40,
+            "evaluate.own_every": 40,
+        },
+    ),
 }
-Key = tuple[str, str, str, int]
 
 
-def run_one(key: Key) -> dict[str, Any]:
-    """Train once, and return the server's accuracy."""
+class Key(NamedTuple):
+    """One run."""
+
+    method: str
+    attack: str
+    defence: str
+    seed: int
+
+
+def run_one(data: str, folder: str, key: Key) -> dict[str, Any]:
+    """Train once; return the server's accuracy and whom the defence left out."""
     import torch
 
     import cafedcl
+    from cafedcl.task.liars import liars
 
     torch.set_num_threads(1)
-    method, attack, defence, seed = key
+    job = JOBS[data]
     run = cafedcl.run(
-        method,
+        key.method,
+        data=data,
         split="dirichlet:0.1",
         clients=20,
-        rounds=20,
-        seed=seed,
-        attack=attack,
-        defence=defence,
-        device="cpu",
-        settings=SETTINGS,
+        rounds=job.rounds,
+        seed=key.seed,
+        attack=key.attack,
+        defence=key.defence,
+        device="cpu" if data == "digits" else "auto",
+        settings={**job.settings, **({"data.dir": folder} if folder else {})},
     )
-    accuracy = run.records[-1]["server"]["accuracy"]
-    names = ("method", "attack", "defence", "seed")
-    return {**dict(zip(names, key, strict=True)), "accuracy": round(accuracy, 6)}
+    lying = liars(run.config, len(run.counts))
+    left_out = [client for line in run.records for client in line["left_out"]]
+    return {
+        **key._asdict(),
+        "accuracy": round(run.records[-1]["server"]["accuracy"], 6),
+        "liars_left_out": sum(client in lying for client in left_out),
+        "honest_left_out": sum(client not in lying for client in left_out),
+    }
 
 
-def keys(methods: list[str], attacks: list[str], defences: list[str], seeds: int) -> Iterator[Key]:
+def keys(job: Job, methods: list[str], seeds: int) -> Iterator[Key]:
     """Yield all runs, one seed after the other."""
     for seed in range(seeds):
-        for method in methods:
-            for attack in attacks:
-                for defence in defences:
-                    yield method, attack, defence, seed
+        for attack in job.attacks:
+            for defence in job.defences:
+                if attack in REJECTED and defence not in ("none", "peers"):
+                    continue
+                for method in methods:
+                    yield Key(method, attack, defence, seed)
 
 
 def key_of(row: dict[str, Any]) -> Key:
-    """Return what a row is the result of."""
-    return row["method"], row["attack"], row["defence"], row["seed"]
+    """Return which run a row is the result of."""
+    return Key(*(row[name] for name in Key._fields))
 
 
-def read() -> dict[str, Any]:
+def result_file(data: str) -> Path:
+    """Return where the results of a data set are."""
+    return RESULTS / f"attacks-{data}.json"
+
+
+def read(data: str) -> dict[str, Any]:
     """Return the results so far."""
-    if not RESULT.exists():
-        return {"settings": SETTINGS, "runs": []}
-    stored: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    file = result_file(data)
+    if not file.exists():
+        job = JOBS[data]
+        return {"data": data, "rounds": job.rounds, "settings": job.settings, "runs": []}
+    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return stored
 
 
-def write(result: dict[str, Any]) -> None:
+def write(data: str, result: dict[str, Any]) -> None:
     """Write the results."""
     result["runs"].sort(key=lambda row: [str(part) for part in key_of(row)])
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in result["runs"])
+    head = json.dumps({name: value for name, value in result.items() if name != "runs"}, indent=1)
+    text = f'{head[:-2]},\n "runs": [\n{rows}\n ]\n}}\n'
+    result_file(data).write_text(text, encoding="utf-8")
 
 
-def table(result: dict[str, Any], method: str) -> str:
-    """Return accuracy in % per attack and defence, as mean ± standard error over seeds."""
+def accuracies(result: dict[str, Any], method: str) -> dict[tuple[str, str], list[float]]:
+    """Return the accuracies in % of all seeds, by attack and defence."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in result["runs"]:
         if row["method"] == method:
             found.setdefault((row["attack"], row["defence"]), []).append(100 * row["accuracy"])
+    return found
+
+
+def table(result: dict[str, Any], method: str) -> str:
+    """Return accuracy in % per attack and defence, as mean ± standard error over seeds."""
+    found = accuracies(result, method)
     defences = [name for name in DEFENCES if any(name == defence for _, defence in found)]
-    lines = [f"| attack | {' | '.join(defences)} |", "|---" * (len(defences) + 1) + "|"]
-    for attack in ATTACKS:
+    attacks = [name for name in ATTACKS if any(name == attack for attack, _ in found)]
+    names = [f"`{name}`" for name in defences]
+    lines = [f"| attack | {' | '.join(names)} |", "|---" * (len(defences) + 1) + "|"]
+    for attack in attacks:
         cells = [cell(found.get((attack, defence), [])) for defence in defences]
         lines.append(f"| `{attack}` | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -116,28 +191,52 @@ def cell(values: list[float]) -> str:
     return f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}"
 
 
+def losses(result: dict[str, Any], method: str, defence: str) -> dict[str, tuple[float, float]]:
+    """Return the points lost by each attack under a defence, with their standard errors.
+
+    They are paired by seed with the honest run without any defence, whose clients and images are
+    the same. The loss by `none` is what the defence costs where nobody lies.
+    """
+    runs = {key_of(row): 100 * row["accuracy"] for row in result["runs"]}
+    lost: dict[str, tuple[float, float]] = {}
+    for attack in ATTACKS:
+        points = [
+            runs[Key(method, "none", "none", key.seed)] - value
+            for key, value in runs.items()
+            if (key.method, key.attack, key.defence) == (method, attack, defence)
+        ]
+        if len(points) > 1:
+            lost[attack] = (mean(points), stdev(points) / len(points) ** 0.5)
+    return lost
+
+
 def main() -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", choices=list(JOBS), default="digits")
+    parser.add_argument("--folder", default="", help="where the data set is, if not in data.dir")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))
-    parser.add_argument("--defences", nargs="+", default=list(DEFENCES))
+    parser.add_argument("--methods", nargs="+", help="default: all of the study")
     parser.add_argument("--read", action="store_true", help="only print the tables")
     given = parser.parse_args()
-    result = read()
+    job = JOBS[given.data]
+    methods = given.methods or list(job.methods)
+    result = read(given.data)
     if not given.read:
         done = {key_of(row) for row in result["runs"]}
-        wanted = keys(given.methods, given.attacks, given.defences, given.seeds)
-        missing = [key for key in wanted if key not in done]
+        missing = [key for key in keys(job, methods, given.seeds) if key not in done]
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         with ProcessPoolExecutor(given.jobs) as pool:
-            for future in as_completed([pool.submit(run_one, key) for key in missing]):
+            waiting = [pool.submit(run_one, given.data, given.folder, key) for key in missing]
+            for number, future in enumerate(as_completed(waiting), 1):
                 result["runs"].append(future.result())
-                write(result)
-    for method in given.methods:
+                write(given.data, result)
+                print(f"{number} of {len(missing)}", end="\r", flush=True)
+    for method in methods:
         print(f"\n{method}\n\n{table(result, method)}")
+        for attack, (points, error) in losses(result, method, "peers").items():
+            print(f"lost under peers by {attack}: {points:.1f} ± {error:.1f}")
 
 
 if __name__ == "__main__":
