@@ -13,6 +13,7 @@ import pytest
 import torch
 from benching import SMALL
 from hypothesis import HealthCheck, settings
+from quick import QUICK
 from torch import Tensor
 
 from cafedcl.config.sections import Config, DataOptions
@@ -23,6 +24,9 @@ from cafedcl.federation.rounds import Federation
 from cafedcl.speed import measure
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
+
+# Tensors in tests are small: a second thread costs more than it saves.
+torch.set_num_threads(1)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     """Tests that run in a shell's background would hand on that they ignore interrupts."""
@@ -48,7 +52,7 @@ TINY = {
 
 def tiny_config(method: str, settings: Mapping[str, Any]) -> Config:
     tables: dict[str, Any] = {name: dict(table) for name, table in TINY.items()} | {
-        "method": {"name": method}
+        "method": {"name": method, **QUICK.get(method, {})}
     }
     for path, value in settings.items():
         section, _, key = path.partition(".")
