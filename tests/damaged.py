@@ -140,6 +140,7 @@ LINES: dict[str, dict[str, bytes | str]] = {
         "packages are null": '{"packages": null}',
         "a version is a list": '{"packages": {"torch": []}}',
         "the command is text": '{"command": "cafedcl run", "packages": {}}',
+        "the notices are a number": '{"notices": 3, "packages": {}}',
         "NaN": "NaN",
         "nested too deep": DEEP,
         "Latin-1": '{"device_name": "é"}'.encode("latin-1"),

@@ -20,7 +20,9 @@ Settings = Annotated[
         "--set", metavar="SECTION.KEY=VALUE", help="Set any option of the config; repeatable."
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")
+]
 JsonRounds = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")
 ]

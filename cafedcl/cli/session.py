@@ -80,13 +80,13 @@ def logging(names: list[str] | None, path: Path) -> "Iterator[list[Watcher]]":
 @contextmanager
 def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
     """Yield the watchers that show progress: live, as plain lines or as JSON."""
-    from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress
+    from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress, Warnings
 
     screen = console()
     if as_json:
         yield [JsonProgress(sys.stdout)]
     elif quiet:
-        yield []
+        yield [Warnings()]
     elif screen.is_terminal:
         with LiveProgress(screen) as live:
             yield [live]

@@ -194,14 +194,18 @@ class Pool:
 
 
 def last_words(log: Path, status: int) -> str:
-    """Return the last line of a failed run's log, without the prefix `error:`."""
+    """Return the last line of a failed run's log, without the prefix `error:`.
+
+    A warning is not the reason.
+    """
     try:
         lines = [
             line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
         ]
     except OSError:
         lines = []
-    message = next((line for line in reversed(lines) if line), "")
+    said = [line for line in lines if line and not line.startswith("warning: ")]
+    message = said[-1] if said else ""
     if message:
         return message.removeprefix("error: ")
     if status < 0:

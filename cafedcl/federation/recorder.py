@@ -3,6 +3,7 @@ due.
 """
 
 import json
+from typing import Any
 
 from cafedcl.config.format import FORMAT
 from cafedcl.config.sections import Config
@@ -38,8 +39,20 @@ class Recorder(Watcher):
         about |= {"enrolment_bytes": federation.enrolment, **federation.about}
         with explained(self.path):
             write_atomically(self.path / "data.safetensors", pack(tensors, header))
-            write_atomically(self.path / "environment.json", json.dumps(about, indent=1).encode())
+        self._write_environment({**about, "notices": federation.notices})
         self.write_config(federation.config)
+
+    def go_on(self, federation: Federation) -> None:
+        """Write down what is new about where a resumed run is executed."""
+        about = self.folder.environment()
+        known = about.get("notices", [])
+        new = [message for message in federation.notices if message not in known]
+        if about and new:
+            self._write_environment({**about, "notices": [*known, *new]})
+
+    def _write_environment(self, about: dict[str, Any]) -> None:
+        with explained(self.path):
+            write_atomically(self.path / "environment.json", json.dumps(about, indent=1).encode())
 
     def write_config(self, config: Config) -> None:
         """Write the run's config."""

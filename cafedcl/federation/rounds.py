@@ -1,5 +1,6 @@
 """The round loop: sample → train → check → aggregate → evaluate → record."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
+from cafedcl.core.printable import printable
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import (
     FEATURES,
@@ -58,7 +60,9 @@ class Federation:
         self.server = ServerOptimizer(self.config.server, self.task)
         self.defence = Defence(self.config.defence, self.task)
         self.watchers = list(watchers)
-        self.engine = engine or choose_engine(setup, lambda line: self.notify("noticed", line))
+        self.notices: list[str] = []
+        """What differs from what was asked for since the federation was made."""
+        self.engine = engine or choose_engine(setup, self.notice)
         self.schedule = check_schedule(self.config)
         self.round = 0
         self.state: Tensors = self.defence.start(self.server.start(setup.start()))
@@ -222,7 +226,7 @@ class Federation:
             return state, ""
         broken = next(name for name, value in state.items() if not all_finite([value]))
         reason = f"the server's step gave NaN or Inf in '{broken}'"
-        self.notify("noticed", f"round {self.round + 1}: {reason}; the state before it is kept")
+        self.notice(f"round {self.round + 1}: {reason}; the state before it is kept")
         return self.state, reason
 
     def evaluate(
@@ -326,8 +330,15 @@ class Federation:
         notes = {reply.up.client: reply.up.notes for reply in replies}
         names = self.task.clients.data.names
         for remark in self.task.tail.augmenter.remarks(record.round, notes, names):
-            self.notify("noticed", remark)
+            self.notice(remark)
         self.notify("round_done", record)
+
+    def notice(self, message: str) -> None:
+        """Tell that something differs from what was asked for: the watchers, or standard error."""
+        self.notices.append(message)
+        self.notify("noticed", message)
+        if not self.watchers:
+            print(printable(f"warning: {message}"), file=sys.stderr)
 
     def notify(self, event: str, *details: Any) -> None:
         """Let every watcher see an event."""

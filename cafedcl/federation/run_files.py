@@ -33,9 +33,10 @@ def check_environment(about: Any) -> None:
         version is None or isinstance(version, str) for version in packages.values()
     ):
         raise ValueError("packages: names with versions are expected")
-    command = about.get("command", [])
-    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
-        raise ValueError("command: a list of words is expected")
+    for key in ("command", "notices"):
+        words = about.get(key, [])
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"{key}: a list of words is expected")
     if not isinstance(about.get("flower", {}), dict):
         raise TypeError("flower: an object is expected")
 

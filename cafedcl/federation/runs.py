@@ -226,6 +226,7 @@ def resume(
             recorder.begin(federation, folder.environment().get("command", []))
         else:
             _restore(federation, folder, metrics, saved)
+            recorder.go_on(federation)
         return _run_to_end(federation, recorder)
 
 

@@ -253,6 +253,7 @@ def overview(
         )
     if len(failed) > 5:
         parts.append(Text(f"… {len(failed)} failures in total", style="red"))
+    parts += [Text(f"note: {message}", style="yellow") for message in about.get("notices", ())]
     seconds = sum(sum(line["seconds"].values()) for line in lines)
     torch = about.get("packages", {}).get("torch") or "?"
     where = f"{about.get('device_name') or '?'}, torch {torch}, commit {about.get('commit') or '–'}"

@@ -1,6 +1,7 @@
 """Progress of a run: a live view in a terminal, plain lines elsewhere, JSON on request."""
 
 import json
+import sys
 import time
 from typing import TextIO
 
@@ -137,7 +138,15 @@ class PlainProgress(Watcher):
         print(printable("  ".join(words)), file=self.out, flush=True)
 
 
-class JsonProgress(Watcher):
+class Warnings(Watcher):
+    """Only what differs from what was asked for, on standard error."""
+
+    def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
+        """Write the notice."""
+        print(printable(f"warning: {message}"), file=sys.stderr, flush=True)
+
+
+class JsonProgress(Warnings):
     """One JSON object per round."""
 
     def __init__(self, out: TextIO) -> None:

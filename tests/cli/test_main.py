@@ -73,6 +73,16 @@ def test_json_output_is_one_object_per_round(call: Call) -> None:
     assert [json.loads(line)["round"] for line in out.splitlines()] == [0, 1]
 
 
+@pytest.mark.parametrize("way", ["--quiet", "--json"])
+def test_a_fallback_is_a_warning_however_little_is_printed(call: Call, way: str) -> None:
+    unstacked = ["--augment", "mixup", "--set", "engine.stack=4"]
+    code, out, err = call("run", *SMALL, *unstacked, "--out", "out", way)
+    assert code == 0
+    assert err.startswith("warning: clients train one after another, not side by side (")
+    assert "warning" not in out
+    assert "note: clients train one after another" in call("show", "out")[1]
+
+
 def test_settings_win_over_flags_and_flags_over_the_file(call: Call, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
         '[method]\nname = "fedproto"\nlam = 3\n[run]\nseed = 5\n[federation]\nrounds = 9\n'

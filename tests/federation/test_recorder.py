@@ -281,3 +281,24 @@ def test_a_packed_file_of_another_kind_is_not_a_checkpoint(tmp_path: Path) -> No
     said: list[str] = []
     api.resume(tmp_path / "run", warn=said.append)
     assert "damaged" in said[0]
+
+
+def test_a_run_on_another_engine_than_asked_for_says_so_and_notes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fallback may cost a large factor, so it is never silent, nor forgotten."""
+    settings = {
+        "model.name": "mlp",
+        "model.width": 0.1,
+        "train.epochs": 1,
+        "engine.stack": 4,
+        "engine.workers": 1,
+    }
+    asked: dict[str, Any] = {"augment": "mixup", "clients": 3, "rounds": 1, "settings": settings}
+    api.run("fedavg", out=tmp_path / "run", **asked)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: clients train one after another, not side by side (")
+    about = RunFolder(tmp_path / "run").environment()
+    assert [f"warning: {message}" for message in about["notices"]] == [line]
+    api.resume(tmp_path / "run", settings={"federation.rounds": 2})
+    assert RunFolder(tmp_path / "run").environment() == about
