@@ -143,8 +143,11 @@ class Visit:
     memory: Tensors
     scratch: Tensors
     embed: Embed
-    rates: float = 0.0
-    """The sum of the learning rates over all local steps; not for a loss."""
+    rates: float | Tensor = 0.0
+    """The sum of the learning rates over all local steps; not for a loss.
+
+    It is a tensor where the summary is captured, so that a replay reads the client's own.
+    """
     signals: Tensors = field(default_factory=dict)
     """What tail augmentation reports: ``synthetic`` m_{k,c} and ``quality`` conf^gen_{k,c}."""
 

@@ -54,9 +54,9 @@ class Method:
     replayed: ClassVar[bool] = True
     """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client.
 
-    Then they read tensors only, send entries per class only, and use ``holds`` only to choose what
-    is sent; embeddings may be padded with images whose label is −1. A subclass that overrides them
-    has to say so itself.
+    Then they read tensors only, send entries of fixed shapes or one per class, and use ``holds``
+    only to choose what is sent; embeddings may be padded with images whose label is −1. A subclass
+    that overrides them has to say so itself.
     """
     sends_absent: bool = False
     """Whether clients also list classes that they do not have."""

@@ -22,6 +22,7 @@ class Scaffold(FedAvg):
     year = 2020
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
     travels = "model, control variates"
+    replayed = True
 
     def start(self, model: Network) -> Tensors:
         return {

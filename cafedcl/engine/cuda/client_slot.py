@@ -81,6 +81,8 @@ class ClientSlot(Replica):
             oldest = next(iter(self.captures))
             self.captures.pop(oldest).close()
         copy_into(captures.visit.memory, memory)
+        rates = cast(Tensor, captures.visit.rates)
+        rates.fill_(self.task.rates(job.client, job.down.round))
         return captures
 
     def _static_visit(self, index: int, memory: Tensors) -> Visit:
@@ -96,7 +98,7 @@ class ClientSlot(Replica):
             memory={name: value.to(self.task.device, copy=True) for name, value in memory.items()},
             scratch=self.task.method.scratch(client),
             embed=embeds_nothing,
-            rates=float("nan"),
+            rates=torch.ones((), device=self.task.device),
         )
 
     def receive(self, server_weights: Tensor, job: Job) -> None:
