@@ -52,7 +52,7 @@ TINY = {
 
 def tiny_config(method: str, settings: Mapping[str, Any]) -> Config:
     tables: dict[str, Any] = {name: dict(table) for name, table in TINY.items()} | {
-        "method": {"name": method, **QUICK.get(method, {})}
+        "method": {"name": method, **QUICK.get(method.partition(":")[0], {})}
     }
     for path, value in settings.items():
         section, _, key = path.partition(".")
@@ -112,5 +112,17 @@ def visit_with() -> Callable[..., Visit]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with what takes longest, so that no worker is left waiting for it at the end."""
+    """Keep tests that share a fixture of their module in one process, where it is made once.
+
+    And start with what takes longest, so that no process is left waiting for it at the end.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def shares_a_fixture(test: pytest.Function) -> bool:
+    """Return whether a test uses a fixture that its module makes once."""
+    used = test._fixtureinfo.name2fixturedefs.values()
+    return any(fixtures[-1].scope == "module" for fixtures in used)

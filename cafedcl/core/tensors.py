@@ -23,6 +23,8 @@ ANCHORS = "anchors/"
 AUGMENT = "augment/"
 OPTIMIZER = "server/optimizer/"
 """What the server's optimizer keeps: it is as large as the model, and lies where the model does."""
+FEATURES = "server/features"
+"""Features that a server trains on: too many numbers to be recorded in every round."""
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -118,6 +118,12 @@ def i2p_loss(
     return cross_entropy(logits, y, weight)
 
 
+def log_shares(counts: Tensor) -> Tensor:
+    """Return log(n_{k,c}/n_k), and a number far below every logit for a class that is absent."""
+    share = counts / counts.sum().clamp_min(1)
+    return share.clamp_min(1e-12).log().masked_fill(counts <= 0, -1e9)
+
+
 def log_prior(counts: Tensor, strength: float) -> Tensor | None:
     """Return κ·log(n_{k,c}/n_k), which is added to logits to calibrate them to a client's labels.
 
@@ -126,8 +132,7 @@ def log_prior(counts: Tensor, strength: float) -> Tensor | None:
     """
     if not strength:
         return None
-    share = counts / counts.sum().clamp_min(1)
-    return (strength * share.clamp_min(1e-12).log()).masked_fill(counts <= 0, -1e9)
+    return (strength * log_shares(counts)).masked_fill(counts <= 0, -1e9)
 
 
 def align_loss(local: Tensor, p: Tensor, present: Tensor) -> Tensor:

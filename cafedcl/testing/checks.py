@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cafedcl.config.sections import EngineOptions
 from cafedcl.core.contract import Batch, Down, Reply
+from cafedcl.core.rng import torch_stream
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, pack, under, unpack, without
 from cafedcl.engine.cpu.groups import stacking_obstacle
 from cafedcl.engine.cpu.messages import Message, result_message, to_result
@@ -151,8 +152,11 @@ def check_order(case: Case) -> None:
     """The order in which replies arrive changes the new state by rounding errors only."""
     federation = case.federation()
     ups = replies_of(case, federation)
-    one = aggregated(federation.method, federation.state, ups)
-    other = aggregated(federation.method, federation.state, ups[::-1])
+    # A server that draws random numbers has the same ones in both cases, as in a round.
+    with torch_stream(0, "server", 0):
+        one = aggregated(federation.method, federation.state, ups)
+    with torch_stream(0, "server", 0):
+        other = aggregated(federation.method, federation.state, ups[::-1])
     for name, value in one.items():
         if not torch.allclose(value.double(), other[name].double(), atol=1e-6, rtol=1e-6):
             raise case.fail(f"the order of replies changes '{name}' of its state")

@@ -24,8 +24,8 @@ def test_the_servers_state_is_on_the_device_unless_it_is_means_of_what_clients_s
 ) -> None:
     task = away(tiny(method)).task
     assert task.device == AWAY
-    assert task.method.server_trains == (method == "fedtgp")
-    on_host = bool(task.per_class) and method != "fedtgp"
+    assert task.method.server_trains == (method in ("ccvr", "creff", "fedtgp"))
+    on_host = bool(task.per_class) and not task.method.server_trains
     assert task.server_device == (torch.device("cpu") if on_host else AWAY)
 
 

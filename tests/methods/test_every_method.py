@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from quick import QUICK
 
 from cafedcl.core.contract import Down, Job
 from cafedcl.core.errors import CafedclError
@@ -25,7 +26,10 @@ READINGS = [
     for norm in ("unit", "literal")
     for init in ("orthonormal", "means")
 ]
-SHORT = {"fedtgp": {"method.epochs": 5}}
+SHORT = {
+    name: {f"method.{key}": value for key, value in options.items()}
+    for name, options in {**QUICK, "fedtgp": {"epochs": 5}}.items()
+}
 
 
 @pytest.mark.parametrize("check", CHECKS)

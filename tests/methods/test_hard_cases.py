@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from quick import QUICK
 
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.engine.reference import ReferenceEngine
@@ -18,7 +19,7 @@ from cafedcl.task.resolve import resolve
 METHODS = method_names()
 FEDERATED = [name for name in METHODS if name != "central"]
 """Where a single client's fate is not pooled away."""
-QUICK = {"fedtgp": {"epochs": 5, "batch": 4}, "mp-fedcl": {"k": 2}}
+CHEAP = {**QUICK, "fedtgp": {"epochs": 5, "batch": 4}, "mp-fedcl": {"k": 2}}
 """Cheaper rounds; and so many batches on FedTGP's server that their order matters."""
 
 
@@ -27,7 +28,7 @@ def federation_of(name, digits, parts=None, **sections):
     not as split.
     """
     tables = {
-        "method": {"name": name, **QUICK.get(name, {})},
+        "method": {"name": name, **CHEAP.get(name, {})},
         "split": {"kind": "pathological", "classes": 3},
         "model": {"name": "mlp", "width": 0.25},
         "train": {"epochs": 1, "iterations": 2},

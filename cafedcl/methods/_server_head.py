@@ -1,0 +1,52 @@
+"""Methods whose server trains a head of its own: the one that it is scored with."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cafedcl.core.contract import Visit
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.contrast import cross_entropy
+from cafedcl.functional.server_sgd import draw_batches, minimise
+from cafedcl.methods.fedavg import FedAvg
+from cafedcl.models.base import Network
+
+
+class ServerHead(FedAvg):
+    """FedAvg, scored with a head that the server trains on features; clients keep to their own.
+
+    Rounds go on from the averaged model and its head, as if there were no other.
+    """
+
+    server_trains = True
+
+    def start(self, model: Network) -> Tensors:
+        head = nn.Linear(self.dim, self.classes)
+        return {"anchors/weight": head.weight.detach(), "anchors/bias": head.bias.detach()}
+
+    def remember(self, model: Network, visit: Visit) -> Tensors:
+        # Any entry tells `scores` that the model is a client's own.
+        return {"own": torch.ones_like(visit.client.counts[:1])}
+
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        if memory:
+            return super().scores(model, x, anchors, memory)
+        return F.linear(model.features(x), anchors["weight"], anchors["bias"])
+
+
+def trained_head(
+    head: Tensors, features: Tensor, epochs: int, batch: int, lr: float, known: Tensor
+) -> Tensors:
+    """Return a head after SGD on features, (classes, number, dim); ``known`` are those with any."""
+    number = features.shape[1]
+    classes = known.nonzero().flatten()
+    points = features[classes].flatten(0, 1)
+    labels = classes.repeat_interleave(number)
+    weights = {name: value.clone().requires_grad_() for name, value in head.items()}
+
+    def loss(rows: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(points[rows], weights["weight"], weights["bias"])
+        return cross_entropy(logits, labels[rows], weight)
+
+    minimise(loss, weights, draw_batches(len(points), batch, epochs), lr)
+    return {f"anchors/{name}": value.detach() for name, value in weights.items()}
