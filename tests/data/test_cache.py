@@ -134,9 +134,9 @@ def test_a_set_is_cached_in_the_data_folder(data_dir, load, kept, monkeypatch):
     np.savez(data_dir / "breastmnist.npz", **medmnist(2))
     load("breastmnist")
     assert [name.startswith("breastmnist-") for name in kept()] == [True]
-    before = time.perf_counter()
+    before = time.process_time()
     assert load("breastmnist").names == ("malignant", "normal, benign")
-    assert time.perf_counter() - before < 2
+    assert time.process_time() - before < 2
 
 
 def test_digits_need_no_folder(monkeypatch, load, tmp_path):

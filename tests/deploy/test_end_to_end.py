@@ -1,4 +1,4 @@
-"""A whole deployment as processes on the loopback, with TLS and keys: a server and three sites."""
+"""A whole deployment as processes on the loopback, with TLS and keys: a server and two sites."""
 
 import os
 import signal
@@ -21,10 +21,10 @@ from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import resolve
 
-SITES = ("north", "south", "west")
-DEADLINE = 60.0
-"""Enough for a round on a machine that is busy with other tests; the round in which a site is
-killed takes as long.
+SITES = ("north", "south")
+DEADLINE = 3600.0
+"""Enough for a round on any machine, however busy: a site that is killed is missed because it
+disconnects, not because it is late.
 """
 
 
@@ -32,10 +32,10 @@ def config(engine):
     return resolve(
         {
             "method": {"name": "cafedcl"},
-            "split": {"kind": "pathological", "classes": 4},
+            "split": {"kind": "pathological", "classes": 6},
             "model": {"name": "mlp"},
             "train": {"epochs": 1, "iterations": 2},
-            "federation": {"clients": 3, "rounds": 4},
+            "federation": {"clients": 2, "rounds": 3},
             "engine": {
                 "name": engine,
                 "device": "cpu",
@@ -54,7 +54,7 @@ def started(path):
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory, nginx):
-    """A running server and three sites, each with a simulated shard of the digits, and a stranger
+    """A running server and two sites, each with a simulated shard of the digits, and a stranger
     that knocks.
     """
     folder = tmp_path_factory.mktemp("deployment") / "d"
@@ -109,26 +109,25 @@ class Killer(Watcher):
 def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a_site(
     deployment, stranger, tmp_path, monkeypatch
 ):
-    """All sites answer for three rounds, which equal the reference engine's; in the fourth, one is
+    """All sites answer for two rounds, which equal the reference engine's; in the third, one is
     killed.
     """
     server, running = deployment
-    killer = Killer(running["south"], 3)
+    killer = Killer(running["south"], 2)
     finished = server.run(config("flower"), tmp_path / "run", [killer])
 
-    assert killer.rounds == [0, 1, 2, 3]
+    assert killer.rounds == [0, 1, 2]
     assert [[failure["client"] for failure in line["failed"]] for line in finished.records] == [
-        [],
         [],
         [],
         [1],
     ]
     assert {line["status"] for line in finished.records} == {"ok"}
 
-    tensors, header = unpack((tmp_path / "run" / "checkpoints" / "000003.safetensors").read_bytes())
-    assert header["round"] == 3
+    tensors, header = unpack((tmp_path / "run" / "checkpoints" / "000002.safetensors").read_bytes())
+    assert header["round"] == 2
     with Federation(config("reference")) as here:
-        for _ in range(3):
+        for _ in range(2):
             here.step()
     deployed = under("state/", tensors)
     assert deployed.keys() == here.state.keys()

@@ -31,10 +31,12 @@ pytestmark = pytest.mark.slow
 
 
 def wait_until(condition):
-    until = time.monotonic() + 60
+    """Wait for something that will be so; a test that hangs is ended after ten minutes."""
+    until = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < until
-        time.sleep(0.5)
+        # A list of nodes is a program that takes a second of a core.
+        time.sleep(3)
 
 
 def all_online(server):
@@ -108,7 +110,7 @@ def test_a_stranger_outside_can_neither_submit_nor_register_nor_list(deployment,
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=600,
         )
         assert done.returncode or '"success": false' in done.stdout, words
     assert server.runs() == []

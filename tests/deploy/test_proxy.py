@@ -57,9 +57,9 @@ def proxied(folder, insecure):
 
     def ask(path, body=b"", method="POST"):
         if insecure:
-            line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            line = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         else:
-            line = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+            line = http.client.HTTPSConnection("127.0.0.1", port, timeout=600, context=context)
         line.request(method, path, body)
         answer = line.getresponse()
         said = answer.read()

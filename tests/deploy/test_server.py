@@ -84,8 +84,8 @@ def test_a_server_that_was_killed_leaves_nothing_behind(tmp_path):
             said = [process.stdout.readline() for _ in range(2)]
             assert said == [f"server at 127.0.0.1:{options.port}\n", "ready\n"]
             process.send_signal(end)
-            process.wait(30)
-        until = time.monotonic() + 20
+            process.wait(600)
+        until = time.monotonic() + 600
         while any(is_listening("127.0.0.1", port) for port in (options.port, options.superlink)):
             assert time.monotonic() < until
             time.sleep(0.2)

@@ -38,7 +38,7 @@ def tuning() -> dict[str, Any]:
 
 def run(tuning: dict[str, Any], plan: Path, *words: str) -> Any:
     with pytest.raises(SystemExit) as ended:
-        tuning["main"](["--plan", str(plan), "--jobs", "2", "--quiet", *words])
+        tuning["main"](["--plan", str(plan), "--jobs", "1", "--quiet", *words])
     return ended.value.code
 
 

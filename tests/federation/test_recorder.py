@@ -133,7 +133,7 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_one_never_killed(
 ) -> None:
     api.start(resolve(kill_and_resume.CONFIG), tmp_path / "whole", ())
     script = [sys.executable, kill_and_resume.__file__, str(tmp_path / "killed"), "5", "7"]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 4
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
@@ -220,7 +220,7 @@ def test_a_folder_in_use_by_another_run_is_refused(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     holder.unlock()

@@ -66,7 +66,7 @@ class Visit:
         page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
         page.route("**/*", self.gate)
         page.goto(report.as_uri())
-        page.wait_for_selector("html[data-ready]", timeout=20_000)
+        page.wait_for_selector("html[data-ready]", timeout=600_000)
         page.wait_for_timeout(300)
 
     def gate(self, route: Any) -> None:

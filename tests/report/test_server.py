@@ -24,7 +24,7 @@ def ask(
     server: ReportServer, hosts: list[str], verb: str = "GET", path: str = "/"
 ) -> tuple[int, str, http.client.HTTPMessage]:
     port = server.http.server_port
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.putrequest(verb, path, skip_host=True)
     for host in hosts:
         connection.putheader("Host", host.replace("PORT", str(port)))

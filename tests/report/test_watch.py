@@ -46,7 +46,7 @@ def serving() -> Iterator[Callable[[Reports], ReportServer]]:
 
 
 def get(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=600) as answer:
         assert answer.headers["Cache-Control"] == "no-store"
         return str(answer.read().decode())
 

@@ -166,7 +166,7 @@ def test_training_alone_is_what_worker_processes_do_too(monkeypatch: pytest.Monk
     said: dict[Engine, set[str]] = {}
 
     def spying(engine: Engine, jobs: Iterable[Job]) -> None:
-        until, jobs = time.monotonic() + 60, list(jobs)
+        until, jobs = time.monotonic() + 600, list(jobs)
         results = list(engine.train(jobs))
         while not all(worker.ready for worker in getattr(engine, "workers", ())):
             assert time.monotonic() < until, "the workers never became ready"
