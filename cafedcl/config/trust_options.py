@@ -10,13 +10,13 @@ from cafedcl.config.options import option
 ATTACKS: dict[str, tuple[str, ...]] = {
     "none": (),
     "label-flip": ("clients",),
-    "sign-flip": ("clients", "claim"),
-    "scale": ("clients", "claim", "factor"),
-    "noise": ("clients", "claim", "factor"),
-    "swap": ("clients", "claim"),
-    "long": ("clients", "claim"),
-    "huge": ("clients", "claim"),
-    "counts": ("clients",),
+    "sign-flip": ("clients", "claim", "since"),
+    "scale": ("clients", "claim", "factor", "since"),
+    "noise": ("clients", "claim", "factor", "since"),
+    "swap": ("clients", "claim", "since"),
+    "long": ("clients", "claim", "since"),
+    "huge": ("clients", "claim", "since"),
+    "counts": ("clients", "since"),
 }
 """The attacks and their options."""
 DEFENCES: dict[str, tuple[str, ...]] = {
@@ -51,6 +51,9 @@ class AttackOptions:
     )
     factor: float = option(
         -10.0, "scale: factor of the update; noise: its length in lengths of the update"
+    )
+    since: int = option(
+        1, "the first round in which they lie; before it they are honest", low=1, high=1_000_000
     )
 
     def contradiction(self) -> str | None:

@@ -33,6 +33,8 @@ class Attack:
         # Those who flip labels believe what they send.
         if client not in self.liars or self.options.kind == "label-flip":
             return reply
+        if down.round + 1 < self.options.since:
+            return reply
         change: Callable[[Up, Down], Up] = {
             "sign-flip": self.scaled,
             "scale": self.scaled,

@@ -156,3 +156,14 @@ def test_an_attack_is_recorded_in_the_run(tmp_path: Any) -> None:
     )
     assert replace(run.config.attack).kind == "scale"
     assert cafedcl.load(tmp_path / "run").config.attack.clients == 1
+
+
+def test_a_liar_is_honest_until_the_first_round_in_which_it_lies(tiny: Tiny) -> None:
+    plain = tiny("fedavg", **EVERYONE)
+    federation = attacked(tiny, "scale", "fedavg", attack__since=2)
+    plain.step()
+    federation.step()
+    assert all(torch.equal(plain.state[name], federation.state[name]) for name in plain.state)
+    plain.step()
+    federation.step()
+    assert any(not torch.equal(plain.state[name], federation.state[name]) for name in plain.state)
