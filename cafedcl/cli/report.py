@@ -64,10 +64,11 @@ def show(
         screen.print(comparison_table([(run.method, run.lines) for run in found], screen.width))
     else:
         (run,) = found
-        screen.print(overview(run.method, run.lines, run.rounds, environment_of(run.path)))
+        about = environment_of(run.path)
+        screen.print(overview(run.method, run.lines, run.rounds, about, run.trust))
     if data is not None:
-        arrays, about = data
-        screen.print(split_map(arrays["counts"], about["names"]))
+        arrays, described = data
+        screen.print(split_map(arrays["counts"], described["names"]))
 
 
 def environment_of(path: Path) -> dict[str, Any]:
@@ -87,8 +88,9 @@ def table(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Which models are scored: server, or own (each client's own model); "
-            "by default server, if every method has a server model."
+            help="Which models are scored: server, own (each client's own model) or own-prior "
+            "(the same, with log π of the client's labels added for every method); by default "
+            "server, if every method has a server model."
         ),
     ] = None,
     which: Annotated[
@@ -107,7 +109,7 @@ def table(
     from cafedcl.report.table import score_table
 
     check_choice("--format", form, ("rich", "markdown", "latex", "csv"))
-    check_choice("--protocol", protocol, ("server", "own"))
+    check_choice("--protocol", protocol, ("server", "own", "own-prior"))
     check_choice("--round", which, ("last", "best"))
     summary = read_runs(runs)
     summary.require_scores()

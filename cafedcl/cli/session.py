@@ -4,9 +4,11 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
@@ -53,11 +55,11 @@ def _print_result(finished: "Run", path: Path) -> None:
     from cafedcl.federation.run_folder import RunFolder
     from cafedcl.terminal.overview import overview
 
+    config = finished.config
     about = RunFolder(path).environment()
+    trust = trust_words(short_attack(asdict(config.attack)), short_defence(asdict(config.defence)))
     screen = console()
-    screen.print(
-        overview(finished.config.label, finished.records, finished.config.federation.rounds, about)
-    )
+    screen.print(overview(config.label, finished.records, config.federation.rounds, about, trust))
     screen.print(
         f"written to {path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, "
         "environment.json",

@@ -38,6 +38,24 @@ def parse_kind(
     return table
 
 
+def short_form(table: Mapping[str, Any], kinds: Mapping[str, str | None], options: type) -> str:
+    """Return the short form of a section, such as ``sign-flip:4,claim=most``.
+
+    Options with their default, as the dataclass ``options`` has it, are left out.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    kind = str(table.get("kind", defaults["kind"]))
+    main = kinds.get(kind)
+    words = []
+    for name, value in table.items():
+        if name == "kind" or value == defaults.get(name):
+            continue
+        text = value if isinstance(value, str) else to_toml(value)
+        # What stands after the colon comes first.
+        words.insert(0 if name == main else len(words), text if name == main else f"{name}={text}")
+    return f"{kind}:{','.join(words)}" if words else kind
+
+
 def unused_option(
     options: Any, used: Collection[str], own: Mapping[str, Collection[str]], what: str, kind: str
 ) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cafedcl.config.kinds import parse_kind, unused_option
+from cafedcl.config.kinds import parse_kind, short_form, unused_option
 from cafedcl.config.options import option
 
 ATTACKS: dict[str, tuple[str, ...]] = {
@@ -104,6 +104,22 @@ def replaced_attack(_: Mapping[str, Any], text: str) -> dict[str, Any]:
 def replaced_defence(_: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the defence section for ``clip:1.5`` or ``median``."""
     return parse_kind("defence", text, _first_options(DEFENCES), "clip:1.5")
+
+
+def short_attack(table: Mapping[str, Any]) -> str:
+    """Return the short form of the attack section, as `replaced_attack` reads it."""
+    return short_form(table, _first_options(ATTACKS), AttackOptions)
+
+
+def short_defence(table: Mapping[str, Any]) -> str:
+    """Return the short form of the defence section, as `replaced_defence` reads it."""
+    return short_form(table, _first_options(DEFENCES), DefenceOptions)
+
+
+def trust_words(attack: str, defence: str) -> str:
+    """Return short forms in words, such as ``attack swap:4, defence peers``; empty for none."""
+    sections = {"attack": attack, "defence": defence}
+    return ", ".join(f"{name} {form}" for name, form in sections.items() if form != "none")
 
 
 def _first_options(kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str | None]:

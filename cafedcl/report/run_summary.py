@@ -15,6 +15,7 @@ from typing import Any
 from cafedcl.config.options import flattened
 from cafedcl.config.sections import label
 from cafedcl.config.split_options import SPLITS
+from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
@@ -26,10 +27,13 @@ FlatSettings = dict[str, Any]
 PROTOCOL_SCORES = {
     "server": {"accuracy": "accuracy", "std": "client_std", "worst": "client_worst"},
     "own": {"accuracy": "client_mean", "std": "client_std", "worst": "client_worst"},
+    "own-prior": {"accuracy": "prior_mean", "std": "prior_std", "worst": "prior_worst"},
 }
 """Names in metrics.jsonl of accuracy, spread across clients and accuracy of the worst tenth: for
-the server's model, and for the clients' own models.
+the server's model, for the clients' own models, and for these with log π_k added to their scores.
 """
+PARTS = {"server": "server", "own": "own", "own-prior": "own"}
+"""The part of a line of metrics that has the scores of a protocol."""
 SAME_EXPERIMENT = (
     "run.", "engine.", "store.", "data.dir", "data.download", "data.strict", "evaluate.batch",
     "method.name", "augment.name",
@@ -38,6 +42,8 @@ SAME_EXPERIMENT = (
 
 The names of method and augmentation are here because they are compared separately.
 """
+SHORT_FORMS = {"attack": short_attack, "defence": short_defence}
+"""Sections that are shown as one option each: they tell who lies and who is believed."""
 SETTING = ("data.", "split.", "federation.clients")
 """Prefixes of options that define the setting: data set × split × clients."""
 
@@ -59,6 +65,11 @@ class RunSummary:
         return label(
             self.settings.get("method.name", "?"), self.settings.get("augment.name", "none")
         )
+
+    @property
+    def trust(self) -> str:
+        """The attack and the defence in words; empty if there are none."""
+        return trust_words(*(self.settings.get(section, "none") for section in SHORT_FORMS))
 
     @property
     def seed(self) -> int:
@@ -86,10 +97,13 @@ class RunSummary:
 
     def value(self, line: MetricsLine, protocol: str, score: str) -> float | None:
         """Return a score of a round, or None where it was not measured or is not a number."""
-        scores = line.get(protocol)
+        part = PARTS[protocol]
+        scores = line.get(part)
         if not isinstance(scores, dict):
             return None
-        value = scores.get(PROTOCOL_SCORES[protocol].get(score, score))
+        # Scores that have no name of their own under a protocol belong to the whole part.
+        name = PROTOCOL_SCORES[protocol].get(score, score if part == protocol else "")
+        value = scores.get(name)
         if not isinstance(value, int | float) or not math.isfinite(value):
             return None
         return float(value)
@@ -253,9 +267,15 @@ def flat(tables: FlatSettings) -> FlatSettings:
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ValueError(f"{section}: a section is expected")  # noqa: TRY004
+    shortened = dict(tables)
+    trust = {
+        section: form(shortened.pop(section))
+        for section, form in SHORT_FORMS.items()
+        if section in tables
+    }
     return {
         name: printable(value) if isinstance(value, str) else value
-        for name, value in flattened(tables).items()
+        for name, value in {**flattened(shortened), **trust}.items()
     }
 
 

@@ -219,14 +219,16 @@ def _best(values: Sequence[float | None], highest: bool) -> float | None:
 
 
 def overview(
-    name: str, lines: list[MetricsLine], rounds: int, about: dict[str, Any]
+    name: str, lines: list[MetricsLine], rounds: int, about: dict[str, Any], trust: str = ""
 ) -> RenderableType:
     """Return one run on one screen: its progress, last and best round, failures and machine.
+
+    ``trust`` are the attack and the defence in words, if there are any.
 
     Rounds count from 1 here, as everywhere that people read them; metrics.jsonl counts from 0.
     """
     path = headline(lines)
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(trust, style="yellow")] if trust else []
     for what, line in (
         ("last round", last_scored(lines, path)),
         ("best round", best_round(lines, path)),
@@ -271,7 +273,10 @@ def left_out_by_the_defence(lines: list[MetricsLine]) -> list[Text]:
     rounds = Counter(client for line in lines for client in line.get("left_out", ()))
     if not rounds:
         return []
-    words = [f"client {client} ({number} rounds)" for client, number in rounds.most_common(8)]
+    words = []
+    for client, number in rounds.most_common(8):
+        unit = "round" if number == 1 else "rounds"
+        words.append(f"client {client} ({number} {unit})")
     more = len(rounds) - len(words)
     if more:
         words.append(f"{more} more")

@@ -90,6 +90,13 @@ def test_an_overview_tells_of_failures_and_skipped_rounds() -> None:
     assert "2 of 9 rounds, not finished" in text
 
 
+def test_an_overview_names_attack_and_defence_and_whom_the_defence_left_out() -> None:
+    lines = [line(0, 0.5, left_out=[4]), line(1, 0.6, left_out=[4, 7])]
+    text = drawn(overview("fedavg", lines, 2, {}, "attack swap:2, defence peers"))
+    assert "attack swap:2, defence peers" in text
+    assert "left out by the defence: client 4 (2 rounds), client 7 (1 round)" in text
+
+
 def test_an_overview_of_a_run_that_has_not_begun_is_empty_but_no_error() -> None:
     assert "0 of 5 rounds" in drawn(overview("fedavg", [], 5, {}))
 
