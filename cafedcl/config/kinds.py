@@ -46,7 +46,7 @@ def short_form(table: Mapping[str, Any], kinds: Mapping[str, str | None], option
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     kind = str(table.get("kind", defaults["kind"]))
     main = kinds.get(kind)
-    words = []
+    words: list[str] = []
     for name, value in table.items():
         if name == "kind" or value == defaults.get(name):
             continue
