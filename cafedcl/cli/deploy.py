@@ -35,6 +35,18 @@ def init(
         str, typer.Option(help="Host name or address at which sites reach the server.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The server's port.")] = 8000,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class", help="Name of a class; repeatable. A site with another class is refused."
+        ),
+    ] = None,
+    images_per_class: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Most images of one class that a site may enrol with; 0: no limit."
+        ),
+    ] = 0,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Sites hold shards of the run's data set.")
     ] = False,
@@ -52,7 +64,16 @@ def init(
         raise CafedclError("--simulated: sites have no data of their own; remove =DATA")
     # The port after it, or before it for the last port.
     superlink = port + 1 if port < 65535 else port - 1
-    options = ServerOptions(host=host, port=port, superlink=superlink, insecure=insecure)
+    if len(set(classes or ())) < len(classes or ()):
+        raise CafedclError("--class: each class needs a different name")
+    options = ServerOptions(
+        host=host,
+        port=port,
+        superlink=superlink,
+        classes=tuple(classes or ()),
+        images_per_class=images_per_class,
+        insecure=insecure,
+    )
     places = make_folders(folder, options, named, simulated)
     server, *sites = places
     print(printable(f"written: {folder}"))

@@ -31,6 +31,12 @@ class ServerOptions:
     listen: str = option(
         "", "address to listen on; empty: the host if it is a loopback address, else all addresses"
     )
+    classes: tuple[str, ...] = option(
+        (), "names of all classes; a site with another class is refused. Empty: what sites have"
+    )
+    images_per_class: int = option(
+        0, "most images of one class that a site may enrol with; 0: no limit", low=0
+    )
     insecure: bool = option(False, "no TLS and no keys: anyone can read the traffic and join")
 
     @property

@@ -79,6 +79,34 @@ class Enrolled:
 
 
 @dataclass(frozen=True)
+class EnrolmentLimits:
+    """What the deployment lets a site enrol with, so that nobody can claim whatever it likes."""
+
+    classes: tuple[str, ...] = ()
+    """The names of all classes; empty: those that sites have."""
+    images_per_class: int = 0
+    """The most images of one class; 0: no limit."""
+
+    def read(self, tensors: Tensors, header: Header) -> Enrolled:
+        """Return a site's enrolment; raises ValueError if it is impossible or beyond the limits."""
+        enrolled = Enrolled.unpacked(tensors, header)
+        if self.classes:
+            for name in enrolled.names:
+                if name not in self.classes:
+                    raise ValueError(
+                        f"it has the class '{name}', which is not among the deployment's classes: "
+                        f"{', '.join(self.classes)}"
+                    )
+        largest = int(torch.maximum(enrolled.counts, enrolled.tested).max())
+        if self.images_per_class and largest > self.images_per_class:
+            raise ValueError(
+                f"it claims {largest} images of a class, and the deployment's images_per_class is "
+                f"{self.images_per_class}"
+            )
+        return enrolled
+
+
+@dataclass(frozen=True)
 class Population:
     """All sites of a run, sorted by name, as the server knows them."""
 
@@ -90,8 +118,11 @@ class Population:
     std: Tensor
 
     @classmethod
-    def of(cls, sites: list[Enrolled]) -> "Population":
-        """Combine the sites: all classes that any site has, and pixel statistics of all images."""
+    def of(cls, sites: list[Enrolled], classes: tuple[str, ...] = ()) -> "Population":
+        """Combine the sites: the classes, and the pixel statistics of all images.
+
+        Without ``classes``, they are all that any site has.
+        """
         sites = sorted(sites, key=lambda site: site.site)
         for one, other in pairwise(sites):
             if one.site == other.site:
@@ -104,7 +135,7 @@ class Population:
                     f"site {site.site}: its images are {site.shape}, but those of "
                     f"{sites[0].site} are {sites[0].shape}; set data.size to resize all of them"
                 )
-        names = tuple(sort_names({name for site in sites for name in site.names}))
+        names = classes or tuple(sort_names({name for site in sites for name in site.names}))
         counts = torch.stack([align_counts(site.counts, site.names, names) for site in sites])
         share = counts.sum(1, keepdim=True).double() / counts.sum()
         mean = (share * torch.stack([site.mean for site in sites])).sum(0)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
-from cafedcl.deploy.folders import node_names, read_site
+from cafedcl.deploy.folders import node_names, read_server, read_site
 from cafedcl.deploy.server import Server
 
 
@@ -36,6 +36,13 @@ def test_init_prints_the_commands_that_come_next(tmp_path):
     assert read_site(folder / "north").data == "/data/north"
 
 
+def test_init_notes_what_sites_may_enrol_with(tmp_path):
+    limits = ["--class", "benign", "--class", "malignant", "--images-per-class", "5000"]
+    invoke("init", tmp_path / "d", "--site", "a", *limits)
+    options = read_server(tmp_path / "d" / "server")
+    assert (options.classes, options.images_per_class) == (("benign", "malignant"), 5000)
+
+
 def test_init_warns_where_there_is_no_security(tmp_path):
     said = invoke("init", tmp_path / "d", "--site", "a", "--insecure").stdout
     assert "warning: without TLS and keys" in said
@@ -47,6 +54,7 @@ def test_init_warns_where_there_is_no_security(tmp_path):
         (["init", "d", "--site", "a", "--site", "a=x"], "each site needs a different name"),
         (["init", "d", "--site", "a=x", "--simulated"], "remove =DATA"),
         (["init", "d", "--site", "a/b"], "site a/b"),
+        (["init", "d", "--site", "a", "--class", "x", "--class", "x"], "--class: each class needs"),
         (["server", "nowhere"], "deploy init"),
         (["site", "nowhere"], "deploy init"),
         (["status", "nowhere"], "deploy init"),

@@ -12,6 +12,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
 from cafedcl.deploy.population import (
     Enrolled,
+    EnrolmentLimits,
     Population,
     enrol,
     prepare_server,
@@ -143,3 +144,19 @@ def test_an_image_shape_that_cannot_be_is_refused(shape):
 def test_two_sites_of_the_same_name_are_refused():
     with pytest.raises(CafedclError, match="two sites are named 'north'"):
         Population.of([enrol(config(), data, "north") for data in (NORTH, SOUTH)])
+
+
+def test_a_site_with_a_class_or_a_count_beyond_the_deployments_limits_is_refused():
+    packed = enrol(config(), NORTH, "north").packed()
+    assert EnrolmentLimits(("cat", "dog"), 9).read(*packed).counts.tolist() == [9, 3]
+    with pytest.raises(ValueError, match="the class 'dog', which is not among"):
+        EnrolmentLimits(("cat", "cow")).read(*packed)
+    with pytest.raises(ValueError, match=r"claims 9 images of a class, and .* is 8"):
+        EnrolmentLimits(images_per_class=8).read(*packed)
+
+
+def test_the_classes_of_a_deployment_are_those_of_its_config():
+    sites = [enrol(config(), NORTH, "north")]
+    population = Population.of(sites, ("cow", "dog", "cat"))
+    assert population.names == ("cow", "dog", "cat")
+    assert population.counts.tolist() == [[0, 3, 9]]

@@ -15,7 +15,8 @@ from cafedcl.deploy.flower.engine import ClientNodes, FlowerEngine
 from cafedcl.deploy.flower.mail import Mail
 from cafedcl.deploy.flower.messages import Terms
 from cafedcl.deploy.flower.roster import Roster, SiteKeys, T, read_simulated_client
-from cafedcl.deploy.population import Enrolled, Population, is_remote, prepare_server
+from cafedcl.deploy.folders import read_server
+from cafedcl.deploy.population import EnrolmentLimits, Population, is_remote, prepare_server
 from cafedcl.federation import runs
 from cafedcl.federation.journal import Journal
 from cafedcl.federation.rounds import Federation
@@ -112,9 +113,10 @@ class GridHost:
         run: str,
         folder: RunFolder | None,
     ) -> tuple[Federation, list[str]]:
-        roster = Roster(mail, config, Enrolled.unpacked, self.say, SiteKeys(self.deployment))
+        limits = self._limits()
+        roster = Roster(mail, config, limits.read, self.say, SiteKeys(self.deployment))
         found = self._wait_for_sites(roster, config, folder)
-        population = stored_population(folder) if folder else Population.of(found)
+        population = stored_population(folder) if folder else Population.of(found, limits.classes)
         setup = prepare_server(config, population)
         census = setup.task.clients.census
         terms = Terms(setup.config, population.assignment(population.sites[0], census), run)
@@ -127,6 +129,13 @@ class GridHost:
             }
 
         return self._federation(setup, watchers, mail, terms, nodes), list(population.sites)
+
+    def _limits(self) -> EnrolmentLimits:
+        """Return what sites may enrol with: a deployment's config says it."""
+        if not self.deployment:
+            return EnrolmentLimits()
+        options = read_server(Path(self.deployment))
+        return EnrolmentLimits(options.classes, options.images_per_class)
 
     def _wait_for_sites(
         self, roster: Roster[T], config: Config, folder: RunFolder | None

@@ -201,12 +201,30 @@ def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, 
     assert all(len(parts[OWN]) < 300 for parts in trains)
 
 
+@pytest.fixture
+def deployment(deployment):
+    """A server's folder without keys."""
+    (deployment / "server.toml").write_text("[server]\n")
+    return deployment
+
+
+def test_a_site_that_claims_more_than_the_deployment_allows_does_not_take_part(
+    config, net, places, journal, deployment
+):
+    (deployment / "server.toml").write_text("[server]\nimages_per_class = 1\n")
+    host = GridHost(net, journal.say, str(deployment))
+    with pytest.raises(CafedclError, match="0 of 3 sites"):
+        host(config(**settings(engine__deadline=0.2)), [], None)
+    said = (journal.path / "events.jsonl").read_text()
+    assert "images of a class, and the deployment's images_per_class is 1" in said
+
+
 def test_a_site_is_who_its_key_says_whatever_it_calls_itself(
-    config, net, places, journal, tmp_path
+    config, net, places, journal, deployment
 ):
     """Node 13 has the name c, but the key of d."""
-    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99", "d": "13"}')
-    host = GridHost(net, journal.say, str(tmp_path))
+    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99", "d": "13"}')
+    host = GridHost(net, journal.say, str(deployment))
     with pytest.raises(CafedclError, match="2 of 3 sites"):
         host(config(**settings(engine__deadline=0.2)), [], None)
     said = (journal.path / "events.jsonl").read_text()
@@ -217,10 +235,10 @@ def test_a_site_is_who_its_key_says_whatever_it_calls_itself(
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_node_without_a_key_of_a_site_is_not_even_asked(
-    own, config, net, places, journal, tmp_path
+    own, config, net, places, journal, deployment
 ):
-    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
-    host = GridHost(net, journal.say, str(tmp_path))
+    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
+    host = GridHost(net, journal.say, str(deployment))
     chosen = settings() if own else {}
     with pytest.raises(CafedclError, match="of 3 sites"):
         host(config(**{**chosen, "engine__deadline": 0.2}), [], None)
@@ -229,24 +247,28 @@ def test_a_node_without_a_key_of_a_site_is_not_even_asked(
     assert 13 not in {message.metadata.dst_node_id for message in net.seen}
 
 
-def test_the_run_says_whom_it_waits_for(config, net, places, journal, tmp_path, monkeypatch):
+def test_the_run_says_whom_it_waits_for(config, net, places, journal, deployment, monkeypatch):
     monkeypatch.setattr("cafedcl.deploy.flower.roster.REMINDER", 0.2)
-    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
+    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
     del net.sites[13]
     with pytest.raises(CafedclError, match="2 of 3 sites"):
-        GridHost(net, journal.say, str(tmp_path))(config(**settings(engine__deadline=2)), [], None)
+        GridHost(net, journal.say, str(deployment))(
+            config(**settings(engine__deadline=2)), [], None
+        )
     said = (journal.path / "events.jsonl").read_text()
     assert said.count("2 of 3 sites are connected (not here: c)") >= 2
 
 
 def test_a_site_that_takes_long_to_enrol_is_named(
-    config, net, places, journal, tmp_path, monkeypatch
+    config, net, places, journal, deployment, monkeypatch
 ):
     monkeypatch.setattr("cafedcl.deploy.flower.mail.REMINDER", 0.2)
-    (tmp_path / "nodes.json").write_text('{"a": "11", "b": "12", "c": "13"}')
+    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "13"}')
     net.twist[13] = lambda asked, parts: []
     with pytest.raises(CafedclError, match="2 of 3 sites"):
-        GridHost(net, journal.say, str(tmp_path))(config(**settings(engine__deadline=1)), [], None)
+        GridHost(net, journal.say, str(deployment))(
+            config(**settings(engine__deadline=1)), [], None
+        )
     assert "no enrolment yet from site c" in (journal.path / "events.jsonl").read_text()
 
 
