@@ -261,8 +261,15 @@ def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool)
     if not summary.groups:
         return
     text = head
-    for protocol, words in (("server", "The server's model"), ("own", "The clients' own models")):
-        text += f"\n## {words}\n\n{as_markdown(score_table(summary, protocol), True)}"
+    titles = {
+        "server": "The server's model",
+        "own": "The clients' own models",
+        "own-prior": "The clients' own models, with the logarithm of their label distributions",
+    }
+    for protocol, words in titles.items():
+        # Results of earlier versions lack the last one.
+        if protocol != "own-prior" or any(member.run.scored(protocol) for member in members):
+            text += f"\n## {words}\n\n{as_markdown(score_table(summary, protocol), True)}"
     with explained(out):
         write_atomically(out / TABLE_FILE, text.encode())
     if not silent:

@@ -13,7 +13,7 @@ from cafedcl.config.options import to_toml
 from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary, flat, read_run
+from cafedcl.report.run_summary import RunSummary, flat, read_run
 from cafedcl.task.resolve import resolve
 
 RESULTS_FILE = "results.json"
@@ -22,6 +22,8 @@ NOT_LISTED = (
     "run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds",
 )  # fmt: skip
 """Prefixes of options that have fields of their own, or that change no result."""
+SCORED_PARTS = ("server", "own")
+"""The parts of a line of metrics that have scores."""
 METHOD_SECTIONS = ("train.", "server.", "method.", "augment.")
 """Sections whose options a study may give to single methods."""
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
@@ -86,12 +88,10 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
     counts = RunFolder(run.path).data()[0]["counts"]
     options = run.settings
     scores = {}
-    for protocol in PROTOCOL_SCORES:
-        last = next((line for line in reversed(run.lines) if line.get(protocol)), {})
-        scores[protocol] = {
-            name: rounded_score(value) for name, value in last.get(protocol, {}).items()
-        }
-    best = {protocol: run.chosen(protocol, "best") for protocol in PROTOCOL_SCORES}
+    for part in SCORED_PARTS:
+        last = next((line for line in reversed(run.lines) if line.get(part)), {})
+        scores[part] = {name: rounded_score(value) for name, value in last.get(part, {}).items()}
+    best = {part: run.chosen(part, "best") for part in SCORED_PARTS}
     return {
         "data": run.setting.data,
         "split": run.setting.split,
@@ -212,7 +212,7 @@ def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
     )
     line = {
         "round": record["rounds"] - 1,
-        **{protocol: record[protocol] for protocol in PROTOCOL_SCORES},
+        **{part: record[part] for part in SCORED_PARTS},
     }
     key = key_of(record["setting"], record["method"], record["changed"], record["seed"])
     path = Path(record["setting"], record["method"], f"s{record['seed']}")

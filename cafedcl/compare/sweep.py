@@ -41,7 +41,8 @@ COMMON_SCORES = (
     "few",
 )
 SWEEP_SCORES = tuple(f"server.{key}" for key in COMMON_SCORES) + tuple(
-    f"own.{key}" for key in (*COMMON_SCORES, "held_mean", "held_std")
+    f"own.{key}"
+    for key in (*COMMON_SCORES, "held_mean", "held_std", "prior_mean", "prior_std", "prior_worst")
 )
 HELD_OUT = "held-out.npz"
 

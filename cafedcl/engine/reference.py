@@ -17,7 +17,7 @@ from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefix
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.flip_and_crop import draw_augmentation, flip_and_crop
 from cafedcl.engine.sgd import SGD
-from cafedcl.functional.metrics import count_correct
+from cafedcl.functional.metrics import KINDS, count_correct, predictions
 from cafedcl.task.task import Task, arithmetic
 
 
@@ -83,7 +83,7 @@ class ReferenceEngine:
         correct: Tensors = {}
         if job.evaluate:
             x, _ = task.clients.test_set(job.client)
-            predicted = self._predict(x, visit.anchors, kept, client.counts > 0)
+            predicted = self._predict(x, visit.anchors, kept, task.prior(job.client))
             labels = task.clients.test_labels(job.client)
             correct = count_correct(predicted, labels, method.classes)
         up = Up(
@@ -225,26 +225,21 @@ class ReferenceEngine:
             self._load_server(tensors)
             x, _ = self.task.clients.test_set(None)
             anchors = self._device(under(ANCHORS, tensors))
-            classes = self.task.method.classes
-            all_classes = torch.ones(classes, dtype=torch.bool, device=self.task.device)
-            predicted = self._predict(x, anchors, {}, all_classes)["all"]
+            no_prior = torch.zeros(self.task.method.classes, device=self.task.device)
+            predicted = self._predict(x, anchors, {}, no_prior)["all"]
         return lambda: predicted
 
     @torch.no_grad()
-    def _predict(self, x: Tensor, anchors: Tensors, memory: Tensors, held: Tensor) -> Tensors:
-        """Return the predicted classes, among ``all`` and among those that the client ``held``."""
+    def _predict(self, x: Tensor, anchors: Tensors, memory: Tensors, prior: Tensor) -> Tensors:
+        """Return the predicted classes by their kind, for a client with this prior."""
         self.network.eval()
-        among_all = []
-        among_held = []
+        found = []
         for batch in x.split(self.task.eval_batch):
             images = self.data.images(batch)
             scores = self.task.method.scores(self.network, images, anchors, memory)
-            among_all.append(scores.argmax(1))
-            among_held.append(scores.masked_fill(~held, -torch.inf).argmax(1))
-        return {
-            "all": torch.cat(among_all).to(torch.int16).cpu(),
-            "held": torch.cat(among_held).to(torch.int16).cpu(),
-        }
+            found.append(predictions(scores, prior))
+        by_kind = torch.cat(found).to(torch.int16).cpu()
+        return dict(zip(KINDS, by_kind.unbind(1), strict=True))
 
     def _device(self, tensors: Tensors) -> Tensors:
         return moved(tensors, self.task.device)

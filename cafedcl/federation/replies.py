@@ -5,9 +5,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+import torch
+from torch import Tensor
+
 from cafedcl.core.contract import Failure, Reply
 from cafedcl.core.flat import storage_tensors
-from cafedcl.core.tensors import floats, nbytes
+from cafedcl.core.tensors import Tensors, floats, nbytes
 
 
 @dataclass
@@ -51,6 +54,20 @@ class RoundReplies:
             for name in names
         }
         return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def gather_notes(replies: Iterable[Reply], clients: int) -> Tensors:
+    """Return the client notes, (clients, …), with NaN for clients that did not reply."""
+    by_name: dict[str, dict[int, Tensor]] = {}
+    for reply in replies:
+        for name, value in reply.up.notes.items():
+            by_name.setdefault(name, {})[reply.up.client] = value.cpu()
+    gathered: Tensors = {}
+    for name, values in by_name.items():
+        rows = torch.stack(list(values.values()))
+        gathered[name] = torch.full((clients, *rows.shape[1:]), torch.nan)
+        gathered[name][list(values)] = rows.float()
+    return gathered
 
 
 def client_of(result: Reply | Failure) -> int:

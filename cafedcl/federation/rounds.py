@@ -6,9 +6,6 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.printable import printable
@@ -32,7 +29,7 @@ from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
 from cafedcl.federation.clock import Clock
 from cafedcl.federation.defence import Defence, DefendedAggregator, left_out
-from cafedcl.federation.replies import RoundReplies, client_of, in_order
+from cafedcl.federation.replies import RoundReplies, client_of, gather_notes, in_order
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
@@ -247,7 +244,7 @@ class Federation:
                 own["round"][reply.up.client] = self.round
         notes: Tensors = {}
         if self.config.store.notes and (server_due or own_due):
-            notes = self.notes(replies)
+            notes = gather_notes(replies, len(self.counts))
         scores: Scores | None = None
         tables: Tensors = {}
         if wait_for_scores is not None:
@@ -285,19 +282,6 @@ class Federation:
             return {**surveyed, **scores, **clients}, {**tables, **behind}
 
         return wait
-
-    def notes(self, replies: list[Reply]) -> Tensors:
-        """Return the client notes, (clients, …), with NaN for clients that did not reply."""
-        by_name: dict[str, dict[int, Tensor]] = {}
-        for reply in replies:
-            for name, value in reply.up.notes.items():
-                by_name.setdefault(name, {})[reply.up.client] = value.cpu()
-        gathered: Tensors = {}
-        for name, values in by_name.items():
-            rows = torch.stack(list(values.values()))
-            gathered[name] = torch.full((len(self.counts), *rows.shape[1:]), torch.nan)
-            gathered[name][list(values)] = rows.float()
-        return gathered
 
     def is_due(self, round: int, every: int) -> bool:
         """Return whether something done every few rounds is due; in the last round it always is."""
@@ -357,6 +341,8 @@ class Federation:
 
     def restore(self, tensors: Tensors, header: Header) -> None:
         """Go back to a snapshot; raises ValueError if it is not one of this federation."""
+        # A checkpoint of an earlier version may lack kinds of scores; they come with later rounds.
+        tensors = {**prefixed("own/", self.evaluator.no_own()), **tensors}
         fitting = {**prefixed("state/", self.state), **prefixed("own/", self.own)}
         kinds: dict[str, Kind] = {}
         for name, value in fitting.items():

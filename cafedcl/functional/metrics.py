@@ -36,6 +36,15 @@ def count_correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
     return {"tested": torch.bincount(y, minlength=classes), **counts}
 
 
+def predictions(scores: Tensor, prior: Tensor) -> Tensor:
+    """Return the predicted classes of a client's own model by `KINDS`, (images, kinds).
+
+    ``prior`` is what a client knows of its labels, with −∞ for a class that it does not hold.
+    """
+    held = scores.masked_fill(prior == -torch.inf, -torch.inf)
+    return torch.stack([scores.argmax(1), held.argmax(1), (held + prior).argmax(1)], 1)
+
+
 def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
     """Return Σ_c π_{k,c}·recall_c: the accuracy under each client's own label distribution.
 
@@ -160,12 +169,16 @@ class Evaluator:
         """Return the scores over all clients' own models, as far as they were evaluated."""
         recall = table["all/recall"].double()
         held = spread_of(table["held/score"])
+        prior = spread_of(table["prior/score"])
         return {
             "accuracy": _mean(table["all/accuracy"].double().numpy(force=True)),
             "balanced": _mean(recall.nanmean(1).numpy(force=True)),
             **spread_of(table["all/score"]),
             "held_mean": held["client_mean"],
             "held_std": held["client_std"],
+            "prior_mean": prior["client_mean"],
+            "prior_std": prior["client_std"],
+            "prior_worst": prior["client_worst"],
             **shot_groups(recall.nanmean(0), self.counts, self.shots),
         }
 
@@ -181,5 +194,7 @@ class Evaluator:
         return {**scores, **recall, "round": torch.full((clients,), -1)}
 
 
-KINDS = ("all", "held")
-"""Predictions among all classes, and among those the client holds, as FedProto's authors test."""
+KINDS = ("all", "held", "prior")
+"""Predictions among all classes; among those the client holds, as FedProto's authors test; and
+among those with the logarithm of the client's label distribution added to the scores.
+"""

@@ -60,6 +60,11 @@ class Method:
     """
     sends_absent: bool = False
     """Whether clients also list classes that they do not have."""
+    knows_prior: bool = False
+    """Whether ``scores`` of a client's own model have log π_k in them already.
+
+    Every client's own model is scored with it as well; it is not added twice.
+    """
     server_trains: ClassVar[bool] = False
     """Whether ``update`` trains, which is faster on the device than on the host."""
     depends_on_rounds: ClassVar[bool] = False

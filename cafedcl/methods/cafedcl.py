@@ -43,6 +43,7 @@ class CAFedCL(Method):
         self.epsilon = options.epsilon
         self.separable = options.encoder_weight == "raw"
         self.sends_absent = options.absent == "literal"
+        self.knows_prior = options.calibrate > 0
         if options.init == "simplex" and dim < classes:
             raise CafedclError(
                 f"method.init = simplex: {classes} classes need at least {classes} features; "

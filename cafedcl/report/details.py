@@ -13,6 +13,8 @@ SHOWN_CLASSES = 12
 """Classes of a worst client that are shown, at most."""
 MAP_CLIENTS = 200
 """Clients in a map, at most; if there are more, evenly spaced ones are shown."""
+OWN = {"own": "all", "own-prior": "prior"}
+"""The protocols that score clients' own models, and the kind of predictions they are about."""
 
 
 def shown_clients(clients: int) -> Array:
@@ -49,7 +51,7 @@ def data_map(evaluations: RunEvaluations) -> dict[str, Any] | None:
 
 def client_scores(evaluations: RunEvaluations) -> dict[str, Array]:
     """Return the accuracy of every client at the end, by protocol."""
-    names = {"server": "server/clients", "own": "own/all/score"}
+    names = {"server": "server/clients", **{each: f"own/{k}/score" for each, k in OWN.items()}}
     found = {protocol: evaluations.latest(name) for protocol, name in names.items()}
     return {protocol: values for protocol, values in found.items() if values is not None}
 
@@ -61,9 +63,10 @@ def class_recalls(evaluations: RunEvaluations) -> dict[str, Array]:
     if table is not None:
         rows = table.sum(1).astype(np.float64)
         found["server"] = table.diagonal() / np.where(rows > 0, rows, np.nan)
-    recall = evaluations.latest("own/all/recall")
-    if recall is not None:
-        found["own"] = column_means(recall)
+    for protocol, kind in OWN.items():
+        recall = evaluations.latest(f"own/{kind}/recall")
+        if recall is not None:
+            found[protocol] = column_means(recall)
     return found
 
 
@@ -79,7 +82,7 @@ def worst_clients(evaluations: RunEvaluations) -> dict[str, list[dict[str, Any]]
         return {}
     counts = evaluations.data.counts
     recall = class_recalls(evaluations)
-    own = evaluations.latest("own/all/recall")
+    own = {each: evaluations.latest(f"own/{kind}/recall") for each, kind in OWN.items()}
     confidence = evaluations.latest("notes/confidence")
     if confidence is not None and confidence.shape != counts.shape:
         confidence = None
@@ -93,8 +96,9 @@ def worst_clients(evaluations: RunEvaluations) -> dict[str, list[dict[str, Any]]
             if np.isnan(scores[k]):
                 continue
             recalls = recall.get(protocol)
-            if protocol == "own" and own is not None:
-                recalls = own[k]
+            of_all = own.get(protocol)
+            if of_all is not None:
+                recalls = of_all[k]
             largest_first = np.argsort(-counts[k], kind="stable")
             classes = [int(c) for c in largest_first if counts[k, c] > 0][:SHOWN_CLASSES]
             found[protocol].append(

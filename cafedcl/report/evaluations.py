@@ -23,6 +23,7 @@ MOST_EVALUATIONS = 40
 WANTED = (
     "server/c",
     "own/all/",
+    "own/prior/",
     "notes/",
     "anchors/prototypes",
     "anchors/known",
@@ -36,6 +37,8 @@ AXES = {
     "server/clients": ("clients",),
     "own/all/score": ("clients",),
     "own/all/recall": ("clients", "classes"),
+    "own/prior/score": ("clients",),
+    "own/prior/recall": ("clients", "classes"),
 }
 """The axes of the entries that every method has. Notes and anchors are a method's own business, and
 panels check what they need of them.

@@ -14,7 +14,12 @@ from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
 TABLE_MEASURES = ("accuracy", "std", "worst")
 HIGHER = {"accuracy": True, "std": False, "worst": True}
 TITLES = {"accuracy": "Acc. ↑", "std": "Std. ↓", "worst": "Worst ↑"}
-PROTOCOLS = {"server": "the server's model", "own": "each client's own model after local training"}
+PROTOCOLS = {
+    "server": "the server's model",
+    "own": "each client's own model after local training",
+    "own-prior": "each client's own model after local training, with the logarithm of the client's "
+    "label distribution added to its scores",
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ class ScoreTable:
             rows = column.group.rows
             lacking = [row.label for row in rows if not column.cells[row.label]["accuracy"].values]
             if lacking:
-                other = "own" if self.protocol == "server" else "server"
+                other = "server" if self.protocol == "own" else "own"
                 names = ", ".join(lacking)
                 lines.append(f"{title}: not scored this way: {names}; try --protocol {other}.")
             partial = [row.label for row in rows if row.partial]

@@ -270,6 +270,16 @@ class Task:
         shared = self.shared()
         return len(shared) == len(self.initial) or (self.method.serves and bool(shared))
 
+    def prior(self, client: int) -> Tensor:
+        """Return log π_k of a client's training labels; −∞ for a class that it does not hold.
+
+        It is 0 for the other classes if the method's own scores have it already.
+        """
+        counts = self.clients.client(client).counts
+        if self.method.knows_prior:
+            return torch.zeros_like(counts).masked_fill(counts <= 0, -torch.inf)
+        return (counts / counts.sum().clamp_min(1)).log()
+
     def with_clients(self, **changes: Any) -> "Task":
         """Return the task with other data, shards or census, for its tail augmentation as well."""
         clients = replace(self.clients, **changes)

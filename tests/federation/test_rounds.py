@@ -15,6 +15,7 @@ from cafedcl.core.contract import Batch, Failure, Job, Reply, Visit
 from cafedcl.core.tensors import MODEL, Tensors, floats, nbytes
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation import rounds
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.contrast import unit
@@ -348,7 +349,7 @@ def test_evaluations_come_as_often_as_asked_and_always_at_the_end() -> None:
 def test_the_model_is_scored_while_notes_are_gathered_and_before_the_loop_looks_at_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    events, predict, notes = list[str](), ReferenceEngine.predict, Federation.notes
+    events, predict, notes = list[str](), ReferenceEngine.predict, rounds.gather_notes
 
     def begin(engine: ReferenceEngine, tensors: Tensors) -> Pending:
         events.append("begun")
@@ -357,7 +358,7 @@ def test_the_model_is_scored_while_notes_are_gathered_and_before_the_loop_looks_
 
     monkeypatch.setattr(ReferenceEngine, "predict", begin)
     monkeypatch.setattr(
-        Federation, "notes", lambda self, replies: (events.append("noted"), notes(self, replies))[1]
+        rounds, "gather_notes", lambda *given: (events.append("noted"), notes(*given))[1]
     )
     with Federation(small()) as federation:
         loop = federation.loop
@@ -459,3 +460,40 @@ def test_a_watcher_can_stop_a_run(tmp_path: Path) -> None:
     assert len(run.records) == 2
     assert len(cafedcl.load(tmp_path / "run").records) == 2, "what was done is saved"
     assert len(api.resume(tmp_path / "run").records) == 4, "and can be resumed"
+
+
+def test_own_models_are_also_scored_with_what_clients_know_of_their_labels(tiny):
+    federation = tiny("fedavg", split__kind="dirichlet", split__classes=2)
+    record = federation.step()
+    task, client = federation.task, record.participants[0]
+    counts = task.clients.shards.counts[client].double()
+    expected = (counts / counts.sum()).log()
+    torch.testing.assert_close(task.prior(client).double(), expected)
+    (reply,) = federation.train(federation.down(), [client])
+    weights = {**task.initial, **reply.up.model}
+    task.network.load_state_dict(weights)
+    x, y = task.clients.test_set(None)
+    with torch.no_grad():
+        scores = task.network.eval()(task.clients.data.images(x))
+    right = y[(scores + expected).argmax(1) == y]
+    assert reply.correct["prior"].tolist() == torch.bincount(right, minlength=10).tolist()
+    assert {"prior_mean", "prior_std", "prior_worst"} <= record.own.keys()
+
+
+def test_a_method_whose_own_scores_have_the_prior_does_not_get_it_twice(tiny):
+    plain, knowing = tiny("cafedcl").task, tiny("cafedcl", method__calibrate=1.0).task
+    held = plain.clients.shards.counts[0] > 0
+    assert (plain.prior(0)[held] < 0).all()
+    assert (knowing.prior(0)[held] == 0).all()
+    assert (knowing.prior(0)[~held] == -torch.inf).all()
+
+
+def test_a_checkpoint_without_a_kind_of_own_scores_can_be_gone_on_from(tiny):
+    """Such as one of an earlier version."""
+    first, second = tiny("fedavg"), tiny("fedavg")
+    first.step()
+    tensors, header = first.snapshot()
+    old = {name: value for name, value in tensors.items() if not name.startswith("own/prior/")}
+    second.restore(old, header)
+    record = second.step()
+    assert 0 < record.own["prior_mean"] <= 1

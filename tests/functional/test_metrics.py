@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.functional.metrics import (
+    KINDS,
     Evaluator,
     client_accuracy,
     confusion,
     count_correct,
+    predictions,
     recalls,
     shot_groups,
     spread_of,
@@ -250,14 +252,14 @@ def test_scores_over_own_models_leave_out_clients_that_were_not_evaluated():
     table = evaluator.no_own()
     none = evaluator.own_scores(table)
     assert all(none[name] is None for name in none)
-    predictions = {0: [0, 1, 1, 3, 0, 0], 2: [0, 0, 2, 0, 0, 1]}
-    for client, predicted in predictions.items():
-        called = {"all": torch.tensor(predicted), "held": y}
+    by_client = {0: [0, 1, 1, 3, 0, 0], 2: [0, 0, 2, 0, 0, 1]}
+    for client, predicted in by_client.items():
+        called = {"all": torch.tensor(predicted), "held": y, "prior": y}
         for name, value in evaluator.own(client, count_correct(called, y, 4)).items():
             table[name][client] = value
-    recall = [recall_by_hand(y.tolist(), predicted, 4) for predicted in predictions.values()]
+    recall = [recall_by_hand(y.tolist(), predicted, 4) for predicted in by_client.values()]
     scores = [
-        by_client_by_hand(r, COUNTS.tolist())[k] for k, r in zip(predictions, recall, strict=True)
+        by_client_by_hand(r, COUNTS.tolist())[k] for k, r in zip(by_client, recall, strict=True)
     ]
     per_class = [mean([r[c] for r in recall]) for c in range(4)]
     same(
@@ -268,6 +270,27 @@ def test_scores_over_own_models_leave_out_clients_that_were_not_evaluated():
             **spread_by_hand(scores),
             "held_mean": 1.0,
             "held_std": 0.0,
+            "prior_mean": 1.0,
+            "prior_std": 0.0,
+            "prior_worst": 1.0,
             **shots_by_hand(per_class, COUNTS.tolist(), 100, 5),
         },
     )
+
+
+def test_a_client_may_predict_among_all_classes_among_its_own_or_by_what_it_knows_of_its_labels():
+    scores = torch.tensor([[3.0, 1.0, 0.5, 0.0], [0.0, 2.0, 1.9, 9.0]])
+    prior = torch.tensor([0.0, 0.2, 0.8, 0.0]).log()
+    found = predictions(scores, prior)
+    # Classes 0 and 3 are absent; class 2 is four times as frequent as class 1, which is 1.39.
+    assert dict(zip(KINDS, found.T.tolist(), strict=True)) == {
+        "all": [0, 3],
+        "held": [1, 1],
+        "prior": [2, 2],
+    }
+
+
+def test_without_a_prior_all_kinds_agree():
+    scores = torch.randn(20, 5)
+    found = predictions(scores, torch.zeros(5))
+    assert (found == scores.argmax(1)[:, None]).all()

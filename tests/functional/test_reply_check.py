@@ -138,28 +138,23 @@ def test_a_client_that_never_enrolled_is_rejected(client):
 @pytest.mark.parametrize(
     ("correct", "words"),
     [
-        ({"all": [1, 0, 0], "held": [1, 0, 0]}, "lacks 'tested'"),
-        ({"tested": [2, 0, 1], "all": [1, 0, 0]}, "lacks 'held'"),
-        ({"tested": [2, 0], "all": [1, 0], "held": [1, 0]}, "'tested' is not a count per class"),
-        (
-            {"tested": [2, 0, 1], "all": [1.0, 0.0, 0.0], "held": [1, 0, 0]},
-            "'all' is not a count per class",
-        ),
-        (
-            {"tested": [2, 0, 1], "all": [1, 0, 0], "held": [1, 1, 0]},
-            "'held' counts more images than were tested",
-        ),
-        (
-            {"tested": [2, 0, 1], "all": [-1, 0, 0], "held": [1, 0, 0]},
-            "'all' counts more images than were tested",
-        ),
+        ({"tested": None}, "lacks 'tested'"),
+        ({"held": None}, "lacks 'held'"),
+        ({"prior": None}, "lacks 'prior'"),
+        ({"tested": [2, 0]}, "'tested' is not a count per class"),
+        ({"all": [1.0, 0.0, 0.0]}, "'all' is not a count per class"),
+        ({"held": [1, 1, 0]}, "'held' counts more images than were tested"),
+        ({"prior": [1, 1, 0]}, "'prior' counts more images than were tested"),
+        ({"all": [-1, 0, 0]}, "'all' counts more images than were tested"),
     ],
 )
 def test_a_test_result_that_cannot_be_is_named(correct, words):
-    good_hits = {name: torch.tensor([2, 0, 1]) for name in ("tested", "all", "held")}
-    assert problem(replace(good(), correct=good_hits)) is None
+    counts = {name: [2, 0, 1] for name in ("tested", "all", "held", "prior")}
+    sound = {name: torch.tensor(value) for name, value in counts.items()}
+    assert problem(replace(good(), correct=sound)) is None
+    changed = {name: value for name, value in {**counts, **correct}.items() if value is not None}
     assert words in problem(
-        replace(good(), correct={name: torch.tensor(value) for name, value in correct.items()})
+        replace(good(), correct={name: torch.tensor(value) for name, value in changed.items()})
     )
 
 

@@ -95,6 +95,7 @@ def test_a_reply_is_what_the_method_said_it_would_be(tiny, name):
     assert reply.correct["tested"].tolist() == torch.bincount(y, minlength=10).tolist()
     lacks = federation.task.clients.shards.counts[0] == 0
     assert not reply.correct["held"][lacks].any()
+    assert not reply.correct["prior"][lacks].any()
     assert (reply.correct["held"] >= reply.correct["all"])[~lacks].all()
 
 

@@ -11,9 +11,9 @@ from cafedcl.cli import report as commands
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import FIRST, SECOND, paper_position
 from cafedcl.report.printed import as_csv, as_latex, as_markdown, as_rich, escape_latex
-from cafedcl.report.run_summary import Setting
+from cafedcl.report.run_summary import RunSummary, Setting
 from cafedcl.report.runs import read_runs
-from cafedcl.report.table import ScoreTable, p_values, ranks, score_table
+from cafedcl.report.table import TABLE_MEASURES, ScoreTable, p_values, ranks, score_table
 
 Maker = Callable[..., Path]
 
@@ -135,6 +135,18 @@ def test_the_protocol_is_one_that_all_methods_have(make_run: Maker, tmp_path: Pa
     lacking = score_table(summary, "server")
     assert lacking.columns[0].cells["fedproto"]["accuracy"].text == "–"
     assert any("fedproto; try --protocol own" in note for note in lacking.notes)
+
+
+def test_own_models_that_are_told_their_label_distribution_are_a_protocol_of_their_own() -> None:
+    scores = {"client_mean": 0.5, "balanced": 0.4, "prior_mean": 0.7, "prior_std": 0.1}
+    line = {"round": 0, "server": None, "own": {**scores, "prior_worst": 0.2}}
+    run = RunSummary(Path("a"), "finished", lines=[line])
+    found = {name: run.value(line, "own-prior", name) for name in TABLE_MEASURES}
+    assert found == {"accuracy": 0.7, "std": 0.1, "worst": 0.2}
+    assert run.value(line, "own", "accuracy") == 0.5
+    assert run.value(line, "own", "balanced") == 0.4
+    assert run.value(line, "own-prior", "balanced") is None
+    assert run.scored("own-prior") == [line]
 
 
 def test_markdown(made: ScoreTable) -> None:

@@ -38,7 +38,7 @@ class Captures:
         self.loss_names: tuple[str, ...] = ()
         self.loss_log = torch.zeros(0)
         """The terms of the loss at every step, (steps, terms)."""
-        self.held = torch.ones_like(visit.client.counts, dtype=torch.bool)
+        self.prior = torch.zeros_like(visit.client.counts)
         self.calls: dict[tuple[str, int, int], Callable[[], None]] = {}
         """Captured work by its kind, the size of its input, and the number of repetitions."""
         self.results: dict[int, VisitResult] = {}

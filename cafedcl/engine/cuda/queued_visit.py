@@ -99,8 +99,8 @@ class QueuedVisit:
         self.predicted: Tensor | None = None
         if self.job.evaluate:
             rows = slot.device_data.test_rows(client)
-            held = slot.task.clients.client(client).counts > 0
-            self.predicted = slot.predict(self.captures, rows, self.result.kept, held)
+            prior = slot.task.prior(client)
+            self.predicted = slot.predict(self.captures, rows, self.result.kept, prior)
         memory = {**prefixed(MODEL, own), **self.result.kept, **self._augmentation_memory()}
         if nbytes(memory) > self.memory_bytes:
             memory = to_host(memory)

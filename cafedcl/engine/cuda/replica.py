@@ -16,6 +16,7 @@ from cafedcl.engine.cuda.broadcast import copy_into, shapes
 from cafedcl.engine.cuda.captures import Captures
 from cafedcl.engine.cuda.device_data import PARTS, DeviceData
 from cafedcl.engine.cuda.step import ENCODER, BoundEncoder, StepWeights
+from cafedcl.functional.metrics import KINDS
 
 SCORE = "score"
 
@@ -65,7 +66,7 @@ class Replica:
         self.test_rows = torch.zeros(shape, dtype=torch.int64, device=device)
         self.last_rows: Tensor | None = None
         """The rows that were copied into ``test_rows`` last."""
-        self.predicted = torch.zeros(*shape, 2, dtype=torch.int16, device=device)
+        self.predicted = torch.zeros(*shape, len(KINDS), dtype=torch.int16, device=device)
         self.batch = torch.zeros(1, dtype=torch.int64, device=device)
         """The number of the next batch to score, which every pass increments on the device."""
 
@@ -148,12 +149,12 @@ class Replica:
         return torch.cat([self.network.features(x) for x in images])
 
     def predict(
-        self, captures: Captures, rows: Tensor, kept: Tensors, held: Tensor | None
+        self, captures: Captures, rows: Tensor, kept: Tensors, prior: Tensor | None
     ) -> Tensor:
-        """Return predicted classes (images, 2) of test images, on their way to the host.
+        """Return predicted classes (images, kinds) of test images, on their way to the host.
 
-        The first column is among all classes, the second among those ``held``, which may be None if
-        nobody reads it. Rows that are the same tensor as the last are not copied again.
+        ``prior`` is the client's; it may be None if nobody reads the columns that use it. Rows that
+        are the same tensor as the last are not copied again.
         """
         program = self.device_data.program
         size = self.task.eval_batch
@@ -163,8 +164,8 @@ class Replica:
             for key in [key for key in captures.calls if key[0] == SCORE]:
                 del captures.calls[key]
         copy_into(captures.kept, kept)
-        if held is not None:
-            captures.held.copy_(held)
+        if prior is not None:
+            captures.prior.copy_(prior)
         if self.last_rows is not rows:
             self.last_rows = rows
             self.test_rows.view(-1)[: len(rows)].copy_(rows)
@@ -181,14 +182,14 @@ class Replica:
                 self.batch,
                 captures.visit.anchors,
                 captures.kept,
-                captures.held,
+                captures.prior,
                 self.predicted,
             )
 
         captures.prepare(self.lane, SCORE, size, batches, score, rewind)
         self.batch.zero_()
         captures.repeat(SCORE, size, batches)
-        predicted = self.predicted.view(-1, 2)[: len(rows)]
+        predicted = self.predicted.view(-1, len(KINDS))[: len(rows)]
         return predicted.to("cpu", non_blocking=True, copy=True)
 
 

@@ -19,6 +19,7 @@ from cafedcl.core.tensors import Tensors, prefixed, under
 from cafedcl.engine.cuda.im2col import use_im2col
 from cafedcl.engine.flip_and_crop import flip_and_crop
 from cafedcl.engine.sgd import descend
+from cafedcl.functional.metrics import predictions
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Encoder, Network, Runner
 
@@ -249,17 +250,16 @@ class Program:
         batch: Tensor,
         anchors: Tensors,
         memory: Tensors,
-        held: Tensor,
+        prior: Tensor,
         predicted: Tensor,
     ) -> None:
-        """Write the predictions for the next batch, among all classes and those held; go on."""
+        """Write the predictions for the next batch, for a client with this prior; go on."""
         x, _, _ = images(rows.index_select(0, batch)[0], {})
 
         def act(network: Network) -> Tensor:
             return self.method.scores(network, x, anchors, memory)
 
         scores = self._call(weights, act, None)
-        among_held = scores.masked_fill(~held, -torch.inf)
-        both = torch.stack([scores.argmax(1), among_held.argmax(1)], 1)
-        predicted.index_copy_(0, batch, both.to(predicted.dtype)[None])
+        by_kind = predictions(scores, prior)
+        predicted.index_copy_(0, batch, by_kind.to(predicted.dtype)[None])
         batch.add_(1)

@@ -133,7 +133,7 @@ function recallOption() {
       ? axis({ type: "log", name: "training images of the class, log scale" })
       : axis({ name: "training images of the class", scale: true, boundaryGap: ["6%", "6%"] }),
     yAxis: axis({
-      ...upright(state.protocol === "own" ? "recall, mean over clients’ own models, %" : "recall, %"),
+      ...upright(state.protocol.startsWith("own") ? "recall, mean over clients’ own models, %" : "recall, %"),
       min: 0,
       max: 100,
     }),

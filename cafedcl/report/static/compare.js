@@ -1,8 +1,16 @@
 "use strict";
 // Comparison of methods: headline and ranking.
 
-const PROTOCOLS = { server: "the server’s model", own: "each client’s own model" };
-const ACCURACY = { server: "accuracy on the test set", own: "mean accuracy of the clients" };
+const PROTOCOLS = {
+  server: "the server’s model",
+  own: "each client’s own model",
+  "own-prior": "each client’s own model, with the logarithm of the client’s label distribution added to its scores",
+};
+const ACCURACY = {
+  server: "accuracy on the test set",
+  own: "mean accuracy of the clients",
+  "own-prior": "mean accuracy of the clients",
+};
 
 /** The headline numbers. */
 function headline(main) {

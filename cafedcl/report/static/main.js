@@ -78,7 +78,11 @@ function build() {
 /** Build the switches in the top bar. */
 function controls() {
   const box = document.getElementById("controls");
-  const protocols = phone() ? { server: "server", own: "own" } : { server: "server’s model", own: "own models" };
+  const short = { server: "server", own: "own", "own-prior": "own + log π" };
+  const long = { server: "server’s model", own: "own models", "own-prior": "own models + log π" };
+  const protocols = Object.fromEntries(
+    Object.entries(phone() ? short : long).filter(([name]) => name in group().ranking),
+  );
   const both = Object.keys(group().ranking).length > 1;
   const theme = el(
     "button",

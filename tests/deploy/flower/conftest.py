@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick import QUICK
 
 from cafedcl.config.sections import Config
 from cafedcl.federation.journal import Journal
@@ -91,7 +92,7 @@ def short_config(method: str = "cafedcl", **settings: Any) -> Config:
     dot.
     """
     tables: dict[str, Any] = {name: dict(table) for name, table in SHORT.items()} | {
-        "method": {"name": method}
+        "method": {"name": method, **QUICK.get(method, {})}
     }
     for path, value in settings.items():
         section, _, key = path.partition("__")

@@ -12,6 +12,7 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cpu import stacked as stack_module
 from cafedcl.engine.cpu.stacked import STEPS_GATHERED, StackedClients, stretches
 from cafedcl.federation.rounds import Federation
+from cafedcl.functional.metrics import KINDS
 from cafedcl.methods import method_names
 from cafedcl.models import Network
 
@@ -129,7 +130,7 @@ def test_replies_are_the_reference_engines_with_scores_and_notes(
         assert reply.up.seconds > 0
         assert_near(sent(expected[client].up), sent(reply.up), 1e-5)
         assert_near(expected[client].up.notes, reply.up.notes, 1e-5)
-        assert reply.correct.keys() == expected[client].correct.keys() == {"tested", "all", "held"}
+        assert reply.correct.keys() == expected[client].correct.keys() == {"tested", *KINDS}
         for name, right in expected[client].correct.items():
             assert (right - reply.correct[name]).abs().sum() <= 0.01 * len(
                 one.task.clients.test_labels(client)

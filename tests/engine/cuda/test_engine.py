@@ -35,6 +35,7 @@ from cafedcl.engine.cuda import queued_visit as visit_module
 from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
 from cafedcl.engine.cuda.queued_visit import QueuedVisit
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.functional.metrics import KINDS
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models import Network
@@ -103,7 +104,7 @@ def test_a_round_is_the_reference_engines_round(tiny: Tiny, method: str) -> None
             here.up.samples == there.up.samples == int(one.task.clients.shards.counts[client].sum())
         )
         assert there.up.seconds > 0
-        assert here.correct.keys() == there.correct.keys() == {"tested", "all", "held"}
+        assert here.correct.keys() == there.correct.keys() == {"tested", *KINDS}
         tested = int(here.correct["tested"].sum())
         assert all(
             int((here.correct[name] - there.correct[name]).abs().sum()) <= tested / 100

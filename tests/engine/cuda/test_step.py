@@ -169,16 +169,16 @@ def test_scoring_is_compiled_in_one_piece(
     )
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
     given, images = StepWeights(weights, under("encoder.", weights)), images_of(task, torch.float32)
-    asked, held = torch.arange(40).view(2, 20), torch.arange(10) < 6
+    asked, prior = torch.arange(40).view(2, 20), (torch.arange(10) < 6).float().log()
     found = []
     for predict in (
         program.predict,
         torch.compile(program.predict, backend="eager", fullgraph=True),
     ):
-        at, predicted = torch.tensor([0]), torch.zeros(2, 20, 2, dtype=torch.int16)
+        at, predicted = torch.tensor([0]), torch.zeros(2, 20, 3, dtype=torch.int16)
         with torch.no_grad():
             for _ in asked:
-                predict(given, images, asked, at, visit.anchors, {}, held, predicted)
+                predict(given, images, asked, at, visit.anchors, {}, prior, predicted)
         found.append(predicted)
     assert torch.equal(*found)
     assert len(found[0][..., 0].unique()) > 1
@@ -349,19 +349,20 @@ def test_embeddings_and_scores_of_a_bf16_encoder_are_float32(
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cafedcl", "fedproto"])
-def test_predictions_are_the_largest_score_among_all_and_among_those_held(
+def test_predictions_are_the_largest_score_among_all_those_held_and_by_the_prior(
     after_a_round: Callable[[str], Federation], name: str
 ) -> None:
     federation = after_a_round(name)
     task, method, visit = federation.task, federation.method, visit_of(federation)
     program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
-    rows, held = torch.arange(50), torch.tensor([c in (1, 4, 7) for c in range(10)])
+    share = {1: 0.1, 4: 0.2, 7: 0.7}
+    rows, prior = torch.arange(50), torch.tensor([share.get(c, 0.0) for c in range(10)]).log()
     given, images = StepWeights(weights, under("encoder.", weights)), images_of(task, torch.float32)
     asked, at = torch.stack([rows.flip(0), rows, rows.flip(0)]), torch.tensor([1])
-    table = torch.full((3, 50, 2), -1, dtype=torch.int16)
+    table = torch.full((3, 50, 3), -1, dtype=torch.int16)
     with torch.no_grad():
-        program.predict(given, images, asked, at, visit.anchors, visit.memory, held, table)
+        program.predict(given, images, asked, at, visit.anchors, visit.memory, prior, table)
     assert at.tolist() == [2]
     assert (table[[0, 2]] == -1).all(), "only those that were next are noted"
     predicted = table[1]
@@ -370,9 +371,13 @@ def test_predictions_are_the_largest_score_among_all_and_among_those_held(
         scores = method.scores(
             task.network.eval(), images(rows, {})[0], visit.anchors, visit.memory
         ).tolist()
-    assert predicted.tolist() == [
-        [max(range(10), key=row.__getitem__), max((1, 4, 7), key=row.__getitem__)] for row in scores
-    ]
+    for found, row in zip(predicted.tolist(), scores, strict=True):
+        by_prior = {c: row[c] + math.log(part) for c, part in share.items()}
+        assert found == [
+            max(range(10), key=row.__getitem__),
+            max(share, key=row.__getitem__),
+            max(by_prior, key=by_prior.__getitem__),
+        ]
     torch.testing.assert_close(
         program.embed(given, images, {}, rows),
         method.embed(task.network, images(rows, {})[0]).detach(),
