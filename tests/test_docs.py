@@ -422,6 +422,80 @@ def test_the_table_of_anchors_is_that_of_the_result_file() -> None:
     assert rows == [(f"{abs(row['cosine']):.2f}", f"{100 * row['accuracy']:.1f}") for row in last]
 
 
+def attack_results(data: str) -> dict[str, Any]:
+    file = HOME / "experiments" / "results" / f"attacks-{data}.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def points_lost(data: str, method: str, attack: str, first: int = 0) -> tuple[float, float]:
+    """Points of accuracy lost under the recommended defence, paired by seed, and their error.
+
+    ``first`` is the first seed that counts.
+    """
+    runs = {
+        (run["method"], run["attack"], run["defence"], run["seed"]): 100 * run["accuracy"]
+        for run in attack_results(data)["runs"]
+    }
+    seeds = [key[3] for key in runs if key[:3] == (method, attack, "peers") and key[3] >= first]
+    lost = [
+        runs[method, "none", "none", seed] - runs[method, attack, "peers", seed] for seed in seeds
+    ]
+    return mean(lost), stdev(lost) / len(lost) ** 0.5
+
+
+@pytest.mark.parametrize("data", ["digits", "cifar10"])
+def test_the_tables_of_attacks_are_those_of_the_result_files(data: str) -> None:
+    text = (HOME / "docs" / "attacks.md").read_text(encoding="utf-8")
+    found: dict[tuple[str, ...], list[float]] = {}
+    for run in attack_results(data)["runs"]:
+        key = (run["method"], run["attack"], run["defence"])
+        found.setdefault(key, []).append(100 * run["accuracy"])
+    for (method, attack, defence), values in found.items():
+        error = stdev(values) / len(values) ** 0.5
+        assert f"{mean(values):.1f} ± {error:.1f}" in text, (method, attack, defence)
+
+
+def test_the_recommended_defence_keeps_its_promise() -> None:
+    attacks = {run["attack"] for run in attack_results("digits")["runs"]} - {"none"}
+    lost = {attack: points_lost("digits", "cafedcl", attack) for attack in attacks}
+    worst = max(lost.values())
+    cost = points_lost("digits", "cafedcl", "none")
+    assert worst[0] <= 5
+    assert cost[0] <= 1
+    text = (HOME / "docs" / "attacks.md").read_text(encoding="utf-8")
+    assert f"it loses at most {worst[0]:.1f} ± {worst[1]:.1f} points" in text
+    assert f"it costs {cost[0]:.1f} ± {cost[1]:.1f} points" in text
+    again = max(points_lost("digits", "cafedcl", attack, 4) for attack in attacks)
+    cost = points_lost("digits", "cafedcl", "none", 4)
+    assert f"it loses at most {again[0]:.1f} ± {again[1]:.1f} points, and costs nothing" in text
+    assert f"(−{-cost[0]:.1f} ± {cost[1]:.1f})" in text
+    late = points_lost("digits", "cafedcl", "sign-flip:4,claim=most,since=11")
+    assert f"costs {late[0]:.1f} ± {late[1]:.1f} points (CAFedCL)" in text
+    flipped = [points_lost(*which, "label-flip:4")[0] for which in FLIPPED]
+    assert [f"{points:.1f}" for points in flipped] == ["3.0", "5.9", "11.0"]
+
+
+@pytest.mark.parametrize(
+    ("data", "rounds", "share"), [("digits", 20, "0.7"), ("cifar10", 40, "3.3")]
+)
+def test_peers_finds_liars_and_leaves_few_others_out(data: str, rounds: int, share: str) -> None:
+    found = ("sign-flip:4,claim=most", "scale:4,claim=most", "noise:4,claim=most")
+    honest: dict[tuple[str, str], list[float]] = {}
+    for run in attack_results(data)["runs"]:
+        if run["defence"] != "peers":
+            continue
+        if run["attack"] in found:
+            assert run["liars_left_out"] == 4 * rounds
+        others = 20 if run["attack"] == "none" else 16
+        left_out = 100 * run["honest_left_out"] / (others * rounds)
+        honest.setdefault((run["method"], run["attack"]), []).append(left_out)
+    assert f"{max(mean(values) for values in honest.values()):.1f}" == share
+
+
+FLIPPED = (("digits", "cafedcl"), ("cifar10", "cafedcl"), ("digits", "fedavg"))
+
+
 @pytest.mark.parametrize("name", ["overview", "table1", "skin", "ablation"])
 def test_the_figures_of_the_reproduction_are_drawn_from_the_files_that_are_there(name: str) -> None:
     drawing = runpy.run_path(str(HOME / "docs" / "make_reproduction_images.py"))

@@ -152,6 +152,10 @@ def _write_folders(
         "",
         "[federation]",
         f"clients = {len(sites)}",
+        "",
+        "# Leave out sites whose updates disagree with those of sites with similar classes:",
+        "# [defence]",
+        '# kind = "peers"',
     ]
     _write_config(server_folder / "run.toml", "cafedcl deploy run THIS-FOLDER", run)
     folders = [server_folder]

@@ -122,3 +122,52 @@ def test_honest_claims_and_those_of_two_holders_stay():
     assert torch.equal(
         robust.cross_checked(claims[:2], zeros[:2], torch.ones(2), opposite), claims[:2]
     )
+
+
+def mean_with_liars(honest, weights, liars, claims):
+    """The honest weighted mean, and that of all."""
+    mean = np.average(honest, axis=0, weights=weights)
+    both = np.vstack([honest, liars])
+    return mean, np.average(both, axis=0, weights=[*weights, *claims])
+
+
+@given(SEEDS)
+def test_cross_checked_liars_move_a_mean_by_no_more_than_the_bound(seed):
+    random = np.random.default_rng(seed)
+    honest = np.eye(1, 4)[0] + random.uniform(0.05, 0.5) * random.normal(size=(6, 4))
+    honest /= np.linalg.norm(honest, axis=1, keepdims=True)
+    liars = random.normal(size=(2, 4))
+    liars *= random.uniform(size=(2, 1)) / np.linalg.norm(liars, axis=1, keepdims=True)
+    weights = random.uniform(0.1, 1, 6)
+    most = random.uniform(0.1, 1, 2)
+    everyone = torch.from_numpy(np.vstack([honest, liars]))
+    high = torch.from_numpy(np.concatenate([np.ones(6), most]))
+    claims = robust.cross_checked(high, torch.zeros(8).double(), high, everyone).numpy()[6:]
+    # The honest clients' own weights are what they are; only the liars' claims matter here.
+    mean, moved = mean_with_liars(honest, weights, liars, claims)
+    middle = robust.geometric_median(everyone).numpy()
+    reference = middle / np.linalg.norm(middle)
+    bound = (2 / 3) ** 1.5 * most.sum() / weights.sum()
+    bound += most.sum() / (weights.sum() + most.sum()) * np.linalg.norm(reference - mean)
+    assert np.linalg.norm(moved - mean) <= bound + 1e-9
+
+
+def test_without_the_check_a_liar_moves_the_mean_by_two_shares():
+    honest = np.tile([1.0, 0.0], (4, 1))
+    liar = np.array([[-1.0, 0.0]])
+    mean, moved = mean_with_liars(honest, np.ones(4), liar, [1.0])
+    assert np.linalg.norm(moved - mean) == pytest.approx(2 / 5)
+    everyone = torch.from_numpy(np.vstack([honest, liar]))
+    ones = torch.ones(5).double()
+    assert float(robust.cross_checked(ones, 0 * ones, ones, everyone)[4]) == 0
+
+
+@given(SEEDS)
+def test_a_minority_cannot_carry_the_geometric_median_away(seed):
+    random = np.random.default_rng(seed)
+    honest = random.normal(size=(5, 3))
+    centre = honest.mean(0)
+    radius = np.linalg.norm(honest - centre, axis=1).max()
+    liars = 10 ** random.uniform(0, 5) * random.normal(size=(2, 3))
+    median = robust.geometric_median(torch.from_numpy(np.vstack([honest, liars]))).numpy()
+    assert np.linalg.norm(median - centre) <= 2 * 5 * radius / (7 - 2 * 2) + 1e-6
