@@ -1,5 +1,6 @@
 """Which engine runs a config."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,9 @@ COMPILE_SECONDS = 40.0
 SECONDS_SAVED_PER_STEP = 5e-5
 SECONDS_SAVED_PER_IMAGE = 2e-5
 """What compiling saves per image in a network with slow layers."""
+
+TF32_ADVICE = "TensorFloat32 tensor cores"
+"""How the compiler's warning begins."""
 
 Notice = Callable[[str], None]
 
@@ -72,6 +76,8 @@ def _cuda_engine(setup: Setup, participants: int, notice: Notice) -> Engine:
         if options.compile == "auto":
             compiled = compiling_pays_off(task, steps)
         if compiled:
+            # Single precision without TF32 is a choice here, and the compiler advises against it.
+            warnings.filterwarnings("ignore", TF32_ADVICE, UserWarning)
             engine, reason = _try_captured(setup, participants, compiled=True)
             if engine is not None:
                 return engine

@@ -65,11 +65,13 @@ class Scaffold(FedAvg):
         return uniform(len(ups))
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        sums = {
-            n: sum(up.tensors[f"control/{n}"] for up in ups)
-            for n in under("anchors/control/", state)
-        }
+        control = under("anchors/control/", state)
+        first, *others = ([up.tensors[f"control/{name}"] for name in control] for up in ups)
+        sums = [change.clone() for change in first]
+        for changes in others:
+            # One launch for all tensors of a client.
+            torch._foreach_add_(sums, changes)
         return {
-            f"anchors/control/{n}": state[f"anchors/control/{n}"] + s / self.clients
-            for n, s in sums.items()
+            f"anchors/control/{name}": value + change / self.clients
+            for (name, value), change in zip(control.items(), sums, strict=True)
         }

@@ -1,3 +1,4 @@
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -331,3 +332,17 @@ def test_on_and_off_do_not_ask_whether_it_pays(
     engine = choose_engine(asking_for_captures(make(), compile=choice), pytest.fail)
     assert isinstance(engine, CudaEngine)
     assert engine.device_data.program.compiled == (choice == "on")
+
+
+def test_the_compilers_advice_to_use_tf32_is_neither_shown_nor_a_failure_to_compile(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advise(engine: CudaEngine, down: Down) -> None:
+        warnings.warn("TensorFloat32 tensor cores … available but not enabled.", stacklevel=1)
+
+    monkeypatch.setattr(CudaEngine, "trial", advise)
+    notices: list[str] = []
+    engine = choose_engine(asking_for_captures(make(), compile="on"), notices.append)
+    assert isinstance(engine, CudaEngine)
+    assert notices == []
+    engine.close()
