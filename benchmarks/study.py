@@ -1,0 +1,100 @@
+"""Measures what a run costs in a study of many short runs, and alone.
+
+    python benchmarks/study.py --devices cuda --jobs 1,4,8
+
+20 clients have 250 random images each, which are decoded before anything is timed. The model is the
+four-layer CNN, and a run has 40 rounds.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cafedcl.core.environment import environment
+
+CLIENTS = 20
+TRAIN_IMAGES = 5_000
+TEST_IMAGES = 10_000
+CLASSES = 10
+NAME = "random-rgb"
+
+
+def write_images(folder: Path) -> None:
+    """Write random images of CIFAR's shape as a data set."""
+    rng = np.random.default_rng(0)
+    parts: dict[str, Any] = {}
+    for part, number in (("train", TRAIN_IMAGES), ("test", TEST_IMAGES)):
+        parts[f"x_{part}"] = rng.integers(0, 256, (number, 32, 32, 3), dtype=np.uint8)
+        parts[f"y_{part}"] = rng.integers(0, CLASSES, number)
+    np.savez(folder / f"{NAME}.npz", **parts)
+
+
+def options(folder: Path, rounds: int) -> list[str]:
+    """Return the options that all runs share."""
+    settings = {
+        "model.name": "cnn4",
+        "train.batch_size": 50,
+        "train.epochs": 5,
+        "data.dir": folder,
+        "federation.clients": CLIENTS,
+        "federation.rounds": rounds,
+    }
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+def seconds_of(*words: str) -> float:
+    """Return how long a command of cafedcl takes, from its start to its end."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "cafedcl", *words, "--quiet"], check=True)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, print, and write the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", default="cuda")
+    parser.add_argument("--jobs", default="1,4,8", help="runs at a time, several to compare")
+    parser.add_argument("--methods", default="fedavg,cafedcl")
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/study.json"))
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_images(folder)
+        shared = options(folder, asked.rounds)
+        single = []
+        for number in range(3):
+            out = str(folder / f"single-{number}")
+            words = ["run", "--method", "fedavg", "--data", NAME, "--device", asked.devices]
+            single.append(seconds_of(*words, *shared, "--out", out))
+        # The first run decodes the images.
+        print(f"a single run: {min(single[1:]):.2f} s", flush=True)
+        studies: dict[str, Any] = {}
+        runs = asked.seeds * len(asked.methods.split(","))
+        for jobs in asked.jobs.split(","):
+            words = ["compare", "--methods", asked.methods, "--data", NAME, "--jobs", jobs]
+            words += ["--splits", "dirichlet:0.5", "--seeds", str(asked.seeds)]
+            out = str(folder / f"study-{jobs}")
+            took = seconds_of(*words, "--devices", asked.devices, *shared, "--out", out)
+            studies[jobs] = {"runs": runs, "seconds": took, "seconds_per_run": took / runs}
+            print(f"{jobs} at a time: {took / runs:.2f} s a run", flush=True)
+    result = {
+        "command": ["python", *sys.argv],
+        "environment": environment([], asked.devices),
+        "rounds": asked.rounds,
+        "single_s": min(single[1:]),
+        "studies": studies,
+    }
+    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
