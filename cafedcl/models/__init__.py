@@ -8,12 +8,18 @@ from cafedcl.core.environment import total_memory
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import import_path
 from cafedcl.models.base import Encoder, Factory, Network
-from cafedcl.models.resnet import ResNet18
+from cafedcl.models.resnet import ResNet8, ResNet18
 from cafedcl.models.small import CNN4, CNN8, MLP
 
 __all__ = ["MODELS", "Encoder", "Network", "Shape", "auto_model", "build_encoder", "feature_dim"]
 
-MODELS: dict[str, Factory] = {"resnet18": ResNet18, "cnn4": CNN4, "cnn8": CNN8, "mlp": MLP}
+MODELS: dict[str, Factory] = {
+    "resnet18": ResNet18,
+    "resnet8": ResNet8,
+    "cnn4": CNN4,
+    "cnn8": CNN8,
+    "mlp": MLP,
+}
 
 
 def auto_model(shape: Shape) -> str:

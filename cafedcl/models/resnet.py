@@ -1,4 +1,6 @@
-"""ResNet-18 with GroupNorm and the CIFAR stem: 3×3, stride 1, no max-pool."""
+"""ResNets with GroupNorm and the CIFAR stem: 3×3, stride 1, no max-pool."""
+
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,15 +31,18 @@ class Block(nn.Module):
         return inner + self.shortcut(x)  # type: ignore[no-any-return]
 
 
-class ResNet18(Encoder):
-    """The paper's encoder: 11,168,832 parameters for RGB images at width 1."""
+class ResNet(Encoder):
+    """A stem and several stages of blocks; every stage but the first halves the image."""
+
+    bases: ClassVar[tuple[int, ...]]
+    """The channels of every stage at width 1."""
+    depth: ClassVar[int]
+    """Blocks per stage."""
 
     def __init__(self, shape: Shape, width: float = 1.0) -> None:
         super().__init__()
         # Rounded to a multiple of the number of groups.
-        channels = [
-            max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in (64, 128, 256, 512)
-        ]
+        channels = [max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in self.bases]
         self.dim = channels[-1]
         self.conv = nn.Conv2d(shape[0], channels[0], 3, 1, 1, bias=False)
         self.norm = nn.GroupNorm(GROUPS, channels[0])
@@ -45,12 +50,30 @@ class ResNet18(Encoder):
         inputs = channels[0]
         for stage, outputs in enumerate(channels):
             self.blocks.append(Block(inputs, outputs, 2 if stage else 1))
-            self.blocks.append(Block(outputs, outputs, 1))
+            for _ in range(self.depth - 1):
+                self.blocks.append(Block(outputs, outputs, 1))
             inputs = outputs
 
     def stages(self, x: Tensor) -> list[Tensor]:
-        """Return five levels: the stem and four stages, before their ReLU."""
+        """Return the levels: the stem and the stages, before their ReLU."""
         levels = [self.norm(self.conv(x))]
-        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
-            levels.append(second(F.relu(first(F.relu(levels[-1])))))
+        for begin in range(0, len(self.blocks), self.depth):
+            level = levels[-1]
+            for block in self.blocks[begin : begin + self.depth]:
+                level = block(F.relu(level))
+            levels.append(level)
         return levels
+
+
+class ResNet18(ResNet):
+    """The paper's encoder: 11,168,832 parameters for RGB images at width 1."""
+
+    bases = (64, 128, 256, 512)
+    depth = 2
+
+
+class ResNet8(ResNet):
+    """The encoder of CReFF, which papers on federated long tails use: 256 features."""
+
+    bases = (64, 128, 256)
+    depth = 1

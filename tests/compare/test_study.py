@@ -11,14 +11,19 @@ from cafedcl.compare.study import (
     read_study,
     study_names,
 )
+from cafedcl.config.options import to_toml
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
 from cafedcl.report.paper import COLUMNS_2, FIRST
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import gather
 
+PROTOCOLS = ["creff", "fedloge"]
+"""Studies that repeat the protocols of other papers, with their own networks and rounds."""
 STUDIES = [
     "ablation",
+    "creff",
+    "fedloge",
     "sensitivity",
     "sensitivity_plain",
     "skin",
@@ -33,7 +38,28 @@ def test_every_study_opens_with_the_command_that_runs_it() -> None:
     assert study_names(HOME) == STUDIES
     for name in STUDIES:
         first = (HOME / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
-        assert first == f"# cafedcl reproduce {name} --scale short"
+        scale = "protocol" if name in PROTOCOLS else "short"
+        assert first == f"# cafedcl reproduce {name} --scale {scale}"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "clients", "sampled", "rounds"),
+    [("creff", "resnet8", 20, 8, 200), ("fedloge", "resnet18", 40, 8, 500)],
+)
+def test_a_protocol_of_another_paper_is_run_with_its_own_sizes(
+    name: str, model: str, clients: int, sampled: int, rounds: int
+) -> None:
+    for setting in read_study(name, HOME).at(read_scales(HOME)["protocol"]).settings:
+        words = [f"{key}={to_toml(value)}" for key, value in setting.options.items()]
+        config = gather(data=setting.data, split=setting.split, settings=words)
+        federation = config.federation
+        assert (config.model.name, federation.clients, federation.rounds) == (
+            model,
+            clients,
+            rounds,
+        )
+        assert federation.participants(clients) == sampled
+        assert config.split.ir in (10, 50, 100)
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -36,6 +36,17 @@ def test_resnet18_has_five_levels_that_halve_and_double():
     ]
 
 
+def test_resnet8_has_three_stages_of_one_block_and_256_features():
+    with torch.device("meta"):
+        encoder = build_encoder("resnet8", (3, 32, 32), 1.0)
+        levels = encoder.stages(torch.zeros(2, 3, 32, 32))
+    shapes = [tuple(level.shape[1:]) for level in levels]
+    assert shapes == [(64, 32, 32), (64, 32, 32), (128, 16, 16), (256, 8, 8)]
+    assert len(encoder.blocks) == 3
+    assert encoder.dim == 256
+    assert sum(isinstance(module, nn.Conv2d) for module in encoder.modules()) == 9
+
+
 def test_resnet18_normalises_by_groups_of_two_and_has_no_batch_norm():
     encoder = build_encoder("resnet18", (1, 8, 8), 0.1)
     norms = [module for module in encoder.modules() if "Norm" in type(module).__name__]
@@ -136,7 +147,7 @@ def test_your_own_model_is_found_by_import_path(tmp_path, monkeypatch):
 
 
 def test_an_unknown_model_suggests_the_nearest():
-    with pytest.raises(CafedclError, match=r"model 'resnet': .*did you mean 'resnet18'\?"):
+    with pytest.raises(CafedclError, match=r"model 'resnet': .*did you mean 'resnet8'\?"):
         build_encoder("resnet", (1, 8, 8), 1.0)
 
 
