@@ -13,6 +13,7 @@ from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
+from cafedcl.testing import check_method
 from cafedcl.testing.case import Case, first_difference, result_of
 
 WEIGHT = "encoder.second.weight"
@@ -198,3 +199,10 @@ def test_a_method_without_a_model_to_step_is_refused_in_one_line(tiny, method, o
 def test_an_option_that_is_not_used_is_refused(options, message):
     with pytest.raises(CafedclError, match=message):
         resolve({"method": {"name": "fedavg"}, "server": options})
+
+
+@pytest.mark.parametrize("check", ["rounds", "seed", "broadcast", "engines", "wire"])
+def test_every_engine_trains_from_what_is_sent(check):
+    """What is scored is another model, which must not be taken for it."""
+    settings = {"server.optimizer": "acg", "server.average": 0.9}
+    check_method("fednh", settings, only=check)

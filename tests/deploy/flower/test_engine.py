@@ -43,6 +43,16 @@ def test_every_method_gives_the_same_bits_as_the_reference_engine(method, config
     same(there, here)
 
 
+def test_the_servers_optimizer_is_the_same_over_flower(config, host, same):
+    options = {"server__optimizer": "acg", "server__average": 0.9, "federation__rounds": 3}
+    chosen = config("fedrod", **options)
+    there = host(chosen, [], None)
+    here = reference(chosen)
+    there.run()
+    here.run()
+    same(there, here)
+
+
 def test_generators_are_trained_and_kept_at_the_sites(config, host, same, tmp_path, journal):
     """Tail augmentation needs what a client keeps; the server gets notes about it, and never an
     image.
