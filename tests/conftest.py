@@ -111,6 +111,8 @@ def visit_with() -> Callable[..., Visit]:
     return make
 
 
+# First: xdist reads the groups in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that share a fixture of their module in one process, where it is made once.
 
