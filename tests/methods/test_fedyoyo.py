@@ -6,6 +6,7 @@ from torch import nn
 from cafedcl.core.contract import Batch
 from cafedcl.methods.fedyoyo import FedYoYo, FedYoYoOptions
 from cafedcl.models import Network
+from cafedcl.testing import check_method
 
 COUNTS = np.array([6.0, 0, 2])
 TOTAL = np.array([50.0, 30, 20])
@@ -51,3 +52,8 @@ def test_without_an_exponent_it_is_fedavg(tiny):
 
 def test_defaults_are_the_authors():
     assert FedYoYoOptions() == FedYoYoOptions(tau=1.5, gamma=0.1, prior="mixture")
+
+
+@pytest.mark.parametrize("check", ["padding", "engines"])
+def test_the_count_of_steps_is_the_same_on_every_engine(check):
+    check_method("fedyoyo", {"method.prior": "code", "train.epochs": 2}, only=check)
