@@ -102,6 +102,9 @@ def server(folder: Folder) -> None:
                 f"server at {place.options.listen_address}:{place.options.port}"
                 + (" (insecure)" if place.options.insecure else "")
             )
+            notice = place.expiry_notice()
+            if notice:
+                say(notice)
             running.watch(say)
         finally:
             running.stop()
@@ -211,7 +214,7 @@ def renew(
 
 
 @app.command()
-@with_flags("method", "rounds", "seed")
+@with_flags("method", "defence", "rounds", "seed")
 def run(
     folder: Folder,
     config: Annotated[

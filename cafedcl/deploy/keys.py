@@ -119,8 +119,18 @@ def refuse_expired(folder: Path) -> None:
         if not first <= datetime.now(UTC) <= last:
             raise CafedclError(
                 f"{path}: this certificate is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}; "
-                "renew it with `cafedcl deploy renew`, or set this machine's clock"
+                "renew it at the server with `cafedcl deploy renew`, copy the new ca.crt to every "
+                "site, or set this machine's clock"
             )
+
+
+def days_left(folder: Path) -> int:
+    """Return for how many days the certificate of a server's folder is valid."""
+    optional("cryptography", "cafedcl[flower]", "deploy")
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    return (certificate.not_valid_after_utc - datetime.now(UTC)).days
 
 
 def read_node_key(path: Path) -> bytes:

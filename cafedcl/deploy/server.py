@@ -22,7 +22,13 @@ from cafedcl.deploy.folders import (
     read_server,
     site_names,
 )
-from cafedcl.deploy.keys import make_certificates, read_node_key, refuse_expired, write_secret
+from cafedcl.deploy.keys import (
+    days_left,
+    make_certificates,
+    read_node_key,
+    refuse_expired,
+    write_secret,
+)
 from cafedcl.deploy.programs import ServerProcess, require_flower, run_flwr
 from cafedcl.deploy.proxy import nginx_program, start_proxy, write_proxy_config
 from cafedcl.deploy.submit import submit_app
@@ -30,6 +36,9 @@ from cafedcl.deploy.superlink import SUPERLINK_NAME, Address, start_superlink
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import Run
 from cafedcl.federation.watcher import Watcher
+
+NOTICE_DAYS = 60
+"""A server says so when its certificate expires within this time."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,15 @@ class Server:
             RunningServer(running, lock).stop()
             raise
         return RunningServer(running, lock)
+
+    def expiry_notice(self) -> str:
+        """Return a line that says when the certificate expires, if that is soon."""
+        if self.options.insecure:
+            return ""
+        days = days_left(self.folder)
+        if days > NOTICE_DAYS:
+            return ""
+        return f"the certificate expires in {days} days; see `cafedcl deploy renew --help`"
 
     def _lock(self) -> TextIO:
         """Lock the folder for this process; raise if another server runs in it."""
@@ -224,7 +242,8 @@ class Server:
         )
 
     def check(self) -> None:
-        """Raise an error if the SuperLink does not answer."""
+        """Raise an error if the certificate has expired or the SuperLink does not answer."""
+        refuse_expired(self.folder)
         if not self.address.healthy():
             raise CafedclError(
                 f"no SuperLink at {self.address}; "

@@ -148,6 +148,8 @@ class RunningSite:
 
     def _restart_node(self, node: ServerProcess, say: Callable[[str], None]) -> None:
         """Restart a SuperNode that lost its server; raise an error if it is refused for long."""
+        # It may have ended because the certificate expired; then a restart cannot help.
+        refuse_expired(self.folder)
         error = node.last_error()
         now = time.monotonic()
         if REFUSED not in error:

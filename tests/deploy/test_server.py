@@ -57,15 +57,32 @@ def test_two_servers_do_not_run_in_one_folder(server):
         pass
 
 
-def test_a_server_with_an_expired_certificate_does_not_start(server, monkeypatch):
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz):
-            return datetime.now(tz) + timedelta(days=365 * keys.YEARS + 1)
+@pytest.fixture
+def later(monkeypatch):
+    """Moves the clock of certificates by so many days."""
 
-    monkeypatch.setattr(keys, "datetime", Later)
+    def move(days):
+        class Later(datetime):
+            @classmethod
+            def now(cls, tz):
+                return datetime.now(tz) + timedelta(days=days)
+
+        monkeypatch.setattr(keys, "datetime", Later)
+
+    return move
+
+
+@pytest.mark.parametrize("do", [Server.start, Server.check])
+def test_a_server_with_an_expired_certificate_neither_starts_nor_runs(server, later, do):
+    later(365 * keys.YEARS + 1)
     with pytest.raises(CafedclError, match=r"certificate is valid from .*cafedcl deploy renew"):
-        server.start()
+        do(server)
+
+
+def test_a_server_says_when_its_certificate_expires_soon(server, later):
+    assert server.expiry_notice() == ""
+    later(365 * keys.YEARS - 30)
+    assert "the certificate expires in 29 days" in server.expiry_notice()
 
 
 def test_the_superlink_is_reached_on_the_loopback_only(server):

@@ -147,6 +147,22 @@ def test_a_site_with_an_expired_certificate_does_not_start(tmp_path, monkeypatch
         RunningSite(tmp_path, SiteOptions(name="north", client=0))
 
 
+def test_a_site_whose_certificate_expires_while_it_runs_ends_with_the_reason(
+    site, tmp_path, monkeypatch
+):
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz):
+            return datetime.now(tz) + timedelta(days=365 * keys.YEARS + 1)
+
+    running = site([STAY], ["print('ERROR : certificate has expired')"] * 2)
+    (tmp_path / "ca.crt").write_bytes(keys.make_certificates("localhost", tmp_path))
+    monkeypatch.setattr(keys, "datetime", Later)
+    with pytest.raises(CafedclError, match="certificate is valid from"):
+        running.watch(lambda _: None, 0.01)
+    running.stop()
+
+
 def test_a_sites_new_private_key_stays_where_it_is(tmp_path):
     north = make_folders(tmp_path / "d", ServerOptions(), {"north": ""}, simulated=True)[1]
     before = (north / "node.key").read_bytes()

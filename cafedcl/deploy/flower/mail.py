@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from cafedcl.deploy.flower.records import MessageParts, unwrap, wrap
@@ -13,6 +14,12 @@ PAUSE = (0.05, 0.5)
 """Shortest and longest pause in seconds before looking for answers again."""
 ONLINE_CHECK = 2.0
 """Seconds between two checks of which nodes are online."""
+GONE = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+"""Flower's errors for a node that does not answer any more."""
 REMINDER = 5.0
 """Seconds between two words about the sites that are waited for."""
 
@@ -97,6 +104,8 @@ class Mail:
 def read_answer(message: Message, limit: int | None) -> Answer:
     """Return a site's answer, or why there is none."""
     if message.has_error():
+        if message.error.code in GONE:
+            return NoAnswer("its site was killed, cut off or removed before it answered")
         reason = " ".join(str(message.error.reason or "no reason given").split())
         return NoAnswer(f"{reason} (Flower's error {message.error.code})")
     try:

@@ -22,6 +22,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.flower.runtime import Runtime, RuntimeTask
 from cafedcl.deploy.flower.server_app import GridHost
+from cafedcl.deploy.keys import refuse_expired
 from cafedcl.deploy.submit import FollowedRun
 from cafedcl.deploy.superlink import Address
 from cafedcl.federation import runs
@@ -114,6 +115,8 @@ def _task_grid(
                 grid.close()
             task.finish()
     except httpx.HTTPError as error:
+        # A certificate that expires during a run looks like a SuperLink that refuses.
+        refuse_expired(folder)
         raise CafedclError(
             f"the SuperLink at {address} stopped the run or does not answer: {error}"
         ) from None

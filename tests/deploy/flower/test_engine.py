@@ -199,7 +199,7 @@ FAULTS = {
             if only(asked, "train")
             else [Message(wrap(parts), reply_to=asked)]
         ),
-        "Node Unavailable",
+        "its site was killed, cut off or removed before it answered",
     ),
     "silent": (
         lambda asked, parts: [] if only(asked, "train") else [Message(wrap(parts), reply_to=asked)],
