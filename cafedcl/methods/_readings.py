@@ -96,6 +96,12 @@ class CAFedCLOptions:
         "the client's own model",
         low=0.0,
     )
+    smoothing: float = option(
+        0.0,
+        "images added to every class before the share of `calibrate` is computed (additive "
+        "smoothing); 0: classes that the client lacks are left out",
+        low=0.0,
+    )
     classifier: str = option(
         "literal",
         "no classifier head (literal), or one trained with cross-entropy",

@@ -95,7 +95,7 @@ class CAFedCL(Method):
         sums, counts = contrast.class_sums(z, batch.y, batch.weight, self.classes)
         q = unit(sums)
         present = counts > 0
-        prior = contrast.log_prior(visit.client.counts, o.calibrate)
+        prior = contrast.log_prior(visit.client.counts, o.calibrate, o.smoothing)
         terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau, prior)}
         if o.lam_align:
             warm = ((visit.round + 1) / max(o.align_warmup, 1)).clamp(max=1.0)
@@ -168,7 +168,8 @@ class CAFedCL(Method):
         kept: Tensors = {}
         if self.options.inference == "own":
             kept["prototypes"] = self.prototypes(visit)
-        prior = contrast.log_prior(visit.client.counts, self.options.calibrate)
+        o = self.options
+        prior = contrast.log_prior(visit.client.counts, o.calibrate, o.smoothing)
         if prior is not None:
             kept["prior"] = prior
         return kept

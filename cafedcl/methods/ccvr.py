@@ -71,16 +71,24 @@ class CCVR(ServerHead):
         known = state["server/known"].clone()
         for c in sorted({int(label) for up in ups for label in up.tensors["classes"]}):
             mean, covariance = pooled(ups, c)
-            # Fewer images than dimensions leave a singular matrix, which has no factor.
-            ridge = 1e-4 * covariance.diagonal().mean() + 1e-8
-            factor = torch.linalg.cholesky(covariance + ridge * torch.eye(self.dim).to(covariance))
             noise = torch.randn(o.features, self.dim).to(features)
-            features[c] = mean.to(features) + noise @ factor.T.to(features)
+            features[c] = mean.to(features) + noise @ factor_of(covariance).T.to(features)
             known[c] = True
         head = under("model/head.", state)
         head = {name: value.to(features.device) for name, value in head.items()}
         trained = trained_head(head, features, o.epochs, o.batch, o.lr, known)
         return {FEATURES: features, "server/known": known, **trained}
+
+
+def factor_of(covariance: Tensor) -> Tensor:
+    """Return L with L·Lᵀ = covariance, nearly: fewer images than dimensions leave it singular."""
+    ridge = 1e-4 * covariance.diagonal().mean() + 1e-8
+    eye = torch.eye(len(covariance)).to(covariance)
+    factor, failed = torch.linalg.cholesky_ex(covariance + ridge * eye)
+    if failed:
+        # Only a liar sends what is no covariance; the variances in it do no harm.
+        return covariance.diagonal().clamp_min(0).sqrt().diag()
+    return factor  # type: ignore[no-any-return]
 
 
 def pooled(ups: list[Up], label: int) -> tuple[Tensor, Tensor]:

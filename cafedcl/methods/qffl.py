@@ -65,12 +65,13 @@ class FairAggregator(Aggregator):
         """Take in a reply."""
         q = self.method.options.q
         lipschitz = self.method.options.lipschitz
-        loss = float(loss_of(up))
+        loss = loss_of(up)
         received = under(MODEL, self.state)
         parts = [(received[n] - v).double().square().sum() for n, v in up.model.items()]
         length = lipschitz**2 * float(torch.stack(parts).sum())
-        self.weights += lipschitz * loss**q
-        self.curvature += q * loss ** (q - 1) * length + lipschitz * loss**q
+        # Powers of tensors overflow to infinity, which the server rejects; those of floats raise.
+        self.weights += float(lipschitz * loss**q)
+        self.curvature += float(q * loss ** (q - 1) * length + lipschitz * loss**q)
         super().add(up)
 
     def finish(self) -> Tensors:

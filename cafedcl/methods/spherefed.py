@@ -69,7 +69,8 @@ class SphereFed(Method):
         gram = torch.stack([up.tensors["gram"] for up in ups]).double().sum(0)
         targets = torch.stack([up.tensors["targets"] for up in ups]).double().sum(0)
         ridge = self.options.ridge * torch.eye(self.dim).to(gram)
-        calibrated = torch.linalg.solve(gram + ridge, targets.T).T
+        # If liars make it singular, the result is not finite, and the server rejects the step.
+        calibrated = torch.linalg.solve_ex(gram + ridge, targets.T)[0].T
         return {"anchors/calibrated": calibrated.float().contiguous()}
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:

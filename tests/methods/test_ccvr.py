@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from cafedcl.core.contract import Up
-from cafedcl.methods.ccvr import CCVR, CCVROptions, pooled
+from cafedcl.methods.ccvr import CCVR, CCVROptions, factor_of, pooled
 from cafedcl.models import Network
 
 CLASSES, DIM = 3, 4
@@ -84,3 +84,10 @@ def test_a_singular_covariance_can_be_drawn_from(visit_with):
     state = {**method.start(network), **head}
     after = method.update(state, [reply_of(0, h, torch.tensor([1, 1, 1]), visit_with)])
     assert after["server/features"].abs().max() == pytest.approx(0, abs=1e-3)
+
+
+def test_what_is_no_covariance_does_not_end_the_run():
+    wrong = torch.tensor([[1.0, 9.0], [9.0, -4.0]]).double()
+    np.testing.assert_allclose(factor_of(wrong), [[1, 0], [0, 0]])
+    right = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).double()
+    np.testing.assert_allclose(factor_of(right) @ factor_of(right).T, right, atol=1e-3)

@@ -49,3 +49,9 @@ def test_a_client_without_any_loss_breaks_nothing():
     ups = [Up(k, 1, {"loss": torch.tensor(0.0)}, model={"w": torch.ones(2)}) for k in range(2)]
     after = aggregated(QFFL(QFFLOptions(), 2, 4), {"model/w": torch.zeros(2)}, ups)
     assert after["model/w"].isfinite().all()
+
+
+def test_a_loss_whose_power_overflows_raises_nothing():
+    up = Up(0, 1, {"loss": torch.tensor(3e38)}, model={"w": torch.ones(2)})
+    after = aggregated(QFFL(QFFLOptions(q=50.0), 2, 4), {"model/w": torch.zeros(2)}, [up])
+    assert not after["model/w"].isfinite().all()

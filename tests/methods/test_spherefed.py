@@ -68,3 +68,9 @@ def test_the_classifier_is_orthonormal_and_never_trained(tiny):
     assert torch.equal(federation.state["anchors/frame"], frame)
     torch.testing.assert_close(frame @ frame.T, torch.eye(10), atol=1e-5, rtol=0)
     assert not any(name.startswith("head") for name in federation.task.initial)
+
+
+def test_a_matrix_that_cannot_be_inverted_raises_nothing():
+    method = SphereFed(SphereFedOptions(ridge=0.5), CLASSES, DIM)
+    wrong = {"gram": -0.5 * torch.eye(DIM), "targets": torch.ones(CLASSES, DIM)}
+    assert not method.update({}, [Up(0, 1, wrong)])["anchors/calibrated"].isfinite().all()
