@@ -3,19 +3,20 @@
     python experiments/tuning.py --out runs/tuning --jobs 4
 
 runs all candidates of all methods in experiments/tuning.toml, the same number for each, and writes
-OUT/tuning.json: every candidate's score, and the best candidate per method. Scores are measured on
-training images that are held out, the same for all; the test set is not used. The same command
-resumes an interrupted tuning and runs candidates that were added. `--from tuning.json` uses the
-scores of an earlier result with the same settings, so that only other candidates are run. `--study
-experiments/tuned.toml` runs nothing: from the result that --from names, it writes the study in
-which every method has the options of its best candidate.
+OUT/tuning.json: every candidate's score, and the best candidate per method. A score is a mean over
+splits and seeds, measured on training images that are held out; the test set is not used.
+
+The same command resumes an interrupted tuning and runs candidates that were added. `--from
+tuning.json` uses the scores of an earlier result with the same settings, so that only other
+candidates are run. `--study experiments/tuned.toml` runs nothing: from the result that --from
+names, it writes the study in which every method has the options of its best candidate.
 """
 
 import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,13 @@ from cafedcl.config.sections import read_file
 from cafedcl.core.environment import environment
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.files import write_atomically
+from cafedcl.core.slug import slug
 from cafedcl.federation.run_folder import RunFolder
 
 PLAN = Path(__file__).with_name("tuning.toml")
 RESULT = "tuning.json"
 SHARED = "shared.json"
-ENTRIES = ("data", "split", "hold_out", "score", "options", "scores", "candidates")
+ENTRIES = ("data", "splits", "hold_out", "score", "options", "scores", "candidates")
 
 
 STUDY = """\
@@ -70,7 +72,7 @@ class Tuning:
     """A plan: the settings of all runs, and the candidates of every method."""
 
     data: str
-    split: str
+    splits: list[str]
     hold_out: float
     score: str
     options: dict[str, Any]
@@ -112,12 +114,12 @@ class Tuning:
         """Return the options of all runs, as for --set."""
         return [*(f"{name}={to_toml(value)}" for name, value in self.options.items()), *settings]
 
-    def sweep(self, method: str, seeds: int, settings: Sequence[str]) -> Sweep:
-        """Return the runs of one method as a sweep; its points are the candidates."""
+    def sweep(self, method: str, split: str, seeds: int, settings: Sequence[str]) -> Sweep:
+        """Return the runs of one method under a split as a sweep; its points are the candidates."""
         return Sweep(
             settings=sweep_settings(
                 {},
-                {"method": method, "data": self.data, "split": self.split},
+                {"method": method, "data": self.data, "split": split},
                 self.shared(settings),
             ),
             seeds=seeds,
@@ -131,15 +133,20 @@ class Tuning:
             prune=False,
         )
 
-    def jobs(self, out: Path, method: str, sweep: Sweep) -> list[tuple[Point, list[RunSpec]]]:
-        """Return a method's candidates, each with a run per seed."""
+    def jobs(
+        self, out: Path, method: str, sweeps: Mapping[str, Sweep]
+    ) -> list[tuple[Point, list[RunSpec]]]:
+        """Return a method's candidates, each with a run per split and seed."""
         found = []
         for point in self.candidates[method]:
-            place = f"{method}/{sweep.place(point) or 'defaults'}"
-            try:
-                found.append((point, sweep.jobs(out, place, point)))
-            except CafedclError as error:
-                raise CafedclError(f"{method}: {error}") from None
+            runs: list[RunSpec] = []
+            for split, sweep in sweeps.items():
+                place = f"{slug(split)}/{method}/{sweep.place(point) or 'defaults'}"
+                try:
+                    runs += sweep.jobs(out, place, point)
+                except CafedclError as error:
+                    raise CafedclError(f"{method}: {error}") from None
+            found.append((point, runs))
         return found
 
 
@@ -221,7 +228,7 @@ def named(point: Point) -> str:
 def scored(
     method: str, sweep: Sweep, candidates: Sequence[tuple[Point, list[RunSpec]]], earlier: Earlier
 ) -> dict[str, Any]:
-    """Return every candidate's score (the mean over seeds), and the best candidate."""
+    """Return every candidate's score (the mean over splits and seeds), and the best candidate."""
     rows = []
     for point, jobs in candidates:
         if earlier.has(method, point):
@@ -260,17 +267,22 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
             )
     local = [f"data.dir={to_toml(arguments.data_dir)}"] if arguments.data_dir else []
     sweeps = {
-        name: plan.sweep(name, arguments.seeds, [*settings, *local]) for name in plan.candidates
+        name: {
+            split: plan.sweep(name, split, arguments.seeds, [*settings, *local])
+            for split in plan.splits
+        }
+        for name in plan.candidates
     }
-    jobs = {name: plan.jobs(out, name, sweep) for name, sweep in sweeps.items()}
+    jobs = {name: plan.jobs(out, name, of_method) for name, of_method in sweeps.items()}
     shared = {
         "data": plan.data,
-        "split": plan.split,
+        "splits": plan.splits,
         "hold_out": plan.hold_out,
         "options": plan.shared(settings),
     }
     with held(out, shared):
-        first = next(iter(sweeps.values()))
+        # Which images are held out does not depend on the method or the split.
+        first = next(iter(sweeps[chosen[0]].values()))
         fetch_data([first.tables({})])
         measured_on = first.prepare(out)
         earlier = Earlier.read(
@@ -288,8 +300,13 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
         try:
             return run(missing, arguments.jobs, arguments.quiet)
         finally:
-            methods = {name: scored(name, sweeps[name], jobs[name], earlier) for name in sweeps}
+            methods = {
+                name: scored(name, next(iter(of_method.values())), jobs[name], earlier)
+                for name, of_method in sweeps.items()
+            }
             command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
+            if arguments.plan != PLAN:
+                command += ["--plan", f"experiments/{arguments.plan.name}"]
             for setting in settings:
                 command += ["--set", setting]
             result = {

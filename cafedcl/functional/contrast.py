@@ -124,15 +124,17 @@ def log_shares(counts: Tensor) -> Tensor:
     return share.clamp_min(1e-12).log().masked_fill(counts <= 0, -1e9)
 
 
-def log_prior(counts: Tensor, strength: float) -> Tensor | None:
+def log_prior(counts: Tensor, strength: float, smoothing: float = 0.0) -> Tensor | None:
     """Return κ·log(n_{k,c}/n_k), which is added to logits to calibrate them to a client's labels.
 
-    A class that the client lacks cannot be predicted. With κ = 1 it is the balanced softmax: the
+    ``smoothing`` images are added to every class first (additive smoothing). Without it, a class
+    that the client lacks cannot be predicted. With κ = 1 it is the balanced softmax: the
     model learns what it would from equally many images of every class. With κ = 0 it is None.
     """
     if not strength:
         return None
-    return (strength * log_shares(counts)).masked_fill(counts <= 0, -1e9)
+    smoothed = counts + smoothing
+    return (strength * log_shares(smoothed)).masked_fill(smoothed <= 0, -1e9)
 
 
 def align_loss(local: Tensor, p: Tensor, present: Tensor) -> Tensor:

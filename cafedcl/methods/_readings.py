@@ -197,6 +197,8 @@ class CAFedCLOptions:
             return f"clip = {list(self.clip)}: the first number must not be the larger one"
         if self.inference == "head" and self.classifier != "ce":
             return "inference = head: there is no head; set method.classifier = 'ce'"
+        if self.smoothing and not self.calibrate:
+            return f"smoothing = {self.smoothing:g}: only calibrate uses it; set method.calibrate"
         readings = (self.prototype, self.prototype_of)
         if self.weights == "inverse-variance" and readings != ("mean-of-units", "real"):
             return (

@@ -15,7 +15,7 @@ from cafedcl.methods import find_method
 FILE = Path(__file__).parents[2] / "experiments" / "tuning.py"
 PLAN = """
 data = "digits"
-split = "dirichlet:0.3"
+splits = ["dirichlet:0.3", "pathological:4"]
 hold_out = 0.2
 score = "server.accuracy"
 [options]
@@ -60,16 +60,21 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         it = result["methods"][method]
         values = []
         for row in it["candidates"]:
-            (folder,) = out.glob(f"{method}/*lr={row['options']['train.lr']}*/s0")
-            (line,) = [
-                json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()
-            ]
-            values.append(line[protocol][score])
-            assert read_file(folder / "config.toml")["data"]["name"] == str(
-                (out / "held-out.npz").resolve()
-            )
-        assert [row["value"] for row in it["candidates"]] == values
-        assert it["value"] == max(values)
+            folders = sorted(out.glob(f"*/{method}/*lr={row['options']['train.lr']}*/s0"))
+            assert [folder.parts[-4][:9] for folder in folders] == ["dirichlet", "pathologi"]
+            of_splits = []
+            for folder in folders:
+                (line,) = [
+                    json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()
+                ]
+                of_splits.append(line[protocol][score])
+                assert read_file(folder / "config.toml")["data"]["name"] == str(
+                    (out / "held-out.npz").resolve()
+                )
+            assert row["values"] == of_splits
+            values.append(sum(of_splits) / 2)
+        assert [row["value"] for row in it["candidates"]] == pytest.approx(values)
+        assert it["value"] == pytest.approx(max(values))
         assert it["best"]["train.lr"] == 0.3
     again = tmp_path / "again"
     more = PLAN.replace('"train.lr" = 0.3 }]', '"train.lr" = 0.3 }, { "train.lr" = 0.1 }]').replace(
@@ -89,8 +94,8 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         )
         == 0
     )
-    (made,) = {folder.parent for folder in again.glob("*/*/s0")}
-    assert "lr=0.1" in made.name, "only the candidate that was added is run"
+    (made,) = {folder.parent.name for folder in again.glob("*/*/*/s0")}
+    assert "lr=0.1" in made, "only the candidate that was added is run"
     merged = json.loads((again / "tuning.json").read_text())
     assert (
         merged["methods"]["fedavg"]["candidates"][:2] == result["methods"]["fedavg"]["candidates"]
@@ -146,7 +151,7 @@ def test_the_plan_gives_every_method_its_defaults_among_as_many_candidates(
     assert plan.budget == 12
     usual = {"train.lr": 0.1}
     for name, points in plan.candidates.items():
-        jobs = plan.jobs(tmp_path, name, plan.sweep(name, 1, ()))
+        jobs = plan.jobs(tmp_path, name, {s: plan.sweep(name, s, 1, ()) for s in plan.splits})
         assert len({job.folder for _, (job,) in jobs}) == 12
         options = find_method(name)[0].Options()
         own = {f"method.{key}": value for key, value in vars(options).items()}

@@ -545,6 +545,17 @@ def test_calibrated_logits_follow_the_client_s_labels(scene, strength):
     assert terms["i2p"] == pytest.approx(np.mean(np.log(np.exp(logits).sum(1)) - own), rel=1e-6)
 
 
+def test_with_smoothing_the_prior_covers_classes_that_the_client_lacks(scene):
+    terms, _ = scene.run(calibrate=0.5, smoothing=1.0)
+    counts = np.bincount(scene.y, minlength=len(scene.p))
+    share = (counts + 1) / (counts + 1).sum()
+    logits = unit(scene.x @ scene.weight.T) @ scene.p.T / 0.1 + 0.5 * np.log(share)
+    own = logits[np.arange(7), scene.y]
+    assert terms["i2p"] == pytest.approx(np.mean(np.log(np.exp(logits).sum(1)) - own), rel=1e-6)
+    with pytest.raises(CafedclError, match="only calibrate uses it"):
+        resolve({"method": {"name": "cafedcl", "smoothing": 1.0}})
+
+
 def test_only_a_client_s_own_model_knows_its_labels(scene):
     method = method_with(calibrate=1.0)
     network, visit = scene.network(method), scene.visit(method)
