@@ -111,20 +111,6 @@ def visit_with() -> Callable[..., Visit]:
     return make
 
 
-# First: xdist reads the groups in the same hook.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share a fixture of their module in one process, where it is made once.
-
-    And start with what takes longest, so that no process is left waiting for it at the end.
-    """
-    for item in items:
-        if isinstance(item, pytest.Function) and shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """Start with the files of what takes longest, so that no process waits for them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-
-
-def shares_a_fixture(test: pytest.Function) -> bool:
-    """Return whether a test uses a fixture that its module makes once."""
-    used = test._fixtureinfo.name2fixturedefs.values()
-    return any(fixtures[-1].scope == "module" for fixtures in used)
