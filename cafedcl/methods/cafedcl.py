@@ -225,5 +225,4 @@ class CAFedCL(Method):
     def similarity(self, scores: Tensor) -> Tensor:
         if self.options.inference == "head":
             return super().similarity(scores)
-        cosines: Tensor = scores * self.options.tau
-        return cosines
+        return scores * self.options.tau  # type: ignore[no-any-return]
