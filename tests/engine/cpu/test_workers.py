@@ -56,12 +56,13 @@ def jobs(setup: Setup) -> list[Job]:
     return [Job(client, down, {}, False) for client in range(6)]
 
 
-def ready(engine: CpuEngine, setup: Setup) -> None:
-    """Work until the processes have taken over."""
+def ready(engine: CpuEngine) -> None:
+    """Start the processes, and wait until they can take over."""
+    engine._hire(6)
     until = time.monotonic() + 600
-    while not (engine.workers and all(worker.ready for worker in engine.workers)):
+    while not all(worker.ready for worker in engine.workers):
         assert time.monotonic() < until, "the workers never became ready"
-        list(engine.train(jobs(setup)))
+        engine._listen(deque(), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,7 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
         with Federation(resolve(tables)) as federation:
             if workers > 1:
                 assert isinstance(federation.engine, CpuEngine)
-                federation.engine._hire(6)
-                wait_for(federation.engine)
+                ready(federation.engine)
             federation.run()
             assert len(federation.engine.workers) == (0 if workers == 1 else 3)
             results.append(federation.snapshot()[0])
@@ -100,19 +100,11 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
 
 
-def wait_for(engine: CpuEngine) -> None:
-    """Wait until all processes are ready."""
-    until = time.monotonic() + 600
-    while not all(worker.ready for worker in engine.workers):
-        assert time.monotonic() < until, "the workers never became ready"
-        engine._listen(deque(), 1.0)
-
-
 def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> None:
     setup = make_setup(threads=2)
     engine = CpuEngine(setup.task, setup.config, 2, 100)
     try:
-        ready(engine, setup)
+        ready(engine)
         assert engine.shared is not None
         inode = os.fstat(engine.shared.fileno()).st_ino
         for worker in engine.workers:
@@ -156,7 +148,7 @@ def test_closing_ends_the_processes(either: Setup) -> None:
 def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) -> None:
     engine = CpuEngine(either.task, either.config, 2, 100)
     try:
-        ready(engine, either)
+        ready(engine)
         busy = engine.workers[0]
         os.kill(busy.process.pid, signal.SIGSTOP)
         results = engine.train(jobs(either))
@@ -173,7 +165,7 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) ->
 def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: Setup) -> None:
     engine = CpuEngine(either.task, either.config, 2, 100)
     try:
-        ready(engine, either)
+        ready(engine)
         engine.deaths[3, 0] = 1
         victim = engine.workers[0]
         os.kill(victim.process.pid, signal.SIGSTOP)
@@ -191,7 +183,7 @@ def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: 
 def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup) -> None:
     engine = CpuEngine(either.task, either.config, 2, 100)
     try:
-        ready(engine, either)
+        ready(engine)
         results = engine.train(jobs(either))
         next(results)
         results.close()
