@@ -27,10 +27,10 @@ UNEQUAL = {
 SHORT = {"fedtgp": {"method__epochs": 5}}
 WAYS = {
     "padded batches": {"train__epochs": 2, "train__iterations": 3},
-    "unequal steps": {"train__epochs": 2, "train__batch_size": 20},
+    "unequal steps": {"train__epochs": 2, "train__batch_size": 60},
     "all options": {
         "train__epochs": 2,
-        "train__batch_size": 30,
+        "train__batch_size": 80,
         "train__momentum": 0.5,
         "train__clip": 0.5,
         "train__lr_decay": 0.9,
