@@ -195,7 +195,7 @@ BAD = {
     "unknown method": (["run", "--method", "cafedc"], "did you mean 'cafedcl'?"),
     "unknown preset": (["run", "--method", "cafedcl:no-goe"], "did you mean 'no-geo'?"),
     "unknown data": (["run", "--data", "digit"], "did you mean 'digits'?"),
-    "unknown model": (["run", "--set", "model.name=resnet8"], "did you mean 'resnet18'?"),
+    "unknown model": (["run", "--set", "model.name=resnet19"], "did you mean 'resnet18'?"),
     "unknown section": (["run", "--set", "trian.lr=1"], "did you mean 'train'?"),
     "unknown key": (["run", "--set", "train.epoch=1"], "did you mean 'epochs'?"),
     "unknown method key": (["run", "--set", "method.lambda_geo=1"], "did you mean 'lam_geo'?"),
