@@ -23,10 +23,11 @@ class FedLoGeOptions:
 
     sparsity: float = option(0.6, "share of the fixed head's entries that are 0", low=0.0, high=0.9)
     steps: int = option(
-        1000,
-        "steps of Adam that make the fixed head, of length 1/steps; the authors' are 10000",
+        200,
+        "steps of Adam that make the fixed head, of length 1/steps; the authors take 10,000, to "
+        "nearly the same end",
         low=1,
-        high=1_000_000,
+        high=1000,
     )
     norm: float = option(
         1.0, "length of the fixed head's rows: 1 in the paper, 0.1 in the authors' code", above=0.0
