@@ -14,7 +14,7 @@ from cafedcl.core.slug import slug
 from cafedcl.task.resolve import resolve
 
 SCALES = "scales.toml"
-OTHERS = (SCALES, "tuning.toml")
+OTHERS = (SCALES, "tuning.toml", "tuning_long_tail.toml")
 """Files in the folder of studies that are not studies."""
 FOLDER = Path("experiments")
 HOME = Path(__file__).parents[2] / FOLDER
