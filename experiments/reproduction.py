@@ -37,7 +37,17 @@ from cafedcl.core.errors import CafedclError, nearest
 HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "reproduction.md"
 RESULTS = HOME / "experiments" / "results"
-NAMES = ("table1", "table2", "ablation", "sensitivity", "standins", "skin", "tuned", "tuning")
+NAMES = (
+    "table1",
+    "table2",
+    "ablation",
+    "sensitivity",
+    "standins",
+    "skin",
+    "tuned",
+    "tuning",
+    "long-tail-tuning",
+)
 BLOCK = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 MARK = re.compile(r"<!-- (?:table:\S+|/table) -->")
 EMPTY = "_No result file yet._\n\n"

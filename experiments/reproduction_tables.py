@@ -301,9 +301,11 @@ def tuning_table(result: Mapping[str, Any]) -> str:
         )
     where = result["environment"]
     plural = "s" if result["seeds"] > 1 else ""
+    # Results of one split have it under another name.
+    splits = " and ".join(result.get("splits") or [result["split"]])
     facts = [
         f"{result['budget']} candidates each, {result['seeds']} seed{plural}",
-        f"{result['data']}, {result['split']}, {', '.join(result['options'])}",
+        f"{result['data']}, {splits}, {', '.join(result['options'])}",
         f"scores on {result['measured_on']}",
         str(where["device_name"]),
     ]

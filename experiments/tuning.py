@@ -238,7 +238,11 @@ def scored(
             values = [sweep.score_of(job) for job in jobs if job.finished]
             value = sweep.value(jobs) if len(values) == len(jobs) else math.nan
         rows.append(
-            {"options": point, "value": value if math.isfinite(value) else None, "values": values}
+            {
+                "options": point,
+                "value": value if math.isfinite(value) else None,
+                "values": [one if math.isfinite(one) else None for one in values],
+            }
         )
     known = [row for row in rows if row["value"] is not None]
     best = None

@@ -1,8 +1,7 @@
-"""The processes of runs on this machine. They live on and take one run after another.
+"""The processes of runs on this machine. On a CPU they live on and take one run after another.
 
-So a study pays once for importing PyTorch and for opening the GPU. A process executes one run at a
-time, and a run that fails or is stopped takes its process with it: the next run starts in a new
-one.
+So a study pays once for importing PyTorch. A process executes one run at a time, and a run that
+fails or is stopped takes its process with it: the next run starts in a new one.
 """
 
 import json
@@ -19,6 +18,10 @@ from cafedcl.compare.jobs import DeviceShare, Handle
 
 PROGRAM = (sys.executable, "-m", "cafedcl.cli.run_loop")
 """The command of a process that takes runs; `cafedcl.compare.run_loop` has the other end."""
+REUSED = ("cpu",)
+"""Devices whose processes take further runs. On a GPU it is not yet proved that a second run in a
+process has the bits of the first, so every run there has a process of its own.
+"""
 
 
 class LocalLauncher:
@@ -124,7 +127,7 @@ class LocalRun:
         """Return the exit status, or None while it runs."""
         if self.status is None:
             self.status = self.process.status()
-            if self.status == 0 and not self.stopped:
+            if self.status == 0 and not self.stopped and self.process.slot.device in REUSED:
                 self.idle.append(self.process)
             elif self.status is not None:
                 # Whatever has gone wrong must not reach the next run; and a process that was asked

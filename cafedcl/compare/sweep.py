@@ -26,7 +26,7 @@ from cafedcl.config.sections import assign
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.slug import slug
-from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.run_folder import RunFolder, any_round_counted
 from cafedcl.task.resolve import resolve
 from cafedcl.terminal.overview import last_scored, value_of
 
@@ -161,7 +161,12 @@ class Sweep:
         return mean(self.score_of(job) for job in jobs)
 
     def score_of(self, job: RunSpec) -> float:
-        """Return the score of a finished run; raises an error if its method has no such score."""
+        """Return the score of a finished run; raises an error if its method has no such score.
+
+        It is NaN if no round was aggregated: the score would be that of the initial model.
+        """
+        if not any_round_counted(RunFolder(job.folder).metrics()):
+            return math.nan
         value = self.score_at(job, job.rounds)
         if value is None:
             raise CafedclError(

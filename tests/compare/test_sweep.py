@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cafedcl.cli.compare import sweep as command
 from cafedcl.compare import pool as schedule_pool
-from cafedcl.compare.jobs import DeviceShare, Handle
+from cafedcl.compare.jobs import DeviceShare, Handle, RunSpec
 from cafedcl.compare.pool import Pool, View
 from cafedcl.compare.sweep import Range, Sweep, parse_ranges, parse_values, write_held_out
 from cafedcl.compare.tune import Search
@@ -353,3 +353,24 @@ def test_the_command_runs_a_grid_and_says_that_it_looks_at_the_test_set(
 )
 def test_a_sweep_is_a_grid_or_a_search(arguments: list[object], said: str) -> None:
     assert said in str(call(*arguments, "--out", "x").exception)
+
+
+def test_a_run_that_aggregated_nothing_has_no_score(tmp_path: Path) -> None:
+    sweep = Sweep(
+        settings={},
+        seeds=1,
+        first_seed=0,
+        score="server.accuracy",
+        on="test",
+        hold_out=0.0,
+        grid={},
+        ranges={},
+        choices={},
+        prune=False,
+    )
+    job = RunSpec(tmp_path, "run", (), 1)
+    job.folder.mkdir()
+    for status, expected in (("ok", 0.5), ("skipped", math.nan)):
+        line = {**scored_line(0, {"accuracy": 0.5}), "status": status}
+        (job.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        assert sweep.score_of(job) == pytest.approx(expected, nan_ok=True)
