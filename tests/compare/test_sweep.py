@@ -362,7 +362,7 @@ def test_a_run_that_aggregated_nothing_has_no_score(tmp_path: Path) -> None:
         first_seed=0,
         score="server.accuracy",
         on="test",
-        hold_out=0.0,
+        hold_out=0.1,
         grid={},
         ranges={},
         choices={},

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import theory as of
 import theory_weights as weighting
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cafedcl.functional import robust
 
 MANY = 20_000
 EXAMPLE = np.array([100.0, 10.0, 1.0])
@@ -485,3 +488,52 @@ def test_weights_from_the_same_samples_bias_the_mean_of_skewed_embeddings(skewed
     means = (alpha * samples.mean(2)).sum(1)
     off = abs(means.mean()) / (means.std() / 200)
     assert off > 20 if skewed else off < 5
+
+
+def mean_with_liars(honest, weights, liars, claims):
+    """The honest weighted mean, and that of all."""
+    mean = np.average(honest, axis=0, weights=weights)
+    both = np.vstack([honest, liars])
+    return mean, np.average(both, axis=0, weights=[*weights, *claims])
+
+
+@given(st.integers(0, 10_000))
+def test_cross_checked_liars_move_a_mean_by_no_more_than_the_bound(seed):
+    random = np.random.default_rng(seed)
+    honest = np.eye(1, 4)[0] + random.uniform(0.05, 0.5) * random.normal(size=(6, 4))
+    honest /= np.linalg.norm(honest, axis=1, keepdims=True)
+    liars = random.normal(size=(2, 4))
+    liars *= random.uniform(size=(2, 1)) / np.linalg.norm(liars, axis=1, keepdims=True)
+    weights = random.uniform(0.1, 1, 6)
+    most = random.uniform(0.1, 1, 2)
+    everyone = torch.from_numpy(np.vstack([honest, liars]))
+    high = torch.from_numpy(np.concatenate([np.ones(6), most]))
+    claims = robust.cross_checked(high, torch.zeros(8).double(), high, everyone).numpy()[6:]
+    # The honest clients' own weights are what they are; only the liars' claims matter here.
+    mean, moved = mean_with_liars(honest, weights, liars, claims)
+    middle = robust.geometric_median(everyone).numpy()
+    reference = middle / np.linalg.norm(middle)
+    bound = (2 / 3) ** 1.5 * most.sum() / weights.sum()
+    bound += most.sum() / (weights.sum() + most.sum()) * np.linalg.norm(reference - mean)
+    assert np.linalg.norm(moved - mean) <= bound + 1e-9
+
+
+def test_without_the_check_a_liar_moves_the_mean_by_two_shares():
+    honest = np.tile([1.0, 0.0], (4, 1))
+    liar = np.array([[-1.0, 0.0]])
+    mean, moved = mean_with_liars(honest, np.ones(4), liar, [1.0])
+    assert np.linalg.norm(moved - mean) == pytest.approx(2 / 5)
+    everyone = torch.from_numpy(np.vstack([honest, liar]))
+    ones = torch.ones(5).double()
+    assert float(robust.cross_checked(ones, 0 * ones, ones, everyone)[4]) == 0
+
+
+@given(st.integers(0, 10_000))
+def test_a_minority_cannot_carry_the_geometric_median_away(seed):
+    random = np.random.default_rng(seed)
+    honest = random.normal(size=(5, 3))
+    centre = honest.mean(0)
+    radius = np.linalg.norm(honest - centre, axis=1).max()
+    liars = 10 ** random.uniform(0, 5) * random.normal(size=(2, 3))
+    median = robust.geometric_median(torch.from_numpy(np.vstack([honest, liars]))).numpy()
+    assert np.linalg.norm(median - centre) <= 2 * 5 * radius / (7 - 2 * 2) + 1e-6

@@ -202,10 +202,10 @@ def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, 
 
 
 @pytest.fixture
-def deployment(deployment):
+def deployment(tmp_path):
     """A server's folder without keys."""
-    (deployment / "server.toml").write_text("[server]\n")
-    return deployment
+    (tmp_path / "server.toml").write_text("[server]\n")
+    return tmp_path
 
 
 def test_a_site_that_claims_more_than_the_deployment_allows_does_not_take_part(
