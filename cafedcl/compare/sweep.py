@@ -26,6 +26,7 @@ from cafedcl.config.sections import assign
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.slug import slug
+from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
 from cafedcl.task.resolve import resolve
 from cafedcl.terminal.overview import last_scored, value_of
@@ -165,9 +166,10 @@ class Sweep:
 
         It is NaN if no round was aggregated: the score would be that of the initial model.
         """
-        if not any_round_counted(RunFolder(job.folder).metrics()):
+        lines = RunFolder(job.folder).metrics()[: job.rounds]
+        if not any_round_counted(lines):
             return math.nan
-        value = self.score_at(job, job.rounds)
+        value = self._last_score(lines)
         if value is None:
             raise CafedclError(
                 f"{job.folder}: this run has no {self.score}; "
@@ -177,7 +179,10 @@ class Sweep:
 
     def score_at(self, job: RunSpec, rounds: int) -> float | None:
         """Return a run's last score in its first ``rounds`` rounds, or None if there is none."""
-        line = last_scored(RunFolder(job.folder).metrics()[:rounds], self.score)
+        return self._last_score(RunFolder(job.folder).metrics()[:rounds])
+
+    def _last_score(self, lines: Sequence[MetricsLine]) -> float | None:
+        line = last_scored(lines, self.score)
         return None if line is None else value_of(line, self.score)
 
     def best_toml(self, point: Point, value: float, measured_on: str) -> str:

@@ -89,9 +89,7 @@ class DefendedAggregator:
         if self.options.kind in ("krum", "multi-krum"):
             return self._closest(ups)
         if ups[0].model:
-            if self.defence.peers:
-                ups = self._trusted(ups, self.defence.peers)
-            ups = self._models(ups)
+            ups = self._models(*self._trusted(ups, self._updates(ups)))
         return self._classes(self._vectors(ups))
 
     def _closest(self, ups: Sequence[Up]) -> Sequence[Up]:
@@ -102,15 +100,20 @@ class DefendedAggregator:
         multi = self.options.kind == "multi-krum"
         return [ups[row] for row in krum(vectors, self.options.liars, multi=multi)]
 
-    def _trusted(self, ups: Sequence[Up], peers: Peers) -> Sequence[Up]:
-        """Return the replies of clients whose updates agree with those of their peers."""
-        clients = [up.client for up in ups]
-        trusted, self.kept = peers.judge(clients, self._updates(ups), self.inner.state)
-        return [up for up, is_trusted in zip(ups, trusted.tolist(), strict=True) if is_trusted]
+    def _trusted(self, ups: Sequence[Up], updates: Tensor) -> tuple[Sequence[Up], Tensor]:
+        """Return the replies of clients whose updates agree with their peers', and these updates.
 
-    def _models(self, ups: Sequence[Up]) -> Sequence[Up]:
+        A defence that does not look at peers trusts everyone.
+        """
+        if self.defence.peers is None:
+            return ups, updates
+        clients = [up.client for up in ups]
+        trusted, self.kept = self.defence.peers.judge(clients, updates, self.inner.state)
+        rows = trusted.nonzero().flatten().tolist()
+        return [ups[row] for row in rows], updates[rows]
+
+    def _models(self, ups: Sequence[Up], updates: Tensor) -> Sequence[Up]:
         """Return the replies with models that are safe to average."""
-        updates = self._updates(ups)
         safe = self._safe_rows(updates)
         changed = []
         for up, before, after in zip(ups, updates, safe, strict=True):
