@@ -118,10 +118,14 @@ def i2p_loss(
     return cross_entropy(logits, y, weight)
 
 
+def shares(counts: Tensor) -> Tensor:
+    """Return n_{k,c}/n_k; all 0 for a client without images."""
+    return counts / counts.sum().clamp_min(1)
+
+
 def log_shares(counts: Tensor) -> Tensor:
     """Return log(n_{k,c}/n_k), and a number far below every logit for a class that is absent."""
-    share = counts / counts.sum().clamp_min(1)
-    return share.clamp_min(1e-12).log().masked_fill(counts <= 0, -1e9)
+    return shares(counts).clamp_min(1e-12).log().masked_fill(counts <= 0, -1e9)
 
 
 def log_prior(counts: Tensor, strength: float, smoothing: float = 0.0) -> Tensor | None:

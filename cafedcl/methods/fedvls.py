@@ -9,7 +9,7 @@ from torch import Tensor
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, weighted_average
+from cafedcl.functional.contrast import cross_entropy, shares, weighted_average
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -39,7 +39,7 @@ class FedVLS(FedAvg):
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         counts = visit.client.counts
-        share = counts / counts.sum().clamp_min(1)
+        share = shares(counts)
         prior = (share + 1e-9).log()
         logits = model(batch.x)
         head = visit.received

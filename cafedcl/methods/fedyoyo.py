@@ -7,7 +7,7 @@ import torch
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Client, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy
+from cafedcl.functional.contrast import cross_entropy, shares
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -43,8 +43,8 @@ class FedYoYo(FedAvg):
         return {"steps": torch.zeros_like(client.counts[:1])}
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        own = visit.client.counts / visit.client.counts.sum().clamp_min(1)
-        everyone = visit.client.total / visit.client.total.sum().clamp_min(1)
+        own = shares(visit.client.counts)
+        everyone = shares(visit.client.total)
         steps = visit.scratch["steps"]
         steps += 1
         rest = 1 - self.options.gamma

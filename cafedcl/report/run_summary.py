@@ -42,7 +42,7 @@ SAME_EXPERIMENT = (
 
 The names of method and augmentation are here because they are compared separately.
 """
-SHORT_FORMS = {"attack": short_attack, "defence": short_defence}
+SHOWN_IN_SHORT = {"attack": short_attack, "defence": short_defence}
 """Sections that are shown as one option each: they tell who lies and who is believed."""
 SETTING = ("data.", "split.", "federation.clients")
 """Prefixes of options that define the setting: data set × split × clients."""
@@ -69,7 +69,7 @@ class RunSummary:
     @property
     def trust(self) -> str:
         """The attack and the defence in words; empty if there are none."""
-        return trust_words(*(self.settings.get(section, "none") for section in SHORT_FORMS))
+        return trust_words(*(self.settings.get(section, "none") for section in SHOWN_IN_SHORT))
 
     @property
     def seed(self) -> int:
@@ -270,7 +270,7 @@ def flat(tables: FlatSettings) -> FlatSettings:
     shortened = dict(tables)
     trust = {
         section: form(shortened.pop(section))
-        for section, form in SHORT_FORMS.items()
+        for section, form in SHOWN_IN_SHORT.items()
         if section in tables
     }
     return {

@@ -24,6 +24,7 @@ from cafedcl.core.rng import stream
 from cafedcl.core.tensors import AUGMENT, Tensors, prefixed, under
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.shards import Shards
+from cafedcl.functional.contrast import shares
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -278,7 +279,7 @@ class Task:
         counts = self.clients.client(client).counts
         if self.method.knows_prior:
             return torch.zeros_like(counts).masked_fill(counts <= 0, -torch.inf)
-        return (counts / counts.sum().clamp_min(1)).log()
+        return shares(counts).log()
 
     def with_clients(self, **changes: Any) -> "Task":
         """Return the task with other data, shards or census, for its tail augmentation as well."""

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta
 
 import pytest
 
@@ -55,21 +54,6 @@ def test_two_servers_do_not_run_in_one_folder(server):
         server.start()
     with server._lock():
         pass
-
-
-@pytest.fixture
-def later(monkeypatch):
-    """Moves the clock of certificates by so many days."""
-
-    def move(days):
-        class Later(datetime):
-            @classmethod
-            def now(cls, tz):
-                return datetime.now(tz) + timedelta(days=days)
-
-        monkeypatch.setattr(keys, "datetime", Later)
-
-    return move
 
 
 @pytest.mark.parametrize("do", [Server.start, Server.check])

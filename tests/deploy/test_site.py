@@ -2,7 +2,6 @@
 
 import stat
 import sys
-from datetime import datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -135,29 +134,17 @@ def test_a_site_without_data_does_not_start(options, mistake, tmp_path):
         RunningSite(tmp_path, SiteOptions(name="north", **options))
 
 
-def test_a_site_with_an_expired_certificate_does_not_start(tmp_path, monkeypatch):
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz):
-            return datetime.now(tz) + timedelta(days=365 * keys.YEARS + 1)
-
+def test_a_site_with_an_expired_certificate_does_not_start(tmp_path, later):
     (tmp_path / "ca.crt").write_bytes(keys.make_certificates("localhost", tmp_path))
-    monkeypatch.setattr(keys, "datetime", Later)
+    later(365 * keys.YEARS + 1)
     with pytest.raises(CafedclError, match=r"ca\.crt: this certificate is valid from .*renew"):
         RunningSite(tmp_path, SiteOptions(name="north", client=0))
 
 
-def test_a_site_whose_certificate_expires_while_it_runs_ends_with_the_reason(
-    site, tmp_path, monkeypatch
-):
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz):
-            return datetime.now(tz) + timedelta(days=365 * keys.YEARS + 1)
-
+def test_a_site_whose_certificate_expires_while_it_runs_ends_with_the_reason(site, tmp_path, later):
     running = site([STAY], ["print('ERROR : certificate has expired')"] * 2)
     (tmp_path / "ca.crt").write_bytes(keys.make_certificates("localhost", tmp_path))
-    monkeypatch.setattr(keys, "datetime", Later)
+    later(365 * keys.YEARS + 1)
     with pytest.raises(CafedclError, match="certificate is valid from"):
         running.watch(lambda _: None, 0.01)
     running.stop()
