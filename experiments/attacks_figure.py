@@ -14,6 +14,7 @@ import matplotlib as mpl
 from attacks import accuracies, read
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from theory_panels import STYLE
 
 METHODS = {"cafedcl": "CAFedCL", "fedavg": "FedAvg"}
 ATTACKS = {
@@ -32,17 +33,6 @@ DEFENCES = {
     "median": ("median", "#CC79A7", "D"),
     "multi-krum:0.2": ("multi-krum", "#009E73", "^"),
     "peers": ("peers", "#D55E00", "o"),
-}
-STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    # Makes the ids in an SVG file the same every time.
-    "svg.hashsalt": "cafedcl",
 }
 
 
