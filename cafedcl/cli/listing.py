@@ -195,7 +195,7 @@ def split(
     from cafedcl.task.build import load_data, settle_split
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.overview import split_map, split_numbers
-    from cafedcl.terminal.split_statistics import draw_splits, statistics
+    from cafedcl.terminal.split_statistics import DrawnSplit, draw_splits, statistics
 
     sets: list[str | None] = [*data] if data else [None]
     if export and len(sets) > 1:
@@ -208,14 +208,15 @@ def split(
         images = load_data(config)
         config, shards = settle_split(config, images)
         found = statistics(shards.counts)
-        drawn.append((config.data.name, shards.counts, images.names))
+        drawn.append(DrawnSplit(config.data.name, shards.counts, images.names, shards.names))
         if as_json:
             row = {"data": config.data.name, **dataclasses.asdict(found)}
-            print(json.dumps({**row, "counts": shards.counts.tolist()}))
+            row |= {"client_names": shards.names, "counts": shards.counts.tolist()}
+            print(json.dumps(row))
         else:
             title = f"{config.split.kind}: training images per client and class\n"
             screen.print(headed(config.data.name, title), soft_wrap=True)
-            screen.print(split_map(shards.counts, images.names))
+            screen.print(split_map(shards.counts, images.names, shards.names))
             screen.print(split_numbers(found), "")
         if export:
             save_shards(shards, images.train_y, export)

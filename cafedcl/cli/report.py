@@ -65,10 +65,11 @@ def show(
     else:
         (run,) = found
         about = environment_of(run.path)
-        screen.print(overview(run.method, run.lines, run.rounds, about, run.trust))
+        screen.print(overview(run.method, run.lines, run.rounds, about, run.trust, run.client_names))
     if data is not None:
         arrays, described = data
-        screen.print(split_map(arrays["counts"], described["names"]))
+        names = described.get("clients", ())
+        screen.print(split_map(arrays["counts"], described["names"], names))
 
 
 def environment_of(path: Path) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def resume(
     if changes:
         change_config(folder, changes)
     if folder.is_finished(folder.config().federation.rounds):
-        check_learned(folder.metrics(), path)
+        _, about = folder.data()
+        check_learned(folder.metrics(), path, about.get("clients", ()))
         if not quiet:
             print(printable(f"{path}: already finished; `cafedcl show {path}`"))
         return
@@ -103,7 +104,10 @@ def predict(
     path: RunPath,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files.")],
     client: Annotated[
-        int | None, typer.Option(help="Use this client's own model instead of the server's.")
+        str | None,
+        typer.Option(
+            metavar="NAME|NUMBER", help="Use this client's own model instead of the server's."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per image.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
+from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
@@ -25,8 +26,13 @@ def warn(message: str) -> None:
     print(printable(f"warning: {message}"), file=sys.stderr)
 
 
-def check_learned(lines: "Sequence[MetricsLine]", path: Path) -> None:
-    """Raise CafedclError if no round was aggregated: such a run must not look like a success."""
+def check_learned(
+    lines: "Sequence[MetricsLine]", path: Path, names: Sequence[str] = ()
+) -> None:
+    """Raise CafedclError if no round was aggregated: such a run must not look like a success.
+
+    ``names`` are the clients' names, if they have names.
+    """
     from cafedcl.federation.run_folder import any_round_counted
 
     if any_round_counted(lines):
@@ -35,7 +41,8 @@ def check_learned(lines: "Sequence[MetricsLine]", path: Path) -> None:
     causes = [last.get("reason", "")]
     if last["failed"]:
         failure = last["failed"][0]
-        causes.append(f"client {failure['client']}: {failure['reason']}")
+        who = client_title(names, failure["client"])
+        causes.append(f"{who}: {failure['reason']}")
     why = "; ".join(filter(None, causes))
     raise CafedclError(
         f"{path}: no round was aggregated, so the model has learned nothing"
@@ -48,7 +55,7 @@ def conclude(finished: "Run", silent: bool) -> None:
     assert finished.path is not None
     if not silent:
         _print_result(finished, finished.path)
-    check_learned(finished.records, finished.path)
+    check_learned(finished.records, finished.path, finished.client_names)
 
 
 def _print_result(finished: "Run", path: Path) -> None:
@@ -59,7 +66,16 @@ def _print_result(finished: "Run", path: Path) -> None:
     about = RunFolder(path).environment()
     trust = trust_words(short_attack(asdict(config.attack)), short_defence(asdict(config.defence)))
     screen = console()
-    screen.print(overview(config.label, finished.records, config.federation.rounds, about, trust))
+    screen.print(
+        overview(
+            config.label,
+            finished.records,
+            config.federation.rounds,
+            about,
+            trust,
+            finished.client_names,
+        )
+    )
     screen.print(
         f"written to {path}: config.toml, metrics.jsonl, evaluations/, checkpoints/, "
         "environment.json",

@@ -13,6 +13,7 @@ SPLITS: dict[str, str | None] = {
     "quantity": "alpha",
     "iid": None,
     "natural": None,
+    "source": None,
     "file": "file",
 }
 """The splits, and the option after the colon in ``--split dirichlet:0.1``."""
@@ -22,6 +23,7 @@ OWN_OPTIONS = {
     "quantity": ("alpha",),
     "iid": (),
     "natural": (),
+    "source": (),
     "file": ("file",),
 }
 """The options of each split that not every split has."""

@@ -8,14 +8,18 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from cafedcl.core.tensors import map_file, pack
 from cafedcl.data.dataset import Dataset
 
-VERSION = 2
+VERSION = 3
 """Raised whenever a reader's result changes, so that older entries are not used."""
+
+PLAIN_FIELDS = ("owner_names", "owner_kind", "group_kind", "window")
+"""What an entry has of a data set besides its tensors and the names of its classes."""
 
 Remarks = list[str]
 """Warnings of a reader, one line each: images that it left out, and why."""
@@ -37,7 +41,7 @@ def cached(
     header = {
         "version": VERSION,
         "names": data.names,
-        "owners": data.owner_names,
+        "more": {name: getattr(data, name) for name in PLAIN_FIELDS},
         "remarks": remarks,
     }
     with contextlib.suppress(OSError):
@@ -60,11 +64,16 @@ def _read_entry(path: Path) -> tuple[Dataset, Remarks] | None:
     try:
         tensors, header = map_file(path)
         names = tuple(header["names"])
-        owners = tuple(header["owners"])
-        return Dataset(**tensors, names=names, owner_names=owners), list(header["remarks"])
+        more = {name: _tuple(value) for name, value in header["more"].items()}
+        return Dataset.from_tensors(tensors, names, **more), list(header["remarks"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         # The entry is damaged: the caller decodes the set again and replaces it.
         return None
+
+
+def _tuple(value: Any) -> Any:
+    """Return lists as tuples: JSON has lists only."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _write_entry(path: Path, content: bytes) -> None:

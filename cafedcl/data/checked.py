@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from cafedcl.core.arrays import Array, Bytes, Ints, Mask
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.dataset import Dataset
+from cafedcl.data.groups import NO_GROUPS, to_units, unit_owners, without_last_ones
 from cafedcl.data.pixels import to_bytes
 
 TEST_SHARE = 0.2
@@ -24,11 +26,14 @@ def checked_dataset(
     names: Sequence[str],
     owners: Ints | None = None,
     owner_names: Sequence[str] = (),
+    groups: tuple[Ints, Ints] | None = None,
+    **more: Any,
 ) -> Dataset:
     """Return the data set of (images, labels) pairs; images are NHW, NHWC or NCHW.
 
     ``where`` names the source in error messages. ``owners`` is the natural client of every training
-    image.
+    image, ``groups`` the group of every training and every test image. ``more`` are other fields of
+    the data set by name.
     """
     pixels = to_bytes({"training": train[0], "test": test[0]}, where)
     train_x = nchw(pixels["training"], where)
@@ -38,6 +43,9 @@ def checked_dataset(
     check_parts(where, (train_x, train_y), (test_x, test_y), names)
     if owners is not None:
         check_owners(where, owners, len(train_y), owner_names)
+    if groups is not None:
+        check_groups(where, groups, (len(train_y), len(test_y)))
+        more["groups"], more["test_groups"] = (_tensor(part) for part in groups)
     return Dataset.of(
         _tensor(train_x),
         _tensor(train_y),
@@ -46,7 +54,17 @@ def checked_dataset(
         tuple(names),
         owners=None if owners is None else _tensor(owners),
         owner_names=tuple(owner_names),
+        **more,
     )
+
+
+def check_groups(where: object, groups: tuple[Ints, Ints], images: tuple[int, int]) -> None:
+    """Check the group of every training and every test image."""
+    for part, found, number in zip(("training", "test"), groups, images, strict=True):
+        if len(found) != number:
+            raise CafedclError(
+                f"{where}: {number} {part} images but {len(found)} of them have a group"
+            )
 
 
 def check_parts(
@@ -181,11 +199,14 @@ def part_of(counts: Ints, share: float) -> Ints:
     return np.clip(np.round(share * counts).astype(np.int64), 1, np.maximum(counts - 1, 0))
 
 
-def choose_test(labels: Ints, owners: Ints | None = None) -> Mask:
+def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROUPS) -> Mask:
     """Choose a fifth of the images for testing, stratified by class and natural client.
 
     The choice is the same every time. Every client and every class keeps an image for training.
+    With groups, a fifth of the groups is chosen, and none that several clients have.
     """
+    if len(groups):
+        return _choose_test_groups(labels, owners, groups)
     rng = stream(0, "test set")
     held = np.zeros(len(labels), dtype=np.bool_)
     if owners is None:
@@ -209,3 +230,17 @@ def choose_test(labels: Ints, owners: Ints | None = None) -> Mask:
             of_class[label] -= 1
             of_client[owner] -= 1
     return held
+
+
+def _choose_test_groups(labels: Ints, owners: Ints | None, groups: Ints) -> Mask:
+    unit, unit_labels = to_units(labels, groups)
+    held = np.zeros(len(unit_labels), dtype=np.bool_)
+    if owners is None:
+        held = choose_test(unit_labels)
+    else:
+        whose = unit_owners(unit, owners)
+        single = np.flatnonzero(whose >= 0)
+        held[single] = choose_test(unit_labels[single], whose[single])
+    held = without_last_ones(held, unit, labels)
+    chosen: Mask = held[unit]
+    return chosen

@@ -1,6 +1,6 @@
 """A data set: uint8 images, which stay on the device, and their labels."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,11 @@ from torch import Tensor
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.core.tensors import Tensors
+from cafedcl.data.groups import no_numbers
 
-_FIELDS = ("train_x", "train_y", "test_x", "test_y", "mean", "std", "owners")
+_FIELDS = (
+    "train_x", "train_y", "test_x", "test_y", "mean", "std", "owners", "groups", "test_groups",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,20 @@ class Dataset:
     owners: Tensor
     """The natural client of every training image, as int64; empty without natural clients."""
     owner_names: tuple[str, ...] = ()
+    owner_kind: str = "natural"
+    """The split in which the owners are the clients: ``natural``, or ``source`` for the places that
+    images come from.
+    """
+    groups: Tensor = field(default_factory=no_numbers)
+    """The group of every training image, such as its patient, as int64; empty without groups."""
+    test_groups: Tensor = field(default_factory=no_numbers)
+    """The group of every test image, by the same numbers."""
+    group_kind: str = ""
+    """What the groups are, such as ``patient``."""
+    window: tuple[float, ...] = ()
+    """The lowest and the highest grey value of images with more than 8 bits; empty: there are none,
+    or each has its own.
+    """
 
     @classmethod
     def of(
@@ -43,18 +60,25 @@ class Dataset:
         names: tuple[str, ...],
         owners: Tensor | None = None,
         owner_names: tuple[str, ...] = (),
+        **more: Any,
     ) -> "Dataset":
-        """Make a data set and measure its mean and standard deviation."""
+        """Make a data set and measure its mean and standard deviation.
+
+        ``more`` are other fields by name, such as ``groups``.
+        """
         mean, std = mean_and_std(*pixel_moments(train_x))
         if owners is None:
-            owners = torch.zeros(0, dtype=torch.int64)
-        return cls(train_x, train_y, test_x, test_y, names, mean, std, owners, owner_names)
+            owners = no_numbers()
+        return cls(train_x, train_y, test_x, test_y, names, mean, std, owners, owner_names, **more)
 
     @classmethod
-    def from_tensors(cls, tensors: Tensors, names: tuple[str, ...]) -> "Dataset":
-        """Return the data set from the result of :meth:`tensors`, in another process."""
+    def from_tensors(cls, tensors: Tensors, names: tuple[str, ...], **more: Any) -> "Dataset":
+        """Return the data set from the result of :meth:`tensors`, as in another process.
+
+        ``more`` are the other fields, by name.
+        """
         parts: dict[str, Any] = {name: tensors[name] for name in _FIELDS}
-        return cls(names=names, **parts)
+        return cls(names=names, **parts, **more)
 
     @property
     def classes(self) -> int:
@@ -85,14 +109,33 @@ class Dataset:
         share = np.bincount(labels, minlength=self.classes) * images / number
         keep = np.maximum(1, np.round(share)).astype(np.int64)
         rows = torch.from_numpy(draw_by_class(labels, keep, rng))
+        mean, std = mean_and_std(*pixel_moments(self.train_x[rows]))
+        return replace(
+            self,
+            train_x=self.train_x[rows],
+            train_y=self.train_y[rows],
+            mean=mean,
+            std=std,
+            owners=self.owners[rows] if len(self.owners) else self.owners,
+            groups=self.groups[rows] if len(self.groups) else self.groups,
+        )
+
+    def ungrouped(self) -> "Dataset":
+        """Return the data set without its groups."""
+        return replace(self, groups=no_numbers(), test_groups=no_numbers(), group_kind="")
+
+    def merged(self) -> "Dataset":
+        """Return the data set with its test images among the training images, and none to test."""
         return self.of(
-            self.train_x[rows],
-            self.train_y[rows],
-            self.test_x,
-            self.test_y,
+            torch.cat([self.train_x, self.test_x]),
+            torch.cat([self.train_y, self.test_y]),
+            self.test_x[:0],
+            self.test_y[:0],
             self.names,
-            self.owners[rows] if len(self.owners) else None,
-            self.owner_names,
+            groups=torch.cat([self.groups, self.test_groups]),
+            test_groups=self.test_groups[:0],
+            group_kind=self.group_kind,
+            window=self.window,
         )
 
     def images(self, x: Tensor) -> Tensor:

@@ -11,6 +11,13 @@ from torch import Tensor
 from cafedcl.core.arrays import Ints, Mask
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors, pack, unpack
+from cafedcl.data.groups import (
+    NO_GROUPS,
+    broken_group,
+    to_units,
+    unit_owners,
+    without_last_ones,
+)
 
 
 @dataclass(frozen=True)
@@ -22,17 +29,34 @@ class Shards:
     test: tuple[Tensor, ...]
     counts: Tensor
     """Training images per client and class n_{k,c}, without the validation part."""
+    names: tuple[str, ...] = ()
+    """The clients' names; empty if they have numbers only."""
 
     def __len__(self) -> int:
         return len(self.train)
 
 
-def choose_held_out(labels: Ints, owner: Ints, share: float, rng: np.random.Generator) -> Mask:
+def choose_held_out(
+    labels: Ints,
+    owner: Ints,
+    share: float,
+    rng: np.random.Generator,
+    groups: Ints = NO_GROUPS,
+) -> Mask:
     """Choose images to hold out, stratified by client and class; ``owner`` is −1 for unused images.
 
     Of every client's class, ``share`` is held out: at least one image if there are two, never all.
+    With groups, whole groups are held out, and none that several clients have.
     """
     held = np.zeros(len(labels), dtype=bool)
+    if len(groups):
+        used = np.flatnonzero(owner >= 0)
+        unit, unit_labels = to_units(labels[used], groups[used])
+        units = unit_owners(unit, owner[used])
+        chosen = choose_held_out(unit_labels, units, share, rng)
+        client_and_class = owner[used] * (labels.max() + 1) + labels[used]
+        held[used] = without_last_ones(chosen, unit, client_and_class)[unit]
+        return held
     if share <= 0:
         return held
     key = rng.random(len(labels))
@@ -101,13 +125,14 @@ def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
             torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.int64)
         )
     try:
-        path.write_bytes(pack(tensors, {"labels": fingerprint(labels), "images": len(labels)}))
+        header = {"labels": fingerprint(labels), "images": len(labels), "names": shards.names}
+        path.write_bytes(pack(tensors, header))
     except OSError as error:
         raise CafedclError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def load_shards(path: Path, labels: Tensor) -> Shards:
-    """Read a split; a split of other data is refused."""
+def load_shards(path: Path, labels: Tensor, groups: Ints = NO_GROUPS) -> Shards:
+    """Read a split; a split of other data is refused, and one that takes a group apart."""
     try:
         tensors, header = unpack(path.read_bytes())
         if header["labels"] != fingerprint(labels):
@@ -118,7 +143,9 @@ def load_shards(path: Path, labels: Tensor) -> Shards:
             tensors[f"{name}/indices"].split(tensors[f"{name}/sizes"].tolist())
             for name in ("train", "validation", "test")
         )
-        shards = Shards(train, validation, test, tensors["counts"])
+        # Files of cafedcl 0.2 have no names.
+        names = tuple(map(str, header.get("names", ())))
+        shards = Shards(train, validation, test, tensors["counts"], names)
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, RuntimeError) as error:
@@ -126,7 +153,25 @@ def load_shards(path: Path, labels: Tensor) -> Shards:
             f"{path}: not a split written by `cafedcl split --export`: {error}"
         ) from None
     _check_shards(path, shards, labels.cpu())
+    if len(groups):
+        _refuse_broken_groups(path, shards, groups)
     return shards
+
+
+def _refuse_broken_groups(path: Path, shards: Shards, groups: Ints) -> None:
+    """Refuse a split in which a group is in training and held out as well.
+
+    A group may have several clients: those of a natural split are what the data say.
+    """
+    part = np.full(len(groups), -1)
+    for number, indices in enumerate((shards.train, shards.validation, shards.test)):
+        for rows in indices:
+            part[rows.numpy()] = number
+    if broken_group(groups, part) is not None:
+        raise CafedclError(
+            f"{path}: this split was made without the data's groups: it trains on images of a "
+            "group and holds out others; export it again, or set data.group = none"
+        )
 
 
 def _check_shards(path: Path, shards: Shards, labels: Tensor) -> None:
@@ -135,6 +180,8 @@ def _check_shards(path: Path, shards: Shards, labels: Tensor) -> None:
     clients = len(shards.train)
     parts = (*shards.train, *shards.validation, *shards.test)
     if len(shards.validation) != clients or len(shards.test) not in (0, clients) or not clients:
+        raise damaged
+    if len(shards.names) not in (0, clients):
         raise damaged
     everything = torch.cat(parts)
     if everything.dtype != torch.int64 or everything.dim() != 1 or shards.counts.dim() != 2:

@@ -9,6 +9,7 @@ from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
+from cafedcl.data.groups import NO_GROUPS, to_units
 from cafedcl.data.shards import Shards, choose_held_out, load_shards, shards_of_owners
 
 MIN_SIZE = 10
@@ -80,7 +81,12 @@ def dirichlet_per_client(
 
 
 def dirichlet_per_class(
-    labels: Ints, clients: int, classes: int, alpha: float, rng: np.random.Generator
+    labels: Ints,
+    clients: int,
+    classes: int,
+    alpha: float,
+    rng: np.random.Generator,
+    what: str = "images",
 ) -> Ints:
     """For each class draw p ~ Dir(α) over clients; redraw until every client has 10 images.
 
@@ -88,7 +94,7 @@ def dirichlet_per_class(
     """
     if len(labels) < clients * MIN_SIZE:
         raise CafedclError(
-            f"split: {len(labels)} images cannot give {clients} clients {MIN_SIZE} each; "
+            f"split: {len(labels)} {what} cannot give {clients} clients {MIN_SIZE} each; "
             "use fewer clients or form = 'client'"
         )
     for _ in range(MAX_TRIES):
@@ -110,13 +116,18 @@ def dirichlet_per_class(
         if sizes.min() >= MIN_SIZE:
             return owner
     raise CafedclError(
-        f"split: none of {MAX_TRIES} draws gave each of {clients} clients {MIN_SIZE} images "
+        f"split: none of {MAX_TRIES} draws gave each of {clients} clients {MIN_SIZE} {what} "
         f"at alpha = {alpha:g}; use a larger alpha, fewer clients or form = 'client'"
     )
 
 
 def pathological(
-    labels: Ints, clients: int, classes: int, held: int, rng: np.random.Generator
+    labels: Ints,
+    clients: int,
+    classes: int,
+    held: int,
+    rng: np.random.Generator,
+    what: str = "images",
 ) -> Ints:
     """Give every client exactly ``held`` classes; holders of a class get equal parts of it.
 
@@ -142,7 +153,7 @@ def pathological(
         members = rng.permutation(np.flatnonzero(labels == c))
         if len(members) < len(owners):
             raise CafedclError(
-                f"split: class {c} has {len(members)} images for {len(owners)} clients; "
+                f"split: class {c} has {len(members)} {what} for {len(owners)} clients; "
                 "use fewer clients, fewer classes per client or a smaller ir"
             )
         owner[members] = _equal_parts(len(members), np.array(owners))
@@ -175,23 +186,29 @@ def _equal_parts(images: int, owners: Ints) -> Ints:
 
 
 def assign_clients(
-    labels: Ints, natural: Ints, classes: int, clients: int, options: SplitOptions, seed: int
+    labels: Ints,
+    natural: Ints,
+    classes: int,
+    clients: int,
+    options: SplitOptions,
+    seed: int,
+    what: str = "images",
 ) -> Ints:
-    """Return the client of every image, after the long tail was cut out."""
+    """Return the client of every image, or of every group, after the long tail was cut out."""
     rng = stream(seed, "split")
     if len(labels) < clients:
-        raise CafedclError(f"split: {len(labels)} images are too few for {clients} clients")
-    if options.kind == "natural":
+        raise CafedclError(f"split: {len(labels)} {what} are too few for {clients} clients")
+    if len(natural):
         return natural
     if options.kind == "iid":
         return iid(labels, clients, rng)
     if options.kind == "quantity":
         return quantity(labels, clients, options.alpha, rng)
     if options.kind == "pathological":
-        return pathological(labels, clients, classes, options.classes, rng)
+        return pathological(labels, clients, classes, options.classes, rng, what)
     if options.form == "client":
         return dirichlet_per_client(labels, clients, classes, options.alpha, rng)
-    return dirichlet_per_class(labels, clients, classes, options.alpha, rng)
+    return dirichlet_per_class(labels, clients, classes, options.alpha, rng, what)
 
 
 def split(
@@ -202,24 +219,34 @@ def split(
     options: SplitOptions,
     seed: int,
     test_share: float,
+    groups: Tensor | None = None,
 ) -> Shards:
     """Split images over clients, and each client's into training, validation and test images.
 
     ``natural`` is the natural client of every image, empty if there are none. ``test_share`` is 0
-    under the complete protocol.
+    under the complete protocol. ``groups`` is the group of every image, which is never taken apart;
+    None or empty if there are none.
     """
+    group: Ints = NO_GROUPS if groups is None else groups.cpu().numpy()
     if options.kind == "file":
-        return load_shards(Path(options.file), labels)
+        return load_shards(Path(options.file), labels, group)
     y: Ints = labels.cpu().numpy()
     kept = np.arange(len(y))
     if options.ir > 1:
         kept = long_tail(y, classes, options.ir, options.tail, stream(seed, "long tail"))
         _refuse_lost_classes(y, kept, classes, options.ir)
-    born: Ints = natural.cpu().numpy()[kept] if len(natural) else np.zeros(0, dtype=np.int64)
+    born: Ints = np.zeros(0, dtype=np.int64)
+    if options.kind in ("natural", "source"):
+        born = natural.cpu().numpy()[kept]
     owner = np.full(len(y), -1)
-    owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed)
-    rest, test = _separate(y, owner, test_share, seed, "test part")
-    train, validation = _separate(y, rest, options.validation, seed, "validation part")
+    if len(group) and not len(born):
+        unit, unit_labels = to_units(y[kept], group[kept])
+        dealt = assign_clients(unit_labels, born, classes, clients, options, seed, "groups")
+        owner[kept] = dealt[unit]
+    else:
+        owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed)
+    rest, test = _separate(y, owner, test_share, seed, "test part", group)
+    train, validation = _separate(y, rest, options.validation, seed, "validation part", group)
     shards = shards_of_owners(
         y, classes, clients, (train, validation, test if test_share else None)
     )
@@ -243,8 +270,8 @@ def _refuse_lost_classes(labels: Ints, kept: Ints, classes: int, ir: float) -> N
 
 
 def _separate(
-    labels: Ints, owner: Ints, share: float, seed: int, purpose: str
+    labels: Ints, owner: Ints, share: float, seed: int, purpose: str, groups: Ints
 ) -> tuple[Ints, Ints]:
     """Return the owners of the remaining images and of those held out."""
-    held = choose_held_out(labels, owner, share, stream(seed, purpose))
+    held = choose_held_out(labels, owner, share, stream(seed, purpose), groups)
     return np.where(held, -1, owner), np.where(held, owner, -1)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from cafedcl.config.sections import Config
+from cafedcl.config.sections import SITES, Config
 from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
@@ -16,7 +16,7 @@ from cafedcl.data.dataset import mean_and_std, pixel_moments
 from cafedcl.data.own.items import sort_names
 from cafedcl.data.shards import Shards
 from cafedcl.data.splits import split
-from cafedcl.task.build import SITES, Setup, assemble, choose_device, settle
+from cafedcl.task.build import Setup, assemble, choose_device, settle
 from cafedcl.task.task import Task
 
 NO_INDICES = torch.zeros(0, dtype=torch.int64)
@@ -194,9 +194,9 @@ def relabelled(data: Dataset, names: tuple[str, ...], whose: str) -> Dataset:
 def site_shards(config: Config, data: Dataset) -> Shards:
     """Return all images of a site as one shard, with validation images held out."""
     options = SplitOptions(kind="natural", validation=config.split.validation)
-    return split(
-        data.train_y, torch.zeros_like(data.train_y), data.classes, 1, options, config.run.seed, 0.0
-    )
+    alone = torch.zeros_like(data.train_y)
+    seed = config.run.seed
+    return split(data.train_y, alone, data.classes, 1, options, seed, 0.0, data.groups)
 
 
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
@@ -239,7 +239,13 @@ def prepare_server(config: Config, population: Population) -> Setup:
     setup = assemble(
         config,
         data,
-        Shards((NO_INDICES,) * clients, (NO_INDICES,) * clients, (), population.counts),
+        Shards(
+            (NO_INDICES,) * clients,
+            (NO_INDICES,) * clients,
+            (),
+            population.counts,
+            population.sites,
+        ),
         device,
     )
     if setup.task.method.pooled:

@@ -34,7 +34,12 @@ class Recorder(Watcher):
         data = federation.task.clients.data
         tensors = {"counts": federation.counts, "mean": data.mean, "std": data.std}
         config = {"format": FORMAT, **federation.config.to_plain()}
-        header = {"names": list(data.names), "shape": list(data.shape), "config": config}
+        header = {
+            "names": list(data.names),
+            "clients": list(federation.client_names),
+            "shape": list(data.shape),
+            "config": config,
+        }
         about = environment(command, str(federation.task.device))
         about |= {"enrolment_bytes": federation.enrolment, **federation.about}
         with explained(self.path):

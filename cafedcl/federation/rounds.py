@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cafedcl.config.sections import Config
+from cafedcl.core.client_names import client_title
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.printable import printable
 from cafedcl.core.rng import stream, torch_stream
@@ -27,8 +28,10 @@ from cafedcl.engine.base import Engine, Sites
 from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
+from cafedcl.federation.checkpoint import memories_of
 from cafedcl.federation.clock import Clock
 from cafedcl.federation.defence import Defence, DefendedAggregator, left_out
+from cafedcl.federation.final_scores import FinalScores
 from cafedcl.federation.replies import RoundReplies, client_of, gather_notes, in_order
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.federation.watcher import Record, Watcher
@@ -66,6 +69,7 @@ class Federation:
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.counts = setup.counts
+        self.client_names = setup.client_names
         self.about: dict[str, Any] = {}
         """What the run folder notes of where the clients are."""
         _, y = self.task.clients.test_set(None)
@@ -95,6 +99,10 @@ class Federation:
         """
         return 3 * nbytes({"counts": self.task.clients.shards.counts})
 
+    def client_title(self, client: int) -> str:
+        """Return what a person reads for a client: its name, or its number."""
+        return client_title(self.task.clients.shards.names, client)
+
     @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
@@ -115,12 +123,17 @@ class Federation:
         down = self.down()
         replies = RoundReplies(self.task.per_class)
         aggregator = self.aggregator()
+        last = self.round + 1 == self.options.rounds
+        final = FinalScores(self.task, self.config, self.counts, self.attack.liars, last)
         with arithmetic(self.task), torch_stream(self.config.run.seed, "server", self.round):
             present = [client for client in sampled if client not in dropped]
             for result in clock.waiting("train", self.train(down, present)):
                 checked = self.check(result)
                 replies.add(checked)
                 if isinstance(checked, Reply):
+                    # The aggregator frees the model.
+                    with clock("evaluate"):
+                        final.add_own(checked, down)
                     with clock("aggregate"):
                         aggregator.add(checked.up)
             with clock("aggregate"):
@@ -128,6 +141,8 @@ class Federation:
         accepted = [] if reason else replies.good
         with clock("evaluate"):
             scores, own, tables = self.evaluate(state, accepted)
+            own_scores = self.evaluator.own_scores(own) if self.own_is_due(self.round) else None
+            tables |= final.finish(state, scores, own_scores)
         record = Record(
             round=self.round,
             status="skipped" if reason else "ok",
@@ -139,7 +154,7 @@ class Federation:
             lr=self.task.schedule.learning_rate(self.round, 0),
             loss=replies.mean_losses(),
             server=scores,
-            own=self.evaluator.own_scores(own) if self.own_is_due(self.round) else None,
+            own=own_scores,
             seconds=clock.seconds,
             reason=reason,
             tables=tables,
@@ -375,12 +390,3 @@ class Federation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def memories_of(snapshot: Tensors) -> dict[int, Tensors]:
-    """Return what each client keeps, from a snapshot's tensors."""
-    memories: dict[int, Tensors] = {}
-    for name, value in under("memory/", snapshot).items():
-        client, _, entry = name.partition("/")
-        memories.setdefault(int(client), {})[entry] = value
-    return memories

@@ -70,6 +70,11 @@ def check_data(arrays: dict[str, Array], header: Any) -> None:
         raise ValueError("counts: a table of whole numbers is expected")
     if counts.shape[1] != len(names):
         raise ValueError(f"counts of {counts.shape[1]} classes for {len(names)} names")
+    clients = header.get("clients", [])
+    if not isinstance(clients, list) or not all(isinstance(name, str) for name in clients):
+        raise ValueError("clients: a list of texts is expected")
+    if len(clients) not in (0, len(counts)):
+        raise ValueError(f"counts of {len(counts)} clients for {len(clients)} names")
     if counts.min() < 0:
         raise ValueError("counts: there is a negative number")
     for name in ("mean", "std"):

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from cafedcl.config.sections import Config, assign
+from cafedcl.core.client_names import client_number, client_title
 from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, under
-from cafedcl.federation.checkpoint import Checkpoint
+from cafedcl.federation.checkpoint import Checkpoint, memories_of
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.metrics_file import MetricsRead
 from cafedcl.federation.recorder import Recorder
-from cafedcl.federation.rounds import Federation, memories_of
+from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.methods.base import Method
@@ -55,6 +56,8 @@ class Run:
     mean: Tensor
     std: Tensor
     path: Path | None = None
+    client_names: tuple[str, ...] = ()
+    """The clients' names; empty if they have numbers only."""
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -85,21 +88,28 @@ class Run:
         """The server's model."""
         return self.network(None)
 
-    def network(self, client: int | None) -> Network:
-        """Return the server's model, or the model a client had after its last visit."""
-        return self._built(client)[1]
+    def network(self, client: int | str | None) -> Network:
+        """Return the server's model, or the model a client had after its last visit.
+
+        A client is given by its number or its name.
+        """
+        return self._built(self._number(client))[1]
+
+    def _number(self, client: int | str | None) -> int | None:
+        if client is None:
+            return None
+        return client_number(self.client_names, len(self.counts), client)
 
     def _built(self, client: int | None) -> tuple[Method, Network]:
         method, network, _ = build(self.config, self.shape, len(self.names))
         weights = under(MODEL, self.state)
         if client is not None:
+            who = client_title(self.client_names, client)
             if client not in self.memories:
-                raise CafedclError(f"client {client}: this method stores no per-client models")
+                raise CafedclError(f"{who}: this method stores no per-client models")
             weights |= under(MODEL, self.memories[client])
             if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
-                raise CafedclError(
-                    f"client {client}: its model is stored at its site, and never leaves it"
-                )
+                raise CafedclError(f"{who}: its model is stored at its site, and never leaves it")
         if client is None and method.serves:
             # Personal weights stay as they were made: the server's model does not use them.
             weights = {**network.state_dict(), **weights}
@@ -120,7 +130,9 @@ class Run:
         return method, network.eval()
 
     @torch.no_grad()
-    def predict(self, x: "Tensor | np.ndarray[Any, Any]", client: int | None = None) -> Predictions:
+    def predict(
+        self, x: "Tensor | np.ndarray[Any, Any]", client: int | str | None = None
+    ) -> Predictions:
         """Return the classes of images: uint8, or floats in [0, 1].
 
         There may be one or many; channels may come first, last, or be missing for grey images.
@@ -130,6 +142,7 @@ class Run:
                 f"{self.path or 'this run'}: no round was aggregated, "
                 "so the model has not learned anything; train it before it predicts"
             )
+        client = self._number(client)
         method, network = self._built(client)
         images = (as_images(x, self.shape).float() / 255 - self.mean) / self.std
         memory = {} if client is None else self.memories.get(client, {})
@@ -346,6 +359,7 @@ def _result(federation: Federation, path: Path | None) -> Run:
         mean=data.mean.cpu(),
         std=data.std.cpu(),
         path=path,
+        client_names=federation.client_names,
     )
 
 
@@ -376,4 +390,5 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         mean=torch.from_numpy(known["mean"]),
         std=torch.from_numpy(known["std"]),
         path=folder.path,
+        client_names=tuple(about.get("clients", ())),
     )

@@ -66,6 +66,15 @@ class RunSummary:
             self.settings.get("method.name", "?"), self.settings.get("augment.name", "none")
         )
 
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names; empty if they have numbers only, or if the file is damaged."""
+        try:
+            _, about = RunFolder(self.path).data()
+        except CafedclError:
+            return ()
+        return tuple(printable(name) for name in about.get("clients", ()))
+
     @property
     def trust(self) -> str:
         """The attack and the defence in words; empty if there are none."""

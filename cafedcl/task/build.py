@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cafedcl.augment import find_augmenter
 from cafedcl.config.options import check_together
-from cafedcl.config.sections import Config, EngineOptions
+from cafedcl.config.sections import SITES, Config, EngineOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
@@ -27,8 +27,8 @@ from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
 """The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
-SITES = "sites"
-"""The data set's name where every site of a deployment has its own."""
+OWNED = {"natural": "no clients of its own", "source": "no sources that images come from"}
+"""The splits in which images have the clients that the data say, and what others lack."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Setup:
     """Training images per client and class, before any pooling."""
     test_counts: tuple[int, ...]
     """Under `pfllib`, how many test images each client has."""
+    client_names: tuple[str, ...] = ()
+    """The names of the clients in ``counts``; empty if they have numbers only."""
 
     def start(self) -> Tensors:
         """Return the server's whole state before round 0, each part where it is worked on."""
@@ -74,14 +76,12 @@ def load_data(config: Config) -> Dataset:
         )
     data = load_dataset(config.data)
     if config.evaluate.protocol == "pfllib":
-        if len(data.owners):
+        if len(data.owners) and data.owner_kind == "natural":
             raise CafedclError(
                 "evaluate.protocol = pfllib: this data set has clients of its own; "
                 "use the complete protocol"
             )
-        x = torch.cat([data.train_x, data.test_x])
-        y = torch.cat([data.train_y, data.test_y])
-        return Dataset.of(x, y, data.test_x[:0], data.test_y[:0], data.names)
+        return data.merged()
     return data
 
 
@@ -138,23 +138,28 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
     """
     kind = config.split.kind
     clients = config.federation.clients_wanted
+    owned = data.owner_kind if len(data.owners) else ""
     if kind == "auto":
-        kind = "natural" if len(data.owners) else "dirichlet"
-    if kind == "natural":
-        if not len(data.owners):
+        kind = "natural" if owned == "natural" else "dirichlet"
+    if kind in OWNED:
+        if kind != owned:
             raise CafedclError(
-                f"split.kind = natural: the data set '{config.data.name}' has no clients of its own"
+                f"split.kind = {kind}: the data set '{config.data.name}' has {OWNED[kind]}"
+                + (f"; use --split {owned}" if owned else "")
             )
         clients = int(data.owners.max()) + 1
     options = replace(config.split, kind=kind)
     # An option that `natural` does not use is found only now if the kind was `auto`.
     check_together(options, "split")
     test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
+    seed = config.run.seed
     shards = split(
-        data.train_y, data.owners, data.classes, clients, options, config.run.seed, test_share
+        data.train_y, data.owners, data.classes, clients, options, seed, test_share, data.groups
     )
+    if kind in OWNED:
+        shards = replace(shards, names=data.owner_names)
     if config.federation.clients not in (0, len(shards)):
-        whose = "the data have {} natural clients" if kind == "natural" else "the file has {}"
+        whose = "the file has {}" if kind == "file" else f"the data have {{}} {kind} clients"
         raise CafedclError(
             f"federation.clients = {config.federation.clients}: {whose.format(len(shards))}; "
             f"leave the number out, or choose another split than {kind}"
@@ -230,7 +235,8 @@ def assemble(
         threads=config.engine.threads,
         onednn=config.engine.onednn == "on",
     )
-    return Setup(config, task, state, shards.counts, tuple(len(part) for part in shards.test))
+    test_counts = tuple(len(part) for part in shards.test)
+    return Setup(config, task, state, shards.counts, test_counts, shards.names)
 
 
 def _to(shards: Shards, device: torch.device) -> Shards:
@@ -238,7 +244,7 @@ def _to(shards: Shards, device: torch.device) -> Shards:
         tuple(part.to(device) for part in parts)
         for parts in (shards.train, shards.validation, shards.test)
     )
-    return Shards(train, validation, test, shards.counts)
+    return replace(shards, train=train, validation=validation, test=test)
 
 
 def check_schedule(config: Config) -> dict[int, set[int]]:

@@ -11,6 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cafedcl.core.client_names import client_title
+from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.report.palette import series_style
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from cafedcl.terminal.split_statistics import Statistics
 
 BARS = "▁▂▃▄▅▆▇█"
+WIDEST_NAME = 24
+"""Letters of a client's name in a map."""
 SHADES = ("#1b1b2f", "#2b2d6e", "#3a4fa8", "#3f7fc1", "#46a9c4", "#6cc9a4", "#b5dd6b", "#f2e85c")
 
 
@@ -65,9 +69,15 @@ def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: 
 
 
 def split_map(
-    counts: "Tensor | NDArray[np.int64]", names: Sequence[str], most: int = 30
+    counts: "Tensor | NDArray[np.int64]",
+    names: Sequence[str],
+    clients: Sequence[str] = (),
+    most: int = 30,
 ) -> RenderableType:
-    """Return the clients × classes map: the training images of each class at each client."""
+    """Return the clients × classes map: the training images of each class at each client.
+
+    ``clients`` are the clients' names; without names they are numbered.
+    """
     table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
     table.add_column("client ", justify="right", style="dim")
     for name in names[:40]:
@@ -76,7 +86,8 @@ def split_map(
     peak = max(int(counts.max()), 1)
     for client, row in enumerate(counts[:most].tolist()):
         cells = [count_cell(count, peak) for count in row[:40]]
-        table.add_row(f"{client} ", *cells, f"  {sum(row)}")
+        who = printable(clients[client])[:WIDEST_NAME] if clients else str(client)
+        table.add_row(Text(f"{who} "), *cells, f"  {sum(row)}")
     parts: list[RenderableType] = [table]
     if len(counts) > most:
         parts.append(Text(f"… and {len(counts) - most} more clients", style="dim"))
@@ -219,11 +230,17 @@ def _best(values: Sequence[float | None], highest: bool) -> float | None:
 
 
 def overview(
-    name: str, lines: list[MetricsLine], rounds: int, about: dict[str, Any], trust: str = ""
+    name: str,
+    lines: list[MetricsLine],
+    rounds: int,
+    about: dict[str, Any],
+    trust: str = "",
+    clients: Sequence[str] = (),
 ) -> RenderableType:
     """Return one run on one screen: its progress, last and best round, failures and machine.
 
-    ``trust`` are the attack and the defence in words, if there are any.
+    ``trust`` are the attack and the defence in words, if there are any; ``clients`` are the names
+    of the clients, if they have names.
 
     Rounds count from 1 here, as everywhere that people read them; metrics.jsonl counts from 0.
     """
@@ -246,13 +263,10 @@ def overview(
     skipped = [line["round"] + 1 for line in lines if line["status"] == "skipped"]
     if skipped:
         parts.append(Text(f"skipped rounds: {', '.join(map(str, skipped[:20]))}", style="yellow"))
-    parts += left_out_by_the_defence(lines)
+    parts += left_out_by_the_defence(lines, clients)
     for when, failure in failed[-5:]:
-        parts.append(
-            Text(
-                f"round {when}: client {failure['client']} failed: {failure['reason']}", style="red"
-            )
-        )
+        who = client_title(clients, failure["client"])
+        parts.append(Text(f"round {when}: {who} failed: {failure['reason']}", style="red"))
     if len(failed) > 5:
         parts.append(Text(f"… {len(failed)} failures in total", style="red"))
     parts += [Text(f"note: {message}", style="yellow") for message in about.get("notices", ())]
@@ -268,7 +282,7 @@ def overview(
     )
 
 
-def left_out_by_the_defence(lines: list[MetricsLine]) -> list[Text]:
+def left_out_by_the_defence(lines: list[MetricsLine], clients: Sequence[str] = ()) -> list[Text]:
     """Return a line about the clients that the defence left out, the most often left out first."""
     rounds = Counter(client for line in lines for client in line.get("left_out", ()))
     if not rounds:
@@ -276,7 +290,7 @@ def left_out_by_the_defence(lines: list[MetricsLine]) -> list[Text]:
     words = []
     for client, number in rounds.most_common(8):
         unit = "round" if number == 1 else "rounds"
-        words.append(f"client {client} ({number} {unit})")
+        words.append(f"{client_title(clients, client)} ({number} {unit})")
     more = len(rounds) - len(words)
     if more:
         words.append(f"{more} more")

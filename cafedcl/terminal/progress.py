@@ -76,7 +76,8 @@ class LiveProgress(Watcher):
         """Count a client."""
         self.rounds.advance(self.clients)
         if failure:
-            self.failures.append(f"round {federation.round + 1}: client {client}: {failure.reason}")
+            who = federation.client_title(client)
+            self.failures.append(f"round {federation.round + 1}: {who}: {failure.reason}")
         # Thousands of small clients per second would otherwise spend their time on drawing.
         if time.perf_counter() - self.shown > 1 / REFRESH:
             self._show(federation)
@@ -132,7 +133,8 @@ class PlainProgress(Watcher):
         if record.left_out:
             words.append(f"left out {len(record.left_out)}")
         words += [
-            f"client {failure['client']} failed: {failure['reason']}" for failure in record.failed
+            f"{federation.client_title(failure['client'])} failed: {failure['reason']}"
+            for failure in record.failed
         ]
         words.append(f"{self.pace.left(total - federation.round)} left")
         print(printable("  ".join(words)), file=self.out, flush=True)

@@ -63,7 +63,17 @@ def label_divergence(counts: Tensor) -> float:
     return float(torch.pdist(share, p=1).mean() / 2)
 
 
-def draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
+@dataclass(frozen=True)
+class DrawnSplit:
+    """A split to draw: the data set's name, images per client and class, classes and clients."""
+
+    title: str
+    counts: Tensor
+    classes: Sequence[str]
+    clients: Sequence[str] = ()
+
+
+def draw_splits(splits: Sequence[DrawnSplit], path: Path) -> None:
     """Draw splits side by side, as in the paper: a disc per client and class."""
     import matplotlib as mpl
 
@@ -72,21 +82,23 @@ def draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path)
         _draw_splits(splits, path)
 
 
-def _draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path) -> None:
+def _draw_splits(splits: Sequence[DrawnSplit], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    width = sum(max(3.0, 0.28 * len(counts)) for _, counts, _ in splits) + 1.0
-    height = max(2.8, 0.26 * max(len(names) for _, _, names in splits) + 1.0)
+    width = sum(max(3.0, 0.28 * len(split.counts)) for split in splits) + 1.0
+    height = max(2.8, 0.26 * max(len(split.classes) for split in splits) + 1.0)
     figure = Figure(figsize=(min(width, 40), min(height, 40)), layout="constrained")
     axes = figure.subplots(1, len(splits), squeeze=False)[0]
-    for ax, (title, counts, names) in zip(axes, splits, strict=True):
+    for ax, split in zip(axes, splits, strict=True):
+        counts = split.counts
+        names = split.classes
         client, label = counts.nonzero(as_tuple=True)
         number = counts[client, label].double()
         area = 180 * number / number.max()
         ax.scatter(client, label, s=area, c=number, cmap="viridis_r", linewidths=0)
         ax.set(
-            title=printable(title),
+            title=printable(split.title),
             xlabel="client",
             ylabel="class",
             xlim=(-0.7, len(counts) - 0.3),
@@ -95,6 +107,9 @@ def _draw_splits(splits: Sequence[tuple[str, Tensor, Sequence[str]]], path: Path
         if len(names) <= 50:
             ax.set_yticks(range(len(names)), [printable(name[:18]) for name in names])
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if 0 < len(split.clients) <= 50:
+            shown = [printable(name[:18]) for name in split.clients]
+            ax.set_xticks(range(len(shown)), shown, rotation=90)
         ax.grid(alpha=0.2)
         ax.set_axisbelow(True)
     try:

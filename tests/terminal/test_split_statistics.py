@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.terminal.split_statistics import draw_splits, label_divergence, statistics
+from cafedcl.terminal.split_statistics import (
+    DrawnSplit,
+    draw_splits,
+    label_divergence,
+    statistics,
+)
 
 
 def test_the_numbers_of_a_split_are_those_counted_by_hand():
@@ -35,8 +40,8 @@ def test_several_splits_are_drawn_side_by_side(tmp_path, suffix):
     path = tmp_path / f"figure.{suffix}"
     draw_splits(
         [
-            ("one", counts, [str(c) for c in range(10)]),
-            ("two", counts, [str(c) for c in range(10)]),
+            DrawnSplit("one", counts, [str(c) for c in range(10)], [f"site {i}" for i in range(20)]),
+            DrawnSplit("two", counts, [str(c) for c in range(10)]),
         ],
         path,
     )
@@ -47,4 +52,4 @@ def test_a_figure_that_cannot_be_written_is_one_clear_line(tmp_path):
     counts = torch.ones(2, 2, dtype=torch.int64)
     for path in (tmp_path / "none" / "x.png", tmp_path / "x.nonsense"):
         with pytest.raises(CafedclError, match="the figure cannot be written"):
-            draw_splits([("one", counts, ["a", "b"])], path)
+            draw_splits([DrawnSplit("one", counts, ["a", "b"])], path)
