@@ -15,6 +15,8 @@ from cafedcl.config.split_options import SplitOptions
 from cafedcl.config.trust_options import AttackOptions, DefenceOptions
 from cafedcl.core.errors import CafedclError
 
+SITES = "sites"
+"""The data set's name where every site of a deployment has its own."""
 DEFAULT_CLIENTS = 20
 """The number of clients if neither the config nor the data say."""
 MOST_ROUNDS = 1_000_000
@@ -175,6 +177,12 @@ class EvaluateOptions:
         low=1,
     )
     batch: int = option(500, "images per evaluation batch", low=1, high=MOST_IN_BATCH)
+    specificity: float = option(
+        0.95,
+        "specificity at which the sensitivity of each class is given, after the last round",
+        above=0.0,
+        high=1.0,
+    )
     loop: int = option(
         64,
         "images per class to measure class centres on, for the bias loop; 0: do not measure it",
@@ -256,6 +264,16 @@ class StoreOptions:
 
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1, high=MOST_ROUNDS)
     notes: bool = option(True, "store client notes (confidence and its components)")
+    wrong: str = option(
+        "auto",
+        "store small pictures of the test images that the server's model gets most wrong. auto: "
+        "not in a deployment, where sites have data of their own",
+        choices=("auto", "on", "off"),
+    )
+
+    def shows_images(self, data: str) -> bool:
+        """Return whether test images of a data set may be shown."""
+        return self.wrong == "on" or (self.wrong == "auto" and data != SITES)
 
 
 @dataclass(frozen=True)

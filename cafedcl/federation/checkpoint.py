@@ -15,7 +15,7 @@ from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
-from cafedcl.core.tensors import Tensors, pack, unpack
+from cafedcl.core.tensors import Tensors, pack, under, unpack
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.methods import find_method
 from cafedcl.task.resolve import resolve
@@ -129,3 +129,12 @@ def digest(tensors: Tensors, header: Mapping[str, Any] | None = None) -> str:
     if header is not None:
         hasher.update(json.dumps(header, sort_keys=True).encode())
     return hasher.hexdigest()
+
+
+def memories_of(snapshot: Tensors) -> dict[int, Tensors]:
+    """Return what each client keeps, from a snapshot's tensors."""
+    memories: dict[int, Tensors] = {}
+    for name, value in under("memory/", snapshot).items():
+        client, _, entry = name.partition("/")
+        memories.setdefault(int(client), {})[entry] = value
+    return memories

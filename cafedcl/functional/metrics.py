@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.tensors import Tensors
+from cafedcl.functional.ranking import f1_scores
 
 Scores = dict[str, float | None]
 
@@ -81,6 +82,25 @@ def shot_groups(recall: Tensor, counts: Tensor, shots: Sequence[int]) -> Scores:
     return {name: _mean(found[mask]) for name, mask in groups.items()}
 
 
+def client_classes(recall: Tensor, counts: Tensor, balanced: str, worst: str) -> Scores:
+    """Return two scores of clients' own models from their recalls, (clients, classes), by name.
+
+    Both look only at the classes that a client holds. ``balanced`` is the mean recall of a
+    client's classes, averaged over clients. ``worst`` is the recall of the worst class, averaged
+    over the clients that hold it.
+    """
+    held = recall.double().masked_fill(counts <= 0, torch.nan)
+    return {
+        balanced: _mean(held.nanmean(1).numpy(force=True)),
+        worst: _least(held.nanmean(0)),
+    }
+
+
+def _least(values: Tensor) -> float | None:
+    known = _known(values.numpy(force=True))
+    return float(known.min()) if len(known) else None
+
+
 def _mean(values: Array) -> float | None:
     known = _known(values)
     return float(known.mean()) if len(known) else None
@@ -120,10 +140,9 @@ class Evaluator:
             clients = torch.stack([part.mean() for part in parts])
         else:
             clients = client_accuracy(recall, self.counts)
-        return self._scores(table.diagonal(), table.sum(1), clients), {
-            "server/confusion": table.int(),
-            "server/clients": clients.float(),
-        }
+        scores = self._scores(table.diagonal(), table.sum(1), clients)
+        scores["macro_f1"] = _mean(f1_scores(table).numpy(force=True))
+        return scores, {"server/confusion": table.int(), "server/clients": clients.float()}
 
     def surveyed(self, survey: Tensors) -> tuple[Scores, Tensors]:
         """Return the scores of the server's model from counts at the clients, (clients, classes).
@@ -133,8 +152,11 @@ class Evaluator:
         right = survey["all"]
         tested = survey["tested"]
         clients = right.sum(1).double() / tested.sum(1).double()
+        recall = right.sum(0).double() / tested.sum(0).double()
         return self._scores(right.sum(0), tested.sum(0), clients), {
-            "server/clients": clients.float()
+            "server/clients": clients.float(),
+            "scores/server/tested": tested.sum(0).int(),
+            "scores/server/recall": recall.float(),
         }
 
     def _scores(self, right: Tensor, tested: Tensor, clients: Tensor) -> Scores:
@@ -142,6 +164,7 @@ class Evaluator:
         return {
             "accuracy": float(right.sum() / tested.sum()) if tested.sum() else None,
             "balanced": _mean(recall.numpy(force=True)),
+            "worst_class": _least(recall),
             **spread_of(clients),
             **shot_groups(recall, self.counts, self.shots),
         }
@@ -179,6 +202,10 @@ class Evaluator:
             "prior_mean": prior["client_mean"],
             "prior_std": prior["client_std"],
             "prior_worst": prior["client_worst"],
+            **client_classes(table["all/recall"], self.counts, "client_balanced", "worst_class"),
+            **client_classes(
+                table["prior/recall"], self.counts, "prior_balanced", "prior_worst_class"
+            ),
             **shot_groups(recall.nanmean(0), self.counts, self.shots),
         }
 

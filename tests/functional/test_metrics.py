@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.functional.metrics import (
@@ -108,6 +109,10 @@ def test_the_server_is_scored_by_loops_over_images_clients_and_classes(world):
         {
             "accuracy": sum(t == p for t, p in zip(y, predicted, strict=True)) / len(y),
             "balanced": mean(recall),
+            "worst_class": min(r for r in recall if not math.isnan(r)),
+            "macro_f1": f1_score(
+                y, predicted, labels=sorted(set(y)), average="macro", zero_division=0
+            ),
             **spread_by_hand(clients),
             **shots_by_hand(recall, counts, 50, 20),
         },
@@ -197,7 +202,14 @@ def test_a_survey_gives_the_scores_of_the_parts_laid_together(world, data):
     )
     scores, tables = apart.surveyed(survey)
     expected, behind = together.server(torch.tensor(predicted))
+    # F1 needs the predictions of the images that were not recognised.
+    del expected["macro_f1"]
     same(scores, expected)
+    table = behind["server/confusion"]
+    assert tables["scores/server/tested"].tolist() == table.sum(1).tolist()
+    assert tables["scores/server/recall"].tolist() == pytest.approx(
+        recalls(table).tolist(), abs=1e-6, nan_ok=True
+    )
     assert tables["server/clients"].tolist() == pytest.approx(
         behind["server/clients"].tolist(), nan_ok=True
     )
@@ -262,6 +274,14 @@ def test_scores_over_own_models_leave_out_clients_that_were_not_evaluated():
         by_client_by_hand(r, COUNTS.tolist())[k] for k, r in zip(by_client, recall, strict=True)
     ]
     per_class = [mean([r[c] for r in recall]) for c in range(4)]
+    by_number = dict(zip(by_client, recall, strict=True))
+    held = {k: [c for c in range(4) if COUNTS[k, c] > 0] for k in by_client}
+    held_recall = [mean([by_number[k][c] for c in held[k]]) for k in by_client]
+    held_classes = sorted({c for classes in held.values() for c in classes})
+
+    def of_holders(c):
+        return [by_number[k] for k in by_client if c in held[k]]
+
     same(
         evaluator.own_scores(table),
         {
@@ -273,6 +293,10 @@ def test_scores_over_own_models_leave_out_clients_that_were_not_evaluated():
             "prior_mean": 1.0,
             "prior_std": 0.0,
             "prior_worst": 1.0,
+            "client_balanced": mean(held_recall),
+            "worst_class": min(mean([r[c] for r in of_holders(c)]) for c in held_classes),
+            "prior_balanced": 1.0,
+            "prior_worst_class": 1.0,
             **shots_by_hand(per_class, COUNTS.tolist(), 100, 5),
         },
     )

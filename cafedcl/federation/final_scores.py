@@ -1,0 +1,244 @@
+"""The scores that need every probability and not only predictions: they are made once, in the last
+round, so that no other round gets slower.
+
+All models are run here in plain PyTorch, whatever the engine, each on test images for its scores
+and on validation images for its calibration: the temperature of its probabilities, and the limits
+beyond which an image is unlike those seen in training. Test images are never used for the latter.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cafedcl.config.sections import Config
+from cafedcl.core.contract import TICKET, Down, Reply
+from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
+from cafedcl.data.thumbnails import thumbnails
+from cafedcl.functional.calibration import (
+    BINS,
+    calibration_error,
+    fit_temperature,
+    reliability,
+)
+from cafedcl.functional.metrics import Scores, confusion
+from cafedcl.functional.novelty import fit_limits, pixel_statistics
+from cafedcl.functional.ranking import RANKED, f1_scores, one_against_rest
+from cafedcl.models.base import Runner
+from cafedcl.task.task import Task, arithmetic
+
+MOST_OWN_IMAGES = 2000
+"""Test images that each client's own model is run on, at most: there can be many clients."""
+MOST_DESCRIBED = 5000
+"""Training images that limits are fitted on, at most."""
+WRONG_IMAGES = 24
+"""Test images that are stored because the model is most wrong about them."""
+CALIBRATION = "calibration/"
+"""The prefix of tables about how to read a model's scores."""
+SERVER = "server/"
+OWN = "own/{}/"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as it predicts: its weights are in the network."""
+
+    scores: Callable[[Tensor], Tensor]
+    """Scores of uint8 images."""
+    describe: Callable[[Tensor], Tensors]
+    """Descriptions of uint8 images, for the limits of what is known."""
+
+
+@dataclass
+class FinalScores:
+    """Scores and calibrations of the last round."""
+
+    task: Task
+    config: Config
+    counts: Tensor
+    """Training images per client and class, before any pooling."""
+    liars: frozenset[int]
+    """Clients that do not send the model that they have trained."""
+    due: bool
+    """Whether this is the last round; in all others nothing is done."""
+    own: dict[int, Tensors] = field(default_factory=dict)
+    """Scores of clients' own models."""
+    calibrations: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.due:
+            return
+        self.network = deepcopy(self.task.network).eval()
+        # The engine may have put a faster one in its place, which works on its own weights.
+        self.network.runner = Runner()
+
+    def add_own(self, reply: Reply, down: Down) -> None:
+        """Score the model of a client that has just been trained.
+
+        It is made of the weights that the client sends and those that it keeps. A client elsewhere
+        scores its model itself.
+        """
+        client = reply.up.client
+        elsewhere = TICKET in reply.memory or self.task.clients.remote
+        if not self.due or not reply.correct or elsewhere or client in self.liars:
+            return
+        weights = {**self.task.initial, **reply.up.model, **under(MODEL, reply.memory)}
+        kept = without((MODEL, AUGMENT), reply.memory)
+        model = self._model(weights, under(ANCHORS, down.tensors), kept)
+        x, y = self.task.clients.test_set(client)
+        rows = spaced_rows(len(y), MOST_OWN_IMAGES).to(x.device)
+        p = model.scores(x[rows]).double().softmax(1).cpu()
+        y = y[rows].cpu()
+        predicted = confusion(p.argmax(1), y, self.task.method.classes)
+        self.own[client] = {
+            **one_against_rest(p, y, self.config.evaluate.specificity),
+            "f1": f1_scores(predicted).float(),
+            "bins": reliability(p, y).float(),
+        }
+        if self.task.personal:
+            # Only a client that keeps weights of its own has a model to predict with later.
+            shards = self.task.clients.shards
+            fitted = self._calibrate(model, shards.train[client], shards.validation[client])
+            self.calibrations |= prefixed(OWN.format(client), fitted)
+
+    def finish(self, state: Tensors, server: Scores | None, own: Scores | None) -> Tensors:
+        """Add the scores to those of the round, as far as it was scored; return their tables."""
+        tables: Tensors = {}
+        if not self.due:
+            return tables
+        if server is not None:
+            found, behind = self.server(state)
+            server |= found
+            tables |= behind
+        if own is not None:
+            found, behind = self.clients()
+            own |= found
+            tables |= behind
+        return moved({**tables, **prefixed(CALIBRATION, self.calibrations)}, "cpu")
+
+    def server(self, state: Tensors) -> tuple[Scores, Tensors]:
+        """Return the scores of the server's model, and its tables."""
+        task = self.task
+        with arithmetic(task):
+            weights = {**task.initial, **under(MODEL, state)}
+            model = self._model(weights, under(ANCHORS, state), {})
+            if not task.clients.remote:
+                shards = task.clients.shards
+                rows = (torch.cat(shards.train), torch.cat(shards.validation))
+                self.calibrations |= prefixed(SERVER, self._calibrate(model, *rows))
+            x, y = task.clients.test_set(None)
+            if not len(y):
+                return {}, {}
+            p = model.scores(x).double().softmax(1).cpu()
+        y = y.cpu()
+        ranked = one_against_rest(p, y, self.config.evaluate.specificity)
+        bins = reliability(p, y)
+        scores: Scores = {name: mean_known(value) for name, value in ranked.items()}
+        scores["ece"] = calibration_error(bins)
+        tables = prefixed("scores/server/", {**ranked, "bins": bins.float()})
+        if self.config.store.shows_images(self.config.data.name):
+            tables |= prefixed("wrong/", self._most_wrong(x, y, p))
+        return scores, tables
+
+    def clients(self) -> tuple[Scores, Tensors]:
+        """Return the mean scores of the clients' own models, and the tables behind.
+
+        Of a client, only the classes count that it holds. Clients that did not take part have NaN.
+        """
+        if not self.own:
+            return {}, {}
+        clients, classes = self.counts.shape
+        tables = {name: torch.full((clients, classes), torch.nan) for name in (*RANKED, "f1")}
+        tables["bins"] = torch.full((clients, BINS, 3), torch.nan)
+        for client, found in self.own.items():
+            for name, value in found.items():
+                tables[name][client] = value
+        lacking = self.counts <= 0
+        names = {name: name for name in RANKED} | {"macro_f1": "f1"}
+        scores = {
+            score: mean_known(tables[name].masked_fill(lacking, torch.nan).nanmean(1))
+            for score, name in names.items()
+        }
+        errors = [calibration_error(found["bins"].double()) for found in self.own.values()]
+        known = [error for error in errors if error is not None]
+        scores["ece"] = sum(known) / len(known) if known else None
+        return scores, prefixed("scores/own/", tables)
+
+    def _model(self, weights: Tensors, anchors: Tensors, memory: Tensors) -> Model:
+        device = self.task.device
+        self.network.load_state_dict(weights)
+        anchors = moved(anchors, device)
+        memory = moved(memory, device)
+        method = self.task.method
+
+        @torch.no_grad()
+        def in_batches(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+            images = self.task.clients.data.images
+            batches = x.split(self.task.eval_batch)
+            return torch.cat([function(images(batch)) for batch in batches])
+
+        def scores(x: Tensor) -> Tensor:
+            return in_batches(x, lambda z: method.scores(self.network, z, anchors, memory))
+
+        def describe(x: Tensor) -> Tensors:
+            return {
+                "features": in_batches(x, self.network.features),
+                "pixels": in_batches(x, pixel_statistics),
+            }
+
+        return Model(scores, describe)
+
+    def _calibrate(self, model: Model, train: Tensor, validation: Tensor) -> Tensors:
+        """Return a model's temperature, and the limits of what is known; both as far as possible.
+
+        ``train`` and ``validation`` are rows of the training images.
+        """
+        data = self.task.clients.data
+        fitted: Tensors = {}
+        if not len(validation):
+            return fitted
+        x = data.train_x[validation]
+        fitted["temperature"] = torch.tensor(
+            fit_temperature(model.scores(x), data.train_y[validation])
+        )
+        fitted["images"] = torch.tensor(len(validation))
+        rows = train[spaced_rows(len(train), MOST_DESCRIBED).to(train.device)]
+        limits = fit_limits(
+            model.describe(data.train_x[rows]),
+            data.train_y[rows],
+            model.describe(x),
+            self.task.method.classes,
+        )
+        return {**fitted, **limits}
+
+    def _most_wrong(self, x: Tensor, y: Tensor, p: Tensor) -> Tensors:
+        """Return the test images whose own class has the smallest probability, the worst first."""
+        wrong = (p.argmax(1) != y).nonzero().flatten()
+        right_class = p[wrong, y[wrong]]
+        order = right_class.argsort(stable=True)[:WRONG_IMAGES]
+        worst = wrong[order]
+        if not len(worst):
+            return {}
+        chance, predicted = p[worst].max(1)
+        return {
+            "images": thumbnails(x[worst.to(x.device)].cpu()),
+            "rows": worst,
+            "labels": y[worst],
+            "predicted": predicted,
+            "probability": chance.float(),
+        }
+
+
+def spaced_rows(number: int, most: int) -> Tensor:
+    """Return at most ``most`` of the first numbers, evenly spaced."""
+    if number <= most:
+        return torch.arange(number)
+    return torch.linspace(0, number - 1, most, dtype=torch.float64).round().long()
+
+
+def mean_known(values: Tensor) -> float | None:
+    """Return the mean of the values that are not NaN; None if there is none."""
+    known = values[~values.isnan()].double()
+    return float(known.mean()) if len(known) else None

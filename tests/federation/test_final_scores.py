@@ -1,0 +1,116 @@
+"""Scores of the last round that need all probabilities, and the calibration of its models."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from cafedcl.core.tensors import ANCHORS, MODEL, under
+from cafedcl.federation.final_scores import spaced_rows
+
+FULL = {"auroc", "auprc", "sensitivity", "ece"}
+
+
+def two_rounds(tiny, method: str, **settings):
+    federation = tiny(method, **settings)
+    return federation, [federation.step(), federation.step()]
+
+
+def test_only_the_last_round_is_scored_in_full(tiny) -> None:
+    _, (first, last) = two_rounds(tiny, "fedavg")
+    for scores in (first.server, first.own):
+        assert not FULL & scores.keys()
+    for scores in (last.server, last.own):
+        assert scores.keys() >= FULL
+        assert all(0 <= scores[name] <= 1 for name in FULL)
+    assert not any(name.startswith(("scores/", "calibration/")) for name in first.tables)
+
+
+def test_the_servers_scores_are_those_of_its_probabilities(tiny) -> None:
+    federation, (_, last) = two_rounds(tiny, "cafedcl")
+    method = federation.method
+    network = federation.task.network
+    network.load_state_dict(under(MODEL, federation.state))
+    x, y = federation.task.clients.test_set(None)
+    with torch.no_grad():
+        images = federation.task.clients.data.images(x)
+        scores = method.scores(network.eval(), images, under(ANCHORS, federation.state), {})
+    p = scores.double().softmax(1)
+    mean = roc_auc_score(y, p / p.sum(1, keepdim=True), multi_class="ovr")
+    assert last.server["auroc"] == pytest.approx(mean, abs=1e-5)
+    right = (p.argmax(1) == y).float().mean()
+    bins = last.tables["scores/server/bins"]
+    assert float(bins[:, 2].sum() / bins[:, 0].sum()) == pytest.approx(float(right))
+
+
+def test_an_own_model_is_what_its_client_has_trained(tiny) -> None:
+    """Reliability counts right predictions, as the client's own evaluation does."""
+    federation, (_, last) = two_rounds(tiny, "fedproto")
+    bins = last.tables["scores/own/bins"]
+    found = bins[:, :, 2].sum(1) / bins[:, :, 0].sum(1)
+    part = last.participants
+    assert found[part].tolist() == pytest.approx(
+        last.tables["own/all/accuracy"][part].tolist(), abs=1e-6
+    )
+    assert found.isnan().sum() == 5 - len(part)
+    assert f"calibration/own/{part[0]}/temperature" in last.tables
+
+
+def test_calibration_never_sees_a_test_image(tiny) -> None:
+    federation, (_, last) = two_rounds(tiny, "fedavg")
+    assert float(last.tables["calibration/server/temperature"]) > 0
+    images = sum(map(len, federation.task.clients.shards.validation))
+    assert int(last.tables["calibration/server/images"]) == images
+    other = tiny("fedavg")
+    data = other.task.clients.data
+    data.test_x.copy_(255 - data.test_x)
+    try:
+        other.step()
+        again = other.step()
+    finally:
+        data.test_x.copy_(255 - data.test_x)
+    for name, value in last.tables.items():
+        if name.startswith("calibration/"):
+            assert torch.equal(value, again.tables[name]), name
+
+
+def test_without_validation_images_nothing_is_calibrated(tiny) -> None:
+    _, (_, last) = two_rounds(tiny, "fedavg", split__validation=0.0)
+    assert not any(name.startswith("calibration/") for name in last.tables)
+    assert last.server["ece"] is not None
+
+
+@pytest.mark.parametrize(("wrong", "stored"), [("auto", True), ("on", True), ("off", False)])
+def test_the_most_wrong_images_are_stored_where_they_may_be_shown(tiny, wrong, stored) -> None:
+    federation, (_, last) = two_rounds(tiny, "fedavg", store__wrong=wrong)
+    assert ("wrong/images" in last.tables) == stored
+    if not stored:
+        return
+    labels = last.tables["wrong/labels"]
+    assert (labels != last.tables["wrong/predicted"]).all()
+    rows = last.tables["wrong/rows"]
+    assert torch.equal(federation.task.clients.data.test_y[rows], labels)
+    assert torch.equal(federation.task.clients.data.test_x[rows], last.tables["wrong/images"])
+
+
+def test_sites_do_not_show_their_images_by_default(tiny) -> None:
+    store = tiny("fedavg").config.store
+    assert store.shows_images("digits")
+    assert not store.shows_images("sites")
+
+
+def test_a_liar_has_no_own_scores(tiny) -> None:
+    federation, (_, last) = two_rounds(
+        tiny, "fedavg", attack__kind="sign-flip", attack__clients=2, federation__participation=1.0
+    )
+    bins = last.tables["scores/own/bins"]
+    unknown = {client for client in range(5) if bins[client].isnan().all()}
+    assert unknown == federation.attack.liars
+
+
+def test_rows_are_spaced_evenly() -> None:
+    assert spaced_rows(3, 5).tolist() == [0, 1, 2]
+    rows = spaced_rows(10_000, 11).numpy()
+    assert rows[0] == 0
+    assert rows[-1] == 9999
+    assert np.ptp(np.diff(rows)) <= 1
