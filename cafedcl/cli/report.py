@@ -65,7 +65,9 @@ def show(
     else:
         (run,) = found
         about = environment_of(run.path)
-        screen.print(overview(run.method, run.lines, run.rounds, about, run.trust, run.client_names))
+        screen.print(
+            overview(run.method, run.lines, run.rounds, about, run.trust, run.client_names)
+        )
     if data is not None:
         arrays, described = data
         names = described.get("clients", ())
@@ -100,10 +102,19 @@ def table(
     paper: Annotated[
         bool, typer.Option("--paper", help="Print the paper's own numbers next to ours.")
     ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="Also print macro-F1, AUROC, AUPRC, sensitivity and calibration error, which the "
+            "last round has. CSV has them always.",
+        ),
+    ] = False,
 ) -> None:
-    """Print a table of methods × settings, as in a paper.
+    """Print a table of methods × settings, as in a paper, and the recall per class below it.
 
-    Cells are mean ± std over seeds; the best is bold, the second best underlined.
+    Cells are mean ± std over seeds; the best is bold, the second best underlined. Where test labels
+    are skewed, methods are ranked by balanced accuracy.
     """
     from cafedcl.report import printed
     from cafedcl.report.runs import read_runs
@@ -115,12 +126,18 @@ def table(
     summary = read_runs(runs)
     summary.require_scores()
     made = score_table(summary, protocol, which)
+    for problem in made.problems:
+        warn(problem)
     if form == "rich":
         screen = console()
-        screen.print(printed.as_rich(made, paper, screen.width))
+        screen.print(printed.as_rich(made, paper, screen.width, full))
         return
-    writers = {"markdown": printed.as_markdown, "latex": printed.as_latex, "csv": printed.as_csv}
-    print(printable(writers[form](made, paper)), end="")
+    if form == "csv":
+        text = printed.as_csv(made, paper)
+    else:
+        write = printed.as_markdown if form == "markdown" else printed.as_latex
+        text = write(made, paper, full)
+    print(printable(text), end="")
 
 
 def report(

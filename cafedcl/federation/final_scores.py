@@ -108,6 +108,9 @@ class FinalScores:
         tables: Tensors = {}
         if not self.due:
             return tables
+        _, y = self.task.clients.test_set(None)
+        if len(y):
+            tables["scores/tested"] = torch.bincount(y, minlength=self.task.method.classes).int()
         if server is not None:
             found, behind = self.server(state)
             server |= found
@@ -201,9 +204,9 @@ class FinalScores:
             return fitted
         x = data.train_x[validation]
         fitted["temperature"] = torch.tensor(
-            fit_temperature(model.scores(x), data.train_y[validation])
+            [fit_temperature(model.scores(x), data.train_y[validation])]
         )
-        fitted["images"] = torch.tensor(len(validation))
+        fitted["images"] = torch.tensor([len(validation)])
         rows = train[spaced_rows(len(train), MOST_DESCRIBED).to(train.device)]
         limits = fit_limits(
             model.describe(data.train_x[rows]),

@@ -41,6 +41,16 @@ def check_environment(about: Any) -> None:
         raise TypeError("flower: an object is expected")
 
 
+def read_tables(file: Path, number: int, wanted: tuple[str, ...]) -> dict[str, Array]:
+    """Return the entries of a round's file that begin with one of the wanted names."""
+    with safe_open(str(file), framework="numpy") as packed:
+        header = (packed.metadata() or {}).get("header")
+        if header is not None and json.loads(header) != {"round": number}:
+            raise ValueError(f"it says that it holds {header}, not round {number}")
+        names = [name for name in packed.keys() if name.startswith(wanted)]  # noqa: SIM118
+        return {name: packed.get_tensor(name) for name in names}
+
+
 def read_data(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return counts per client and class, mean and std of pixels; names and image shape."""
     try:
@@ -65,6 +75,11 @@ def check_data(arrays: dict[str, Array], header: Any) -> None:
     shape = header["shape"]
     if not isinstance(shape, list) or [type(size) for size in shape] != [int] * 3:
         raise ValueError("shape: three whole numbers are expected")
+    window = header.get("window", [])
+    if not isinstance(window, list) or not all(type(limit) in (int, float) for limit in window):
+        raise ValueError("window: numbers are expected")
+    if len(window) not in (0, 2):
+        raise ValueError("window: two numbers are expected")
     counts = arrays["counts"]
     if counts.dtype != np.int64 or counts.ndim != 2 or not counts.size:
         raise ValueError("counts: a table of whole numbers is expected")

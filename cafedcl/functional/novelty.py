@@ -45,7 +45,7 @@ def fit_limits(trained: Tensors, y: Tensor, validated: Tensors, classes: int) ->
         limits[f"{name}/centres"] = centres.float()
         limits[f"{name}/spread"] = (variance + floor).sqrt().float()
         away = distance(validated[name], limits, name)
-        limits[f"{name}/limit"] = away.quantile(KEPT).clamp_min(1e-12)
+        limits[f"{name}/limit"] = away.quantile(KEPT, keepdim=True).clamp_min(1e-12)
     return limits
 
 

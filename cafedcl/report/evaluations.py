@@ -1,20 +1,18 @@
 """The evaluation tables of one run: evenly spaced rounds, and only the entries that panels show."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
-from cafedcl.federation.run_files import reason
+from cafedcl.federation.run_files import read_tables, reason
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report.run_summary import RunSummary
 
@@ -30,6 +28,8 @@ WANTED = (
     "anchors/pool",
     "anchors/labels",
     "loop/",
+    "scores/",
+    "wrong/",
 )
 """Prefixes of the entries to read. Files also hold the state of the model, which can be large."""
 AXES = {
@@ -39,6 +39,11 @@ AXES = {
     "own/all/recall": ("clients", "classes"),
     "own/prior/score": ("clients",),
     "own/prior/recall": ("clients", "classes"),
+    "scores/server/auroc": ("classes",),
+    "scores/server/auprc": ("classes",),
+    "scores/server/sensitivity": ("classes",),
+    "scores/server/bins": ("bins", "three"),
+    "scores/own/bins": ("clients", "bins", "three"),
 }
 """The axes of the entries that every method has. Notes and anchors are a method's own business, and
 panels check what they need of them.
@@ -100,9 +105,9 @@ def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvalua
     """Read a run's tables; a damaged file is left out with a message."""
     problems: list[str] = []
     data = read_data(run, problems)
-    sizes = {}
+    sizes = {"three": 3}
     if data is not None:
-        sizes = dict(zip(("clients", "classes"), data.counts.shape, strict=True))
+        sizes |= dict(zip(("clients", "classes"), data.counts.shape, strict=True))
     folder = RunFolder(run.path)
     files = {line["round"]: folder.evaluation_file(line["round"]) for line in run.lines}
     # A link that leads nowhere counts as there, so that it is named below.
@@ -110,7 +115,7 @@ def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvalua
     rounds = []
     for number in spaced(there, most):
         try:
-            tables = read_tables(files[number], number)
+            tables = read_tables(files[number], number, WANTED)
             check_tables(tables, run.lines[number], sizes)
             rounds.append(Evaluation(number, tables))
         except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -120,16 +125,6 @@ def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvalua
         missing = scored - len(there)
         problems.append(f"{run.path}/evaluations: {missing} of {scored} scored rounds are missing")
     return RunEvaluations(run, rounds, data, problems)
-
-
-def read_tables(file: Path, number: int) -> dict[str, Array]:
-    """Return the wanted entries of a round's file."""
-    with safe_open(str(file), framework="numpy") as packed:
-        header = (packed.metadata() or {}).get("header")
-        if header is not None and json.loads(header) != {"round": number}:
-            raise ValueError(f"it says that it holds {header}, not round {number}")
-        names = [name for name in packed.keys() if name.startswith(WANTED)]  # noqa: SIM118
-        return {name: packed.get_tensor(name) for name in names}
 
 
 def check_tables(tables: Mapping[str, Array], line: MetricsLine, sizes: dict[str, int]) -> None:

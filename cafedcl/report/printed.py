@@ -3,11 +3,20 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from cafedcl.report.palette import series_style
-from cafedcl.report.table import TABLE_MEASURES, TITLES, Cell, Column, ScoreTable
+from cafedcl.report.table import (
+    FULL_MEASURES,
+    TABLE_MEASURES,
+    TITLES,
+    Cell,
+    Column,
+    RowClasses,
+    ScoreTable,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,6 +27,67 @@ SPECIAL = {
     "<": r"\textless{}", ">": r"\textgreater{}",
     "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "α": r"$\alpha$", "–": "--",
 }  # fmt: skip
+PAPER_MEASURES = ("accuracy", "std")
+"""The scores that the paper's tables have."""
+MOST_CLASSES = 12
+"""Classes that have a column of their own; of more, only the worst are named."""
+WORST_CLASSES = 5
+"""Classes of a method that are named if there are too many for columns."""
+
+
+Fields = list[tuple[str, str]]
+"""Columns of a setting: the source, which is ours or the paper, and the score."""
+Part = tuple[Column, Fields]
+"""A setting with some of its columns."""
+
+
+@dataclass(frozen=True)
+class PlainTable:
+    """A table of texts below the main one: a heading, and rows that start with a method."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def class_tables(scores: ScoreTable, full: bool = False) -> list[PlainTable]:
+    """Return the tables below the main one: recall per class, and with ``full`` further scores."""
+    tables = []
+    for column in scores.columns:
+        title = column.group.setting.title
+        if column.classes:
+            tables.append(recall_table(title, column))
+        if full:
+            heads = ["method", *(TITLES[measure] for measure in FULL_MEASURES)]
+            rows = [
+                [row.label, *(column.cells[row.label][m].text for m in FULL_MEASURES)]
+                for row in column.group.rows
+            ]
+            note = (
+                "Further scores, mean over classes, one against the rest; Sens.: sensitivity at "
+                "the specificity of evaluate.specificity"
+            )
+            tables.append(PlainTable(f"{note}: {title}", heads, rows))
+    return tables
+
+
+def recall_table(title: str, column: Column) -> PlainTable:
+    """Return the recall per class in %: of every class, or of the worst ones if there are many."""
+    names = list(dict.fromkeys(name for each in column.classes.values() for name in each.names))
+    rows = []
+    if len(names) <= MOST_CLASSES:
+        for label, each in column.classes.items():
+            rows.append([label, *(one_decimal(each.by_name.get(name)) for name in names)])
+        return PlainTable(f"Recall per class in %: {title}", ["method", *names], rows)
+    for label, each in column.classes.items():
+        known = sorted((v, name) for name, v in each.by_name.items() if v is not None)
+        rows.append([label, ", ".join(f"{name} {v:.1f}" for v, name in known[:WORST_CLASSES])])
+    return PlainTable(f"Worst classes, recall in %: {title}", ["method", "worst classes"], rows)
+
+
+def one_decimal(value: float | None) -> str:
+    """Return a number with one decimal, or a dash."""
+    return "–" if value is None else f"{value:.1f}"
 
 
 def escape_latex(text: str) -> str:
@@ -35,9 +105,9 @@ def escape_markdown(text: str) -> str:
 def paper_cell(column: Column, method: str, measure: str) -> str:
     """Return the paper's number for a cell."""
     figures = column.position.figures.get(method)
-    if figures is None or measure == "worst":
+    if figures is None or measure not in PAPER_MEASURES:
         return "–"
-    return f"{figures[0 if measure == 'accuracy' else 1]:.2f}"
+    return f"{figures[PAPER_MEASURES.index(measure)]:.2f}"
 
 
 def cell_of(column: Column, label: str, measure: str) -> Cell:
@@ -45,11 +115,11 @@ def cell_of(column: Column, label: str, measure: str) -> Cell:
     return column.cells.get(label, {}).get(measure, Cell(()))
 
 
-def fields(column: Column, paper: bool) -> list[tuple[str, str]]:
+def fields(column: Column, paper: bool) -> Fields:
     """Return the columns of a setting as (source, measure): ours, and the paper's if asked for."""
     shown = [("ours", measure) for measure in TABLE_MEASURES]
     if paper and column.position.figures:
-        shown += [("paper", "accuracy"), ("paper", "std")]
+        shown += [("paper", measure) for measure in PAPER_MEASURES]
     return shown
 
 
@@ -58,7 +128,7 @@ def title_of(source: str, measure: str) -> str:
     return TITLES[measure] if source == "ours" else f"paper {TITLES[measure]}"
 
 
-def as_markdown(scores: ScoreTable, paper: bool = False) -> str:
+def as_markdown(scores: ScoreTable, paper: bool = False, full: bool = False) -> str:
     """Return the table as Markdown; the best is bold, the second best underlined."""
     heads = ["method"]
     rules = ["---"]
@@ -79,16 +149,27 @@ def as_markdown(scores: ScoreTable, paper: bool = False) -> str:
                     cell = cell_of(column, row.label, measure)
                     cells.append(marks[cell.rank].format(cell.text))
         lines.append(cells)
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(f"- {escape_markdown(note)}" for note in scores.notes)
-    return f"{table}\n\n{scores.caption}\n" + (f"\n{notes}\n" if notes else "")
+    parts = [markdown_lines(lines), scores.caption]
+    for table in class_tables(scores, full):
+        body = [[escape_markdown(cell) for cell in row] for row in (table.heads, *table.rows)]
+        rules = ["---", *("---:" for _ in table.heads[1:])]
+        parts += [f"{escape_markdown(table.title)}:", markdown_lines([body[0], rules, *body[1:]])]
+    if scores.notes:
+        parts.append("\n".join(f"- {escape_markdown(note)}" for note in scores.notes))
+    return "\n\n".join(parts) + "\n"
 
 
-def as_latex(scores: ScoreTable, paper: bool = False) -> str:
+def markdown_lines(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as the lines of a table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def as_latex(scores: ScoreTable, paper: bool = False, full: bool = False) -> str:
     """Return LaTeX tables in the layout of the paper's Tables 1 and 2, with our numbers."""
     parts = ["% \\usepackage{booktabs,multirow,graphicx}"]
     for number, columns in groupby(scores.columns, key=lambda column: column.position.table):
         parts.append(latex_table(scores, list(columns), number, paper))
+    parts += [plain_latex(table) for table in class_tables(scores, full)]
     parts += [f"% {note}" for note in scores.notes]
     return "\n".join(parts) + "\n"
 
@@ -148,6 +229,26 @@ def latex_table(scores: ScoreTable, columns: Sequence[Column], number: int, pape
     return "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}"])
 
 
+def plain_latex(table: PlainTable) -> str:
+    """Return a table of texts as one `table*`."""
+    lines = [" & ".join(map(escape_latex, row)) + r" \\" for row in (table.heads, *table.rows)]
+    return "\n".join(
+        [
+            r"\begin{table*}[t]",
+            r"\centering",
+            rf"\caption{{{escape_latex(table.title)}}}",
+            rf"\begin{{tabular}}{{l{'c' * (len(table.heads) - 1)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table*}",
+        ]
+    )
+
+
 def latex_cell(cell: Cell) -> str:
     """Return a cell in LaTeX, bold or underlined by its rank."""
     text = escape_latex(cell.text)
@@ -158,70 +259,115 @@ def as_csv(scores: ScoreTable, paper: bool = False) -> str:
     """Return CSV with a row per method and setting; numbers are in %, with all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    ours = [f"{measure}_{what}" for measure in TABLE_MEASURES for what in ("mean", "std", "rank")]
+    measures = (*TABLE_MEASURES, *FULL_MEASURES)
+    ours = [f"{measure}_{what}" for measure in measures for what in ("mean", "std", "rank")]
     theirs = ["paper_accuracy", "paper_std"] if paper else []
-    writer.writerow(
-        ["data", "split", "clients", "method", "protocol", "round", "seeds", *ours, *theirs]
-    )
+    known = [each for column in scores.columns for each in column.classes.values()]
+    classes = list(dict.fromkeys(name for each in known for name in each.names))
+    recalls = [f"recall[{name}]" for name in classes]
+    head = ["data", "split", "clients", "method", "protocol", "round", "seeds", "ranked_by"]
+    writer.writerow([*head, *ours, "worst_class_name", "warning", *theirs, *recalls])
     for column in scores.columns:
         setting = column.group.setting
         for row in column.group.rows:
             cells = column.cells[row.label]
             numbers = [
                 value
-                for m in TABLE_MEASURES
+                for m in measures
                 for value in (cells[m].mean, cells[m].std, cells[m].rank or None)
             ]
             figures = list(column.position.figures.get(row.label, (None, None))) if paper else []
-            head = [
+            of_classes = column.classes.get(row.label, RowClasses([], []))
+            values = [
                 setting.data,
                 setting.split,
                 setting.clients,
                 row.label,
                 scores.protocol,
                 scores.which,
+                len(cells["accuracy"].values),
+                column.ranked_by,
+                *numbers,
+                of_classes.worst,
+                of_classes.warning,
+                *figures,
+                *(of_classes.by_name.get(name) for name in classes),
             ]
-            values = [*head, len(cells["accuracy"].values), *numbers, *figures]
             writer.writerow(["" if value is None else value for value in values])
     return out.getvalue()
 
 
-def as_rich(scores: ScoreTable, paper: bool = False, width: int = 120) -> "RenderableType":
+def as_rich(
+    scores: ScoreTable, paper: bool = False, width: int = 120, full: bool = False
+) -> "RenderableType":
     """Return the table for a terminal, with as many settings side by side as fit."""
     from rich.console import Group
     from rich.text import Text
 
     label = max((len(row.label) for row in scores.rows), default=6) + 2
-    blocks: list[list[Column]] = []
+    blocks: list[list[Part]] = []
     room = 0
     for column in scores.columns:
-        needed = sum(15 if source == "ours" else 9 for source, _ in fields(column, paper))
-        if not blocks or needed > room:
-            blocks.append([])
-            room = width - label
-        blocks[-1].append(column)
-        room -= needed
-    parts: list[RenderableType] = [rich_block(scores, block, paper) for block in blocks]
-    parts.append(Text(scores.caption, style="dim"))
+        for part in parted(column, fields(column, paper), width - label):
+            needed = width_of(part[1])
+            if not blocks or needed > room:
+                blocks.append([])
+                room = width - label
+            blocks[-1].append(part)
+            room -= needed
+    parts: list[RenderableType] = [rich_block(scores, block) for block in blocks]
+    parts.append(Text(scores.caption + "\n", style="dim"))
+    parts += [rich_plain(table) for table in class_tables(scores, full)]
+    alarming = ("damaged", "failed", "warning")
     parts += [
-        Text(note, style="yellow" if note.startswith(("damaged", "failed")) else "dim")
-        for note in scores.notes
+        Text(note, style="yellow" if note.startswith(alarming) else "dim") for note in scores.notes
     ]
     return Group(*parts)
 
 
-def rich_block(scores: ScoreTable, columns: Sequence[Column], paper: bool) -> "RenderableType":
+def rich_plain(plain: PlainTable) -> "RenderableType":
+    """Return a table of texts for a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0, 0, 1))
+    for index, head in enumerate(plain.heads):
+        table.add_column(Text(head), justify="right" if index else "left", no_wrap=index == 0)
+    for row in plain.rows:
+        table.add_row(Text(row[0], style=series_style(row[0]).colour), *map(Text, row[1:]))
+    return Group(Text(plain.title, style="italic"), table)
+
+
+def width_of(shown: Fields) -> int:
+    """Return how many characters the columns of a setting need."""
+    return sum(14 if source == "ours" else 9 for source, _ in shown)
+
+
+def parted(column: Column, shown: Fields, room: int) -> list[Part]:
+    """Return a setting with its columns, in parts that fit into the room."""
+    parts: list[Part] = [(column, [])]
+    for field in shown:
+        if parts[-1][1] and width_of([*parts[-1][1], field]) > room:
+            parts.append((column, []))
+        parts[-1][1].append(field)
+    return parts
+
+
+def rich_block(scores: ScoreTable, parts: Sequence[Part]) -> "RenderableType":
     """Return some settings side by side; the best is bold, the second best underlined."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    headings = " | ".join(dict.fromkeys(column.position.heading for column in columns))
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    headings = " | ".join(dict.fromkeys(column.position.heading for column, _ in parts))
+    # Narrow gaps: all scores of a setting fit into 80 columns.
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("\nmethod", no_wrap=True)
-    for column in columns:
-        for index, (source, measure) in enumerate(fields(column, paper)):
+    for column, shown in parts:
+        for index, (source, measure) in enumerate(shown):
             above = ""
             if index == 0:
                 above = column.position.title
@@ -230,11 +376,11 @@ def rich_block(scores: ScoreTable, columns: Sequence[Column], paper: bool) -> "R
             table.add_column(f"{above}\n{TITLES[measure]}", justify="right")
     styles = {0: "", 1: "bold", 2: "underline"}
     for row in scores.rows:
-        if not any(row.label in column.cells for column in columns):
+        if not any(row.label in column.cells for column, _ in parts):
             continue
         cells = [Text(row.label, style=series_style(row.label).colour)]
-        for column in columns:
-            for source, measure in fields(column, paper):
+        for column, shown in parts:
+            for source, measure in shown:
                 if source == "paper":
                     cells.append(Text(paper_cell(column, row.label, measure), style="dim"))
                 else:

@@ -20,18 +20,32 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
+from cafedcl.report.class_scores import ClassScores, read_class_scores
 
 FlatSettings = dict[str, Any]
 """A config with flat names, such as ``train.lr``."""
 
 PROTOCOL_SCORES = {
     "server": {"accuracy": "accuracy", "std": "client_std", "worst": "client_worst"},
-    "own": {"accuracy": "client_mean", "std": "client_std", "worst": "client_worst"},
-    "own-prior": {"accuracy": "prior_mean", "std": "prior_std", "worst": "prior_worst"},
+    "own": {
+        "accuracy": "client_mean",
+        "balanced": "client_balanced",
+        "std": "client_std",
+        "worst": "client_worst",
+    },
+    "own-prior": {
+        "accuracy": "prior_mean",
+        "balanced": "prior_balanced",
+        "worst_class": "prior_worst_class",
+        "std": "prior_std",
+        "worst": "prior_worst",
+    },
 }
-"""Names in metrics.jsonl of accuracy, spread across clients and accuracy of the worst tenth: for
-the server's model, for the clients' own models, and for these with log π_k added to their scores.
+"""Names in metrics.jsonl of scores that every protocol has, where the name is another one: for the
+server's model, for the clients' own models, and for these with log π_k added to their scores.
 """
+FROM_TABLES = ("balanced", "worst_class")
+"""Scores that the tables of a round give where an earlier version did not store them."""
 PARTS = {"server": "server", "own": "own", "own-prior": "own"}
 """The part of a line of metrics that has the scores of a protocol."""
 SAME_EXPERIMENT = (
@@ -117,18 +131,46 @@ class RunSummary:
             return None
         return float(value)
 
+    def classes(self, line: MetricsLine) -> ClassScores | None:
+        """Return the scores per class of a round; None, with a problem, if they are damaged."""
+        number = int(line["round"])
+        if number not in self._classes:
+            try:
+                self._classes[number] = read_class_scores(self.path, line)
+            except CafedclError as error:
+                self._classes[number] = None
+                self.class_problems.append(str(error))
+        return self._classes[number]
+
+    @cached_property
+    def class_problems(self) -> list[str]:
+        """What is wrong with the tables that scores per class were read from."""
+        return []
+
+    @cached_property
+    def _classes(self) -> dict[int, ClassScores | None]:
+        return {}
+
+    def score(self, line: MetricsLine, protocol: str, score: str) -> float | None:
+        """Return a score of a round, from its tables if the line does not have it."""
+        value = self.value(line, protocol, score)
+        if value is not None or score not in FROM_TABLES:
+            return value
+        classes = self.classes(line)
+        return None if classes is None else classes.score(protocol, score)
+
     def scored(self, protocol: str) -> list[MetricsLine]:
         """Return the rounds in which a protocol was measured."""
         return [line for line in self.lines if self.value(line, protocol, "accuracy") is not None]
 
-    def chosen(self, protocol: str, which: str) -> MetricsLine | None:
-        """Return the last or the best scored round; of several best rounds, the first."""
+    def chosen(self, protocol: str, which: str, by: str = "accuracy") -> MetricsLine | None:
+        """Return the last scored round, or the best one by a score; of several, the first."""
         scored = self.scored(protocol)
         if not scored:
             return None
         if which == "last":
             return scored[-1]
-        return max(scored, key=lambda line: self.value(line, protocol, "accuracy") or 0.0)
+        return max(scored, key=lambda line: self.score(line, protocol, by) or 0.0)
 
 
 @dataclass(frozen=True, order=True)

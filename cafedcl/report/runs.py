@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.report.class_scores import SKEWED, ClassScores
 from cafedcl.report.run_summary import (
     RunSummary,
     Setting,
@@ -44,17 +46,27 @@ class TableRow:
             return None
         return name, float(value)
 
-    def scores(self, protocol: str, score: str, which: str = "last") -> dict[int, float]:
-        """Return a score by seed."""
+    def scores(
+        self, protocol: str, score: str, which: str = "last", by: str = "accuracy"
+    ) -> dict[int, float]:
+        """Return a score by seed, of the last round, or of the best one ``by`` another score."""
         found = {}
         for run in self.runs:
-            line = run.chosen(protocol, which)
+            line = run.chosen(protocol, which, by)
             if line is None:
                 continue
-            value = run.value(line, protocol, score)
+            value = run.score(line, protocol, score)
             if value is not None:
                 found[run.seed] = value
         return found
+
+    def classes(
+        self, protocol: str, which: str = "last", by: str = "accuracy"
+    ) -> list[ClassScores]:
+        """Return the scores per class of every seed that has them."""
+        lines = [(run, run.chosen(protocol, which, by)) for run in self.runs]
+        found = [run.classes(line) for run, line in lines if line is not None]
+        return [classes for classes in found if classes is not None]
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,17 @@ class SettingGroup:
     def main(self) -> tuple[TableRow, ...]:
         """The rows without those that only sweep a numeric option."""
         return tuple(row for row in self.rows if row.swept is None)
+
+    @cached_property
+    def imbalance(self) -> float:
+        """How many times as many test images the largest class has as the smallest one."""
+        found = (each for row in self.rows for each in row.classes("server") or row.classes("own"))
+        return max((each.imbalance for each in found), default=1.0)
+
+    @property
+    def ranked_by(self) -> str:
+        """The score that methods are ranked by: balanced accuracy if test labels are skewed."""
+        return "balanced" if self.imbalance >= SKEWED else "accuracy"
 
     def differing(self) -> dict[str, list[str]]:
         """Return the seeds and the common options in which the main rows differ.

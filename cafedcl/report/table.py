@@ -2,18 +2,36 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from statistics import mean, stdev
 
+import numpy as np
+
+from cafedcl.report.class_scores import known_means
 from cafedcl.report.paper import PaperPosition, paper_position
 from cafedcl.report.run_summary import RunSummary
 from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
 
-TABLE_MEASURES = ("accuracy", "std", "worst")
-HIGHER = {"accuracy": True, "std": False, "worst": True}
-TITLES = {"accuracy": "Acc. ↑", "std": "Std. ↓", "worst": "Worst ↑"}
+TABLE_MEASURES = ("accuracy", "balanced", "worst_class", "std", "worst")
+FULL_MEASURES = ("macro_f1", "auroc", "auprc", "sensitivity", "ece")
+"""Scores of the last round, for those who ask for them."""
+LOWER_IS_BETTER = ("std", "ece")
+TITLES = {
+    "accuracy": "Acc. ↑",
+    "balanced": "Bal. ↑",
+    "worst_class": "Class ↑",
+    "std": "Std. ↓",
+    "worst": "Worst ↑",
+    "macro_f1": "Macro-F1 ↑",
+    "auroc": "AUROC ↑",
+    "auprc": "AUPRC ↑",
+    "sensitivity": "Sens. ↑",
+    "ece": "ECE ↓",
+}
+RANKINGS = {"accuracy": "accuracy", "balanced": "balanced accuracy"}
+"""The scores that methods may be ranked by, in words."""
 PROTOCOLS = {
     "server": "the server's model",
     "own": "each client's own model after local training",
@@ -60,7 +78,9 @@ class PairedComparison:
     rival: str
     seeds: int
     difference: float
-    """Mean difference, in percentage points of accuracy."""
+    """Mean difference, in percentage points."""
+    of: str = ""
+    """Of which score, in words; empty for accuracy."""
     t: float | None = None
     wilcoxon: float | None = None
     missing: str = ""
@@ -69,7 +89,7 @@ class PairedComparison:
     @property
     def text(self) -> str:
         """The comparison in one line."""
-        head = f"{self.best} against {self.rival}: {self.difference:+.2f} points"
+        head = f"{self.best} against {self.rival}: {self.difference:+.2f} points{self.of}"
         if self.missing:
             return f"{head}; {self.missing}"
         p_values = {"paired t-test": self.t, "Wilcoxon signed-rank test": self.wilcoxon}
@@ -91,6 +111,40 @@ class Column:
     cells: dict[str, dict[str, Cell]]
     """By row label, then by measure."""
     comparison: PairedComparison | None
+    ranked_by: str = "accuracy"
+    classes: dict[str, "RowClasses"] = field(default_factory=dict)
+    """Scores per class by row label, of the rows that have them."""
+
+    @property
+    def skew(self) -> str:
+        """What a reader has to know if the test labels are skewed; empty otherwise."""
+        if self.ranked_by == "accuracy":
+            return ""
+        return (
+            f"test labels are skewed (the largest class has {self.group.imbalance:.0f} times as "
+            "many test images as the smallest one), so methods are ranked by balanced accuracy"
+        )
+
+
+@dataclass(frozen=True)
+class RowClasses:
+    """Scores per class of one row: means over seeds, and a warning."""
+
+    names: list[str]
+    recall: list[float | None]
+    """In %; None for a class without test images."""
+    warning: str = ""
+
+    @property
+    def worst(self) -> str:
+        """The class with the lowest recall; empty if no recall is known."""
+        known = [(value, name) for name, value in self.by_name.items() if value is not None]
+        return min(known)[1] if known else ""
+
+    @property
+    def by_name(self) -> dict[str, float | None]:
+        """The recall by class name."""
+        return dict(zip(self.names, self.recall, strict=True))
 
 
 @dataclass(frozen=True)
@@ -104,15 +158,23 @@ class ScoreTable:
     which: str
     set_aside: tuple[RunSummary, ...]
 
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the files of the runs that are shown."""
+        runs = [run for c in self.columns for row in c.group.rows for run in row.runs]
+        return [problem for run in runs for problem in run.class_problems]
+
     @cached_property
     def caption(self) -> str:
         """The meaning of the numbers."""
         rows = [row for column in self.columns for row in column.group.rows]
         most = max((len(row.runs) for row in rows), default=0)
         seeds = f"mean ± std over up to {most} seeds" if most > 1 else "one seed"
+        classes = "all classes" if self.protocol == "server" else "the classes that a client holds"
         return (
             f"Scores of {PROTOCOLS[self.protocol]} in the {self.which} scored round, in %; "
-            f"{seeds}. Acc.: accuracy. Std.: standard deviation across clients. "
+            f"{seeds}. Acc.: accuracy. Bal.: balanced accuracy, the mean recall of {classes}. "
+            "Class: recall of the worst class. Std.: standard deviation across clients. "
             "Worst: mean accuracy of the worst 10 % of the clients."
         )
 
@@ -125,6 +187,11 @@ class ScoreTable:
         for column in self.columns:
             title = column.group.setting.title
             rows = column.group.rows
+            if column.skew:
+                lines.append(f"{title}: {column.skew}.")
+            for label, classes in column.classes.items():
+                if classes.warning:
+                    lines.append(f"warning: {title}: {label}: {classes.warning}.")
             lacking = [row.label for row in rows if not column.cells[row.label]["accuracy"].values]
             if lacking:
                 other = "server" if self.protocol == "own" else "own"
@@ -167,16 +234,39 @@ def column(group: SettingGroup, protocol: str, which: str) -> Column:
     """Return one setting's cells, ranked."""
     cells: dict[str, dict[str, Cell]] = {row.label: {} for row in group.rows}
     ranked = [row.label for row in contenders(group)]
-    for measure in TABLE_MEASURES:
+    by = group.ranked_by
+    for measure in (*TABLE_MEASURES, *FULL_MEASURES):
         unranked = {}
         for row in group.rows:
-            scores = row.scores(protocol, measure, which).values()
+            scores = row.scores(protocol, measure, which, by).values()
             unranked[row.label] = Cell(tuple(100 * value for value in scores))
         means = [cell.mean if label in ranked else None for label, cell in unranked.items()]
-        places = ranks(means, higher=HIGHER[measure])
+        places = ranks(means, higher=measure not in LOWER_IS_BETTER)
         for (label, cell), rank in zip(unranked.items(), places, strict=True):
             cells[label][measure] = Cell(cell.values, rank)
-    return Column(group, paper_position(group.setting), cells, compare_best(group, protocol, which))
+    classes = {row.label: row_classes(row, protocol, which, by) for row in group.rows}
+    return Column(
+        group=group,
+        position=paper_position(group.setting),
+        cells=cells,
+        comparison=compare_best(group, protocol, which),
+        ranked_by=by,
+        classes={label: found for label, found in classes.items() if found is not None},
+    )
+
+
+def row_classes(row: TableRow, protocol: str, which: str, by: str) -> RowClasses | None:
+    """Return a row's recall per class; None if no seed has stored any."""
+    found = [each for each in row.classes(protocol, which, by) if protocol in each.recall]
+    if not found:
+        return None
+    means = known_means(np.stack([each.recall[protocol] for each in found]))
+    recall = [None if np.isnan(value) else 100 * float(value) for value in means]
+    warnings = [each.one_class[protocol] for each in found if protocol in each.one_class]
+    warning = warnings[0] if warnings else ""
+    if warnings and len(found) > 1:
+        warning = f"in {len(warnings)} of {len(found)} seeds {warning}"
+    return RowClasses(found[0].names, recall, warning)
 
 
 def contenders(group: SettingGroup) -> list[TableRow]:
@@ -198,11 +288,13 @@ def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
 
 
 def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedComparison | None:
-    """Test the most accurate row against the most accurate row of another method.
+    """Test the best row against the best row of another method, by what methods are ranked by.
 
     If there is only one method, the second variant of it takes that place.
     """
-    scores = {row.label: row.scores(protocol, "accuracy", which) for row in group.rows}
+    by = group.ranked_by
+    of = "" if by == "accuracy" else f" of {RANKINGS[by]}"
+    scores = {row.label: row.scores(protocol, by, which, by) for row in group.rows}
     known = [row for row in contenders(group) if scores[row.label]]
     ordered = sorted(known, key=lambda row: -mean(scores[row.label].values()))
     if len(ordered) < 2:
@@ -219,10 +311,11 @@ def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedCompar
             rival.label,
             len(differences),
             gap,
+            of,
             missing="significance needs two shared seeds",
         )
     return PairedComparison(
-        best.label, rival.label, len(differences), mean(differences), *p_values(differences)
+        best.label, rival.label, len(differences), mean(differences), of, *p_values(differences)
     )
 
 

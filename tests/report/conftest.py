@@ -59,8 +59,21 @@ def line(t: int, server: dict[str, Any] | None, own: dict[str, Any] | None) -> d
     }
 
 
+def confusion(accuracy: float, tested: Sequence[int], only: int | None) -> np.ndarray:
+    """Return a confusion matrix in which errors go to the next class, or all images to one."""
+    table = np.zeros((len(tested), len(tested)), dtype=int)
+    for c, images in enumerate(tested):
+        right = round(np.nan_to_num(accuracy) * images)
+        table[c, c] += right
+        table[c, (c + 1) % len(tested)] += images - right
+    if only is not None:
+        table[:, only] = tested
+        table[:, np.arange(len(tested)) != only] = 0
+    return table
+
+
 def tables(
-    rng: np.random.Generator, counts: np.ndarray, extras: Sequence[str]
+    rng: np.random.Generator, counts: np.ndarray, extras: Sequence[str], confused: np.ndarray
 ) -> dict[str, torch.Tensor]:
     clients, classes = counts.shape
     found: dict[str, np.ndarray] = {
@@ -69,9 +82,7 @@ def tables(
         "own/all/recall": rng.uniform(0, 1, (clients, classes)),
     }
     if "server" in extras:
-        found["server/confusion"] = rng.integers(0, 40, (classes, classes)) + 60 * np.eye(
-            classes, dtype=int
-        )
+        found["server/confusion"] = confused
         found["server/clients"] = rng.uniform(0.5, 1, clients)
     if "confidence" in extras:
         for name in ("confidence", "confidence_data", "confidence_val", "uncertainty"):
@@ -91,7 +102,8 @@ def tables(
 @pytest.fixture(scope="session")
 def make_run() -> Maker:
     """Write a run folder. ``accuracy`` is the last round's; earlier rounds are worse. ``extras`` is
-    what it records.
+    what it records. There are 100 test images per class unless ``tested`` says how many; ``only``
+    is the one class that the server's model predicts.
     """
 
     def make(
@@ -109,6 +121,8 @@ def make_run() -> Maker:
         names: Sequence[str] | None = None,
         extras: Sequence[str] = ("server",),
         samples: int = 0,
+        tested: Sequence[int] | None = None,
+        only: int | None = None,
         **settings: Any,
     ) -> Path:
         rng = np.random.default_rng(seed)
@@ -145,7 +159,8 @@ def make_run() -> Maker:
             share = (t + 1) / number
             found = scores(accuracy * share, std / share, worst * share)
             lines.append(json.dumps(line(t, found if "server" in extras else None, found)))
-            packed = pack(tables(rng, counts, extras), {"round": t})
+            confused = confusion(accuracy * share, tested or [100] * classes, only)
+            packed = pack(tables(rng, counts, extras, confused), {"round": t})
             (path / "evaluations" / f"{t:06d}.safetensors").write_bytes(packed)
         (path / "metrics.jsonl").write_text(
             "".join(text + "\n" for text in lines), encoding="utf-8"

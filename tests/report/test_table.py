@@ -138,14 +138,22 @@ def test_the_protocol_is_one_that_all_methods_have(make_run: Maker, tmp_path: Pa
 
 
 def test_own_models_that_are_told_their_label_distribution_are_a_protocol_of_their_own() -> None:
-    scores = {"client_mean": 0.5, "balanced": 0.4, "prior_mean": 0.7, "prior_std": 0.1}
-    line = {"round": 0, "server": None, "own": {**scores, "prior_worst": 0.2}}
+    scores = {"client_mean": 0.5, "client_balanced": 0.4, "prior_mean": 0.7, "prior_std": 0.1}
+    scores |= {"prior_worst": 0.2, "prior_balanced": 0.6, "prior_worst_class": 0.3}
+    line = {"round": 0, "server": None, "own": {**scores, "balanced": 0.9, "worst_class": 0.1}}
     run = RunSummary(Path("a"), "finished", lines=[line])
     found = {name: run.value(line, "own-prior", name) for name in TABLE_MEASURES}
-    assert found == {"accuracy": 0.7, "std": 0.1, "worst": 0.2}
+    assert found == {
+        "accuracy": 0.7,
+        "balanced": 0.6,
+        "worst_class": 0.3,
+        "std": 0.1,
+        "worst": 0.2,
+    }
     assert run.value(line, "own", "accuracy") == 0.5
     assert run.value(line, "own", "balanced") == 0.4
-    assert run.value(line, "own-prior", "balanced") is None
+    assert run.value(line, "own", "worst_class") == 0.1
+    assert run.value(line, "own-prior", "few") is None
     assert run.scored("own-prior") == [line]
 
 
@@ -156,22 +164,24 @@ def test_markdown(made: ScoreTable) -> None:
     assert "**88.33 ± 0.58**" in moon
     assert "<u>87.00 ± 6.00</u>" in cafedcl
     assert "| fed\\_odd&co |" in text
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    main, *others = text.split("\n\n")
+    assert len({line.count("|") for line in main.splitlines()}) == 1
+    assert sum(part.startswith("Recall per class") for part in others) == 2
 
 
 def test_latex_has_the_layout_of_the_paper(made: ScoreTable) -> None:
     text = as_latex(made, paper=True)
-    assert r"\multicolumn{5}{c}{Practical heterogeneous ($\alpha$ = 0.1, K = 20)}" in text
-    assert r"\multicolumn{5}{c}{CIFAR-10}" in text
-    ours = r"\textbf{88.33 $\pm$ 0.58} & \textbf{1.17 $\pm$ 0.06} & \textbf{70.00 $\pm$ 0.00}"
-    assert rf"moon & {ours} & 82.06 & 11.19 \\" in text
+    assert r"\multicolumn{7}{c}{Practical heterogeneous ($\alpha$ = 0.1, K = 20)}" in text
+    assert r"\multicolumn{7}{c}{CIFAR-10}" in text
+    balanced = r"\textbf{88.33 $\pm$ 0.58} & \textbf{88.33 $\pm$ 0.58}"
+    spread = r"\textbf{1.17 $\pm$ 0.06} & \textbf{70.00 $\pm$ 0.00}"
+    assert rf"moon & \textbf{{88.33 $\pm$ 0.58}} & {balanced} & {spread} & 82.06 & 11.19 \\" in text
     assert r"cafedcl & \underline{87.00 $\pm$ 6.00}" in text
     assert r"fed\_odd\&co & 90.00" in text
     assert r"my\_data" in text
-    assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == 2
-    for line in text.splitlines():
-        if line.endswith(r"\\") and "multicolumn" not in line and "moon" in line:
-            assert line.count("&") == 5
+    assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == 4
+    rows = [line for line in text.splitlines() if line.startswith("moon")]
+    assert [line.count("&") for line in rows] == [7, 4], "the scores, and the recall of 4 classes"
 
 
 def test_latex_escapes() -> None:

@@ -1,0 +1,181 @@
+"""Scores per class in one round of a run, and what they warn of.
+
+They are read from the round's tables, which runs of earlier versions have as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+
+from cafedcl.core.arrays import Array
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.printable import printable
+from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.run_files import read_tables, reason
+from cafedcl.federation.run_folder import RunFolder
+
+WANTED = ("server/c", "own/all/recall", "own/prior/recall", "scores/tested", "scores/server/")
+OWN = {"own": "all", "own-prior": "prior"}
+"""The protocols that score clients' own models, and the kind of predictions they are about."""
+SKEWED = 2.0
+"""Test labels are skewed if one class has this many times as many images as another."""
+ALMOST_ALL = 0.95
+"""A model that predicts one class for this share of the images predicts almost one class only."""
+HARDLY_ANY = 0.1
+"""Provided that it recognises at most this share of the other classes, on average."""
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """Scores per class; an array has one number per class, NaN where it is not known."""
+
+    names: list[str]
+    tested: Array | None
+    """Test images of each class; None if that was not stored."""
+    recall: dict[str, Array]
+    """By protocol; of clients' own models, the mean over the clients that hold the class."""
+    predicted: Array | None
+    """How often the server's model predicts each class; None if that was not stored."""
+    balanced: dict[str, float]
+    """Balanced accuracy by protocol."""
+    one_class: dict[str, str]
+    """Warnings about models that predict almost one class only, by protocol."""
+
+    @property
+    def imbalance(self) -> float:
+        """How many times as many test images the largest class has as the smallest one."""
+        if self.tested is None or not (self.tested > 0).any():
+            return 1.0
+        there = self.tested[self.tested > 0]
+        return float(there.max() / there.min())
+
+    def worst(self, protocol: str) -> tuple[str, float] | None:
+        """Return the name and the recall of the class with the lowest recall."""
+        recall = self.recall.get(protocol)
+        if recall is None or np.isnan(recall).all():
+            return None
+        index = int(np.nanargmin(recall))
+        return self.names[index], float(recall[index])
+
+    def score(self, protocol: str, name: str) -> float | None:
+        """Return ``balanced`` or ``worst_class`` of a protocol; None for anything unknown."""
+        if name == "balanced":
+            return self.balanced.get(protocol)
+        worst = self.worst(protocol)
+        return worst[1] if name == "worst_class" and worst else None
+
+
+def read_class_scores(path: Path, line: MetricsLine) -> ClassScores:
+    """Return the scores per class of a round; raises CafedclError if its tables are damaged."""
+    folder = RunFolder(path)
+    number = int(line["round"])
+    file = folder.evaluation_file(number)
+    arrays, header = folder.data()
+    names = [printable(name) for name in header["names"]]
+    try:
+        tables = read_tables(file, number, WANTED)
+        check_complete(tables, line)
+        return summarise_classes(tables, arrays["counts"], names)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        what = "missing" if isinstance(error, FileNotFoundError) else f"damaged: {reason(error)}"
+        raise CafedclError(f"{file}: {what}; its scores per class are left out") from None
+
+
+def check_complete(tables: Mapping[str, Array], line: MetricsLine) -> None:
+    """Raise ValueError if a table is missing although its round was scored."""
+    for part, needed in (("server", "server/clients"), ("own", "own/all/recall")):
+        if line[part] is not None and needed not in tables:
+            raise ValueError(f"{needed} is missing")
+
+
+def summarise_classes(tables: Mapping[str, Array], counts: Array, names: list[str]) -> ClassScores:
+    """Return the scores per class from a round's tables and the clients' training images."""
+    recall: dict[str, Array] = {}
+    balanced: dict[str, float] = {}
+    warnings: dict[str, str] = {}
+    tested: Array | None = tables.get("scores/tested", tables.get("scores/server/tested"))
+    predicted: Array | None = None
+    confusion = tables.get("server/confusion")
+    if confusion is not None:
+        check_shape(confusion, (len(names), len(names)))
+        tested = confusion.sum(1)
+        predicted = confusion.sum(0)
+        recall["server"] = ratio(confusion.diagonal(), tested)
+    elif "scores/server/recall" in tables:
+        recall["server"] = tables["scores/server/recall"].astype(np.float64)
+    if "server" in recall:
+        check_shape(recall["server"], (len(names),))
+        balanced["server"] = float(np.nanmean(recall["server"]))
+        only = only_class(recall["server"], predicted)
+        if only is not None:
+            warnings["server"] = server_warning(names[only], predicted, only)
+    for protocol, kind in OWN.items():
+        own = tables.get(f"own/{kind}/recall")
+        if own is None:
+            continue
+        check_shape(own, counts.shape)
+        held = np.where(counts > 0, own.astype(np.float64), np.nan)
+        recall[protocol] = known_means(held)
+        per_client = known_means(held.T)
+        if not np.isnan(per_client).all():
+            balanced[protocol] = float(np.nanmean(per_client))
+        stuck = [k for k, row in enumerate(held) if only_class(row, None) is not None]
+        scored = int((~np.isnan(per_client)).sum())
+        if stuck and 2 * len(stuck) >= scored:
+            warnings[protocol] = (
+                f"{len(stuck)} of {scored} clients' own models recognise almost one class only, "
+                "although their clients hold several"
+            )
+    return ClassScores(names, tested, recall, predicted, balanced, warnings)
+
+
+def check_shape(values: Array, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if an array has another shape, or is nothing but NaN."""
+    if values.shape != shape:
+        raise ValueError(f"shape {values.shape} instead of {shape}")
+    if values.dtype.kind == "f" and np.isnan(values).all():
+        raise ValueError("nothing but NaN")
+
+
+def ratio(part: Array, whole: Array) -> Array:
+    """Return part / whole; NaN where the whole is 0."""
+    return np.asarray(part / np.where(whole > 0, whole, np.nan), dtype=np.float64)
+
+
+def known_means(values: Array) -> Array:
+    """Return the mean of every column without its NaNs; NaN for a column that has nothing else."""
+    number = (~np.isnan(values)).sum(0)
+    return ratio(np.nansum(values, axis=0), number)
+
+
+def only_class(recall: Array, predicted: Array | None) -> int | None:
+    """Return the class that a model predicts almost always, although others are there; or None.
+
+    Without its predictions, the recalls tell: one class is always recognised, and no other is.
+    """
+    known = ~np.isnan(recall)
+    if known.sum() < 2:
+        return None
+    if predicted is None:
+        favourite = int(np.nanargmax(recall))
+        share = float(recall[favourite])
+    else:
+        favourite = int(predicted.argmax())
+        share = float(predicted[favourite] / max(predicted.sum(), 1))
+    known[favourite] = False
+    others = float(recall[known].mean())
+    return favourite if share >= ALMOST_ALL and others <= HARDLY_ANY else None
+
+
+def server_warning(name: str, predicted: Array | None, index: int) -> str:
+    """Return the warning about a server model that predicts almost one class only."""
+    share = ""
+    if predicted is not None:
+        share = f" ({100 * predicted[index] / predicted.sum():.1f} % of the test images)"
+    return (
+        f"the server's model predicts almost only the class '{name}'{share}; "
+        "its accuracy is little more than the share of that class"
+    )
