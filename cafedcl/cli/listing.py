@@ -168,7 +168,7 @@ def show_config(*, flags: Flags, advanced: Advanced = False) -> None:
     print(printable(f"# cafedcl run this-file.toml\n\n{text}"), end="")
 
 
-@with_flags("data_dir", "strict", "clients", "seed")
+@with_flags("data_dir", "group", "strict", "clients", "seed")
 def split(
     how: Annotated[
         str | None, typer.Argument(metavar="[SPLIT]", help=COMPOSITE_HELP["split"])
@@ -211,13 +211,21 @@ def split(
         drawn.append(DrawnSplit(config.data.name, shards.counts, images.names, shards.names))
         if as_json:
             row = {"data": config.data.name, **dataclasses.asdict(found)}
-            row |= {"client_names": shards.names, "counts": shards.counts.tolist()}
+            row |= {"client_names": shards.names, "group": images.group_kind}
+            row["counts"] = shards.counts.tolist()
             print(json.dumps(row))
         else:
             title = f"{config.split.kind}: training images per client and class\n"
             screen.print(headed(config.data.name, title), soft_wrap=True)
             screen.print(split_map(shards.counts, images.names, shards.names))
             screen.print(split_numbers(found), "")
+            if images.group_kind:
+                number = len(images.groups.unique())
+                screen.print(
+                    f"all images of one of {number} values of '{images.group_kind}' stay together\n",
+                    soft_wrap=True,
+                    markup=False,
+                )
         if export:
             save_shards(shards, images.train_y, export)
     if figure:

@@ -122,7 +122,7 @@ def predict(
     from cafedcl.data.images import read_images
 
     loaded = api.load(path, warn)
-    found = loaded.predict(read_images(images, loaded.shape), client)
+    found = loaded.predict(read_images(images, loaded.shape, loaded.window), client)
     rows = list(zip(images, found.names, found.similarity.tolist(), strict=True))
     if as_json:
         for image, name, similarity in rows:

@@ -321,15 +321,16 @@ def write_held_out(out: Path, tables: Tables, share: float) -> str:
     from cafedcl.core.rng import draw_by_class, stream
     from cafedcl.data import load_dataset
     from cafedcl.data.checked import part_of
+    from cafedcl.data.shards import choose_held_out
 
     path = out / HELD_OUT
     config = resolve(tables)
     if not path.is_file():
         data = load_dataset(config.data)
         natural = config.split.kind == "natural" or (
-            config.split.kind == "auto" and len(data.owners) > 0
+            config.split.kind == "auto" and len(data.owners) > 0 and data.owner_kind == "natural"
         )
-        if natural or config.split.kind == "file":
+        if natural or config.split.kind in ("source", "file"):
             raise CafedclError(
                 f"split.kind = {config.split.kind}: natural and file splits cannot be combined "
                 "with --hold-out; choose another --split, or score on the test set with --on test"
@@ -338,17 +339,23 @@ def write_held_out(out: Path, tables: Tables, share: float) -> str:
         # A fixed stream, not the seed of the sweep: all searches choose by the same images.
         rng = stream(0, "held out for tuning")
         held = np.zeros(len(labels), dtype=np.bool_)
-        held[draw_by_class(labels, part_of(np.bincount(labels), share), rng)] = True
+        groups = data.groups.numpy()
+        if len(groups):
+            held = choose_held_out(labels, np.zeros_like(labels), share, rng, groups)
+        else:
+            held[draw_by_class(labels, part_of(np.bincount(labels), share), rng)] = True
         images = data.train_x.numpy()
         content = io.BytesIO()
-        np.savez(
-            content,
-            x_train=images[~held],
-            y_train=labels[~held],
-            x_test=images[held],
-            y_test=labels[held],
-            classes=np.array(data.names),
-        )
+        arrays: dict[str, Any] = {
+            "x_train": images[~held],
+            "y_train": labels[~held],
+            "x_test": images[held],
+            "y_test": labels[held],
+            "classes": np.array(data.names),
+        }
+        if len(groups):
+            arrays |= {"group_train": groups[~held], "group_test": groups[held]}
+        np.savez(content, **arrays)
         with explained(out):
             write_atomically(path, content.getvalue())
     with np.load(path) as stored:

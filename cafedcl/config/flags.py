@@ -15,7 +15,9 @@ FLAGS = {
     "augment": "augment.name",
     "data": "data.name",
     "data_dir": "data.dir",
+    "group": "data.group",
     "strict": "data.strict",
+    "model": "model.name",
     "split": "split",
     "attack": "attack",
     "defence": "defence",
@@ -43,7 +45,9 @@ class RunFlags(TypedDict, total=False):
 
     augment: str | None
     data_dir: str | None
+    group: str | None
     strict: bool | None
+    model: str | None
     split: str | None
     attack: str | None
     defence: str | None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cafedcl.config.data_options import DataOptions
+from cafedcl.config.model_options import ModelOptions
 from cafedcl.config.options import option, parse_value, to_plain, to_toml, toml_section
 from cafedcl.config.server_options import ServerStepOptions
 from cafedcl.config.split_options import SplitOptions
@@ -33,51 +35,6 @@ class RunOptions:
     """Randomness of the run."""
 
     seed: int = option(0, "random seed", low=0, high=2**63 - 1)
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """The data set."""
-
-    name: str = option(
-        "digits",
-        "data set (see `cafedcl datasets`), path to your own data, package.module:function, "
-        "or sites: each Flower site has its own data",
-    )
-    test: str = option(
-        "",
-        "sites: data set whose test images the server evaluates on; empty: only the sites evaluate",
-    )
-    dir: str = option(
-        "", "folder with data files; empty: $CAFEDCL_DATA, or the user's cache folder"
-    )
-    download: bool = option(True, "download missing files of a data set from its official address")
-    images: int = option(
-        0,
-        "maximum number of training images: the same share of every class, and the same images "
-        "for every seed; 0: all",
-        low=0,
-    )
-    size: int = option(
-        0,
-        "image size in pixels for your own data, .npz files, gtsrb and ham10000; "
-        "0: the most common size, 32 for gtsrb and ham10000",
-        low=0,
-        high=4096,
-    )
-    strict: bool = option(
-        False, "refuse your own data if an image is corrupt, instead of skipping the image"
-    )
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """The encoder."""
-
-    name: str = option(
-        "auto", "encoder, or your own as `package.module:factory`; auto: chosen by image size"
-    )
-    width: float = option(1.0, "factor for the number of channels", above=0.0, high=64.0)
 
 
 @dataclass(frozen=True)
@@ -291,10 +248,10 @@ class Config:
     method: Choice
     augment: Choice
     run: RunOptions = RunOptions()
-    data: DataOptions = DataOptions()
-    # Frozen like the others, so that all configs may share it.
+    # Frozen like the others, so that all configs may share them.
+    data: DataOptions = DataOptions()  # noqa: RUF009
     split: SplitOptions = SplitOptions()  # noqa: RUF009
-    model: ModelOptions = ModelOptions()
+    model: ModelOptions = ModelOptions()  # noqa: RUF009
     train: TrainOptions = TrainOptions()
     federation: FederationOptions = FederationOptions()
     server: ServerStepOptions = ServerStepOptions()  # noqa: RUF009

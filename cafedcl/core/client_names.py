@@ -21,7 +21,7 @@ def client_number(names: Sequence[str], clients: int, wanted: int | str) -> int:
     if text.isascii() and text.isdecimal() and int(text) < clients:
         return int(text)
     if names:
-        raise CafedclError(f"client '{text}': there is no such client; {nearest(text, [*names])}")
+        raise CafedclError(f"client {text}: there is no such client; {nearest(text, [*names])}")
     raise CafedclError(
-        f"client '{text}': there is no such client; they are numbered 0 to {clients - 1}"
+        f"client {text}: there is no such client; they are numbered 0 to {clients - 1}"
     )

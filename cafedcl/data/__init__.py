@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import explained_failure, import_path
 from cafedcl.core.printable import printable
@@ -49,9 +49,11 @@ def load_dataset(options: DataOptions) -> Dataset:
     """Load the data set that the options name; images that were left out are reported on stderr."""
     name = options.name
     if ":" in name and not name.startswith("hf:") and not is_path(name):
+        _refuse_own_options(options)
         return _import_dataset(name).reduced(options.images)
     try:
-        return _load(options).reduced(options.images)
+        data = _load(options)
+        return (data.ungrouped() if options.group == NONE else data).reduced(options.images)
     except OSError as error:
         where = error.filename or data_folder(options.dir)
         raise CafedclError(
@@ -63,6 +65,7 @@ def _load(options: DataOptions) -> Dataset:
     name = options.name
     source = SOURCES.get(ALIASES.get(name, name))
     if source is not None:
+        _refuse_own_options(options)
         return source.load(options)
     # Readers of your own data are imported only when needed: they load pandas and Pillow.
     if name.startswith("hf:"):
@@ -85,6 +88,19 @@ def _load(options: DataOptions) -> Dataset:
         f"data set '{name}': there is no such data set; {hint} "
         f"(your own: a path, {name}.npz in {root}, or package.module:function)"
     )
+
+
+def _refuse_own_options(options: DataOptions) -> None:
+    """Refuse options that only your own data have."""
+    given = {"client": options.client, "group": options.group}
+    if options.window != "auto":
+        given["window"] = options.window
+    for key, value in given.items():
+        if value not in ("", NONE):
+            raise CafedclError(
+                f"data.{key} = {value}: it is for your own data, by path, and not for "
+                f"'{options.name}'; leave it out"
+            )
 
 
 def _with_warnings(result: tuple[Dataset, Remarks]) -> Dataset:

@@ -14,6 +14,7 @@ from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.groups import NO_GROUPS, to_units, unit_owners, without_last_ones
 from cafedcl.data.pixels import to_bytes
+from cafedcl.data.scope import SCOPE
 
 TEST_SHARE = 0.2
 MOST_CLASSES = 2**31
@@ -177,14 +178,16 @@ def whole_labels(y: Array, where: object) -> Ints:
         y = y[:, 0]
     if y.ndim != 1:
         raise CafedclError(
-            f"{where}: labels of shape {y.shape}; one whole number per image is expected"
+            f"{where}: labels of shape {y.shape}; one whole number per image is expected ({SCOPE})"
         )
     if y.dtype.kind not in "iufb":
         raise CafedclError(
             f"{where}: labels are of type {y.dtype}; one whole number per image is expected"
         )
     if y.dtype.kind == "f" and not np.array_equal(y, np.round(y)):
-        raise CafedclError(f"{where}: labels are fractions; one whole number per image is expected")
+        raise CafedclError(
+            f"{where}: labels are fractions; one whole number per image is expected ({SCOPE})"
+        )
     # Larger numbers and infinities would turn into other labels.
     wrong = np.flatnonzero(np.abs(y.astype(np.float64)) > MOST_CLASSES)
     if len(wrong):
@@ -203,7 +206,7 @@ def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROU
     """Choose a fifth of the images for testing, stratified by class and natural client.
 
     The choice is the same every time. Every client and every class keeps an image for training.
-    With groups, a fifth of the groups is chosen, and none that several clients have.
+    With groups, a fifth of the groups is chosen.
     """
     if len(groups):
         return _choose_test_groups(labels, owners, groups)
@@ -234,13 +237,11 @@ def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROU
 
 def _choose_test_groups(labels: Ints, owners: Ints | None, groups: Ints) -> Mask:
     unit, unit_labels = to_units(labels, groups)
-    held = np.zeros(len(unit_labels), dtype=np.bool_)
     if owners is None:
-        held = choose_test(unit_labels)
+        held = without_last_ones(choose_test(unit_labels), unit, labels)
     else:
-        whose = unit_owners(unit, owners)
-        single = np.flatnonzero(whose >= 0)
-        held[single] = choose_test(unit_labels[single], whose[single])
-    held = without_last_ones(held, unit, labels)
+        held = choose_test(unit_labels, unit_owners(unit, owners))
+        held = without_last_ones(held, unit, labels)
+        held = without_last_ones(held, unit, owners)
     chosen: Mask = held[unit]
     return chosen

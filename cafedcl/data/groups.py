@@ -11,8 +11,6 @@ from torch import Tensor
 from cafedcl.core.arrays import Ints, Mask
 
 NO_GROUPS: Ints = np.zeros(0, dtype=np.int64)
-SEVERAL = -1
-"""The owner of a group whose images several clients have."""
 
 
 def no_numbers() -> Tensor:
@@ -34,13 +32,13 @@ def to_units(labels: Ints, groups: Ints) -> tuple[Ints, Ints]:
 
 
 def unit_owners(unit: Ints, owners: Ints) -> Ints:
-    """Return the client of every unit, or SEVERAL where its images have several clients."""
+    """Return the client of every unit; the number after the last client where it has several."""
     units = unit.max(initial=-1) + 1
     lowest = np.full(units, np.iinfo(np.int64).max)
     highest = np.full(units, np.iinfo(np.int64).min)
     np.minimum.at(lowest, unit, owners)
     np.maximum.at(highest, unit, owners)
-    return np.where(lowest == highest, lowest, SEVERAL)
+    return np.where(lowest == highest, lowest, owners.max(initial=-1) + 1)
 
 
 def without_last_ones(held: Mask, unit: Ints, keys: Ints) -> Mask:
@@ -63,5 +61,5 @@ def broken_group(groups: Ints, places: Ints) -> int | None:
     if not used.any():
         return None
     names, unit = np.unique(groups[used], return_inverse=True)
-    broken = np.flatnonzero(unit_owners(unit, places[used]) == SEVERAL)
+    broken = np.flatnonzero(unit_owners(unit, places[used]) > places.max())
     return int(names[broken[0]]) if len(broken) else None

@@ -4,9 +4,10 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,12 +21,17 @@ from cafedcl.core.arrays import Bytes, Ints
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import total_memory
 from cafedcl.core.errors import CafedclError
+from cafedcl.data.files import dicom
+from cafedcl.data.grey_values import DEEP_MODES, GreyValues, Window, common_window
 
 Opener = Path | Callable[[], BinaryIO]
 """An image file, or a function that opens one."""
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
-GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B", "I;16N")
+ENDINGS = (
+    ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp",
+    *dicom.ENDINGS,
+)  # fmt: skip
+GREY = ("1", "L", "LA")
 ORIENTATION = 0x0112
 """The EXIF tag of how the camera was held."""
 UPRIGHT = {
@@ -39,14 +45,18 @@ UPRIGHT = {
 }
 
 
-def read_images(paths: Sequence[Path], shape: Shape) -> Tensor:
-    """Read image files as uint8 (N, channels, height, width), as grey or RGB, resized."""
+def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = None) -> Tensor:
+    """Read image files as uint8 (N, channels, height, width), as grey or RGB, resized.
+
+    ``window`` is that of the run for images with more than 8 bits.
+    """
     channels, height, width = shape
     images = []
     for path in paths:
         try:
-            with Image.open(path) as file:
-                pixels = torch.from_numpy(to_pixels(file, (width, height), grey=channels == 1))
+            with open_image(path) as opened:
+                image = _as_bytes(opened, window or Window())
+                pixels = torch.from_numpy(to_pixels(image, (width, height), grey=channels == 1))
         except UnidentifiedImageError:
             raise CafedclError(f"{path}: not an image that can be read") from None
         except OSError as error:
@@ -65,11 +75,6 @@ def to_pixels(
     With ``crop``, it is cropped to the middle square first.
     """
     turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    if image.mode in ("I", "F"):
-        raise ValueError("32-bit pixels; save it with 8 or 16 bits")
-    if image.mode.startswith("I;16"):
-        # Pillow's own conversion has clipped in some versions and shifted in others.
-        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     image = image.convert("L" if grey else "RGB")
     if turn is not None:
         image = image.transpose(turn)
@@ -94,18 +99,49 @@ class DecodedImages:
     """Indices of the decoded images."""
     bad: dict[int, str]
     """Reasons by index."""
+    window: tuple[float, ...] = ()
+    """The grey values that became black and white where files have more than 8 bits and no window
+    of their own.
+    """
+    deep: int = 0
+    """How many images had more than 8 bits per pixel."""
+    reduced: int = 0
+    """How many colour images lost their lower 8 of 16 bits."""
 
 
-def decode_images(openers: Sequence[Opener], size: int = 0, *, crop: bool = False) -> DecodedImages:
+@dataclass(frozen=True)
+class Head:
+    """What has to be known of every image before the first one is decoded."""
+
+    size: tuple[int, int]
+    """Its upright width and height."""
+    grey: bool
+    deep: bool = False
+    """Whether it has grey values of more than 8 bits."""
+    range: tuple[float, float] | None = None
+    """The range of these values, where it is needed."""
+    reduced: bool = False
+    """Whether it is a colour image of 16 bits, of which Pillow reads the upper 8."""
+
+
+def decode_images(
+    openers: Sequence[Opener],
+    size: int = 0,
+    *,
+    crop: bool = False,
+    window: Window | None = None,
+) -> DecodedImages:
     """Decode images to one size: ``size`` squared, or the most common one if 0.
 
-    They are grey if all files are, else RGB.
+    They are grey if all files are, else RGB. Without limits in ``window``, those of images with
+    more than 8 bits are the range of all of them.
     """
+    given = window or Window()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, warnings.catch_warnings():
         # Pillow warns of very large images, which are resized like any other. It raises an error
         # for those beyond its limit.
         warnings.simplefilter("ignore")
-        heads = list(pool.map(_size_and_grey, openers))
+        heads = list(pool.map(lambda opener: _head(opener, given), openers))
         bad = {i: head for i, head in enumerate(heads) if isinstance(head, str)}
         good = [(i, head) for i, head in enumerate(heads) if not isinstance(head, str)]
         if not good:
@@ -115,15 +151,18 @@ def decode_images(openers: Sequence[Opener], size: int = 0, *, crop: bool = Fals
             width = size
             height = size
         else:
-            sizes = Counter(head[0] for _, head in good)
+            sizes = Counter(head.size for _, head in good)
             # The most common size; the smaller one of two that are equally common.
             width, height = min(sizes, key=lambda wh: (-sizes[wh], wh))
-        grey = all(head[1] for _, head in good)
+        grey = all(head.grey for _, head in good)
+        ranges = [head.range for _, head in good if head.range is not None]
+        chosen = replace(given, limits=given.limits or common_window(ranges))
         pixels = _room_for((len(openers), height, width, 1 if grey else 3))
 
         def fill(i: int) -> str | None:
             try:
-                with _open(openers[i]) as image:
+                with open_image(openers[i]) as opened:
+                    image = _as_bytes(opened, chosen)
                     pixels[i] = to_pixels(image, (width, height), grey=grey, crop=crop)
             except Exception as error:  # a broken image can raise anything
                 return _reason(error)
@@ -134,23 +173,62 @@ def decode_images(openers: Sequence[Opener], size: int = 0, *, crop: bool = Fals
                 bad[i] = problem
     kept = np.array([i for i in range(len(openers)) if i not in bad], dtype=np.int64)
     # Indexing copies, which is not needed when all images are good.
-    return DecodedImages(pixels[kept] if bad else pixels, kept, dict(sorted(bad.items())))
+    return DecodedImages(
+        pixels[kept] if bad else pixels,
+        kept,
+        dict(sorted(bad.items())),
+        chosen.limits,
+        sum(head.deep for _, head in good),
+        sum(head.reduced for _, head in good),
+    )
 
 
-def _open(opener: Opener) -> Image.Image:
-    return Image.open(opener if isinstance(opener, Path) else opener())
+@contextmanager
+def open_image(opener: Opener) -> Iterator[Image.Image | GreyValues]:
+    """Open an image of any format; one of more than 8 bits is returned as its grey values."""
+    with opener.open("rb") if isinstance(opener, Path) else opener() as file:
+        is_dicom = dicom.is_dicom(file.read(dicom.PREAMBLE + len(dicom.MAGIC)))
+        file.seek(0)
+        if is_dicom:
+            yield dicom.read_dicom(file)
+            return
+        with Image.open(file) as image:
+            pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+            if pages > 1:
+                raise ValueError(f"a TIFF of {pages} pages; save each page as a file of its own")
+            if image.mode in DEEP_MODES:
+                yield GreyValues(np.asarray(image))
+            else:
+                yield image
 
 
-def _size_and_grey(opener: Opener) -> tuple[tuple[int, int], bool] | str:
-    """Return an image's upright size and whether it is grey, or what is wrong with it."""
+def _as_bytes(opened: Image.Image | GreyValues, window: Window) -> Image.Image:
+    return window.image(opened) if isinstance(opened, GreyValues) else opened
+
+
+def _head(opener: Opener, window: Window) -> Head | str:
+    """Return what has to be known of an image, or what is wrong with it."""
     try:
-        with _open(opener) as image:
+        with open_image(opener) as image:
+            if isinstance(image, GreyValues):
+                found = image.range() if window.needs_range(image) else None
+                return Head(image.size, grey=True, deep=True, range=found)
+            # The EXIF tags of a PNG may come last: reading them decodes the image.
+            reduced = _has_16_bits(image)
             turned = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
             width, height = image.size
             size = (height, width) if turned else (width, height)
-            return size, image.mode in GREY
+            return Head(size, image.mode in GREY, reduced=reduced)
+    except CafedclError:
+        # Nothing is wrong with the image: a package is missing.
+        raise
     except Exception as error:  # a broken image can raise anything
         return _reason(error)
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    """Return whether a colour image has 16 bits per channel, which Pillow reads as 8."""
+    return any("16" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 from cafedcl.core.arrays import Array, Bytes
 from cafedcl.core.errors import CafedclError
+from cafedcl.data.grey_values import to_levels
 
 HALF_LEVEL = 0.5 / 255
 """Half a level of 8 bits: rounding to bytes removes an error of this size."""
@@ -14,16 +15,24 @@ LEAST_OF_BYTES = 32.0
 """Below this maximum, fractions are not taken for values 0 to 255: too few levels would be left."""
 SHARE_OF_BYTES = 0.01
 """The share of the pixels that must exceed 1 in values 0 to 255; a few outliers prove nothing."""
-WHAT_TO_DO = "save the images as uint8, or as fractions 0 to 1"
+WHAT_TO_DO = (
+    "save the images as uint8, or as fractions 0 to 1, or set data.window = LOW,HIGH to say which "
+    "values are black and white"
+)
 
 
-def to_bytes(parts: Mapping[str, Array], where: object) -> dict[str, Bytes]:
+def to_bytes(
+    parts: Mapping[str, Array], where: object, limits: tuple[float, ...] = ()
+) -> dict[str, Bytes]:
     """Return the pixels of all parts of a data set, such as training and test, as uint8.
 
     Either all parts hold values 0 to 255, which stay as they are, or all hold fractions 0 to 1,
     which are scaled. What exceeds these limits by a rounding error is clipped. Anything else is
-    refused, because a guess would destroy the images without a word.
+    refused, because a guess would destroy the images without a word. With ``limits``, the lowest
+    and the highest value are known.
     """
+    if limits:
+        return {name: _windowed(pixels, name, limits, where) for name, pixels in parts.items()}
     readings = {name: _possible_scales(pixels, name, where) for name, pixels in parts.items()}
     common = set.intersection(*readings.values())
     if not common:
@@ -77,6 +86,15 @@ def _possible_scales(x: Array, part: str, where: object) -> set[int]:
     if high >= LEAST_OF_BYTES and np.count_nonzero(x > 1) >= SHARE_OF_BYTES * x.size:
         return {1}
     raise CafedclError(f"{problem}fractions 0 to 1, and these could be either; {WHAT_TO_DO}")
+
+
+def _windowed(x: Array, part: str, limits: tuple[float, ...], where: object) -> Bytes:
+    if x.dtype.kind not in "iuf" or x.dtype == np.uint8:
+        raise CafedclError(
+            f"{where}: data.window: {part} pixels are {x.dtype}, which needs no window; "
+            "leave it out"
+        )
+    return to_levels(x, limits)
 
 
 def _scaled(x: Array, scale: int) -> Bytes:

@@ -46,7 +46,7 @@ def choose_held_out(
     """Choose images to hold out, stratified by client and class; ``owner`` is −1 for unused images.
 
     Of every client's class, ``share`` is held out: at least one image if there are two, never all.
-    With groups, whole groups are held out, and none that several clients have.
+    With groups, whole groups are held out.
     """
     held = np.zeros(len(labels), dtype=bool)
     if len(groups):

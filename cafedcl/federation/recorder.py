@@ -38,6 +38,7 @@ class Recorder(Watcher):
             "names": list(data.names),
             "clients": list(federation.client_names),
             "shape": list(data.shape),
+            "window": list(data.window),
             "config": config,
         }
         about = environment(command, str(federation.task.device))

@@ -16,6 +16,7 @@ from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, under
+from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.checkpoint import Checkpoint, memories_of
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.metrics_file import MetricsRead
@@ -58,6 +59,8 @@ class Run:
     path: Path | None = None
     client_names: tuple[str, ...] = ()
     """The clients' names; empty if they have numbers only."""
+    window: Window = WHOLE_16_BITS
+    """How images with more than 8 bits are read."""
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -360,6 +363,7 @@ def _result(federation: Federation, path: Path | None) -> Run:
         std=data.std.cpu(),
         path=path,
         client_names=federation.client_names,
+        window=Window.of(data.window, federation.config.data.window),
     )
 
 
@@ -391,4 +395,5 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         std=torch.from_numpy(known["std"]),
         path=folder.path,
         client_names=tuple(about.get("clients", ())),
+        window=Window.of(about.get("window", WHOLE_16_BITS.limits), config.data.window),
     )

@@ -10,7 +10,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from cafedcl.config.sections import Config, DataOptions
+from cafedcl.config.data_options import DataOptions
+from cafedcl.config.sections import Config
 from cafedcl.core.contract import Batch, Down, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed, under, without
 from cafedcl.data import load_dataset

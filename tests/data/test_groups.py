@@ -111,17 +111,20 @@ def test_a_group_counts_as_its_rarest_class():
     assert labels.tolist() == [1, 2]
 
 
-def test_a_patient_of_two_hospitals_is_never_held_out():
+def test_patients_of_two_hospitals_are_held_out_as_a_whole():
     labels = np.zeros(40, dtype=np.int64)
     group = np.arange(40) // 2
-    hospital = np.arange(40) // 20
-    hospital[1] = 1
-    assert not choose_test(labels, hospital, group)[:2].any()
+    hospital = np.arange(40) % 2
+    held = choose_test(labels, hospital, group)
+    assert held.sum() == 8
+    assert (held[::2] == held[1::2]).all()
     options = SplitOptions(kind="natural", validation=0.5)
     shards = split(*map(torch.from_numpy, (labels, hospital)), 1, 2, options, 0, 0.0,
                    torch.from_numpy(group))  # fmt: skip
-    assert 0 in shards.train[0]
-    assert 1 in shards.train[1]
+    client, part = places_of(shards, 40)
+    assert (client == hospital).all()
+    assert (part[::2] == part[1::2]).all()
+    assert part.sum() == 20
 
 
 def test_without_groups_nothing_changes():

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import Remarks
 from cafedcl.data.checked import checked_dataset, choose_test, nchw, whole_labels
 from cafedcl.data.dataset import Dataset
+from cafedcl.data.duplicates import duplicates_remark
 from cafedcl.data.files.formats import (
     NPZ_NAMES,
     ImagesAndLabels,
@@ -17,6 +18,8 @@ from cafedcl.data.files.formats import (
     read_npy,
     read_npz,
 )
+from cafedcl.data.groups import NO_GROUPS
+from cafedcl.data.own.array_roles import ArrayRoles, find_array_roles
 from cafedcl.data.own.items import sort_names
 from cafedcl.data.pixels import to_bytes
 
@@ -51,7 +54,10 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
             train = (arrays[x], arrays[y])
     if train is None:
         raise CafedclError(f"{path}: it has {', '.join(arrays) or 'no arrays'}; {EXPECTED}")
-    return _to_dataset(path, train, test, arrays.get("classes"), options), remarks
+    has_test = test is not None
+    roles = find_array_roles(path, arrays, has_test, options)
+    data, more = _to_dataset(path, train, test, arrays.get("classes"), roles, options)
+    return data, [*remarks, *roles.remarks, *more]
 
 
 def _refuse_halves(path: Path, arrays: dict[str, Array]) -> None:
@@ -67,7 +73,7 @@ def _refuse_halves(path: Path, arrays: dict[str, Array]) -> None:
             raise CafedclError(f"{path}: it has {present} but no {absent}; {EXPECTED}")
 
 
-def read_npy_set(path: Path, options: DataOptions) -> Dataset:
+def read_npy_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
     """Return the data set of a folder's ``images.npy`` and ``labels.npy``, or of one ``.npy`` file.
 
     Labels of a single file are in ``NAME_labels.npy``, ``labels.npy`` or ``y.npy`` beside it.
@@ -85,7 +91,8 @@ def read_npy_set(path: Path, options: DataOptions) -> Dataset:
         )
     if not labels.exists():
         raise CafedclError(f"{images}: its labels are missing; put them into {labels}")
-    return _to_dataset(images, (read_npy(images), read_npy(labels)), None, None, options)
+    train = (read_npy(images), read_npy(labels))
+    return _to_dataset(images, train, None, None, ArrayRoles(), options)
 
 
 def _to_dataset(
@@ -93,25 +100,35 @@ def _to_dataset(
     train: ImagesAndLabels,
     test: ImagesAndLabels | None,
     classes: Array | None,
+    roles: ArrayRoles,
     options: DataOptions,
-) -> Dataset:
+) -> tuple[Dataset, Remarks]:
     given_test_y = None if test is None else test[1]
     train_y, test_y, names = _number_labels(path, train[1], given_test_y, classes)
     parts = {"training": train[0]}
     if test is not None:
         parts["test"] = test[0]
-    pixels = to_bytes(parts, path)
+    pixels = to_bytes(parts, path, options.limits)
     train_x = nchw(pixels["training"], path)
     if len(train_x) != len(train_y):
         raise CafedclError(f"{path}: {len(train_x)} training images but {len(train_y)} labels")
+    owners, owner_names = roles.owners(path, len(train_y))
+    groups = roles.groups(path, len(train_y), len(test_y))
+    rows = np.arange(len(train_y))
     if test is None:
-        held = choose_test(train_y)
+        held = choose_test(train_y, owners, NO_GROUPS if groups is None else groups[0])
         test_x = train_x[held]
         test_y = train_y[held]
         train_x = train_x[~held]
         train_y = train_y[~held]
+        if owners is not None:
+            owners = owners[~held]
+        if groups is not None:
+            groups = (groups[0][~held], groups[0][held])
+        rows = np.concatenate([rows[~held], rows[held]])
     else:
         test_x = nchw(pixels["test"], path)
+        rows = np.concatenate([rows, np.arange(len(test_y))])
     if options.size and train_x.shape[2:] != (options.size, options.size):
         from cafedcl.data.images import resize_images
 
@@ -123,7 +140,26 @@ def _to_dataset(
                 f"{path}: {len(train_x) + len(test_x)} images of {options.size}×{options.size} "
                 "pixels do not fit into memory; set a smaller data.size"
             ) from None
-    return checked_dataset(path, (train_x, train_y), (test_x, test_y), names)
+    data = checked_dataset(
+        path,
+        (train_x, train_y),
+        (test_x, test_y),
+        names,
+        owners,
+        owner_names,
+        groups,
+        owner_kind=roles.client_kind,
+        group_kind=roles.group_kind,
+        window=options.limits,
+    )
+    numbers = rows.tolist()
+    return data, duplicates_remark(
+        path,
+        train_x,
+        test_x,
+        lambda row: f"image {numbers[row]}",
+        lambda row: f"image {numbers[len(train_y) + row]}",
+    )
 
 
 def _number_labels(

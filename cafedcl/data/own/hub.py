@@ -6,15 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import Remarks
 from cafedcl.data.dataset import Dataset
+from cafedcl.data.own.columns import TABLE_WORDS, find_columns
 from cafedcl.data.own.items import SIDES, Collection, Item, decode_collection
 
 PREFIX = "hf:"
-IMAGE = ("image", "img", "path", "file")
-LABEL = ("label", "labels", "class", "fine_label")
+HUB_WORDS = {
+    "path": ("image", "img", "path", "file"),
+    "label": ("label", "labels", "class", "fine_label"),
+    **{role: TABLE_WORDS[role] for role in ("client", "source", "group")},
+}
+"""The names of columns by their role. Data sets of the hub have their parts instead of a split."""
 SAVED_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 
@@ -45,37 +50,58 @@ def read_hub(name: str, options: DataOptions) -> tuple[Dataset, Remarks]:
     parts = loaded if isinstance(loaded, Mapping) else {"train": loaded}
     items: list[Item] = []
     classes: list[str] = []
+    columns: dict[str, str] = {}
+    remarks: list[str] = []
     for key, part in parts.items():
         side = SIDES.get(str(key).lower())
         if side is not None:
-            names = _collect_rows(name, side, part, datasets.Image(decode=False), items)
+            columns, remarks = find_columns(name, list(part.features), options, HUB_WORDS)
+            names = _collect_rows(name, side, part, columns, datasets.Image(decode=False), items)
             classes = classes or names
     if not items:
         raise CafedclError(
             f"{name}: it has no split train or test, but {', '.join(map(str, parts))}"
         )
-    return decode_collection(Collection(name, items, classes), options)
+    collection = Collection(
+        name,
+        items,
+        classes,
+        client_kind="source" if "source" in columns else "natural",
+        group_kind=columns.get("group", ""),
+        remarks=remarks,
+    )
+    return decode_collection(collection, options)
 
 
-def _collect_rows(where: str, side: str, part: Any, undecoded: Any, items: list[Item]) -> list[str]:
+def _collect_rows(
+    where: str,
+    side: str,
+    part: Any,
+    columns: Mapping[str, str],
+    undecoded: Any,
+    items: list[Item],
+) -> list[str]:
     """Append a part's images to ``items`` and return its class names, if it has any."""
-    columns = list(part.features)
-    image = next((word for word in IMAGE if word in columns), None)
-    label = next((word for word in LABEL if word in columns), None)
-    if image is None or label is None:
-        raise CafedclError(
-            f"{where}: it has the columns {', '.join(columns)}; it needs image and label"
-        )
+    image = columns["path"]
+    label = columns["label"]
+    owner = columns.get("client") or columns.get("source")
+    group = columns.get("group")
     names = list(getattr(part.features[label], "names", None) or [])
     for number, row in enumerate(part.cast_column(image, undecoded)):
         value = row[label]
         if names and not 0 <= int(value) < len(names):
             raise CafedclError(f"{where}: label {value} of {side} image {number} is out of range")
         text = names[int(value)] if names else str(value)
-        client = ""
-        if "client" in columns and side == "train":
-            client = str(row["client"])
-        items.append(Item(f"{side} image {number}", _opener(row[image]), text, client, side))
+        items.append(
+            Item(
+                f"{side} image {number}",
+                _opener(row[image]),
+                text,
+                str(row[owner]) if owner and side == "train" else "",
+                side,
+                str(row[group]) if group else "",
+            )
+        )
     return names
 
 

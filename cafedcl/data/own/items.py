@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
+from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import Remarks, cached
 from cafedcl.data.checked import checked_dataset, choose_test
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.images import Opener, decode_images
+from cafedcl.data.duplicates import duplicates_remark
+from cafedcl.data.grey_values import Window
+from cafedcl.data.groups import NO_GROUPS, unit_owners
+from cafedcl.data.images import DecodedImages, Opener, decode_images
 from cafedcl.data.paths import data_folder
+from cafedcl.data.scope import refuse_other_tasks
 
 SIDES = {
     "train": "train",
@@ -39,6 +44,8 @@ class Item:
     client: str = ""
     """Its natural client; empty without natural clients."""
     side: str = "train"
+    group: str = ""
+    """The group that it belongs to, such as its patient; empty without groups."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,11 @@ class Collection:
     items: Sequence[Item]
     classes: Iterable[str] = ()
     clients: Iterable[str] = ()
+    client_kind: str = "natural"
+    """The split in which the clients are used: ``natural`` or ``source``."""
+    group_kind: str = ""
+    """What the groups are, such as ``patient``."""
+    remarks: Sequence[str] = ()
 
 
 def load_items(
@@ -56,7 +68,8 @@ def load_items(
 ) -> tuple[Dataset, Remarks]:
     """Return the data set of a collection, from the cache if ``files`` are unchanged."""
     where = Path(collection.where).resolve()
-    choice = hashlib.sha256(f"{where}|{options.size}|{options.strict}".encode()).hexdigest()[:8]
+    chosen = (where, options.size, options.strict, options.client, options.group, options.window)
+    choice = hashlib.sha256("|".join(map(str, chosen)).encode()).hexdigest()[:8]
     label = f"own-{re.sub('[^A-Za-z0-9_-]', '_', where.stem)[:40]}-{choice}"
     root = data_folder(options.dir)
     return cached(root, label, files, lambda: decode_collection(collection, options))
@@ -65,8 +78,9 @@ def load_items(
 def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dataset, Remarks]:
     """Decode a collection and return the data set, with remarks on images that were left out."""
     where = collection.where
-    remarks = Remarks()
+    remarks = Remarks(collection.remarks)
     items = list(collection.items)
+    refuse_other_tasks(where, [item.label for item in items])
     sides = {item.side for item in items}
     validation = sum(item.side == "validation" for item in items)
     if "test" in sides and validation:
@@ -85,8 +99,10 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     natural = clients != [""]
     if natural and "" in clients:
         raise CafedclError(f"{where}: some training images have a client and some have none")
+    _refuse_broken_groups(where, items, collection.group_kind)
+    window = Window.of(options.limits, options.window)
     try:
-        decoded = decode_images([item.image for item in items], options.size)
+        decoded = decode_images([item.image for item in items], options.size, window=window)
     except MemoryError:
         raise CafedclError(
             f"{where}: {len(items)} images do not fit into memory; set a smaller data.size"
@@ -100,6 +116,7 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
         if not len(decoded.kept):
             raise CafedclError(message)
         remarks.append(message)
+    remarks += _grey_remarks(where, decoded, options)
     items = [items[i] for i in decoded.kept]
     class_of = {name: i for i, name in enumerate(classes)}
     client_of = {name: i for i, name in enumerate(clients)}
@@ -109,8 +126,13 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     if natural:
         # Test images may have clients that have no training images; their number is not used.
         owners = np.array([client_of.get(item.client, -1) for item in items], dtype=np.int64)
+    groups = NO_GROUPS
+    if collection.group_kind:
+        _, groups = np.unique([item.group for item in items], return_inverse=True)
     if sides <= {"train"}:
-        test = choose_test(labels, owners)
+        test = choose_test(labels, owners, groups)
+    if len(groups) and owners is not None:
+        remarks += _spread_groups(where, collection.group_kind, groups[~test], owners[~test])
     data = checked_dataset(
         where,
         (decoded.pixels[~test], labels[~test]),
@@ -118,8 +140,70 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
         classes,
         owners[~test] if owners is not None else None,
         clients if natural else (),
+        (groups[~test], groups[test]) if len(groups) else None,
+        owner_kind=collection.client_kind,
+        group_kind=collection.group_kind,
+        window=decoded.window,
+    )
+    trained = np.flatnonzero(~test)
+    tested = np.flatnonzero(test)
+    remarks += duplicates_remark(
+        where,
+        decoded.pixels[~test],
+        decoded.pixels[test],
+        lambda row: items[trained[row]].name,
+        lambda row: items[tested[row]].name,
     )
     return data, remarks
+
+
+def _refuse_broken_groups(where: str, items: Sequence[Item], kind: str) -> None:
+    """Refuse groups that the data's own split has in training and in test."""
+    if not kind:
+        return
+    trained = {item.group for item in items if item.side == "train"}
+    for item in items:
+        if item.side != "train" and item.group in trained:
+            raise CafedclError(
+                f"{where}: {kind} '{item.group}' has images in training and in test, such as "
+                f"{item.name}; move them to one side, or set data.group = none"
+            )
+
+
+def _spread_groups(where: str, kind: str, groups: Ints, owners: Ints) -> Remarks:
+    """Return a remark on groups whose images several clients have."""
+    _, unit = np.unique(groups, return_inverse=True)
+    number = int((unit_owners(unit, owners) > owners.max()).sum())
+    if not number:
+        return []
+    return [
+        f"{where}: {number} values of {kind} occur at several clients; each counts as one {kind}, "
+        "whose images stay at their clients, but are all trained on or all held out"
+    ]
+
+
+def _grey_remarks(where: str, decoded: DecodedImages, options: DataOptions) -> Remarks:
+    """Return remarks on how grey values of more than 8 bits became bytes."""
+    if options.limits and not decoded.deep:
+        raise CafedclError(
+            f"{where}: data.window = {options.window}: no image has more than 8 bits; leave it out"
+        )
+    remarks = Remarks()
+    if decoded.deep and not options.limits:
+        how = "each by its own window"
+        if decoded.window:
+            low, high = decoded.window
+            how = f"values {low:g} to {high:g}"
+        remarks.append(
+            f"{where}: {decoded.deep} images have more than 8 bits per pixel; {how} become 256 "
+            "grey levels (data.window = LOW,HIGH chooses other values)"
+        )
+    if decoded.reduced:
+        remarks.append(
+            f"{where}: {decoded.reduced} colour images have 16 bits per channel; "
+            "the upper 8 are used"
+        )
+    return remarks
 
 
 def sort_names(names: Iterable[str]) -> list[str]:

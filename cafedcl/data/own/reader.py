@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import Remarks
 from cafedcl.data.dataset import Dataset
@@ -28,18 +28,32 @@ def read_own(options: DataOptions) -> tuple[Dataset, Remarks]:
         if is_saved(path):
             return read_hub(str(path), options)
         if (path / "images.npy").exists():
-            return read_npy_set(path, options), []
+            refuse_columns(path, options)
+            return read_npy_set(path, options)
         from cafedcl.data.own.folders import read_folder
 
+        refuse_columns(path, options)
         collection, files = read_folder(path)
         return load_items(collection, options, files)
     if ending in (".csv", ".parquet"):
         from cafedcl.data.own.tables import read_table
 
-        collection, files = read_table(path)
+        collection, files = read_table(path, options)
         return load_items(collection, options, files)
     if ending == ".npz":
         return read_npz_set(path, options)
     if ending == ".npy":
-        return read_npy_set(path, options), []
+        refuse_columns(path, options)
+        return read_npy_set(path, options)
     raise CafedclError(f"{path}: this format is not supported; {FORMS}")
+
+
+def refuse_columns(path: Path, options: DataOptions) -> None:
+    """Refuse options that name columns, for data that have none."""
+    for name in ("client", "group"):
+        value = getattr(options, name)
+        if value not in ("", NONE):
+            raise CafedclError(
+                f"{path}: data.{name} = {value}: these data have no columns; list the images in a "
+                "table with the columns path, label and so on"
+            )

@@ -1,4 +1,4 @@
-"""Tables of images: CSV or Parquet with columns path and label, optionally client and split."""
+"""Tables of images: CSV or Parquet with a row per image; `columns` says what columns mean."""
 
 import csv
 import os
@@ -7,28 +7,23 @@ from pathlib import Path
 
 import pandas as pd
 
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
+from cafedcl.data.own.columns import find_columns
 from cafedcl.data.own.items import SIDES, Collection, Item
 
-COLUMNS = {
-    "path": ("path", "image", "file", "filename"),
-    "label": ("label", "class"),
-    "client": ("client",),
-    "split": ("split",),
-}
 
-
-def read_table(path: Path) -> tuple[Collection, list[Path]]:
+def read_table(path: Path, options: DataOptions) -> tuple[Collection, list[Path]]:
     """Return a table's images with classes and clients, and all files: the table and the images."""
     frame = _read_frame(path)
-    columns = _columns(path, list(frame.columns))
+    columns, remarks = find_columns(path, list(frame.columns), options)
     if frame.empty:
         raise CafedclError(f"{path}: the table has no rows")
     values = {what: frame[column].astype(str).tolist() for what, column in columns.items()}
     for what, column in columns.items():
         gaps = [row for row, value in enumerate(values[what]) if not value.strip()]
         # Only training images need a client.
-        if what == "client" and "split" in values:
+        if what in ("client", "source") and "split" in values:
             gaps = [
                 row for row in gaps if SIDES.get(values["split"][row].strip().lower()) == "train"
             ]
@@ -39,7 +34,9 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
     sides = [
         _side(path, row, value) for row, value in enumerate(values.get("split", ["train"] * n))
     ]
-    clients = values.get("client", [""] * n)
+    kind = "source" if "source" in values else "natural"
+    clients = values.get("source" if kind == "source" else "client", [""] * n)
+    groups = [value.strip() for value in values.get("group", [""] * n)]
     files = [path.parent / name.strip() for name in values["path"]]
     missing = [row for row, file in enumerate(files) if not file.is_file()]
     if missing:
@@ -49,12 +46,19 @@ def read_table(path: Path) -> tuple[Collection, list[Path]]:
         )
     _refuse_repeated(path, files, values["label"], sides)
     items = [
-        Item(name, file, label, client, side)
-        for name, file, label, client, side in zip(
-            values["path"], files, values["label"], clients, sides, strict=True
+        Item(name, file, label, client, side, group)
+        for name, file, label, client, side, group in zip(
+            values["path"], files, values["label"], clients, sides, groups, strict=True
         )
     ]
-    collection = Collection(str(path), items, clients={name for name in clients if name.strip()})
+    collection = Collection(
+        str(path),
+        items,
+        clients={name for name in clients if name.strip()},
+        client_kind=kind,
+        group_kind=columns.get("group", ""),
+        remarks=remarks,
+    )
     return collection, [path, *files]
 
 
@@ -72,23 +76,6 @@ def _read_frame(path: Path) -> pd.DataFrame:
         raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # pyarrow has its own errors
         raise CafedclError(f"{path}: not a readable table: {error}") from None
-
-
-def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the columns by their role; upper and lower case do not matter."""
-    by_lower = {str(name).strip().lower(): name for name in names}
-    found = {
-        what: by_lower[word]
-        for what, words in COLUMNS.items()
-        for word in reversed(words)  # of several spellings, the first one wins
-        if word in by_lower
-    }
-    for what in ("path", "label"):
-        if what not in found:
-            words = " or ".join(COLUMNS[what])
-            present = ", ".join(map(str, names)) or "none"
-            raise CafedclError(f"{path}: there is no column {words}; its columns are: {present}")
-    return found
 
 
 def _side(path: Path, row: int, value: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import cached
 from cafedcl.data.dataset import Dataset

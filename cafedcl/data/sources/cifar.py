@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.checked import checked_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.checked import checked_dataset
 from cafedcl.data.dataset import Dataset

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from cafedcl.config.sections import DataOptions
-from cafedcl.core.arrays import Ints, Mask
+from cafedcl.config.data_options import DataOptions
+from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.checked import checked_dataset, choose_test
 from cafedcl.data.dataset import Dataset
@@ -21,6 +21,8 @@ from cafedcl.data.sources.image_files import decode_all, zip_opener
 
 SIZE = 32
 TABLE = "HAM10000_metadata.csv"
+SOURCE = "dataset"
+"""The table's column of the places that images come from."""
 PARTS = ("HAM10000_images_part_1", "HAM10000_images_part_2")
 
 
@@ -30,7 +32,9 @@ def _read_lesions(files: Sequence[Path], options: DataOptions) -> Dataset:
     rows = _table_rows(table)
     names = sorted({row["dx"] for row in rows})
     labels = np.array([names.index(row["dx"]) for row in rows], dtype=np.int64)
-    held = _choose_test_lesions(table, rows, labels)
+    lesion = _lesions(table, rows, labels)
+    held = choose_test(labels, groups=lesion)
+    owners, sources = _sources(rows, lesion)
     # The zip archives stay open until all images are decoded.
     with ExitStack() as stack:
         openers = _image_openers(parts, stack)
@@ -46,7 +50,17 @@ def _read_lesions(files: Sequence[Path], options: DataOptions) -> Dataset:
         )
     train = (pixels[~held], labels[~held])
     test = (pixels[held], labels[held])
-    return checked_dataset(table, train, test, names)
+    return checked_dataset(
+        table,
+        train,
+        test,
+        names,
+        None if owners is None else owners[~held],
+        sources,
+        (lesion[~held], lesion[held]),
+        owner_kind="source",
+        group_kind="lesion",
+    )
 
 
 def _table_rows(table: Path) -> list[dict[str, str]]:
@@ -61,20 +75,32 @@ def _table_rows(table: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _choose_test_lesions(table: Path, rows: Sequence[dict[str, str]], labels: Ints) -> Mask:
-    """Choose a fifth of the lesions for testing, stratified by diagnosis.
+def _lesions(table: Path, rows: Sequence[dict[str, str]], labels: Ints) -> Ints:
+    """Return the lesion of every image by number.
 
-    All images of a lesion are on the same side, so that no test image has a twin in training.
+    All images of a lesion are on one side of every split, so that no test image has a twin in
+    training.
     """
-    lesions = sorted({row["lesion_id"] for row in rows})
-    number = {lesion: i for i, lesion in enumerate(lesions)}
-    lesion = np.array([number[row["lesion_id"]] for row in rows])
-    diagnosis = np.zeros(len(lesions), dtype=np.int64)
+    _, lesion = np.unique([row["lesion_id"] for row in rows], return_inverse=True)
+    diagnosis = np.zeros(lesion.max() + 1, dtype=np.int64)
     diagnosis[lesion] = labels
     if not np.array_equal(diagnosis[lesion], labels):
         raise CafedclError(f"{table}: a lesion has two diagnoses; {AGAIN}")
-    held: Mask = choose_test(diagnosis)[lesion]
-    return held
+    return lesion
+
+
+def _sources(rows: Sequence[dict[str, str]], lesion: Ints) -> tuple[Ints | None, list[str]]:
+    """Return the place that every image comes from, and the places; none in an old table.
+
+    A few lesions have images from two places: the more frequent one is taken for all of them.
+    """
+    if not all(row.get(SOURCE) for row in rows):
+        return None, []
+    names = sorted({row[SOURCE] for row in rows})
+    place = np.array([names.index(row[SOURCE]) for row in rows])
+    # One bincount over (lesion, place) pairs, numbered row by row.
+    pairs = np.bincount(lesion * len(names) + place, minlength=(lesion.max() + 1) * len(names))
+    return pairs.reshape(-1, len(names)).argmax(1)[lesion], names
 
 
 def _image_openers(parts: Sequence[Path], stack: ExitStack) -> dict[str, Opener]:

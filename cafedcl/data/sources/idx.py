@@ -4,7 +4,7 @@ import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.arrays import Bytes
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.checked import checked_dataset

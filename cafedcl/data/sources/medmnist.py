@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cafedcl.config.sections import DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.checked import checked_dataset
 from cafedcl.data.dataset import Dataset

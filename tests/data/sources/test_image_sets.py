@@ -119,7 +119,7 @@ def test_what_is_wrong_with_gtsrb(data_dir, load):
 
 def lesions():
     """HAM10000's table and images: 30 lesions of 3 diagnoses, every other one with 2 images."""
-    rows = [["lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization"]]
+    rows = [["lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization", "dataset"]]
     images = {}
     for lesion in range(30):
         for view in range(1 + lesion % 2):
@@ -133,6 +133,8 @@ def lesions():
                     "",
                     "male",
                     "back",
+                    # The first lesion with two images has them from two places.
+                    "vidir_modern" if lesion % 4 == 0 or (lesion, view) == (1, 1) else "rosendahl",
                 ]
             )
             images[name] = image(8 * lesion, (60, 45), "PNG")
@@ -167,6 +169,23 @@ def test_ham10000_is_split_by_lesion(zipped, where, data_dir, load):
     assert np.bincount(np.unique(lesion[1]) % 3).tolist() == [2, 2, 2]
     assert [data.names[c] for c in data.train_y] == [("nv", "mel", "bcc")[i % 3] for i in lesion[0]]
     assert load("ham10000", size=8).shape == (3, 8, 8)
+    assert data.group_kind == "lesion"
+    assert len(data.groups.unique()) == len(set(lesion[0]))
+
+
+def test_ham10000_has_the_places_that_images_come_from(data_dir, load):
+    table, parts = lesions()
+    write_ham(data_dir, table, parts, False)
+    data = load("ham10000")
+    assert (data.owner_kind, data.owner_names) == ("source", ("rosendahl", "vidir_modern"))
+    lesion = data.train_x[:, 0, 0, 0].numpy() // 8
+    assert data.owners.tolist() == [int(number % 4 == 0) for number in lesion]
+    assert not len(load("ham10000", group="none").groups)
+    with pytest.raises(CafedclError, match=r"data.group = age: it is for your own data"):
+        load("ham10000", group="age")
+    # The first edition of the table does not say where images come from.
+    write_ham(data_dir, table.replace(b"dataset", b"unknown"), parts, False)
+    assert not len(load("ham10000").owners)
 
 
 def test_the_middle_square_is_taken(data_dir, load, tmp_path):

@@ -1,0 +1,202 @@
+"""Images with more than 8 bits: windows, DICOM and TIFF."""
+
+import io
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cafedcl.config.data_options import DataOptions
+from cafedcl.config.options import read_options
+from cafedcl.core.errors import CafedclError
+from cafedcl.data.grey_values import WHOLE_16_BITS, GreyValues, Window, to_levels
+from cafedcl.data.images import read_images
+
+VALUES = np.arange(256, dtype=np.uint16).reshape(16, 16)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Write images of 12 bits in files of 16, as scanners do."""
+
+    def make(ending="png", kind=np.uint16):
+        for label in "ab":
+            (tmp_path / "own" / label).mkdir(parents=True)
+            for i in range(4):
+                pixels = (VALUES * 16 + i + 4 * (label == "b")).astype(kind)
+                pixels[i, 8 * (label == "b")] = 1000
+                Image.fromarray(pixels).save(tmp_path / "own" / label / f"{i}.{ending}")
+        return tmp_path / "own"
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind"), [("png", np.uint16), ("tif", np.uint16), ("tiff", np.float32)]
+)
+def test_no_grey_level_is_lost_without_a_word(ending, kind, folder, load, capsys):
+    data = load(folder(ending, kind))
+    # The upper 8 of 16 bits would leave 16 of these 256 levels.
+    assert len(data.train_x[0].unique()) > 250
+    low, high = data.window
+    assert 0 <= low < 20
+    assert 4070 < high < 4096
+    assert "8 images have more than 8 bits per pixel; values" in capsys.readouterr().err
+
+
+def test_a_window_is_chosen(folder, load, capsys):
+    data = load(folder(), window="0,2040")
+    assert data.window == (0.0, 2040.0)
+    first = data.train_x[0, 0].flatten()
+    assert int(first.min()) < 5
+    assert (first == 255).sum() in (127, 128)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("window", ["wide", "5,5", "9,1", "1,2,3", "0,inf", ""])
+def test_a_window_that_is_none_is_refused(window):
+    with pytest.raises(CafedclError, match="auto or LOW,HIGH is expected, such as -160,240"):
+        read_options(DataOptions, {"window": window}, "data")
+
+
+def test_a_window_for_images_of_8_bits_is_refused(tmp_path, load, paint):
+    for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        paint(tmp_path / "own" / name)
+    with pytest.raises(CafedclError, match=r"data.window = 0,9: no image has more than 8 bits"):
+        load(tmp_path / "own", window="0,9")
+
+
+def test_arrays_have_a_window_too(tmp_path, load):
+    x = np.random.default_rng(0).integers(-1000, 1000, (20, 4, 4)).astype(np.int16)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(20) % 2)
+    with pytest.raises(CafedclError, match=r"set data.window = LOW,HIGH"):
+        load(tmp_path / "own.npz")
+    data = load(tmp_path / "own.npz", window="-160,240")
+    found = torch.cat([data.train_x, data.test_x])
+    assert int(((found > 0) & (found < 255)).sum()) == int(((x > -160) & (x < 240)).sum())
+
+
+def test_levels_are_even_and_ends_are_clipped():
+    levels = to_levels(np.array([-5.0, 0.0, 50.0, 100.0, 1e9, np.nan]), (0.0, 100.0))
+    assert levels.tolist() == [0, 0, 128, 255, 255, 0]
+
+
+def test_an_image_to_predict_is_read_as_in_training(tmp_path):
+    path = tmp_path / "x.png"
+    Image.fromarray(VALUES * 16).save(path)
+    seen = read_images([path], (1, 16, 16), Window((0.0, 4080.0)))
+    assert seen.flatten().tolist() == list(range(256))
+    with pytest.raises(CafedclError, match="more than 8 bits per pixel, but the other images"):
+        read_images([path], (1, 16, 16), Window())
+    old = read_images([path], (1, 16, 16), WHOLE_16_BITS)
+    assert int(old.max()) == 16
+
+
+def test_colour_images_of_16_bits_are_told(tmp_path, load, capsys):
+    # Pillow writes no such file: 2×2 pixels, 16 bits, RGB.
+    def chunk(kind, body):
+        crc = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + crc
+
+    rows = b"".join(b"\0" + bytes(12) for _ in range(2))
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0))
+    png += chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        path = tmp_path / "own" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png)
+    load(tmp_path / "own")
+    assert "4 colour images have 16 bits per channel; the upper 8 are used" in (
+        capsys.readouterr().err
+    )
+
+
+def dicom_bytes(pixels, **fields):
+    """Return a DICOM file with an image."""
+    pydicom = pytest.importorskip("pydicom")
+    content = pydicom.Dataset()
+    content.file_meta = pydicom.dataset.FileMetaDataset()
+    content.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    content.file_meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+    content.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    content.SOPClassUID = pydicom.uid.CTImageStorage
+    content.SOPInstanceUID = "1.2.3"
+    content.Rows, content.Columns = pixels.shape[-2:]
+    content.SamplesPerPixel = 1
+    content.PhotometricInterpretation = "MONOCHROME2"
+    content.BitsAllocated = 16
+    content.BitsStored = 16
+    content.HighBit = 15
+    content.PixelRepresentation = 0
+    content.PixelData = pixels.astype("<u2").tobytes()
+    for name, value in fields.items():
+        setattr(content, name, value)
+    out = io.BytesIO()
+    content.save_as(out, enforce_file_format=True)
+    return out.getvalue()
+
+
+@pytest.fixture
+def scans(tmp_path):
+    def make(**fields):
+        for label in "ab":
+            (tmp_path / "scans" / label).mkdir(parents=True, exist_ok=True)
+            for i in range(4):
+                content = dicom_bytes(VALUES * 8 + i + 4 * (label == "b"), **fields)
+                (tmp_path / "scans" / label / f"{i}.dcm").write_bytes(content)
+        return tmp_path / "scans"
+
+    return make
+
+
+def test_dicom_images_are_rescaled_and_windowed(scans, load, capsys):
+    data = load(scans(RescaleSlope=1, RescaleIntercept=-1024), window="-1024,1016")
+    assert data.shape == (1, 16, 16)
+    assert abs(int(data.train_x[0].flatten()[128]) - 128) <= 1
+    data = load(scans(RescaleSlope=1, RescaleIntercept=-1024))
+    assert -1025 < data.window[0] < -1000
+    assert "8 images have more than 8 bits" in capsys.readouterr().err
+
+
+def test_a_dicom_file_may_have_its_own_window(scans, load, capsys):
+    data = load(scans(WindowCenter=[1020, 5], WindowWidth=[1020, 5]))
+    assert data.window == ()
+    first = data.train_x[0].flatten()
+    assert (int(first[0]), int(first[-1])) == (0, 255)
+    assert 60 < int((first == 0).sum()) < 70
+    assert "each by its own window" in capsys.readouterr().err
+
+
+def test_low_values_may_be_bright(scans, load):
+    data = load(scans(PhotometricInterpretation="MONOCHROME1"), window="0,2040")
+    assert int(data.train_x[0].flatten()[0]) == 255
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"NumberOfFrames": 3}, "a DICOM file of 3 frames"), ({"PixelData": None}, "scans/a|a/x.dcm")],
+)
+def test_other_dicom_files_are_skipped_and_named(fields, words, scans, load, capsys):
+    path = scans()
+    (path / "a" / "x.dcm").write_bytes(dicom_bytes(VALUES, **fields))
+    assert len(load(path).train_y) == 6
+    warning = capsys.readouterr().err
+    assert "1 of 9 images cannot be read: a/x.dcm (" in warning
+    with pytest.raises(CafedclError, match=words):
+        load(path, strict=True)
+
+
+def test_without_pydicom_one_line_says_how_to_get_it(scans, load, monkeypatch):
+    path = scans()
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(CafedclError, match=r"needs pydicom; pip install cafedcl\[dicom\]"):
+        load(path)
+
+
+def test_an_image_without_a_number_has_no_range():
+    with pytest.raises(ValueError, match="no pixel is a finite number"):
+        GreyValues(np.full((2, 2), np.nan)).range()
