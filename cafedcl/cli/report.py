@@ -4,8 +4,9 @@ Nothing here imports PyTorch before a command needs it.
 """
 
 import json
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from cafedcl.cli.session import warn
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
+
+if TYPE_CHECKING:
+    from cafedcl.report.class_scores import ClassScores
 
 
 def show(
@@ -28,6 +32,7 @@ def show(
     """Show a run, finished or not; several runs are shown side by side."""
     from cafedcl.federation.run_folder import RunFolder
     from cafedcl.report.run_summary import read_run
+    from cafedcl.terminal.class_overview import compared_classes
     from cafedcl.terminal.overview import (
         best_round,
         comparison_table,
@@ -44,8 +49,12 @@ def show(
             warn(f"{run.problem}; it is left out")
         elif run.state == "damaged":
             raise CafedclError(run.problem)
+    classes = [run.last_classes() for run in found]
+    for run in found:
+        for problem in run.class_problems:
+            warn(problem)
     if as_json:
-        for run in found:
+        for run, of_classes in zip(found, classes, strict=True):
             score = headline(run.lines)
             summary = {
                 "run": str(run.path),
@@ -54,6 +63,7 @@ def show(
                 "score": score,
                 "last": last_scored(run.lines, score),
                 "best": best_round(run.lines, score),
+                **class_values(of_classes, score.partition(".")[0]),
             }
             print(json.dumps(summary))
         return
@@ -61,17 +71,42 @@ def show(
     data = RunFolder(found[0].path).data() if split else None
     screen = console()
     if len(found) > 1:
-        screen.print(comparison_table([(run.method, run.lines) for run in found], screen.width))
+        rows = [(run.method, run.lines) for run in found]
+        screen.print(comparison_table(rows, screen.width, classes))
+        names = [run.method for run in found]
+        served = any(each is not None and "server" in each.recall for each in classes)
+        for part in compared_classes(names, classes, "server" if served else "own"):
+            screen.print(part)
     else:
         (run,) = found
         about = environment_of(run.path)
         screen.print(
-            overview(run.method, run.lines, run.rounds, about, run.trust, run.client_names)
+            overview(
+                run.method,
+                run.lines,
+                run.rounds,
+                about,
+                run.trust,
+                run.client_names,
+                classes[0],
+            )
         )
     if data is not None:
         arrays, described = data
         names = described.get("clients", ())
         screen.print(split_map(arrays["counts"], described["names"], names))
+
+
+def class_values(classes: "ClassScores | None", part: str) -> dict[str, Any]:
+    """Return the recall per class, the imbalance of the test labels and the warning of a run."""
+    if classes is None or part not in classes.recall:
+        return {"recall": None, "imbalance": None, "warning": None}
+    values = [None if math.isnan(value) else float(value) for value in classes.recall[part]]
+    return {
+        "recall": dict(zip(classes.names, values, strict=True)),
+        "imbalance": classes.imbalance,
+        "warning": classes.one_class.get(part),
+    }
 
 
 def environment_of(path: Path) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def conclude(finished: "Run", silent: bool) -> None:
 
 def _print_result(finished: "Run", path: Path) -> None:
     from cafedcl.federation.run_folder import RunFolder
+    from cafedcl.report.run_summary import read_run
     from cafedcl.terminal.overview import overview
 
     config = finished.config
@@ -74,6 +75,7 @@ def _print_result(finished: "Run", path: Path) -> None:
             about,
             trust,
             finished.client_names,
+            read_run(path).last_classes(),
         )
     )
     screen.print(

@@ -52,6 +52,11 @@ class ClassScores:
         there = self.tested[self.tested > 0]
         return float(there.max() / there.min())
 
+    @property
+    def skewed(self) -> bool:
+        """Whether accuracy says little, because most test images belong to few classes."""
+        return self.imbalance >= SKEWED
+
     def worst(self, protocol: str) -> tuple[str, float] | None:
         """Return the name and the recall of the class with the lowest recall."""
         recall = self.recall.get(protocol)
@@ -130,6 +135,14 @@ def summarise_classes(tables: Mapping[str, Array], counts: Array, names: list[st
                 "although their clients hold several"
             )
     return ClassScores(names, tested, recall, predicted, balanced, warnings)
+
+
+def skew_words(imbalance: float) -> str:
+    """Return that test labels are skewed, as the start of a sentence."""
+    return (
+        f"test labels are skewed (the largest class has {imbalance:.0f} times as many test images "
+        "as the smallest one)"
+    )
 
 
 def check_shape(values: Array, shape: tuple[int, ...]) -> None:

@@ -56,7 +56,7 @@ def class_tables(scores: ScoreTable, full: bool = False) -> list[PlainTable]:
     for column in scores.columns:
         title = column.group.setting.title
         if column.classes:
-            tables.append(recall_table(title, column))
+            tables.append(recall_table(title, list(column.classes.items())))
         if full:
             heads = ["method", *(TITLES[measure] for measure in FULL_MEASURES)]
             rows = [
@@ -71,15 +71,15 @@ def class_tables(scores: ScoreTable, full: bool = False) -> list[PlainTable]:
     return tables
 
 
-def recall_table(title: str, column: Column) -> PlainTable:
+def recall_table(title: str, methods: Sequence[tuple[str, RowClasses]]) -> PlainTable:
     """Return the recall per class in %: of every class, or of the worst ones if there are many."""
-    names = list(dict.fromkeys(name for each in column.classes.values() for name in each.names))
+    names = list(dict.fromkeys(name for _, each in methods for name in each.names))
     rows = []
     if len(names) <= MOST_CLASSES:
-        for label, each in column.classes.items():
+        for label, each in methods:
             rows.append([label, *(one_decimal(each.by_name.get(name)) for name in names)])
         return PlainTable(f"Recall per class in %: {title}", ["method", *names], rows)
-    for label, each in column.classes.items():
+    for label, each in methods:
         known = sorted((v, name) for name, v in each.by_name.items() if v is not None)
         rows.append([label, ", ".join(f"{name} {v:.1f}" for v, name in known[:WORST_CLASSES])])
     return PlainTable(f"Worst classes, recall in %: {title}", ["method", "worst classes"], rows)

@@ -142,6 +142,11 @@ class RunSummary:
                 self.class_problems.append(str(error))
         return self._classes[number]
 
+    def last_classes(self) -> ClassScores | None:
+        """Return the scores per class of the last scored round, if there is one."""
+        line = self.chosen("server", "last") or self.chosen("own", "last")
+        return None if line is None else self.classes(line)
+
     @cached_property
     def class_problems(self) -> list[str]:
         """What is wrong with the tables that scores per class were read from."""

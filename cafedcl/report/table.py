@@ -9,7 +9,7 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from cafedcl.report.class_scores import known_means
+from cafedcl.report.class_scores import ClassScores, known_means, skew_words
 from cafedcl.report.paper import PaperPosition, paper_position
 from cafedcl.report.run_summary import RunSummary
 from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
@@ -120,10 +120,7 @@ class Column:
         """What a reader has to know if the test labels are skewed; empty otherwise."""
         if self.ranked_by == "accuracy":
             return ""
-        return (
-            f"test labels are skewed (the largest class has {self.group.imbalance:.0f} times as "
-            "many test images as the smallest one), so methods are ranked by balanced accuracy"
-        )
+        return f"{skew_words(self.group.imbalance)}, so methods are ranked by balanced accuracy"
 
 
 @dataclass(frozen=True)
@@ -257,7 +254,12 @@ def column(group: SettingGroup, protocol: str, which: str) -> Column:
 
 def row_classes(row: TableRow, protocol: str, which: str, by: str) -> RowClasses | None:
     """Return a row's recall per class; None if no seed has stored any."""
-    found = [each for each in row.classes(protocol, which, by) if protocol in each.recall]
+    return mean_classes(row.classes(protocol, which, by), protocol)
+
+
+def mean_classes(seeds: Sequence[ClassScores], protocol: str) -> RowClasses | None:
+    """Return the means over seeds of scores per class; None if no seed has any."""
+    found = [each for each in seeds if protocol in each.recall]
     if not found:
         return None
     means = known_means(np.stack([each.recall[protocol] for each in found]))

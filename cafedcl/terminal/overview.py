@@ -15,12 +15,14 @@ from cafedcl.core.client_names import client_title
 from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.report.palette import series_style
+from cafedcl.terminal.class_overview import class_lines, full_scores
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from cafedcl.report.class_scores import ClassScores
     from cafedcl.terminal.split_statistics import Statistics
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -161,31 +163,52 @@ def last_scored(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
     return next((line for line in reversed(lines) if value_of(line, path) is not None), None)
 
 
-NARROW = 96
-"""Below this width, in characters, a comparison leaves out two columns."""
+BALANCED = {"server": "server.balanced", "own": "own.client_balanced"}
+"""The balanced accuracy of each kind of model."""
+NARROW = 104
+"""Below this width, in characters, a comparison leaves out what is marked as wide."""
 COMPARISON_COLUMNS = (
     ("global\naccuracy", "server.accuracy", True),
     ("balanced\naccuracy", "server.balanced", True),
+    ("worst\nclass", "server.worst_class", True),
     ("client\nstd", "server.client_std", False),
     ("worst\ntenth", "server.client_worst", True),
     ("own\nmean", "own.client_mean", True),
+    ("own\nbalanced", "own.client_balanced", True),
     ("own\nstd", "own.client_std", False),
 )
+WIDE = ("own.client_std",)
+FROM_CLASSES = {
+    "server.worst_class": ("server", "worst_class"),
+    "own.client_balanced": ("own", "balanced"),
+}
+"""Scores that runs of earlier versions have in their tables only: their protocol and name there."""
 
 
-def comparison_table(runs: Sequence[tuple[str, list[MetricsLine]]], width: int) -> RenderableType:
-    """Return the last scored round of several runs as a table; the best of each column is bold."""
+def comparison_table(
+    runs: Sequence[tuple[str, list[MetricsLine]]],
+    width: int,
+    classes: Sequence["ClassScores | None"] = (),
+) -> RenderableType:
+    """Return the last scored round of several runs as a table; the best of each column is bold.
+
+    ``classes`` are the runs' scores per class, if they are at hand.
+    """
     narrow = width < NARROW
-    columns = [column for column in COMPARISON_COLUMNS if not (narrow and "balanced" in column[0])]
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    columns = [each for each in COMPARISON_COLUMNS if not (narrow and each[1] in WIDE)]
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("\nmethod", no_wrap=True)
     for title, _, _ in columns:
         table.add_column(title, justify="right")
     table.add_column("sent per\nround", justify="right", no_wrap=True)
-    table.add_column("seconds\nper round", justify="right")
     if not narrow:
+        table.add_column("seconds\nper round", justify="right")
         table.add_column("accuracy\nover rounds")
-    last = [{path: _last(lines, path) for _, path, _ in columns} for _, lines in runs]
+    known = classes or [None] * len(runs)
+    last = [
+        {path: _last(lines, path, each) for _, path, _ in columns}
+        for (_, lines), each in zip(runs, known, strict=True)
+    ]
     best = {path: _best([row[path] for row in last], highest) for _, path, highest in columns}
     for (name, lines), row in zip(runs, last, strict=True):
         cells = [
@@ -195,19 +218,19 @@ def comparison_table(runs: Sequence[tuple[str, list[MetricsLine]]], width: int) 
         traffic = [line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines]
         seconds = [sum(line["seconds"].values()) for line in lines]
         cells.append(Text(amount(sum(traffic) / max(len(lines), 1))))
-        cells.append(Text(f"{sum(seconds) / max(len(lines), 1):.2f}"))
         if not narrow:
+            cells.append(Text(f"{sum(seconds) / max(len(lines), 1):.2f}"))
             curve = sparkline(series(lines, headline(lines)), 16)
             cells.append(Text(curve, colour(name), no_wrap=True))
         table.add_row(Text(name, style=colour(name)), *cells)
     rounds = sorted({len(lines) for _, lines in runs})
-    server_columns = "global" if narrow else "global, balanced"
     note = Text(
         f"After {' / '.join(map(str, rounds))} rounds, in %. "
-        f"{server_columns}: the server's model on the complete test set. "
+        "global, balanced, worst class: the server's model on the complete test set; balanced is "
+        "the mean recall of the classes. "
         "client std: spread of accuracy across clients, each weighted by its own labels. "
         "worst tenth: mean accuracy of the worst 10 % of the clients. "
-        "own: each client's own model after local training.",
+        "own: each client's own model after local training; balanced over the classes it holds.",
         style="dim",
     )
     return Group(table, note)
@@ -217,9 +240,11 @@ def _style(value: float | None, best: float | None, runs: int) -> str:
     return "bold green" if runs > 1 and value is not None and value == best else ""
 
 
-def _last(lines: Sequence[MetricsLine], path: str) -> float | None:
+def _last(lines: Sequence[MetricsLine], path: str, classes: "ClassScores | None") -> float | None:
     line = last_scored(lines, path)
-    return None if line is None else value_of(line, path)
+    if line is not None:
+        return value_of(line, path)
+    return classes.score(*FROM_CLASSES[path]) if classes and path in FROM_CLASSES else None
 
 
 def _best(values: Sequence[float | None], highest: bool) -> float | None:
@@ -236,24 +261,31 @@ def overview(
     about: dict[str, Any],
     trust: str = "",
     clients: Sequence[str] = (),
+    classes: "ClassScores | None" = None,
 ) -> RenderableType:
     """Return one run on one screen: its progress, last and best round, failures and machine.
 
     ``trust`` are the attack and the defence in words, if there are any; ``clients`` are the names
-    of the clients, if they have names.
+    of the clients, if they have names; ``classes`` are the scores per class of the last scored
+    round, if they are at hand.
 
     Rounds count from 1 here, as everywhere that people read them; metrics.jsonl counts from 0.
     """
     path = headline(lines)
     parts: list[RenderableType] = [Text(trust, style="yellow")] if trust else []
-    for what, line in (
-        ("last round", last_scored(lines, path)),
-        ("best round", best_round(lines, path)),
+    part = path.partition(".")[0]
+    skewed = classes is not None and classes.skewed
+    best_by = BALANCED[part] if skewed and series(lines, BALANCED[part]) else path
+    how = " (by balanced accuracy)" if best_by != path else ""
+    for what, line, suffix in (
+        ("last round", last_scored(lines, path), ""),
+        ("best round", best_round(lines, best_by), how),
     ):
         if line is not None:
-            parts.append(
-                Text.assemble((f"{what} {line['round'] + 1}: ", "bold"), describe_round(line))
-            )
+            head = f"{what} {line['round'] + 1}{suffix}: "
+            parts.append(Text.assemble((head, "bold"), describe_round(line)))
+    parts += full_scores(last_scored(lines, path), part)
+    parts += class_lines(classes, part)
     parts.append(Text.assemble("accuracy   ", (sparkline(series(lines, path), 60), colour(name))))
     spread = "server.client_std" if path.startswith("server") else "own.client_std"
     parts.append(
@@ -303,6 +335,7 @@ def describe_round(line: MetricsLine) -> str:
     if line.get("server"):
         words.append(f"accuracy {percent(value_of(line, 'server.accuracy'))}")
         words.append(f"balanced {percent(value_of(line, 'server.balanced'))}")
+        words.append(f"worst class {percent(value_of(line, 'server.worst_class'))}")
         words.append(f"client std {percent(value_of(line, 'server.client_std'))}")
         missing = value_of(line, "server.client_missing")
         if missing:
@@ -311,6 +344,9 @@ def describe_round(line: MetricsLine) -> str:
         mean = percent(value_of(line, "own.client_mean"))
         std = percent(value_of(line, "own.client_std"))
         words.append(f"own {mean} ± {std}")
+        balanced = value_of(line, "own.client_balanced")
+        if balanced is not None:
+            words.append(f"own balanced {percent(balanced)}")
     if line["status"] == "skipped":
         words.insert(0, "skipped")
     return "  ".join(words) or "not scored"

@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -294,3 +295,89 @@ def test_the_command_refuses_what_there_is_not(folder: Path) -> None:
         commands.table([folder], protocol="both")
     with pytest.raises(CafedclError, match="--round"):
         commands.table([folder], which="first")
+
+
+SKEWED = [670, 110, 100, 51]
+
+
+@pytest.fixture(scope="module")
+def skewed(make_run: Maker, tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
+    """FedAvg always says the most frequent class; CAFedCL recognises half of every class."""
+    home = tmp_path_factory.mktemp("skewed")
+    names = ["nevus", "melanoma", "keratosis", "vascular"]
+    made = {"tested": SKEWED, "names": names}
+    for method, accuracy, only in (("fedavg", 0.72, 0), ("cafedcl", 0.5, None)):
+        run = make_run(home / method, method, 0, accuracy, only=only, **made)
+        metrics = run / "metrics.jsonl"
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        for line in lines:
+            # Runs of earlier versions have no recall of the worst class.
+            line["server"]["balanced"] = 0.25 if only == 0 else line["server"]["balanced"]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return score_table(read_runs([home]), "server")
+
+
+def test_where_test_labels_are_skewed_the_ranking_is_by_balanced_accuracy(
+    skewed: ScoreTable,
+) -> None:
+    (column,) = skewed.columns
+    assert column.ranked_by == "balanced"
+    assert column.comparison is not None
+    assert column.comparison.best == "cafedcl"
+    assert "+25.00 points of balanced accuracy" in column.comparison.text
+    assert any("ranked by balanced accuracy" in note for note in skewed.notes)
+    assert any("13 times as many test images" in note for note in skewed.notes)
+
+
+def test_a_model_that_predicts_one_class_is_warned_of(skewed: ScoreTable) -> None:
+    (warning,) = [note for note in skewed.notes if note.startswith("warning")]
+    assert "fedavg" in warning
+    assert "almost only the class 'nevus' (100.0 % of the test images)" in warning
+
+
+def test_equal_test_labels_rank_by_accuracy(made: ScoreTable) -> None:
+    assert [column.ranked_by for column in made.columns] == ["accuracy", "accuracy"]
+    assert not any("balanced accuracy" in note for note in made.notes)
+
+
+def test_recall_per_class_and_the_worst_class_stand_in_every_format(skewed: ScoreTable) -> None:
+    (row,) = [
+        row for row in csv.DictReader(io.StringIO(as_csv(skewed))) if row["method"] == "fedavg"
+    ]
+    assert float(row["recall[nevus]"]) == 100
+    assert float(row["recall[vascular]"]) == 0
+    assert float(row["balanced_mean"]) == 25
+    assert float(row["worst_class_mean"]) == 0, "from the tables, since the metrics lack it"
+    assert row["worst_class_name"] != "nevus"
+    assert row["ranked_by"] == "balanced"
+    assert "almost only" in row["warning"]
+    assert row["auroc_mean"] == "", "not stored by earlier versions"
+    assert "| fedavg | 100.0 | 0.0 | 0.0 | 0.0 |" in as_markdown(skewed)
+    assert r"fedavg & 100.0 & 0.0 & 0.0 & 0.0 \\" in as_latex(skewed)
+    screen = Console(width=80, record=True, file=io.StringIO())
+    screen.print(as_rich(skewed, False, 80))
+    text = screen.export_text()
+    for word in ("Bal. ↑", "Class ↑", "nevus", "melanoma", "25.00"):
+        assert word in text
+
+
+def test_of_many_classes_only_the_worst_are_named(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", classes=20)
+    text = as_markdown(score_table(read_runs([tmp_path]), "server"))
+    (line,) = [line for line in text.splitlines() if line.startswith("| fedavg | 0 90.0")]
+    assert line.count("90.0") == 5
+
+
+def test_further_scores_are_printed_when_asked_for(made: ScoreTable) -> None:
+    assert "AUROC" not in as_markdown(made)
+    assert "| method | Macro-F1 ↑ | AUROC ↑ |" in as_markdown(made, full=True)
+
+
+def test_missing_tables_are_named_and_the_scores_stay(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", accuracy=0.9)
+    (run / "evaluations" / "000002.safetensors").unlink()
+    table = score_table(read_runs([tmp_path]), "server")
+    cells = table.columns[0].cells["fedavg"]
+    assert (cells["accuracy"].text, cells["worst_class"].text) == ("90.00", "–")
+    (problem,) = table.problems
+    assert problem.startswith(f"{run}/evaluations/000002.safetensors: missing")
