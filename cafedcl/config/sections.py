@@ -52,6 +52,11 @@ class TrainOptions:
         0, "fixed batch size; 0: given by `iterations`", low=0, high=MOST_IN_BATCH
     )
     lr: float = option(0.1, "learning rate of SGD", above=0.0)
+    encoder_lr: float = option(
+        0.0,
+        "learning rate of the encoder, which decays like lr; 0: that of the other weights",
+        low=0.0,
+    )
     lr_decay: float = option(
         0.998, "factor for the learning rate after every round", above=0.0, high=1.0
     )
@@ -68,6 +73,11 @@ class TrainOptions:
         low=0,
         high=64,
     )
+
+    @property
+    def encoder_factor(self) -> float:
+        """The encoder's learning rate in units of ``lr``."""
+        return self.encoder_lr / self.lr if self.encoder_lr else 1.0
 
 
 @dataclass(frozen=True)

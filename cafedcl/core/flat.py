@@ -186,6 +186,19 @@ class FlatNetwork:
         rows = [part.in_memory_order(value).reshape(len(value), -1) for value, part in pairs]
         return torch.cat(rows, 1)
 
+    def factors(self, prefix: str, factor: float) -> Tensor | None:
+        """Return a factor for every weight: the given one under the prefix, and else 1.
+
+        None if all are 1, or if no weight is under the prefix.
+        """
+        names = [name for name in self.slices if name.startswith(prefix)]
+        if factor == 1 or not names:
+            return None
+        vector = torch.ones_like(self.vector)
+        for name in names:
+            self.slices[name].of(vector).fill_(factor)
+        return vector
+
     def flat_gradient(self) -> Tensor:
         """Return a vector of zeros into which `backward` adds the gradients of all weights."""
         gradient = torch.zeros_like(self.vector)

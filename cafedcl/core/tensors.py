@@ -21,6 +21,8 @@ Header = dict[str, Any]
 MODEL = "model/"
 ANCHORS = "anchors/"
 AUGMENT = "augment/"
+ENCODER = "encoder."
+"""The prefix of the encoder's weights in a network."""
 OPTIMIZER = "server/optimizer/"
 """What the server's optimizer keeps: it is as large as the model, and lies where the model does."""
 FEATURES = "server/features"

@@ -8,7 +8,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -17,9 +16,6 @@ from cafedcl.data.dataset import Dataset
 
 VERSION = 3
 """Raised whenever a reader's result changes, so that older entries are not used."""
-
-PLAIN_FIELDS = ("owner_names", "owner_kind", "group_kind", "window")
-"""What an entry has of a data set besides its tensors and the names of its classes."""
 
 Remarks = list[str]
 """Warnings of a reader, one line each: images that it left out, and why."""
@@ -38,12 +34,7 @@ def cached(
     if entry is not None:
         return entry
     data, remarks = make()
-    header = {
-        "version": VERSION,
-        "names": data.names,
-        "more": {name: getattr(data, name) for name in PLAIN_FIELDS},
-        "remarks": remarks,
-    }
+    header = {"version": VERSION, "plain": data.plain(), "remarks": remarks}
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         _write_entry(path, pack(data.tensors(), header))
@@ -63,17 +54,10 @@ def _read_entry(path: Path) -> tuple[Dataset, Remarks] | None:
         return None
     try:
         tensors, header = map_file(path)
-        names = tuple(header["names"])
-        more = {name: _tuple(value) for name, value in header["more"].items()}
-        return Dataset.from_tensors(tensors, names, **more), list(header["remarks"])
+        return Dataset.from_tensors(tensors, header["plain"]), list(header["remarks"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         # The entry is damaged: the caller decodes the set again and replaces it.
         return None
-
-
-def _tuple(value: Any) -> Any:
-    """Return lists as tuples: JSON has lists only."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _write_entry(path: Path, content: bytes) -> None:

@@ -1,5 +1,6 @@
 """A data set: uint8 images, which stay on the device, and their labels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from cafedcl.data.groups import no_numbers
 _FIELDS = (
     "train_x", "train_y", "test_x", "test_y", "mean", "std", "owners", "groups", "test_groups",
 )  # fmt: skip
+_PLAIN_FIELDS = ("names", "owner_names", "owner_kind", "group_kind", "window")
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,20 @@ class Dataset:
         return cls(train_x, train_y, test_x, test_y, names, mean, std, owners, owner_names, **more)
 
     @classmethod
-    def from_tensors(cls, tensors: Tensors, names: tuple[str, ...], **more: Any) -> "Dataset":
-        """Return the data set from the result of :meth:`tensors`, as in another process.
+    def from_tensors(cls, tensors: Tensors, plain: Mapping[str, Any]) -> "Dataset":
+        """Return the data set from the results of :meth:`tensors` and :meth:`plain`.
 
-        ``more`` are the other fields, by name.
+        The latter may have been JSON, in which tuples are lists.
         """
         parts: dict[str, Any] = {name: tensors[name] for name in _FIELDS}
-        return cls(names=names, **parts, **more)
+        for name in _PLAIN_FIELDS:
+            value = plain[name]
+            parts[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**parts)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields that are no tensors, by name, for :meth:`from_tensors`."""
+        return {name: getattr(self, name) for name in _PLAIN_FIELDS}
 
     @property
     def classes(self) -> int:

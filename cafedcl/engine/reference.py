@@ -13,7 +13,17 @@ from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.rng import stream, torch_stream
-from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
+from cafedcl.core.tensors import (
+    ANCHORS,
+    AUGMENT,
+    ENCODER,
+    MODEL,
+    Tensors,
+    moved,
+    prefixed,
+    under,
+    without,
+)
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.flip_and_crop import draw_augmentation, flip_and_crop
 from cafedcl.engine.sgd import SGD
@@ -32,6 +42,7 @@ class ReferenceEngine:
         self.network = task.network
         self.flat = FlatNetwork(task.network)
         self.gradient = self.flat.flat_gradient()
+        self.factors = self.flat.factors(ENCODER, task.schedule.options.encoder_factor)
         self.tensors = {name: value.detach() for name, value in task.network.state_dict().items()}
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -122,7 +133,7 @@ class ReferenceEngine:
             shift = F.pad(synthetic.shift, (0, 0, len(shard), 0))
         size = task.schedule.batch_size(len(y))
         draws = stream(task.seed, "batches", job.client, job.down.round)
-        sgd = SGD(self.flat.vector, self.gradient, options)
+        sgd = SGD(self.flat.vector, self.gradient, options, self.factors)
         self.network.train()
         last_epoch: list[tuple[int, Tensors]] = []
         for epoch in range(options.epochs):

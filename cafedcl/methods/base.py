@@ -65,6 +65,8 @@ class Method:
 
     Every client's own model is scored with it as well; it is not added twice.
     """
+    needs_one_rate: ClassVar[bool] = False
+    """Whether it takes all weights to have one learning rate, as through ``visit.rates``."""
     server_trains: ClassVar[bool] = False
     """Whether ``update`` trains, which is faster on the device than on the host."""
     depends_on_rounds: ClassVar[bool] = False

@@ -23,6 +23,7 @@ class Scaffold(FedAvg):
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
     travels = "model, control variates"
     replayed = True
+    needs_one_rate = True
 
     def start(self, model: Network) -> Tensors:
         return {

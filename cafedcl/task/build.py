@@ -207,6 +207,7 @@ def assemble(
     check_schedule(config)
     check_crop(config, data.shape)
     method, network, state = build(config, data.shape, data.classes)
+    check_rates(config, method)
     network.to(device)
     mine = merge_clients(shards) if method.pooled else shards
     check_replies(config, len(mine))
@@ -274,6 +275,15 @@ def check_schedule(config: Config) -> dict[int, set[int]]:
             )
         schedule.setdefault(round_, set()).update(clients)
     return schedule
+
+
+def check_rates(config: Config, method: Method) -> None:
+    """Refuse a learning rate for the encoder where the method counts on one for all weights."""
+    if config.train.encoder_factor != 1 and method.needs_one_rate:
+        raise CafedclError(
+            f"train.encoder_lr = {config.train.encoder_lr:g}: the method {method.name} needs one "
+            "learning rate for all weights; leave it out"
+        )
 
 
 def check_crop(config: Config, shape: Shape) -> None:

@@ -17,7 +17,7 @@ from torch.func import vmap
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Batch, Client, Failure, Job, Reply, Visit
 from cafedcl.core.flat import FlatNetwork
-from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed, under, without
+from cafedcl.core.tensors import ANCHORS, ENCODER, MODEL, Tensors, prefixed, under, without
 from cafedcl.engine.base import Results
 from cafedcl.engine.cpu.grouped_conv import use_grouped_convolutions
 from cafedcl.engine.cpu.groups import JobGroup, form, make_groups, widths
@@ -194,6 +194,9 @@ class StackedClients(ReferenceEngine):
         tensors |= prefixed(OWN, {name: torch.stack(values) for name, values in own.items()})
         if task.schedule.options.momentum:
             tensors["velocity"] = torch.zeros_like(flat)
+        factors = self.stack_weights.factors(ENCODER, task.schedule.options.encoder_factor)
+        if factors is not None:
+            common["factors"] = factors
         tensors |= prefixed(COMMON, {name: standalone(value) for name, value in common.items()})
         return {name: tensors[name] for name in sorted(tensors)}
 
@@ -277,7 +280,8 @@ class StackedClients(ReferenceEngine):
             )
         gradient = self.stack_weights.flatten_stacked(gradients)
         rate = tensors["rate"][:, None]
-        descend(flat, gradient, tensors.get("velocity"), rate, self.task.schedule.options)
+        options = self.task.schedule.options
+        descend(flat, gradient, tensors.get("velocity"), rate, options, common.get("factors"))
         return terms.detach(), tuple(named)
 
     def loss(

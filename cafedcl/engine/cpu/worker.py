@@ -119,7 +119,7 @@ def _run(work: Callable[[], None]) -> None:
 def start_worker(pipe: Connection, shared: int) -> None:
     """Build an engine and work; ``shared`` is the file that holds the data, mapped, not copied."""
     tensors, header = map_file(f"/dev/fd/{shared}")
-    data = Dataset.from_tensors(tensors, tuple(header["names"]))
+    data = Dataset.from_tensors(tensors, header["plain"])
     _, begin = unpack(pipe.recv_bytes())
     setup = prepare(resolve(begin["config"]), data)
     pipe.send_bytes(READY)

@@ -312,6 +312,6 @@ def share_data(task: Task) -> IO[bytes]:
     memory = Path("/dev/shm")
     file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)  # noqa: SIM115
     data = task.clients.data
-    file.write(pack(data.tensors(), {"names": list(data.names)}))
+    file.write(pack(data.tensors(), {"plain": data.plain()}))
     file.flush()
     return file

@@ -11,7 +11,17 @@ from torch import Tensor
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Client, Job, Visit
 from cafedcl.core.flat import FlatModel
-from cafedcl.core.tensors import AUGMENT, MODEL, Tensors, cloned, moved, prefixed, under, without
+from cafedcl.core.tensors import (
+    AUGMENT,
+    ENCODER,
+    MODEL,
+    Tensors,
+    cloned,
+    moved,
+    prefixed,
+    under,
+    without,
+)
 from cafedcl.device.packed_bytes import PackedBytes
 from cafedcl.engine.base import Pending
 from cafedcl.engine.cuda.batch_tables import BatchTables
@@ -19,7 +29,7 @@ from cafedcl.engine.cuda.broadcast import SHAPES_KEPT, copy_into, shapes
 from cafedcl.engine.cuda.captures import Captures, VisitResult
 from cafedcl.engine.cuda.device_data import DeviceData
 from cafedcl.engine.cuda.replica import CapturedEmbedder, Replica
-from cafedcl.engine.cuda.step import ENCODER, Summarize
+from cafedcl.engine.cuda.step import Summarize
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.engine.views import LossView, SummaryView, embeds_nothing
 from cafedcl.functional.metrics import KINDS
@@ -44,8 +54,9 @@ class ClientSlot(Replica):
 
     def __init__(self, device_data: DeviceData) -> None:
         super().__init__(device_data)
-        momentum = self.task.schedule.options.momentum
-        self.velocity = torch.zeros_like(self.flat) if momentum else None
+        options = self.task.schedule.options
+        self.velocity = torch.zeros_like(self.flat) if options.momentum else None
+        self.factors = self.network_weights.factors(ENCODER, options.encoder_factor)
         self.one = torch.ones((), device=self.task.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.task.device)
         """The number of the next step, which every step increments on the device."""
@@ -148,6 +159,7 @@ class ClientSlot(Replica):
             None if self.half is self.flat else self.half,
             self._gradients(found),
             self.velocity,
+            self.factors,
             tables,
             self.cursor,
             terms,

@@ -10,12 +10,12 @@ from torch import Tensor
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Embed, Part, Weights
 from cafedcl.core.flat import FlatNetwork
-from cafedcl.core.tensors import Tensors, cloned, under
+from cafedcl.core.tensors import ENCODER, Tensors, cloned, under
 from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.broadcast import copy_into, shapes
 from cafedcl.engine.cuda.captures import Captures
 from cafedcl.engine.cuda.device_data import PARTS, DeviceData
-from cafedcl.engine.cuda.step import ENCODER, BoundEncoder, StepWeights
+from cafedcl.engine.cuda.step import BoundEncoder, StepWeights
 from cafedcl.functional.metrics import KINDS
 
 SCORE = "score"

@@ -23,8 +23,6 @@ from cafedcl.functional.metrics import predictions
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Encoder, Network, Runner
 
-ENCODER = "encoder."
-"""The prefix of the encoder's weights in a network."""
 Images = Callable[[Tensor, Tensors], tuple[Tensor, Tensor, Tensor | None]]
 """Returns the images of given rows, their labels, and what is added to their features, if anything.
 
@@ -202,6 +200,7 @@ class Program:
         half: Tensor | None,
         gradients: list[list[Tensor]],
         velocity: Tensor | None,
+        factors: Tensor | None,
         tables: Tensors,
         cursor: Tensor,
         terms: Tensor,
@@ -221,7 +220,7 @@ class Program:
             by_type[-1].append(gradient)
         flat_gradient = torch.cat([torch.cat(parts).float() for parts in by_type])
         rate = tables["rate"].index_select(0, cursor)
-        descend(weights, flat_gradient, velocity, rate, self.options)
+        descend(weights, flat_gradient, velocity, rate, self.options, factors)
         if half is not None:
             half.copy_(weights)
         log.index_copy_(0, cursor, terms[None])

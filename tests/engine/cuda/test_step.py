@@ -115,7 +115,7 @@ def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
         gradients[:halved] = [[part.to(HALF) for part in parts] for parts in gradients[:halved]]
         gradients[0].insert(0, torch.randn(shapes[0], generator=made))
         terms = torch.tensor([step, -step]).float()
-        program.update(weights, half, gradients, velocity, tables, at, terms, log)
+        program.update(weights, half, gradients, velocity, None, tables, at, terms, log)
         for weight, parts in zip(theirs, gradients, strict=True):
             weight.grad = torch.stack([part.double() for part in parts]).sum(0)
         if clip:
@@ -152,7 +152,7 @@ def test_a_step_is_compiled_in_one_piece(
     flat = torch.cat([weight.detach().flatten() for weight in weights.values()])
     log = torch.zeros(len(tables["rows"]), len(terms))
     before = flat.clone()
-    whole["update"](flat, flat.to(HALF), [[g] for g in found], None, tables, at, terms, log)
+    whole["update"](flat, flat.to(HALF), [[g] for g in found], None, None, tables, at, terms, log)
     assert at.tolist() == [2]
     assert not torch.equal(flat, before)
     assert torch.equal(log[1], terms)
