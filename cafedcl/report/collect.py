@@ -45,6 +45,7 @@ def collect(summary: Summary) -> dict[str, Any]:
 def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
     """Return the data of one setting's panels; details come from one seed per method."""
     by_row = [read_evaluations(row.runs[0]) for row in group.main]
+    of_runs = [details(evaluations) for evaluations in by_row]
     for evaluations in by_row:
         problems += evaluations.problems
     first = next((each for each in by_row if each.data is not None), None)
@@ -66,7 +67,7 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
             if measured(group, protocol)
         },
         "curves": [collect_curves(row) for row in group.main],
-        "details": [details(evaluations) for evaluations in by_row],
+        "details": of_runs,
         "cost": [collect_cost(row) for row in group.main],
         "shots": {
             protocol: collect_shots(group, protocol)
@@ -130,8 +131,21 @@ def collect_ranking(group: SettingGroup, protocol: str) -> dict[str, Any]:
         }
         best = [100 * value for value in row.scores(protocol, "accuracy", "best").values()]
         scores["best"] = average(best)
+        classes = found.classes.get(row.label)
+        if classes is not None:
+            scores["classes"] = {
+                "names": classes.names,
+                "recall": classes.recall,
+                "worst": classes.worst,
+                "warning": classes.warning,
+            }
         ranked.append(scores)
-    return {"rows": ranked, "comparison": found.comparison.text if found.comparison else None}
+    return {
+        "rows": ranked,
+        "by": found.ranked_by,
+        "skew": found.skew,
+        "comparison": found.comparison.text if found.comparison else None,
+    }
 
 
 def collect_curves(row: TableRow) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from cafedcl.core.arrays import Array
+from cafedcl.report.class_scores import OWN, known_means
 from cafedcl.report.evaluations import RunEvaluations
+from cafedcl.report.full_scores import ranked_classes, reliability, wrong_images
 
 WORST = 6
 """Worst clients that are shown one by one."""
@@ -13,8 +15,6 @@ SHOWN_CLASSES = 12
 """Classes of a worst client that are shown, at most."""
 MAP_CLIENTS = 200
 """Clients in a map, at most; if there are more, evenly spaced ones are shown."""
-OWN = {"own": "all", "own-prior": "prior"}
-"""The protocols that score clients' own models, and the kind of predictions they are about."""
 
 
 def shown_clients(clients: int) -> Array:
@@ -57,23 +57,22 @@ def client_scores(evaluations: RunEvaluations) -> dict[str, Array]:
 
 
 def class_recalls(evaluations: RunEvaluations) -> dict[str, Array]:
-    """Return the recall per class at the end: server model, and mean over clients' own models."""
+    """Return the recall per class at the end: of the server's model, and of clients' own models.
+
+    The latter is the mean over the clients that hold the class.
+    """
     found: dict[str, Array] = {}
     table = evaluations.latest("server/confusion")
     if table is not None:
         rows = table.sum(1).astype(np.float64)
         found["server"] = table.diagonal() / np.where(rows > 0, rows, np.nan)
+    elif (surveyed := evaluations.latest("scores/server/recall")) is not None:
+        found["server"] = surveyed
     for protocol, kind in OWN.items():
         recall = evaluations.latest(f"own/{kind}/recall")
-        if recall is not None:
-            found[protocol] = column_means(recall)
+        if recall is not None and evaluations.data is not None:
+            found[protocol] = known_means(np.where(evaluations.data.counts > 0, recall, np.nan))
     return found
-
-
-def column_means(values: Array) -> Array:
-    """Return the mean of every column without its NaNs; NaN for a column that has nothing else."""
-    number = (~np.isnan(values)).sum(0)
-    return np.asarray(np.nansum(values, axis=0) / np.where(number > 0, number, np.nan))
 
 
 def worst_clients(evaluations: RunEvaluations) -> dict[str, list[dict[str, Any]]]:
@@ -126,4 +125,7 @@ def details(evaluations: RunEvaluations) -> dict[str, Any]:
     table = evaluations.latest("server/confusion")
     if table is not None:
         found["confusion"] = table
+    found["reliability"] = reliability(evaluations)
+    found["ranked"] = ranked_classes(evaluations)
+    found["wrong"] = wrong_images(evaluations)
     return found

@@ -20,8 +20,8 @@ from cafedcl.report.runs import Summary
 
 STYLE_SHEETS = ("report.css", "cards.css", "media.css")
 SCRIPTS = (
-    "base.js", "charts.js", "compare.js", "curves.js", "data.js", "classes.js", "confidence.js",
-    "prototypes.js", "cost.js", "main.js",
+    "base.js", "charts.js", "compare.js", "curves.js", "data.js", "classes.js", "probabilities.js",
+    "confidence.js", "prototypes.js", "cost.js", "main.js",
 )  # fmt: skip
 MISSING_CODE = 65535
 """The code of a missing number in a packed array; base.js has the same one."""

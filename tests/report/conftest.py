@@ -93,7 +93,17 @@ def tables(
     if "loop" in extras:
         for name in ("drift", "feedback", "heterogeneity", "variance"):
             found[f"loop/{name}"] = rng.uniform(0, 1, classes)
-    kinds = {"f": torch.float32, "i": torch.int32, "b": torch.bool}
+    if "scores" in extras:
+        for name in ("auroc", "auprc", "sensitivity"):
+            found[f"scores/server/{name}"] = rng.uniform(0.5, 1, classes)
+        found["scores/server/bins"] = np.array([[4.0, 3.0, 2.0]] * 15)
+        found["scores/own/bins"] = np.array([[[2.0, 1.8, 1.0]] * 15] * clients)
+        found["scores/own/bins"][0] = np.nan
+        found["wrong/labels"] = np.array([0, 1])
+        found["wrong/predicted"] = np.array([1, 2])
+        found["wrong/probability"] = np.array([0.9, 0.8])
+        found["wrong/images"] = rng.integers(0, 255, (2, 3, 8, 8), dtype=np.uint8)
+    kinds = {"f": torch.float32, "i": torch.int32, "b": torch.bool, "u": torch.uint8}
     return {
         name: torch.as_tensor(value).to(kinds[value.dtype.kind]) for name, value in found.items()
     }
@@ -158,6 +168,9 @@ def make_run() -> Maker:
         for t in range(number):
             share = (t + 1) / number
             found = scores(accuracy * share, std / share, worst * share)
+            if "scores" in extras and t + 1 == number:
+                found |= {"auroc": 0.9, "auprc": 0.8, "sensitivity": 0.7, "ece": 0.1}
+                found |= {"macro_f1": 0.6}
             lines.append(json.dumps(line(t, found if "server" in extras else None, found)))
             confused = confusion(accuracy * share, tested or [100] * classes, only)
             packed = pack(tables(rng, counts, extras, confused), {"round": t})

@@ -25,13 +25,15 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
-EVERYTHING = ("server", "confidence", "prototypes", "loop")
+EVERYTHING = ("server", "confidence", "prototypes", "loop", "scores")
 PANELS = [
     "ranking",
     "curves",
     "data",
     "clients",
     "classes",
+    "probabilities",
+    "wrong",
     "confidence",
     "prototypes",
     "loop",

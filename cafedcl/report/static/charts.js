@@ -182,7 +182,7 @@ function whiskers(rows, vertical = false) {
 }
 
 /** Return coloured cells from [column, row, value]. ECharts' own heatmap draws over several frames, too late for printing. */
-function cells(data) {
+function cells(data, write = null, shade = null) {
   const [gap, r] = [data.length > 3000 ? 0 : 1, data.length > 1200 ? 0 : 2];
   return {
     type: "custom",
@@ -192,7 +192,7 @@ function cells(data) {
     renderItem: (_, api) => {
       const [x, y] = api.coord([api.value(0), api.value(1)]);
       const [width, height] = api.size([1, 1]);
-      return {
+      const rect = {
         type: "rect",
         shape: {
           x: x - width / 2,
@@ -204,12 +204,29 @@ function cells(data) {
         style: { fill: api.visual("color") },
         emphasis: { style: { stroke: css("--ink"), lineWidth: 1 } },
       };
+      // A number needs this much room; without it, there is the tooltip.
+      if (!write || width < 19 || height < 13) return rect;
+      const value = api.value(2);
+      const text = {
+        type: "text",
+        silent: true,
+        style: {
+          x: x - gap / 2,
+          y: y - gap / 2,
+          text: write(value),
+          fill: shade(value),
+          font: `${width < 28 ? 10 : 12}px ${css("--font")}`,
+          align: "center",
+          verticalAlign: "middle",
+        },
+      };
+      return { type: "group", children: [rect, text] };
     },
   };
 }
 
 /** Return a heatmap of rows × columns. */
-function heat({ xs, ys, value, text, low = 0, high, xname, yname, tall, digits = 2 }) {
+function heat({ xs, ys, value, text, low = 0, high, xname, yname, tall, digits = 2, write = null }) {
   const data = [];
   for (let y = 0; y < ys.length; y += 1) {
     for (let x = 0; x < xs.length; x += 1) if (known(value(x, y))) data.push([x, y, value(x, y)]);
@@ -243,9 +260,12 @@ function heat({ xs, ys, value, text, low = 0, high, xname, yname, tall, digits =
       inRange: { color: ramp().slice(1) },
       textStyle: { color: css("--faint"), fontSize: 11 },
     },
-    series: [cells(data)],
+    series: [cells(data, write, (v) => inkOn((v - low) / Math.max(high - low, 1e-9)))],
   };
 }
+
+/** Return the colour of a text on a cell: the ramp runs from light to dark, or the other way in the dark theme. */
+const inkOn = (share) => ((state.theme === "dark") === share > 0.55 ? "#10161d" : "#ffffff");
 
 /** Return the limits of an axis with some room around the values. */
 function range(values, { low = -Infinity, high = Infinity, least = 1 } = {}) {

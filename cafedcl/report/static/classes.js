@@ -11,6 +11,7 @@ function classesSection(add) {
   const groups = Object.values(shots).some((found) => Object.keys(found).length > 1);
   if (!recalls && !confused.length && !groups) return null;
   const { card, grid } = add("classes", "Classes", "Are rare classes recognised as well as frequent ones?");
+  const update = recallTable(card, grid);
   if (groups) {
     const place = card(
       recalls ? "w5" : "",
@@ -37,7 +38,7 @@ function classesSection(add) {
     const place = card(
       groups ? "" : "w6",
       "Confusion matrix",
-      "Predictions of the server’s model for the test images of each class (row), in %.",
+      "Predictions of the server’s model for the test images of each class (row), in %. The diagonal is right.",
     );
     grid.append(place);
     const size = map.names.length;
@@ -54,6 +55,7 @@ function classesSection(add) {
           low: 0,
           high: Math.ceil(100 * Math.max(0.1, ...most)),
           digits: 0,
+          write: size <= MOST_WRITTEN && ((v) => fixed(v, v < 1 ? 1 : 0)),
           xname: "predicted",
           yname: "",
           value: (x, y) => (sums[y] && value(y, x) ? (100 * value(y, x)) / sums[y] : NaN),
@@ -64,7 +66,7 @@ function classesSection(add) {
             ]),
         });
       },
-      { tall: Math.min(760, Math.max(340, 120 + 22 * size)), small: 360, label: "confusion matrix" },
+      { tall: Math.min(760, Math.max(340, 130 + 32 * size)), small: 400, label: "confusion matrix" },
     );
     if (confused.length > 1)
       place.querySelector("header").append(
@@ -79,7 +81,49 @@ function classesSection(add) {
         ),
       );
   }
-  return null;
+  return update;
+}
+
+const MOST_WRITTEN = 20; // classes of a confusion matrix whose cells have room for a number
+const MOST_COLUMNS = 24; // classes that have a column in the table of recalls
+
+/** Add the table of recalls, methods × classes; of many classes, only the worst ones are named. */
+function recallTable(card, grid) {
+  const some = () => ranking().rows.find((row) => row && row.classes);
+  if (!Object.values(group().ranking).some((one) => one.rows.some((row) => row && row.classes))) return null;
+  const place = card(
+    "",
+    "Recall per class",
+    "Share of each class’s test images that are recognised, in %. The worst class of a method is underlined.",
+  );
+  const scroll = el("div", { class: "scroll" });
+  place.append(scroll);
+  grid.append(place);
+  return () => {
+    place.hidden = !some();
+    if (place.hidden) return;
+    const { rows } = ranking();
+    const list = [...new Set(rows.flatMap((row) => (row && row.classes ? row.classes.names : [])))];
+    const wide = list.length <= MOST_COLUMNS;
+    const head = el("tr", {}, ["method", ...(wide ? list : ["worst classes"])].map((text) => el("th", {}, short(text))));
+    const body = rows
+      .map((row, i) => ({ row, i }))
+      .filter(({ row }) => row && row.classes)
+      .map(({ row, i }) => {
+        const { names: own, recall, worst } = row.classes;
+        const known_ = own.map((name, c) => [recall[c], name]).filter(([v]) => known(v));
+        const low = known_.sort((a, b) => a[0] - b[0]).slice(0, 6);
+        const texts = wide
+          ? list.map((name) => {
+              const value = recall[own.indexOf(name)];
+              const shade = known(value) ? `--share:${Math.round(value)}%` : "";
+              return el("td", { class: "shaded", style: shade }, el("span", { class: name === worst ? "second" : "" }, fixed(value, 1)));
+            })
+          : [el("td", {}, low.map(([v, name]) => `${short(name)} ${fixed(v, 1)}`).join(", "))];
+        return el("tr", { class: shown(i) ? null : "off" }, el("td", {}, who(entries()[i])), ...texts);
+      });
+    scroll.replaceChildren(el("table", {}, head, ...body));
+  };
 }
 
 /** Return grouped bars of the three kinds of classes. */
@@ -133,7 +177,7 @@ function recallOption() {
       ? axis({ type: "log", name: "training images of the class, log scale" })
       : axis({ name: "training images of the class", scale: true, boundaryGap: ["6%", "6%"] }),
     yAxis: axis({
-      ...upright(state.protocol.startsWith("own") ? "recall, mean over clients’ own models, %" : "recall, %"),
+      ...upright(state.protocol.startsWith("own") ? "recall, mean over the clients that hold the class, %" : "recall, %"),
       min: 0,
       max: 100,
     }),

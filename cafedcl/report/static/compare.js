@@ -12,6 +12,16 @@ const ACCURACY = {
   "own-prior": "mean accuracy of the clients",
 };
 
+const RANKED_BY = { accuracy: "accuracy", balanced: "balanced accuracy" };
+
+/** Return what the ranking's y-axis shows: accuracy, or balanced accuracy where test labels are skewed. */
+const rankedTitle = () =>
+  ranking().by === "balanced"
+    ? state.protocol === "server"
+      ? "balanced accuracy: mean recall of the classes"
+      : "balanced accuracy over the classes a client holds"
+    : ACCURACY[state.protocol];
+
 /** The headline numbers. */
 function headline(main) {
   const g = group();
@@ -30,7 +40,15 @@ function headline(main) {
   main.append(el("div", { class: "hero" }, el("h1", {}, g.data), el("p", {}, words.join(" · ")), tiles, lead));
   if (g.notes.length)
     main.append(el("div", { class: "alert" }, `This comparison is not like for like: ${g.notes.join("; ")}.`));
+  const warnings = el("div", { class: "warnings" });
+  main.append(warnings);
   return () => {
+    warnings.replaceChildren(
+      ...ranking()
+        .rows.map((row, i) => ({ row, label: entries()[i].label }))
+        .filter(({ row, label }) => row && row.classes && row.classes.warning && !state.hidden.has(label))
+        .map(({ row, label }) => el("div", { class: "alert warning" }, el("b", {}, `${label}: `), `${row.classes.warning}.`)),
+    );
     const rows = ranking()
       .rows.map((row, i) => ({ row, entry: g.entries[i], cost: g.cost[i] }))
       .filter(
@@ -59,6 +77,12 @@ function headline(main) {
     tiles.replaceChildren(
       ...[
         tile(several ? "most accurate" : "accuracy", " %", top("accuracy", -1), "accuracy"),
+        tile(
+          several ? "best balanced accuracy" : "balanced accuracy",
+          " %",
+          top("balanced", -1),
+          "balanced",
+        ),
         tile(several ? "fairest: lowest std across clients" : "std across clients", " pts", top("std", 1), "std"),
         tile(
           several ? "best for the worst 10 % of clients" : "worst 10 % of clients",
@@ -77,7 +101,13 @@ function headline(main) {
       ].filter(Boolean),
     );
     const text = ranking().comparison;
-    lead.textContent = `Scores of ${PROTOCOLS[state.protocol]} in the last scored round.${text ? ` ${text}.` : ""}`;
+    const skew = ranking().skew;
+    const sentences = [
+      `Scores of ${PROTOCOLS[state.protocol]} in the last scored round.`,
+      skew ? `${skew[0].toUpperCase()}${skew.slice(1)}.` : "",
+      text ? `${text}.` : "",
+    ];
+    lead.textContent = sentences.filter(Boolean).join(" ");
   };
 }
 
@@ -89,12 +119,14 @@ function rankingSection(add) {
     "Accuracy and fairness",
     "Higher is more accurate, further left is fairer, so the best corner is the upper left. Small marks are single seeds, large marks their mean.",
   );
-  const left = card("w6", "Accuracy against spread across clients");
+  const left = card("w5", "Accuracy against spread across clients");
   chart(
     left,
     () => {
-      const rows = ranking().rows;
-      const used = rows.map((row, i) => ({ row, i })).filter(({ row, i }) => row && shown(i) && known(row.std.mean));
+      const { rows, by } = ranking();
+      const used = rows
+        .map((row, i) => ({ row, i }))
+        .filter(({ row, i }) => row && shown(i) && known(row.std.mean) && known(row[by].mean));
       if (!used.length) return null;
       const box = { left: 44, right: 20, top: 34, bottom: 44 };
       const [xs, ys] = [
@@ -103,7 +135,7 @@ function rankingSection(add) {
           { low: 0 },
         ),
         range(
-          used.flatMap(({ row }) => row.accuracy.values),
+          used.flatMap(({ row }) => row[by].values),
           { low: 0, high: 100 },
         ),
       ];
@@ -113,13 +145,13 @@ function rankingSection(add) {
           i,
           label: entries()[i].label,
           x: (wide * (row.std.mean - xs.min)) / (xs.max - xs.min),
-          y: (high * (ys.max - row.accuracy.mean)) / (ys.max - ys.min),
+          y: (high * (ys.max - row[by].mean)) / (ys.max - ys.min),
         })),
         wide,
       );
       const series = used.flatMap(({ row, i }) => {
         const { label, colour, symbol } = entries()[i];
-        const seeds = row.accuracy.values.map((v, s) => [row.std.values[s], v]);
+        const seeds = row[by].values.map((v, s) => [row.std.values[s], v]);
         return [
           {
             type: "scatter",
@@ -136,7 +168,7 @@ function rankingSection(add) {
             name: label,
             symbol: marker(symbol),
             symbolSize: 15,
-            data: [[row.std.mean, row.accuracy.mean]],
+            data: [[row.std.mean, row[by].mean]],
             z: 4,
             itemStyle: { color: colour, borderColor: css("--card"), borderWidth: 1.5 },
             label: {
@@ -158,6 +190,8 @@ function rankingSection(add) {
             const pm = (cell) => `${fixed(cell.mean)}${known(cell.std) ? ` ± ${fixed(cell.std)}` : ""}`;
             return tip(seriesName, [
               ["accuracy", pm(rows[i].accuracy)],
+              ["balanced accuracy", pm(rows[i].balanced)],
+              ["worst class", pm(rows[i].worst_class)],
               ["std across clients", pm(rows[i].std)],
               ["worst 10 % of clients", pm(rows[i].worst)],
               ["accuracy in the best round", fixed(rows[i].best)],
@@ -165,22 +199,23 @@ function rankingSection(add) {
           },
         }),
         xAxis: axis({ name: "standard deviation across clients, points", ...xs }),
-        yAxis: axis({ ...upright(`${ACCURACY[state.protocol]}, %`), ...ys }),
+        yAxis: axis({ ...upright(`${rankedTitle()}, %`), ...ys }),
         series,
       };
     },
     { tall: 400, small: 340, label: "accuracy against standard deviation across clients" },
   );
-  const right = card("w6", "Table", "Mean ± std over seeds, in %. The best is bold, the second best underlined.");
+  const right = card("w7", "Table", "Mean ± std over seeds, in %. The best is bold, the second best underlined.");
   right.dataset.keep = "1";
   const scroll = el("div", { class: "scroll" });
   right.append(scroll);
   grid.append(left, right);
   return () => {
+    const { rows, by, skew } = ranking();
     const order = entries()
       .map((_, i) => i)
-      .filter((i) => ranking().rows[i])
-      .sort((a, b) => ranking().rows[b].accuracy.mean - ranking().rows[a].accuracy.mean);
+      .filter((i) => rows[i])
+      .sort((a, b) => (rows[b][by].mean ?? -1) - (rows[a][by].mean ?? -1));
     const cell = ({ mean, std, rank }) =>
       el(
         "td",
@@ -191,7 +226,9 @@ function rankingSection(add) {
     const head = el(
       "tr",
       {},
-      ["method", "accuracy ↑", "client std ↓", "worst 10 % ↑"].map((text) => el("th", {}, text)),
+      ["method", "accuracy ↑", "balanced ↑", "worst class ↑", "client std ↓", "worst 10 % ↑"].map((text) =>
+        el("th", {}, text),
+      ),
     );
     const body = order.map((i) => {
       const row = ranking().rows[i];
@@ -200,6 +237,8 @@ function rankingSection(add) {
         { class: shown(i) ? null : "off" },
         el("td", {}, who(entries()[i]), entries()[i].partial ? " *" : ""),
         cell(row.accuracy),
+        cell(row.balanced),
+        cell(row.worst_class),
         cell(row.std),
         cell(row.worst),
       );
@@ -208,6 +247,8 @@ function rankingSection(add) {
       .filter((_, i) => !ranking().rows[i])
       .map((entry) => entry.label);
     const notes = [
+      skew ? `Sorted by ${RANKED_BY[by]}, because test labels are skewed.` : `Sorted by ${RANKED_BY[by]}.`,
+      "Worst class: its recall. Worst 10 %: of the clients.",
       entries().some((entry) => entry.partial) ? "* Not finished; scores of the rounds so far." : "",
       lacking.length ? `Not scored this way: ${lacking.join(", ")}.` : "",
     ]

@@ -27,6 +27,8 @@ function curvesSection(add) {
   );
   for (const [key, title] of [
     ["accuracy", "Accuracy"],
+    ["balanced", "Balanced accuracy"],
+    ["worst_class", "Recall of the worst class"],
     ["std", "Standard deviation across clients"],
   ]) {
     const place = card("w6", title);
@@ -42,7 +44,11 @@ function curveOption(key) {
   const used = group()
     .curves.map((curve, i) => ({ curve, i }))
     .filter(
-      ({ curve, i }) => shown(i) && curve[state.protocol] && (state.axis === "rounds" || curve[state.axis].at(-1) > 0),
+      ({ curve, i }) =>
+        shown(i) &&
+        curve[state.protocol] &&
+        curve[state.protocol][key].mean.some(known) &&
+        (state.axis === "rounds" || curve[state.axis].at(-1) > 0),
     );
   if (!used.length) return null;
   const by = {};
@@ -116,9 +122,16 @@ function curveOption(key) {
       },
     }),
     yAxis: axis({
-      ...upright(key === "accuracy" ? `${ACCURACY[state.protocol]}, %` : "points, lower is fairer"),
-      scale: key === "accuracy",
-      min: key === "accuracy" ? ({ min }) => Math.max(0, Math.floor(min / 10) * 10) : 0,
+      ...upright(
+        {
+          accuracy: `${ACCURACY[state.protocol]}, %`,
+          balanced: "mean recall of the classes, %",
+          worst_class: "recall of the worst class, %",
+          std: "points, lower is fairer",
+        }[key],
+      ),
+      scale: key !== "std",
+      min: key !== "std" ? ({ min }) => Math.max(0, Math.floor(min / 10) * 10) : 0,
       max: ({ max }) => Math.min(100, Math.ceil(max / 5) * 5),
     }),
     dataZoom: [
