@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from cafedcl.api import run
     from cafedcl.config.sections import Config
     from cafedcl.core.errors import CafedclError
+    from cafedcl.federation.result import Run
     from cafedcl.federation.rounds import Federation
-    from cafedcl.federation.runs import Run, load
+    from cafedcl.federation.runs import load
     from cafedcl.federation.watcher import Record, Watcher
     from cafedcl.task.resolve import resolve
 
@@ -39,7 +40,7 @@ _HOME = {
     "Config": "config.sections",
     "Federation": "federation.rounds",
     "Record": "federation.watcher",
-    "Run": "federation.runs",
+    "Run": "federation.result",
     "Watcher": "federation.watcher",
     "load": "federation.runs",
     "resolve": "task.resolve",

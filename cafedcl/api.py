@@ -8,8 +8,9 @@ from cafedcl.config.flags import RunFlags
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config
 from cafedcl.federation import runs
+from cafedcl.federation.result import Run
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.runs import Run, load
+from cafedcl.federation.runs import load
 from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import gather
 

@@ -5,7 +5,8 @@ from sklearn.datasets import load_digits
 
 import cafedcl
 from cafedcl import CafedclError, Federation, Record, Watcher
-from cafedcl.federation.runs import Run, as_images
+from cafedcl.federation.predictions import as_images
+from cafedcl.federation.result import Run
 
 FAST = {"model.name": "mlp", "train.epochs": 1, "engine.workers": 1}
 

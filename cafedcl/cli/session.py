@@ -17,7 +17,7 @@ from cafedcl.terminal.console import console
 if TYPE_CHECKING:
     from cafedcl.federation.metrics_file import MetricsLine
     from cafedcl.federation.run_folder import RunFolder
-    from cafedcl.federation.runs import Run
+    from cafedcl.federation.result import Run
     from cafedcl.federation.watcher import Watcher
 
 

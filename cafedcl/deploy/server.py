@@ -33,8 +33,8 @@ from cafedcl.deploy.programs import ServerProcess, require_flower, run_flwr
 from cafedcl.deploy.proxy import nginx_program, start_proxy, write_proxy_config
 from cafedcl.deploy.submit import submit_app
 from cafedcl.deploy.superlink import SUPERLINK_NAME, Address, start_superlink
+from cafedcl.federation.result import Run
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.runs import Run
 from cafedcl.federation.watcher import Watcher
 
 NOTICE_DAYS = 60

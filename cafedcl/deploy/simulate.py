@@ -14,11 +14,12 @@ from cafedcl.deploy.server import Server
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import Address, free_port, start_superlink
 from cafedcl.federation import runs
+from cafedcl.federation.result import Run
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.watcher import Watcher
 
 
-def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> runs.Run:
+def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> Run:
     """Run a config with its clients as Flower's simulated nodes."""
     if is_remote(config):
         raise CafedclError("data.name = sites: a simulation has no sites; use `cafedcl deploy run`")
@@ -29,7 +30,7 @@ def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]
     return _run_simulation(config, Path(out), watchers, config.federation.clients_wanted)
 
 
-def resume_on_flower(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run:
+def resume_on_flower(folder: RunFolder, watchers: Sequence[Watcher]) -> Run:
     """Resume a Flower run where it ran: in its deployment or as a simulation."""
     deployment = folder.environment().get("flower", {}).get("deployment")
     if deployment:
@@ -39,7 +40,7 @@ def resume_on_flower(folder: RunFolder, watchers: Sequence[Watcher]) -> runs.Run
 
 def _run_simulation(
     config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int
-) -> runs.Run:
+) -> Run:
     require_flower()
     optional("ray", "cafedcl[flower]", "a simulation on Flower")
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:

@@ -62,12 +62,16 @@ class Federation:
         self.watchers = list(watchers)
         self.notices: list[str] = []
         """What differs from what was asked for since the federation was made."""
+        for note in self.task.network.notes:
+            self.notice(note)
         self.engine = engine or choose_engine(setup, self.notice)
         self.schedule = check_schedule(self.config)
         self.round = 0
         self.state: Tensors = self.defence.start(self.server.start(setup.start()))
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
+        self.tables: Tensors = {}
+        """The tables of the last round."""
         self.counts = setup.counts
         self.client_names = setup.client_names
         self.about: dict[str, Any] = {}
@@ -326,6 +330,7 @@ class Federation:
         self.own = own
         self.round = record.round + 1
         self.history.append(replace(record, tables={}))
+        self.tables = record.tables
         notes = {reply.up.client: reply.up.notes for reply in replies}
         names = self.task.clients.data.names
         for remark in self.task.tail.augmenter.remarks(record.round, notes, names):

@@ -1,184 +1,26 @@
-"""Runs: started, resumed, loaded from their folder, and used to predict."""
+"""Runs: started, resumed, and loaded from their folder."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cafedcl.config.sections import Config, assign
-from cafedcl.core.client_names import client_number, client_title
-from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
-from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, under
+from cafedcl.core.tensors import Tensors, moved, under, unpack
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.checkpoint import Checkpoint, memories_of
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.metrics_file import MetricsRead
 from cafedcl.federation.recorder import Recorder
+from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import RunFolder, any_round_counted
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.watcher import Record, Watcher
-from cafedcl.methods.base import Method
-from cafedcl.models import Network
-from cafedcl.task.build import build
 from cafedcl.task.resolve import resolve
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Predicted classes of images, by number and by name, with their scores."""
-
-    labels: Tensor
-    names: list[str]
-    similarity: Tensor
-    """The score of the predicted class: a cosine similarity or a probability, by the method."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished or loaded run."""
-
-    config: Config
-    records: list[dict[str, Any]]
-    state: Tensors
-    memories: dict[int, Tensors]
-    counts: Tensor
-    names: tuple[str, ...]
-    shape: Shape
-    mean: Tensor
-    std: Tensor
-    path: Path | None = None
-    client_names: tuple[str, ...] = ()
-    """The clients' names; empty if they have numbers only."""
-    window: Window = WHOLE_16_BITS
-    """How images with more than 8 bits are read."""
-
-    @property
-    def metrics(self) -> "pd.DataFrame":
-        """The rounds as a table, with columns such as ``server.accuracy``."""
-        import pandas as pd
-
-        lists = ("participants", "dropped", "failed", "left_out")
-        frame = pd.json_normalize(
-            [{k: v for k, v in line.items() if k not in lists} for line in self.records]
-        )
-        return frame.set_index("round") if len(frame) else frame
-
-    @property
-    def prototypes(self) -> Tensor | None:
-        """The server's prototypes, one row per class; None for a method without any."""
-        return self.state.get(ANCHORS + "prototypes")
-
-    @property
-    def class_confidence(self) -> Tensor | None:
-        """The mean training confidence of every class; None for a method without any.
-
-        It says how well the clients know a class, and nothing about a single image.
-        """
-        return self.state.get("server/confidence")
-
-    @property
-    def model(self) -> Network:
-        """The server's model."""
-        return self.network(None)
-
-    def network(self, client: int | str | None) -> Network:
-        """Return the server's model, or the model a client had after its last visit.
-
-        A client is given by its number or its name.
-        """
-        return self._built(self._number(client))[1]
-
-    def _number(self, client: int | str | None) -> int | None:
-        if client is None:
-            return None
-        return client_number(self.client_names, len(self.counts), client)
-
-    def _built(self, client: int | None) -> tuple[Method, Network]:
-        method, network, _ = build(self.config, self.shape, len(self.names))
-        weights = under(MODEL, self.state)
-        if client is not None:
-            who = client_title(self.client_names, client)
-            if client not in self.memories:
-                raise CafedclError(f"{who}: this method stores no per-client models")
-            weights |= under(MODEL, self.memories[client])
-            if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
-                raise CafedclError(f"{who}: its model is stored at its site, and never leaves it")
-        if client is None and method.serves:
-            # Personal weights stay as they were made: the server's model does not use them.
-            weights = {**network.state_dict(), **weights}
-        missing = network.state_dict().keys() - weights.keys()
-        if missing:
-            raise CafedclError(
-                f"{self.path or 'this run'}: {method.name} has no server model; "
-                "choose a client's model with --client"
-            )
-        try:
-            network.load_state_dict(weights)
-        except RuntimeError as error:
-            # PyTorch lists every tensor that does not fit; the first one says enough.
-            said = str(error).splitlines()[1:2] or [str(error)]
-            raise CafedclError(
-                f"{self.path}: the saved model does not fit {self.config.model.name}: {said[0]}"
-            ) from None
-        return method, network.eval()
-
-    @torch.no_grad()
-    def predict(
-        self, x: "Tensor | np.ndarray[Any, Any]", client: int | str | None = None
-    ) -> Predictions:
-        """Return the classes of images: uint8, or floats in [0, 1].
-
-        There may be one or many; channels may come first, last, or be missing for grey images.
-        """
-        if not any_round_counted(self.records):
-            raise CafedclError(
-                f"{self.path or 'this run'}: no round was aggregated, "
-                "so the model has not learned anything; train it before it predicts"
-            )
-        client = self._number(client)
-        method, network = self._built(client)
-        images = (as_images(x, self.shape).float() / 255 - self.mean) / self.std
-        memory = {} if client is None else self.memories.get(client, {})
-        scores = method.scores(network, images, under(ANCHORS, self.state), memory)
-        best, labels = method.similarity(scores).max(1)
-        names = [self.names[int(label)] for label in labels]
-        return Predictions(labels, names, best)
-
-
-def as_images(x: "Tensor | np.ndarray[Any, Any]", shape: Shape) -> Tensor:
-    """Return images as uint8 (N, channels, height, width); raise if they do not fit."""
-    images = torch.as_tensor(np.asarray(x))
-    if images.is_floating_point():
-        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-            raise CafedclError("images as floats must lie in [0, 1]; give uint8 for 0 to 255")
-        images = (images * 255).round().to(torch.uint8)
-    elif images.dtype != torch.uint8:
-        raise CafedclError(f"images must be uint8 or floats in [0, 1], not {images.dtype}")
-    channels, height, width = shape
-    single = {(height, width), shape, (height, width, channels)}
-    if tuple(images.shape) in single:
-        images = images[None]
-    if channels == 1 and tuple(images.shape[1:]) == (height, width):
-        images = images[:, None]
-    if tuple(images.shape[1:]) == (height, width, channels):
-        images = images.permute(0, 3, 1, 2)
-    if tuple(images.shape[1:]) != shape:
-        raise CafedclError(
-            f"images have shape {tuple(images.shape)}; "
-            f"this run expects (N, {channels}, {height}, {width})"
-        )
-    return images
-
 
 FederationFactory = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
 """Makes the federation of a config; for a run that is resumed, it also gets the run folder."""
@@ -364,6 +206,7 @@ def _result(federation: Federation, path: Path | None) -> Run:
         path=path,
         client_names=federation.client_names,
         window=Window.of(data.window, federation.config.data.window),
+        tables=federation.tables,
     )
 
 
@@ -396,4 +239,22 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         path=folder.path,
         client_names=tuple(about.get("clients", ())),
         window=Window.of(about.get("window", WHOLE_16_BITS.limits), config.data.window),
+        tables=_last_tables(folder, saved.round, warn),
     )
+
+
+def _last_tables(folder: RunFolder, rounds: int, warn: Callable[[str], None]) -> Tensors:
+    """Return the tables of the last round of a model; none if that round was not evaluated."""
+    file = folder.evaluation_file(rounds - 1)
+    lines = folder.metrics_file.read().lines[:rounds]
+    if not lines or (lines[-1]["server"] is None and lines[-1]["own"] is None):
+        return {}
+    try:
+        tables, header = unpack(file.read_bytes())
+        if header.get("round") != rounds - 1:
+            raise ValueError(f"it is of round {header.get('round')}")  # noqa: TRY301
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        warn(f"{file}: {why}; probabilities are not calibrated, and nothing is called unusual")
+        return {}
+    return tables

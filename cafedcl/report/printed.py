@@ -37,7 +37,7 @@ WORST_CLASSES = 5
 
 Fields = list[tuple[str, str]]
 """Columns of a setting: the source, which is ours or the paper, and the score."""
-Part = tuple[Column, Fields]
+SettingPart = tuple[Column, Fields]
 """A setting with some of its columns."""
 
 
@@ -305,7 +305,7 @@ def as_rich(
     from rich.text import Text
 
     label = max((len(row.label) for row in scores.rows), default=6) + 2
-    blocks: list[list[Part]] = []
+    blocks: list[list[SettingPart]] = []
     room = 0
     for column in scores.columns:
         for part in parted(column, fields(column, paper), width - label):
@@ -345,9 +345,9 @@ def width_of(shown: Fields) -> int:
     return sum(14 if source == "ours" else 9 for source, _ in shown)
 
 
-def parted(column: Column, shown: Fields, room: int) -> list[Part]:
+def parted(column: Column, shown: Fields, room: int) -> list[SettingPart]:
     """Return a setting with its columns, in parts that fit into the room."""
-    parts: list[Part] = [(column, [])]
+    parts: list[SettingPart] = [(column, [])]
     for field in shown:
         if parts[-1][1] and width_of([*parts[-1][1], field]) > room:
             parts.append((column, []))
@@ -355,7 +355,7 @@ def parted(column: Column, shown: Fields, room: int) -> list[Part]:
     return parts
 
 
-def rich_block(scores: ScoreTable, parts: Sequence[Part]) -> "RenderableType":
+def rich_block(scores: ScoreTable, parts: Sequence[SettingPart]) -> "RenderableType":
     """Return some settings side by side; the best is bold, the second best underlined."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group

@@ -27,6 +27,7 @@ from cafedcl.deploy.submit import FollowedRun
 from cafedcl.deploy.superlink import Address
 from cafedcl.federation import runs
 from cafedcl.federation.journal import Journal
+from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.watcher import Watcher
@@ -62,7 +63,7 @@ def conduct(
     config: Config | None,
     path: Path,
     watchers: Sequence[Watcher],
-) -> runs.Run:
+) -> Run:
     """Run a config at the sites of a server's folder; without a config, resume the run at ``path``.
 
     ``submit`` submits a run to the SuperLink and returns its number.

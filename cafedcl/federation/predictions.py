@@ -1,0 +1,155 @@
+"""Images that people hand over, and what a model says of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cafedcl.core.contract import Shape
+from cafedcl.core.errors import CafedclError
+from cafedcl.data.grey_values import Window
+from cafedcl.data.images import ENDINGS, read_images
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Pixels = Tensor | np.ndarray[Any, Any]
+"""Images in memory."""
+Paths = str | Path | Sequence[str | Path]
+"""Image files, or folders of them."""
+ReadImages = tuple[Tensor, list[Path], dict[Path, str]]
+"""Images as pixels, their files, and files that could not be read."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predicted classes of images, by number and by name, with their scores."""
+
+    labels: Tensor
+    names: list[str]
+    similarity: Tensor
+    """The score of the predicted class: a cosine similarity or a probability, by the method."""
+    probabilities: Tensor
+    """(images, classes); calibrated if the run had validation images."""
+    strangeness: Tensor | None
+    """Above 1, an image is unlike those seen in training; None where that is not known."""
+    classes: tuple[str, ...]
+    files: list[Path] = field(default_factory=list)
+    """The images' files, if they were read from files."""
+    failed: dict[Path, str] = field(default_factory=dict)
+    """Files that could not be read, and why."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def unusual(self) -> list[bool | None]:
+        """Whether each image is unlike those seen in training; None where that is not known."""
+        if self.strangeness is None:
+            return [None] * len(self)
+        return [bool(value > 1) for value in self.strangeness]
+
+    def top(self, k: int) -> list[list[tuple[str, float]]]:
+        """Return the k most probable classes of every image, with their probabilities."""
+        best, labels = self.probabilities.topk(min(k, len(self.classes)), dim=1)
+        return [
+            [(self.classes[label], p) for label, p in zip(row, chances, strict=True)]
+            for row, chances in zip(labels.tolist(), best.tolist(), strict=True)
+        ]
+
+    def rows(self, k: int = 1) -> list[dict[str, Any]]:
+        """Return one plain record per image, and one per file that could not be read."""
+        chance = self.probabilities.gather(1, self.labels[:, None])[:, 0].tolist()
+        strange: list[float | None] = [None] * len(self)
+        if self.strangeness is not None:
+            strange = [float(value) for value in self.strangeness]
+        rows = []
+        for index, best in enumerate(self.top(k)):
+            row: dict[str, Any] = {"image": str(self.files[index]) if self.files else index}
+            row |= {"class": self.names[index], "probability": chance[index]}
+            row |= {"similarity": float(self.similarity[index])}
+            row |= {"unusual": self.unusual[index], "strangeness": strange[index]}
+            if k > 1:
+                row["top"] = [{"class": name, "probability": p} for name, p in best]
+            rows.append(row)
+        return rows + [{"image": str(file), "error": why} for file, why in self.failed.items()]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a table with a row per image and a column for the probability of every class."""
+        import pandas as pd
+
+        rows = [row for row in self.rows() if "error" not in row]
+        chances = [f"p[{name}]" for name in self.classes]
+        scores = pd.DataFrame(self.probabilities.numpy(), columns=chances)
+        return pd.concat([pd.DataFrame(rows), scores], axis=1)
+
+
+def find_images(paths: Sequence[str | Path]) -> list[Path]:
+    """Return image files: those that are given, and all those in folders that are given."""
+    found: list[Path] = []
+    for given in map(Path, paths):
+        if not given.is_dir():
+            found.append(given)
+            continue
+        inside = sorted(
+            file
+            for file in given.rglob("*")
+            if file.suffix.lower() in ENDINGS and file.is_file() and not file.name.startswith(".")
+        )
+        if not inside:
+            raise CafedclError(f"{given}: there are no images in this folder")
+        found += inside
+    return found
+
+
+def read_each(files: Sequence[Path], shape: Shape, window: Window) -> ReadImages:
+    """Read image files; return pixels, the files that were read, and why others were not."""
+    images: list[Tensor] = []
+    good: list[Path] = []
+    failed: dict[Path, str] = {}
+    for file in files:
+        try:
+            images.append(read_images([file], shape, window))
+            good.append(file)
+        except CafedclError as error:
+            failed[file] = str(error).removeprefix(f"{file}: ")
+    pixels = torch.cat(images) if images else torch.zeros(0, *shape, dtype=torch.uint8)
+    return pixels, good, failed
+
+
+def given_paths(x: Pixels | Paths) -> list[str | Path] | None:
+    """Return the paths of images that are given as such; None for images in memory."""
+    if isinstance(x, str | Path):
+        return [x]
+    if isinstance(x, list | tuple) and x and all(isinstance(each, str | Path) for each in x):
+        return list(x)
+    return None
+
+
+def as_images(x: Any, shape: Shape) -> Tensor:
+    """Return images as uint8 (N, channels, height, width); raise if they do not fit."""
+    images = torch.as_tensor(np.asarray(x))
+    if images.is_floating_point():
+        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+            raise CafedclError("images as floats must lie in [0, 1]; give uint8 for 0 to 255")
+        images = (images * 255).round().to(torch.uint8)
+    elif images.dtype != torch.uint8:
+        raise CafedclError(f"images must be uint8 or floats in [0, 1], not {images.dtype}")
+    channels, height, width = shape
+    single = {(height, width), shape, (height, width, channels)}
+    if tuple(images.shape) in single:
+        images = images[None]
+    if channels == 1 and tuple(images.shape[1:]) == (height, width):
+        images = images[:, None]
+    if tuple(images.shape[1:]) == (height, width, channels):
+        images = images.permute(0, 3, 1, 2)
+    if tuple(images.shape[1:]) != shape:
+        raise CafedclError(
+            f"images have shape {tuple(images.shape)}; "
+            f"this run expects (N, {channels}, {height}, {width})"
+        )
+    return images

@@ -1,0 +1,219 @@
+"""The result of a run: its scores, its models, and what they predict."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cafedcl.config.sections import Config
+from cafedcl.core.client_names import client_number, client_title
+from cafedcl.core.contract import TICKET, Shape
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, under, without
+from cafedcl.data.grey_values import WHOLE_16_BITS, Window
+from cafedcl.federation.final_scores import CALIBRATION, OWN, SERVER
+from cafedcl.federation.predictions import (
+    Paths,
+    Pixels,
+    Predictions,
+    ReadImages,
+    as_images,
+    find_images,
+    given_paths,
+    read_each,
+)
+from cafedcl.federation.run_folder import any_round_counted
+from cafedcl.federation.served_model import ServedModel
+from cafedcl.methods.base import Method
+from cafedcl.models import Network
+from cafedcl.task.build import build
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or loaded run."""
+
+    config: Config
+    records: list[dict[str, Any]]
+    state: Tensors
+    memories: dict[int, Tensors]
+    counts: Tensor
+    names: tuple[str, ...]
+    shape: Shape
+    mean: Tensor
+    std: Tensor
+    path: Path | None = None
+    client_names: tuple[str, ...] = ()
+    """The clients' names; empty if they have numbers only."""
+    window: Window = WHOLE_16_BITS
+    """How images with more than 8 bits are read."""
+    tables: Tensors = field(default_factory=dict, repr=False)
+    """Results per client and class of the last round, and how to read its models' scores."""
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """The rounds as a table, with columns such as ``server.accuracy``."""
+        import pandas as pd
+
+        lists = ("participants", "dropped", "failed", "left_out")
+        frame = pd.json_normalize(
+            [{k: v for k, v in line.items() if k not in lists} for line in self.records]
+        )
+        return frame.set_index("round") if len(frame) else frame
+
+    @property
+    def prototypes(self) -> Tensor | None:
+        """The server's prototypes, one row per class; None for a method without any."""
+        return self.state.get(ANCHORS + "prototypes")
+
+    @property
+    def class_confidence(self) -> Tensor | None:
+        """The mean training confidence of every class; None for a method without any.
+
+        It says how well the clients know a class, and nothing about a single image.
+        """
+        return self.state.get("server/confidence")
+
+    @property
+    def model(self) -> ServedModel:
+        """The server's model as it is used: ``model(images)`` gives probabilities."""
+        return self.served()
+
+    def served(self, client: int | str | None = None) -> ServedModel:
+        """Return a model that maps images to probabilities: the server's, or a client's own."""
+        number = self._number(client)
+        method, network = self._built(number)
+        memory = {} if number is None else self.memories.get(number, {})
+        prefix = SERVER if number is None else OWN.format(number)
+        return ServedModel(
+            method,
+            network,
+            anchors=under(ANCHORS, self.state),
+            memory=without((MODEL, AUGMENT), memory),
+            normalisation=(self.mean, self.std),
+            calibration=under(CALIBRATION + prefix, self.tables),
+            names=self.names,
+            shape=self.shape,
+        )
+
+    def network(self, client: int | str | None) -> Network:
+        """Return the bare network of the server, or that of a client after its last visit.
+
+        A client is given by its number or its name.
+        """
+        return self._built(self._number(client))[1]
+
+    def _number(self, client: int | str | None) -> int | None:
+        if client is None:
+            return None
+        return client_number(self.client_names, len(self.counts), client)
+
+    def _built(self, client: int | None) -> tuple[Method, Network]:
+        method, network, _ = build(self.config, self.shape, len(self.names), initial=False)
+        weights = under(MODEL, self.state)
+        if client is not None:
+            who = client_title(self.client_names, client)
+            if client not in self.memories:
+                raise CafedclError(f"{who}: this method stores no per-client models")
+            weights |= under(MODEL, self.memories[client])
+            if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
+                raise CafedclError(f"{who}: its model is stored at its site, and never leaves it")
+        if client is None and method.serves:
+            # Personal weights stay as they were made: the server's model does not use them.
+            weights = {**network.state_dict(), **weights}
+        missing = network.state_dict().keys() - weights.keys()
+        if missing:
+            raise CafedclError(
+                f"{self.path or 'this run'}: {method.name} has no server model; "
+                "choose a client's model with --client"
+            )
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            # PyTorch lists every tensor that does not fit; the first one says enough.
+            said = str(error).splitlines()[1:2] or [str(error)]
+            raise CafedclError(
+                f"{self.path}: the saved model does not fit {self.config.model.name}: {said[0]}"
+            ) from None
+        return method, network.eval()
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Pixels | Paths,
+        client: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Predictions:
+        """Return the classes of images: files, folders of files, uint8, or floats in [0, 1].
+
+        There may be one or many; channels may come first, last, or be missing for grey images.
+        Of several files, those that cannot be read are left out and named in ``failed``.
+        ``progress`` is called with the number of images that are done, and of all.
+        """
+        if not any_round_counted(self.records):
+            raise CafedclError(
+                f"{self.path or 'this run'}: no round was aggregated, "
+                "so the model has not learned anything; train it before it predicts"
+            )
+        model = self.served(client)
+        size = self.config.evaluate.batch
+        paths = given_paths(x)
+        if paths is None:
+            pixels = as_images(x, self.shape)
+            parts: list[ReadImages] = [(images, [], {}) for images in pixels.split(size)]
+            return self._judged(model, iter(parts), len(pixels), progress)
+        files = find_images(paths)
+        batches = (
+            read_each(files[start : start + size], self.shape, self.window)
+            for start in range(0, len(files), size)
+        )
+        found = self._judged(model, batches, len(files), progress)
+        if not len(found) and found.failed:
+            file, why = next(iter(found.failed.items()))
+            raise CafedclError(f"{file}: {why}")
+        return found
+
+    def _judged(
+        self,
+        model: ServedModel,
+        batches: Iterator[ReadImages],
+        total: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> Predictions:
+        """Return what a model says of images that come in batches."""
+        chances = [torch.zeros(0, len(self.names))]
+        similarities = [torch.zeros(0)]
+        labels = [torch.zeros(0, dtype=torch.int64)]
+        strange = [torch.zeros(0)]
+        files: list[Path] = []
+        failed: dict[Path, str] = {}
+        for images, good, bad in batches:
+            files += good
+            failed |= bad
+            if len(images):
+                scores = model.scores(images)
+                best, label = model.method.similarity(scores).max(1)
+                labels.append(label)
+                similarities.append(best)
+                chances.append(model.probabilities(scores))
+                if model.knows_limits:
+                    strange.append(model.strangeness(images))
+            if progress is not None:
+                progress(len(files) + len(failed) or sum(map(len, labels)), total)
+        found = torch.cat(labels)
+        return Predictions(
+            labels=found,
+            names=[self.names[int(label)] for label in found],
+            similarity=torch.cat(similarities),
+            probabilities=torch.cat(chances),
+            strangeness=torch.cat(strange) if model.knows_limits else None,
+            classes=self.names,
+            files=files,
+            failed=failed,
+        )

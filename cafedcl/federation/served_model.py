@@ -1,0 +1,116 @@
+"""A trained model as it is used: images go in as they come, and probabilities come out.
+
+Everything that a prediction needs is inside: the normalisation of the pixels, what the method
+broadcasts or a client keeps (anchors, prototypes, a prior), and the temperature of the
+probabilities. So one module can be called, exported and stored, whatever the method is.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cafedcl.core.contract import Shape
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional.novelty import pixel_statistics, strangeness
+from cafedcl.methods.base import Method
+from cafedcl.models.base import Network
+
+
+class BufferDict(nn.Module):
+    """Tensors by name that belong to a module, but are not trained."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        super().__init__()
+        # A module's names must have no dots, and a file's names should have no slashes.
+        self.names = {name.replace("/", "_").replace(".", "_"): name for name in tensors}
+        for safe, name in self.names.items():
+            self.register_buffer(safe, tensors[name].detach().clone())
+
+    def tensors(self) -> Tensors:
+        """Return the tensors by their own names."""
+        return {name: getattr(self, safe) for safe, name in self.names.items()}
+
+
+class ServedModel(nn.Module):
+    """Maps images, uint8 or floats in [0, 1], (N, channels, height, width), to probabilities.
+
+    ``calibration`` may have a temperature, and the limits of what was seen in training.
+    """
+
+    mean: Tensor
+    std: Tensor
+    temperature: Tensor
+
+    def __init__(
+        self,
+        method: Method,
+        network: Network,
+        anchors: Tensors,
+        memory: Tensors,
+        normalisation: tuple[Tensor, Tensor],
+        calibration: Tensors,
+        names: Sequence[str],
+        shape: Shape,
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.classes = tuple(names)
+        self.shape = shape
+        self.calibration_images = int(calibration.get("images", torch.zeros(1)))
+        self.network = network
+        self.anchors = BufferDict(anchors)
+        self.memory = BufferDict(memory)
+        mean, std = normalisation
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("std", std.detach().clone())
+        temperature = calibration.get("temperature", torch.ones(1))
+        self.register_buffer("temperature", temperature.detach().float().clone())
+        limits = {name: value for name, value in calibration.items() if "/" in name}
+        self.limits = BufferDict(limits)
+        self.eval()
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether a temperature was fitted on validation images."""
+        return self.calibration_images > 0
+
+    @property
+    def knows_limits(self) -> bool:
+        """Whether it can tell images that are unlike those seen in training."""
+        return bool(self.limits.names)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the probability of every class."""
+        return self.probabilities(self.scores(x))
+
+    def judge(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities, and how strange each image is: above 1 it is unlike all seen
+        in training.
+        """
+        return self(x), self.strangeness(x)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the method's scores, the largest of which is the prediction."""
+        normalised = self.normalised(x)
+        return self.method.scores(
+            self.network, normalised, self.anchors.tensors(), self.memory.tensors()
+        )
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Return the probabilities that scores stand for, calibrated if a temperature is known."""
+        return (scores / self.temperature).softmax(-1)
+
+    def strangeness(self, x: Tensor) -> Tensor:
+        """Return how strange each image is; only for a model that knows its limits."""
+        normalised = self.normalised(x)
+        described = {
+            "features": self.network.features(normalised),
+            "pixels": pixel_statistics(normalised),
+        }
+        return strangeness(described, self.limits.tensors())
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """Return images as the network was trained on them."""
+        scaled = x if x.is_floating_point() else x.float() / 255
+        return (scaled - self.mean) / self.std
