@@ -143,7 +143,8 @@ def models() -> None:
             first_paragraph(factory),
         )
     console().print(table)
-    print("a model of your own: --set model.name=package.module:factory,")
+    print("pretrained: --model timm:NAME, torchvision:NAME or hf:NAME_OR_PATH")
+    print("a model of your own: --model package.module:factory,")
     print("which is called as factory(shape, width)")
 
 
@@ -222,9 +223,8 @@ def split(
             if images.group_kind:
                 number = len(images.groups.unique())
                 screen.print(
-                    f"all images of one of {number} values of '{images.group_kind}' stay together\n",
+                    f"{number} values of '{images.group_kind}': the images of each stay together\n",
                     soft_wrap=True,
-                    markup=False,
                 )
         if export:
             save_shards(shards, images.train_y, export)

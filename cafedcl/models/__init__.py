@@ -3,18 +3,30 @@
 import torch
 from torch import Tensor, nn
 
+from cafedcl.config.model_options import ModelOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import total_memory
 from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.core.imports import import_path
+from cafedcl.core.imports import explained_failure, import_path
 from cafedcl.models.base import Encoder, Factory, Network
-from cafedcl.models.resnet import ResNet8, ResNet18
+from cafedcl.models.initial_weights import freeze, load_weights
+from cafedcl.models.resnet import ResNet8, ResNet18, ResNet18Large
 from cafedcl.models.small import CNN4, CNN8, MLP
 
-__all__ = ["MODELS", "Encoder", "Network", "Shape", "auto_model", "build_encoder", "feature_dim"]
+__all__ = [
+    "MODELS",
+    "Encoder",
+    "Network",
+    "Shape",
+    "auto_model",
+    "build_encoder",
+    "feature_dim",
+    "make_encoder",
+]
 
 MODELS: dict[str, Factory] = {
     "resnet18": ResNet18,
+    "resnet18-7x7": ResNet18Large,
     "resnet8": ResNet8,
     "cnn4": CNN4,
     "cnn8": CNN8,
@@ -22,9 +34,41 @@ MODELS: dict[str, Factory] = {
 }
 
 
+LARGE_IMAGES = 64
+"""Above this side the paper's ResNet, made for 32 pixels, would be slow: 54 GFLOP at 224."""
+
+
 def auto_model(shape: Shape) -> str:
-    """Return the model for images of this shape: the paper's, or a small CNN below 16 pixels."""
-    return "cnn8" if min(shape[1:]) < 16 else "resnet18"
+    """Return the model for images of this shape.
+
+    It is the paper's, a small CNN below 16 pixels, or a ResNet for large images above 64.
+    """
+    if min(shape[1:]) < 16:
+        return "cnn8"
+    return "resnet18-7x7" if max(shape[1:]) > LARGE_IMAGES else "resnet18"
+
+
+def make_encoder(
+    options: ModelOptions, shape: Shape, *, initial: bool = True
+) -> tuple[nn.Module, list[str]]:
+    """Return the encoder that the options name, and what a person should know of it.
+
+    Without ``initial``, the weights do not matter: others will be loaded.
+    """
+    notes: list[str] = []
+    encoder: nn.Module
+    if options.source:
+        # Imported here because most runs do not need it.
+        from cafedcl.models.pretrained import pretrained_encoder
+
+        with explained_failure(f"model '{options.name}'"):
+            encoder, notes = pretrained_encoder(options, shape, initial=initial)
+    else:
+        encoder = build_encoder(options.name, shape, options.width)
+    if options.weights and initial:
+        notes += load_weights(encoder, options.weights)
+    freeze(encoder, options.freeze)
+    return encoder, notes
 
 
 def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:

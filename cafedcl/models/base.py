@@ -11,6 +11,9 @@ from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors, under
 
+FIXED_STATISTICS = "fixed_statistics"
+"""The attribute of a batch normalisation that says whether its statistics never change."""
+
 
 class Encoder(nn.Module):
     """Maps images to features. Subclasses define their stages; pooling and the last ReLU are here.
@@ -67,6 +70,8 @@ class Network(nn.Module):
         self.runner = Runner()
         self.shift: Tensor | None = None
         """Added to the features of a batch's images, for augmentation in feature space."""
+        self.notes: tuple[str, ...] = ()
+        """What a person should know of how the encoder was made."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's output."""

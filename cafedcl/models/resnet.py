@@ -1,4 +1,6 @@
-"""ResNets with GroupNorm and the CIFAR stem: 3×3, stride 1, no max-pool."""
+"""ResNets with GroupNorm: for small images with the CIFAR stem (3×3, stride 1, no max-pool), for
+large ones with that of ImageNet.
+"""
 
 from typing import ClassVar
 
@@ -44,7 +46,7 @@ class ResNet(Encoder):
         # Rounded to a multiple of the number of groups.
         channels = [max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in self.bases]
         self.dim = channels[-1]
-        self.conv = nn.Conv2d(shape[0], channels[0], 3, 1, 1, bias=False)
+        self.conv = self.stem(shape[0], channels[0])
         self.norm = nn.GroupNorm(GROUPS, channels[0])
         self.blocks = nn.ModuleList()
         inputs = channels[0]
@@ -54,9 +56,18 @@ class ResNet(Encoder):
                 self.blocks.append(Block(outputs, outputs, 1))
             inputs = outputs
 
+    @staticmethod
+    def stem(inputs: int, outputs: int) -> nn.Conv2d:
+        """Return the first convolution."""
+        return nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False)
+
+    def pooled_stem(self, x: Tensor) -> Tensor:
+        """Return the output of the stem before its ReLU."""
+        return self.norm(self.conv(x))  # type: ignore[no-any-return]
+
     def stages(self, x: Tensor) -> list[Tensor]:
         """Return the levels: the stem and the stages, before their ReLU."""
-        levels = [self.norm(self.conv(x))]
+        levels = [self.pooled_stem(x)]
         for begin in range(0, len(self.blocks), self.depth):
             level = levels[-1]
             for block in self.blocks[begin : begin + self.depth]:
@@ -70,6 +81,20 @@ class ResNet18(ResNet):
 
     bases = (64, 128, 256, 512)
     depth = 2
+
+
+class ResNet18Large(ResNet18):
+    """ResNet-18 for images above 64 pixels: a 7×7 convolution of stride 2, then max-pooling."""
+
+    @staticmethod
+    def stem(inputs: int, outputs: int) -> nn.Conv2d:
+        """Return the first convolution."""
+        return nn.Conv2d(inputs, outputs, 7, 2, 3, bias=False)
+
+    def pooled_stem(self, x: Tensor) -> Tensor:
+        """Return the output of the stem before its ReLU."""
+        # Max-pooling before the ReLU gives the same result as after it.
+        return F.max_pool2d(super().pooled_stem(x), 3, 2, 1)
 
 
 class ResNet8(ResNet):

@@ -20,7 +20,8 @@ from cafedcl.data.shards import Shards, merge_clients
 from cafedcl.data.splits import split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
-from cafedcl.models import Network, auto_model, build_encoder, feature_dim
+from cafedcl.models import Network, auto_model, feature_dim, make_encoder
+from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.liars import with_flipped_labels
 from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 
@@ -99,6 +100,11 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
         source = replace(source, dir=str(Path(source.dir).expanduser().resolve()))
     if dealt.file:
         dealt = replace(dealt, file=str(Path(dealt.file).resolve()))
+    if model.weights:
+        model = replace(model, weights=str(Path(model.weights).expanduser().resolve()))
+    place = Path(model.name.partition(":")[2]).expanduser()
+    if model.source == "hf" and place.is_dir():
+        model = replace(model, name=f"hf:{place.resolve()}")
     if model.name == "auto":
         model = replace(model, name=auto_model(data.shape))
     if engine.onednn == "auto":
@@ -169,16 +175,22 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
     ), shards
 
 
-def build(config: Config, shape: Shape, classes: int) -> tuple[Method, Network, Tensors]:
-    """Build the method, its network, and the server's state besides the model."""
+def build(
+    config: Config, shape: Shape, classes: int, *, initial: bool = True
+) -> tuple[Method, Network, Tensors]:
+    """Build the method, its network, and the server's state besides the model.
+
+    Without ``initial``, the encoder's weights do not matter: others will be loaded.
+    """
     with torch_stream(config.run.seed, "model"):
-        encoder = build_encoder(config.model.name, shape, config.model.width)
+        encoder, notes = make_encoder(config.model, shape, initial=initial)
     cls, _ = find_method(config.method.name)
     with torch_stream(config.run.seed, "method"):
         dim = feature_dim(encoder, shape)
         clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
         network = Network(encoder, method.head())
+        network.notes = tuple(notes)
         return method, network, method.start(network)
 
 
@@ -208,6 +220,14 @@ def assemble(
     check_crop(config, data.shape)
     method, network, state = build(config, data.shape, data.classes)
     check_rates(config, method)
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise CafedclError(
+            f"model.freeze = {config.model.freeze}: the method {method.name} trains nothing but "
+            "the encoder; freeze a part of it, or choose another method"
+        )
+    if isinstance(network.encoder, PretrainedEncoder):
+        # A pretrained encoder has its own normalisation instead of the data's.
+        data = replace(data, mean=network.encoder.mean, std=network.encoder.std)
     network.to(device)
     mine = merge_clients(shards) if method.pooled else shards
     check_replies(config, len(mine))

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from cafedcl.augment import find_augmenter
 from cafedcl.config.flags import Flags, set_flags
 from cafedcl.config.format import FORMAT, upgrade
+from cafedcl.config.model_options import SOURCES
 from cafedcl.config.options import read_options, to_toml
 from cafedcl.config.sections import (
     CHOICES,
@@ -70,8 +71,9 @@ def gather(
 def imported_names(tables: Mapping[str, Any]) -> list[str]:
     """Return the names in a config that would import code from outside this package.
 
-    Whatever is not known to be harmless counts. A colon is harmless in a preset (``cafedcl:best``)
-    and in a data set of Hugging Face (``hf:NAME``).
+    Whatever is not known to be harmless counts. A colon is harmless in a preset
+    (``cafedcl:best``), in a data set of Hugging Face (``hf:NAME``) and in a pretrained model
+    (``timm:NAME``), which is weights for code of an installed package.
     """
 
     def name_of(section: str, key: str = "name") -> str:
@@ -81,7 +83,10 @@ def imported_names(tables: Mapping[str, Any]) -> list[str]:
     found = []
     if ":" in method and method.partition(":")[0] not in method_names():
         found.append(method)
-    found += [name for name in (suffix, name_of("augment"), name_of("model")) if ":" in name]
+    found += [name for name in (suffix, name_of("augment")) if ":" in name]
+    model = name_of("model")
+    if ":" in model and model.partition(":")[0] not in SOURCES:
+        found.append(model)
     for data in (name_of("data"), name_of("data", "test")):
         if ":" in data and not data.startswith("hf:"):
             found.append(data)

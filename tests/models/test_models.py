@@ -1,9 +1,11 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.models import MODELS, Network, auto_model, build_encoder, feature_dim
+from cafedcl.task.cost import operations
 
 SMALL = ("cnn4", "cnn8", "mlp")
 
@@ -127,10 +129,37 @@ def test_cnn4_has_the_parameters_of_its_four_layers():
 
 
 @pytest.mark.parametrize(
-    ("shape", "name"), [((3, 32, 32), "resnet18"), ((1, 28, 16), "resnet18"), ((1, 8, 40), "cnn8")]
+    ("shape", "name"),
+    [
+        ((3, 32, 32), "resnet18"),
+        ((1, 28, 16), "resnet18"),
+        ((1, 8, 40), "cnn8"),
+        ((3, 64, 64), "resnet18"),
+        ((3, 65, 65), "resnet18-7x7"),
+        ((3, 224, 224), "resnet18-7x7"),
+    ],
 )
-def test_auto_goes_by_the_smaller_side(shape, name):
+def test_auto_goes_by_the_size_of_the_images(shape, name):
     assert auto_model(shape) == name
+
+
+def test_the_resnet_for_large_images_costs_a_fraction():
+    """The stem of ImageNet: 1.8 billion multiplications for an image of 224 pixels."""
+    with torch.device("meta"):
+        encoder = build_encoder("resnet18-7x7", (3, 224, 224), 1.0)
+        levels = encoder.stages(torch.zeros(1, 3, 224, 224))
+    assert [level.shape[-1] for level in levels] == [56, 56, 28, 14, 7]
+    small = build_encoder("resnet18-7x7", (3, 224, 224), 0.125)
+    full = operations(Network(encoder.to_empty(device="cpu"), nn.Identity()), (3, 224, 224))
+    assert full == pytest.approx(3.6e9, rel=0.02)
+    assert small(torch.zeros(1, 3, 70, 70)).shape == (1, 64)
+
+
+def test_pooling_the_stem_before_its_relu_changes_nothing():
+    encoder = build_encoder("resnet18-7x7", (1, 70, 70), 0.1)
+    x = torch.randn(2, 1, 70, 70)
+    stem = F.relu(encoder.norm(encoder.conv(x)))
+    assert torch.equal(F.relu(encoder.stages(x)[0]), F.max_pool2d(stem, 3, 2, 1))
 
 
 def test_your_own_model_is_found_by_import_path(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from cafedcl.engine.cuda.device_data import DeviceData
 from cafedcl.engine.cuda.queued_visit import QueuedVisit
 from cafedcl.engine.cuda.step import Program
 from cafedcl.engine.schedule import choose_widths
+from cafedcl.models.base import FIXED_STATISTICS
 from cafedcl.task.task import Task
 
 WIDTHS = 8
@@ -79,13 +80,19 @@ class CudaEngine:
         with self.arithmetic(), torch.no_grad():
             slot = self._slot(0)
             job = Job(0, down, {}, False)
+            server_weights = self._place(down)
+            # The images may still be on their way into the memory that the lane reads. Worse, the
+            # lane may write to memory that the caller's stream has freed and not yet left.
+            slot.lane.follow()
             with slot.lane.on():
-                slot.receive(self._place(down), job)
+                slot.receive(server_weights, job)
                 captures = slot.captures_for(job)
                 slot.prepare(captures, self.device_data.width(0))
                 slot.replay_summary(captures, 0)
         if generator is None:
             return
+        # Whoever comes next may use memory that the lane has worked on.
+        torch.cuda.synchronize(self.task.device)
         if not torch.equal(generator, torch.cuda.get_rng_state(self.task.device)):
             raise ValueError("the model or the method draws random numbers in a step")
 
@@ -227,6 +234,9 @@ class CudaEngine:
         """Free threads, captures and memory."""
         if self.learners is not None:
             self.learners.shutdown()
+        if self.task.device.type == "cuda":
+            # An error may have left lanes at work, and their memory must not be reused before.
+            torch.cuda.synchronize(self.task.device)
         for slot in self.slots:
             slot.close()
         self.slots.clear()
@@ -260,16 +270,21 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
     images = sorted(len(a) + len(b) for a, b in zip(shards.train, shards.validation, strict=True))
     median = images[len(images) // 2]
     data = task.clients.data
+    test_x = data.train_x if shards.test else data.test_x
+    all_test_rows = torch.arange(len(test_x), device=test_x.device)
+    if shards.test:
+        all_test_rows = torch.cat(shards.test)
     device_data = DeviceData(
         task=task,
         program=Program(task.network, task.method, task.schedule.options, dtype, compiled=compiled),
         channels_last=compiled,
         train_x=data.train_x,
-        test_x=data.train_x if shards.test else data.test_x,
+        test_x=test_x,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
         steps=max(task.schedule.steps(len(rows)) for rows in task.tail.rows),
         embed_batch=min(task.eval_batch, 2 ** math.ceil(math.log2(median))),
         broadcast=Broadcast(task.device, task.rounds),
+        all_test_rows=all_test_rows,
     )
     stored = device_data.train_x.numel() * dtype.itemsize
     normalised = stored <= NORMALISED_SHARE * total_memory(task.device)
@@ -300,6 +315,9 @@ def total_memory(device: torch.device) -> float:
 def capture_obstacle(network: nn.Module) -> str | None:
     """Return why a network cannot be trained on padded batches, or None."""
     for name, module in network.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        # With fixed statistics, an image's result does not depend on the others.
+        if not getattr(module, FIXED_STATISTICS, False):
             return f"'{name}' is a batch normalisation, which would see the padding"
     return None

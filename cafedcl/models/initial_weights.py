@@ -1,0 +1,111 @@
+"""The weights that an encoder starts with: loaded from a file, and frozen."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from cafedcl.core.errors import CafedclError, nearest
+
+NAMED = 3
+"""How many weights a message names."""
+ALL = "all"
+
+
+def load_weights(encoder: nn.Module, path: str) -> list[str]:
+    """Load what matches of a file by name and shape; return what a person should know of it.
+
+    Names may have a prefix in the file, such as ``backbone.``, or in the encoder.
+    """
+    where = f"model.weights = {path}"
+    if Path(path).suffix != ".safetensors":
+        raise CafedclError(f"{where}: a file that ends in .safetensors is expected")
+    try:
+        given = load_file(path)
+    except FileNotFoundError:
+        raise CafedclError(f"{where}: there is no such file") from None
+    except (OSError, SafetensorError) as error:
+        raise CafedclError(f"{where}: cannot be read: {error}") from None
+    wanted = encoder.state_dict()
+    renamed = _renamed(given, wanted)
+    fitting = {
+        name: value
+        for name, value in renamed.items()
+        if name in wanted and value.shape == wanted[name].shape
+    }
+    if not fitting:
+        raise CafedclError(
+            f"{where}: none of its {len(given)} weights matches the encoder; it has "
+            f"{_listed(given)}, the encoder {_listed(wanted)}"
+        )
+    encoder.load_state_dict({**wanted, **fitting})
+    problems = {
+        "of another shape": [name for name in renamed if name in wanted and name not in fitting],
+        "missing in the file": [name for name in wanted if name not in renamed],
+        "unknown to the encoder": [name for name in renamed if name not in wanted],
+    }
+    words = [f"{len(fitting)} of the encoder's {len(wanted)} weights are loaded"]
+    words += [f"{len(names)} {what}: {_listed(names)}" for what, names in problems.items() if names]
+    return [f"{where}: {'; '.join(words)}"]
+
+
+def _renamed(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a file's weights by the encoder's names: with one prefix taken off and one put on."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    by_end: dict[str, list[str]] = {}
+    for name in wanted:
+        by_end.setdefault(name.rpartition(".")[2], []).append(name)
+    for key, value in given.items():
+        for name in by_end.get(key.rpartition(".")[2], ()):
+            if value.shape == wanted[name].shape:
+                pairs[_prefixes(key, name)] += 1
+    # The most frequent pair; of several, the shortest.
+    off, on = min(
+        pairs,
+        key=lambda pair: (-pairs[pair], len(pair[0]) + len(pair[1])),
+        default=("", ""),
+    )
+    return {
+        on + key.removeprefix(off) if key.startswith(off) else key: value
+        for key, value in given.items()
+    }
+
+
+def _prefixes(key: str, name: str) -> tuple[str, str]:
+    """Return what has to be taken off one name and put on instead to get the other."""
+    one = key.split(".")
+    other = name.split(".")
+    while one and other and one[-1] == other[-1]:
+        one.pop()
+        other.pop()
+    return "".join(f"{part}." for part in one), "".join(f"{part}." for part in other)
+
+
+def freeze(encoder: nn.Module, text: str) -> None:
+    """Exclude weights from training: all, or those whose names begin with one of the words."""
+    names = dict(encoder.named_parameters())
+    # Pretrained networks lie inside a wrapper, whose own names nobody has to know.
+    inner = {name: name.removeprefix("net.").removeprefix("model.") for name in names}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        chosen = [name for name in names if word == ALL or _begins(inner[name], word)]
+        if not chosen:
+            tops = sorted({name.partition(".")[0] for name in inner.values()})
+            raise CafedclError(
+                f"model.freeze = {text}: no weight of the encoder begins with '{word}'; "
+                f"{nearest(word, [ALL, *tops])}"
+            )
+        for name in chosen:
+            names[name].requires_grad_(False)
+
+
+def _begins(name: str, word: str) -> bool:
+    return name == word or name.startswith(f"{word.rstrip('.')}.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return ", ".join(known[:NAMED]) + more
