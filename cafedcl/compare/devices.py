@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import DeviceShare, Handle, Launcher
+from cafedcl.compare.mps import MultiProcessService
 from cafedcl.compare.pool import POLL
 from cafedcl.compare.processes import LocalLauncher
 from cafedcl.core.environment import QUEUES, cores
@@ -35,10 +37,17 @@ def choose_launcher(
     here = list(devices)
     if not here:
         here = [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
-    shares = [device_share(device, jobs or 1) for device in here]
     if jobs is None:
         jobs = max(1, cores() // threads) if here == ["cpu"] else 1
-    return LocalLauncher(shares * jobs)
+    shares = [device_share(device, jobs) for device in here]
+    service = None
+    if jobs > 1 and any(share.device == "cuda" for share in shares):
+        service = MultiProcessService()
+        service.start()
+        shares = [
+            replace(share, variables={**share.variables, **service.variables}) for share in shares
+        ]
+    return LocalLauncher(shares * jobs, service)
 
 
 def device_share(device: str, jobs: int = 1) -> DeviceShare:

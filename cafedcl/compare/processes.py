@@ -1,7 +1,8 @@
-"""The processes of runs on this machine. On a CPU they live on and take one run after another.
+"""The processes of runs on this machine. They live on and take one run after another.
 
-So a study pays once for importing PyTorch. A process executes one run at a time, and a run that
-fails or is stopped takes its process with it: the next run starts in a new one.
+So a study pays once for importing PyTorch and for starting the GPU. A process executes one run at a
+time, and a run that fails or is stopped takes its process with it: the next run starts in a new
+one.
 """
 
 import json
@@ -15,13 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from cafedcl.compare.jobs import DeviceShare, Handle
+from cafedcl.compare.mps import MultiProcessService
 
 PROGRAM = (sys.executable, "-m", "cafedcl.cli.run_loop")
 """The command of a process that takes runs; `cafedcl.compare.run_loop` has the other end."""
-REUSED = ("cpu",)
-"""Devices whose processes take further runs. On a GPU it is not yet proved that a second run in a
-process has the bits of the first, so every run there has a process of its own.
-"""
 
 
 class LocalLauncher:
@@ -30,8 +28,12 @@ class LocalLauncher:
     Ctrl-C in the terminal does not reach them: the pool stops them itself, once.
     """
 
-    def __init__(self, slots: Sequence[DeviceShare]) -> None:
+    def __init__(
+        self, slots: Sequence[DeviceShare], service: MultiProcessService | None = None
+    ) -> None:
         self.slots = slots
+        self.service = service
+        """What lets the processes share a GPU; it ends with the launcher."""
         self.idle: list[RunProcess] = []
 
     def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
@@ -48,6 +50,8 @@ class LocalLauncher:
         """End all idle processes."""
         while self.idle:
             self.idle.pop().end()
+        if self.service is not None:
+            self.service.stop()
 
 
 class RunProcess:
@@ -127,7 +131,7 @@ class LocalRun:
         """Return the exit status, or None while it runs."""
         if self.status is None:
             self.status = self.process.status()
-            if self.status == 0 and not self.stopped and self.process.slot.device in REUSED:
+            if self.status == 0 and not self.stopped:
                 self.idle.append(self.process)
             elif self.status is not None:
                 # Whatever has gone wrong must not reach the next run; and a process that was asked

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 from comparing import Notes, jobs, outcomes_of, pool
 
-from cafedcl.compare.jobs import DeviceShare
-from cafedcl.compare.pool import Pool, View, polite, run_all
-from cafedcl.compare.processes import LocalLauncher
+from cafedcl.compare.pool import polite, run_all
 
 
 def processes_of(notes: list[list[Any]]) -> list[int]:
@@ -18,13 +16,6 @@ def test_a_process_takes_run_after_run(stub: Notes, tmp_path: Path) -> None:
     outcomes_of(jobs(tmp_path / "out", 4), 1)
     assert len(stub()) == 8
     assert len(set(processes_of(stub()))) == 1
-
-
-def test_on_a_gpu_every_run_has_a_process_of_its_own(stub: Notes, tmp_path: Path) -> None:
-    crowd = Pool(LocalLauncher([DeviceShare("cuda")]), View())
-    with polite(crowd):
-        run_all(jobs(tmp_path / "out", 3), crowd)
-    assert len(set(processes_of(stub()))) == 3
 
 
 def test_all_processes_end_with_the_pool(stub: Notes, tmp_path: Path) -> None:

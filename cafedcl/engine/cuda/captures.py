@@ -1,5 +1,6 @@
 """What is captured for visits of one shape, and the static tensors that the captures refer to."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,10 @@ from cafedcl.device.packed_bytes import PackedBytes
 
 CHAINS = (1, 4, 16)
 """How many repetitions one capture holds: longer chains need fewer launches."""
+LONG_CHAIN_PAYS = 100
+"""After how many visits the longest chain is captured. That takes as long as many launches, so a
+short run is faster without it.
+"""
 
 
 class VisitResult(NamedTuple):
@@ -41,6 +46,8 @@ class Captures:
         self.prior = torch.zeros_like(visit.client.counts)
         self.calls: dict[tuple[str, int, int], Callable[[], None]] = {}
         """Captured work by its kind, the size of its input, and the number of repetitions."""
+        self.visits: Counter[tuple[str, int]] = Counter()
+        """How often work was queued, by its kind and the size of its input."""
         self.results: dict[int, VisitResult] = {}
         """Where captured summaries leave their results, by the number of images they embed."""
 
@@ -60,6 +67,8 @@ class Captures:
         for number in CHAINS:
             if number > most or (kind, size, number) in self.calls:
                 continue
+            if number == max(CHAINS) and self.visits[kind, size] < LONG_CHAIN_PAYS:
+                continue
 
             # The default argument binds this iteration's number.
             def chain(number: int = number) -> None:
@@ -72,10 +81,14 @@ class Captures:
 
     def repeat(self, kind: str, size: int, times: int) -> None:
         """Queue captured work the given number of times, in as few launches as possible."""
+        self.visits[kind, size] += 1
         for number in reversed(CHAINS):
+            call = self.calls.get((kind, size, number))
+            if call is None:
+                continue
             chains, times = divmod(times, number)
             for _ in range(chains):
-                self.calls[kind, size, number]()
+                call()
 
     def close(self) -> None:
         """Free the captures now: they refer to this object, and a cycle would keep them longer."""

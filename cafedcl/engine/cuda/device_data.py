@@ -37,6 +37,11 @@ class DeviceData:
     embed_batch: int
     """Images per forward pass over a client's own data."""
     broadcast: Broadcast
+    all_test_rows: Tensor
+    """The rows of ``test_x`` that the server's model is scored on.
+
+    They are made before any lane is at work, because a lane does not wait for what another makes.
+    """
 
     def width(self, client: int) -> int:
         """Return the width a client's batches are padded to."""
@@ -74,14 +79,7 @@ class DeviceData:
         parts = self.task.clients.shards.test
         if parts and client is not None:
             return parts[client]
-        return self._all_test_rows
-
-    @cached_property
-    def _all_test_rows(self) -> Tensor:
-        parts = self.task.clients.shards.test
-        if parts:
-            return torch.cat(parts)
-        return torch.arange(len(self.test_x), device=self.test_x.device)
+        return self.all_test_rows
 
     def synthetic_room(self) -> Tensors:
         """Return tensors with room for any client's synthetic images; empty if nobody has any."""

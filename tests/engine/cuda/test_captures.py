@@ -3,7 +3,7 @@ import torch
 
 from cafedcl.core.contract import Visit
 from cafedcl.device.lane import Lane
-from cafedcl.engine.cuda.captures import Captures
+from cafedcl.engine.cuda.captures import LONG_CHAIN_PAYS, Captures
 from cafedcl.engine.views import LossView, embeds_nothing
 
 
@@ -28,6 +28,7 @@ def test_work_is_repeated_as_often_as_asked_by_the_longest_chains(
     plan: Captures, times: int
 ) -> None:
     done, lane = list[str](), Lane(torch.device("cpu"))
+    plan.visits["work", 7] = LONG_CHAIN_PAYS
     plan.prepare(lane, "work", 7, times, lambda: done.append("work"), lambda: None)
     assert done == ["work"], "a longer chain needs no warming up"
     assert {key[2] for key in plan.calls} == {number for number in (1, 4, 16) if number <= times}
@@ -48,6 +49,7 @@ def test_everything_is_made_ready_before_any_capture(
     """A longer chain may be asked for later, when the network is in another mode."""
     mode, captured = ["train"], list[str]()
     lane = Lane(torch.device("cpu"))
+    plan.visits["score", 7] = LONG_CHAIN_PAYS
     monkeypatch.setattr(lane, "capture", lambda work, before, warm: captured.append(mode[0]))
     for most in (1, 5, 40):
         mode[0] = "train"
@@ -69,3 +71,13 @@ def test_what_is_captured_is_not_captured_again_and_longer_chains_come_later(
     assert len(plan.calls) == 4
     plan.close()
     assert not plan.calls
+
+
+def test_the_longest_chain_is_captured_when_it_pays(plan: Captures) -> None:
+    done, lane = list[str](), Lane(torch.device("cpu"))
+    for visit in range(LONG_CHAIN_PAYS + 1):
+        plan.prepare(lane, "work", 7, 40, lambda: done.append("work"), lambda: None)
+        assert (("work", 7, 16) in plan.calls) == (visit == LONG_CHAIN_PAYS)
+        done.clear()
+        plan.repeat("work", 7, 21)
+        assert len(done) == 21

@@ -23,6 +23,7 @@ from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cuda import device_data as device_data_module
 from cafedcl.engine.cuda.broadcast import SHAPES_KEPT
+from cafedcl.engine.cuda.captures import LONG_CHAIN_PAYS
 from cafedcl.engine.cuda.client_slot import STEP
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
@@ -152,7 +153,10 @@ def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
     federation = captured(tiny("fedavg", train__iterations=13, train__epochs=3), 1)
     federation.step()
     (width,) = federation.engine.device_data.widths
-    plan = next(plan for plan in federation.engine.slots[0].captures.values() if plan.loss_names)
+    slot = federation.engine.slots[0]
+    plan = next(plan for plan in slot.captures.values() if plan.loss_names)
+    plan.visits[STEP, width] = LONG_CHAIN_PAYS
+    slot.prepare(plan, width)
     predicted: list[int] = []
     plan.calls = {key: lambda number=key[2]: predicted.append(number) for key in plan.calls}
     plan.repeat(STEP, width, 3 * 13)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cafedcl.core.contract import Up
+from cafedcl.core.contract import Down, Up
 from cafedcl.core.tensors import moved
 from cafedcl.device.capture import repeat
 from cafedcl.device.lane import Lane
@@ -316,3 +316,31 @@ def test_a_model_that_draws_random_numbers_is_not_captured() -> None:
     assert isinstance(federation.engine, ReferenceEngine)
     assert len(notices) == 1
     assert "random numbers" in notices[0]
+
+
+def test_the_first_capture_waits_for_what_the_caller_has_queued() -> None:
+    """The caller's stream may still be filling, or reading, the memory that a lane works on."""
+    setup = prepare(resolve({"federation": {"clients": 4}, "engine": {"device": "cuda"}}))
+    engine = CudaEngine(setup.task, setup.config.engine, 4, compiled=False)
+    torch.cuda._sleep(500_000_000)
+    queued = torch.cuda.Event()
+    queued.record()
+    assert not queued.query(), "the device should be asleep"
+    engine.trial(Down(0, setup.task.method.broadcast(setup.start())))
+    assert queued.query()
+    engine.close()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvls", "cafedcl"])
+def test_a_second_run_in_a_process_has_the_bits_of_the_first(method: str) -> None:
+    first = one_round(method)
+    expected = {name: value.clone() for name, value in first.snapshot()[0].items()}
+    first.close()
+    for _ in range(3):
+        # A busy device makes streams drift apart, which shows whether they wait for each other.
+        torch.cuda._sleep(200_000_000)
+        again = one_round(method)
+        found = again.snapshot()[0]
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        again.close()
