@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cafedcl.cli.options import COMPOSITE_HELP, Settings, with_flags
+from cafedcl.cli.session import load_torch
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
@@ -192,6 +193,7 @@ def split(
     """Show how a split assigns the training images to clients, without any training."""
     import dataclasses
 
+    load_torch()
     from cafedcl.data.shards import save_shards
     from cafedcl.task.build import load_data, settle_split
     from cafedcl.task.resolve import gather

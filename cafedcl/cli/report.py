@@ -14,6 +14,7 @@ from cafedcl.cli.options import RunPaths
 from cafedcl.cli.session import warn
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.printable import printable
+from cafedcl.core.steps import step
 from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
@@ -184,7 +185,8 @@ def report(
     from cafedcl.report.runs import read_runs
 
     summary = read_runs(runs)
-    write_report(summary, out)
+    with step(f"writing the report of {len(summary.runs)} runs"):
+        write_report(summary, out)
     screen = console()
     for run in summary.set_aside:
         screen.print(f"{run.state}: {run.path}: {run.problem}", style="yellow", soft_wrap=True)
@@ -204,7 +206,9 @@ def figures(
     from cafedcl.report.runs import read_runs
 
     check_choice("--format", form, FORMATS)
-    written = write_figures(read_runs(runs), out, form)
+    summary = read_runs(runs)
+    with step(f"drawing the figures of {len(summary.runs)} runs"):
+        written = write_figures(summary, out, form)
     screen = console()
     for path in written:
         screen.print(f"written: {path}", soft_wrap=True)

@@ -12,18 +12,26 @@ from cafedcl.config.trust_options import short_attack, short_defence, trust_word
 from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
+from cafedcl.core.steps import step
 from cafedcl.terminal.console import console
+from cafedcl.terminal.waiting import silent_steps
 
 if TYPE_CHECKING:
     from cafedcl.federation.metrics_file import MetricsLine
-    from cafedcl.federation.run_folder import RunFolder
     from cafedcl.federation.result import Run
+    from cafedcl.federation.run_folder import RunFolder
     from cafedcl.federation.watcher import Watcher
 
 
 def warn(message: str) -> None:
     """Print a warning in one line."""
     print(printable(f"warning: {message}"), file=sys.stderr)
+
+
+def load_torch() -> None:
+    """Import PyTorch, which can take seconds, and say so meanwhile."""
+    with step("loading PyTorch"):
+        import torch  # noqa: F401
 
 
 def check_learned(
@@ -104,11 +112,14 @@ def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
 
     screen = console()
     if as_json:
-        yield [JsonProgress(sys.stdout)]
+        with silent_steps():
+            yield [JsonProgress(sys.stdout)]
     elif quiet:
-        yield [Warnings()]
+        with silent_steps():
+            yield [Warnings()]
     elif screen.is_terminal:
-        with LiveProgress(screen) as live:
+        # The live view shows the current step itself.
+        with silent_steps(), LiveProgress(screen) as live:
             yield [live]
     else:
         yield [PlainProgress(sys.stdout)]

@@ -21,6 +21,7 @@ from cafedcl.core.arrays import Bytes, Ints
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import total_memory
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.steps import tracked
 from cafedcl.data.files import dicom
 from cafedcl.data.grey_values import DEEP_MODES, GreyValues, Window, common_window
 
@@ -141,7 +142,8 @@ def decode_images(
         # Pillow warns of very large images, which are resized like any other. It raises an error
         # for those beyond its limit.
         warnings.simplefilter("ignore")
-        heads = list(pool.map(lambda opener: _head(opener, given), openers))
+        looked_at = pool.map(lambda opener: _head(opener, given), openers)
+        heads = list(tracked(looked_at, "looking at the images", len(openers), "images"))
         bad = {i: head for i, head in enumerate(heads) if isinstance(head, str)}
         good = [(i, head) for i, head in enumerate(heads) if not isinstance(head, str)]
         if not good:
@@ -168,7 +170,9 @@ def decode_images(
                 return _reason(error)
             return None
 
-        for (i, _), problem in zip(good, pool.map(fill, [i for i, _ in good]), strict=True):
+        problems = pool.map(fill, [i for i, _ in good])
+        decoded = tracked(problems, f"decoding to {width}×{height}", len(good), "images")
+        for (i, _), problem in zip(good, decoded, strict=True):
             if problem is not None:
                 bad[i] = problem
     kept = np.array([i for i in range(len(openers)) if i not in bad], dtype=np.int64)

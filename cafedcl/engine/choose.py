@@ -9,6 +9,7 @@ from torch import nn
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.steps import step
 from cafedcl.engine.base import Engine
 from cafedcl.engine.cpu.groups import choose_size, stacking_obstacle
 from cafedcl.engine.cpu.workers import CpuEngine
@@ -44,6 +45,8 @@ def settle_stack(setup: Setup) -> Config:
 def choose_engine(setup: Setup, notice: Notice) -> Engine:
     """Return the engine for a config; ``notice`` gets one line if it is not the one asked for."""
     task = setup.task
+    for note in task.network.notes:
+        notice(note)
     config = settle_stack(setup)
     clients = len(task.clients.shards)
     participants = config.federation.participants(clients)
@@ -93,9 +96,12 @@ def _try_captured(
     setup: Setup, participants: int, *, compiled: bool
 ) -> tuple[CudaEngine | None, str | None]:
     """Return an engine that has captured a first step, or why there is none."""
+    what = "compiling the training step" if compiled else "capturing the training step"
+    expected = COMPILE_SECONDS if compiled else 0.0
     engine = CudaEngine(setup.task, setup.config.engine, participants, compiled=compiled)
     try:
-        engine.trial(Down(0, setup.task.method.broadcast(setup.start())))
+        with step(what, expected=expected):
+            engine.trial(Down(0, setup.task.method.broadcast(setup.start())))
     except Exception as error:
         engine.close()
         return None, f"{type(error).__name__}: {error}".splitlines()[0]

@@ -11,6 +11,7 @@ from cafedcl.core.client_names import client_title
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.printable import printable
 from cafedcl.core.rng import stream, torch_stream
+from cafedcl.core.steps import step, tracked
 from cafedcl.core.tensors import (
     FEATURES,
     MODEL,
@@ -62,8 +63,6 @@ class Federation:
         self.watchers = list(watchers)
         self.notices: list[str] = []
         """What differs from what was asked for since the federation was made."""
-        for note in self.task.network.notes:
-            self.notice(note)
         self.engine = engine or choose_engine(setup, self.notice)
         self.schedule = check_schedule(self.config)
         self.round = 0
@@ -115,6 +114,7 @@ class Federation:
     def run(self) -> list[Record]:
         """Step until the last round, or until a watcher raises StopIteration."""
         with suppress(StopIteration):
+            self.notify("began")
             while not self.finished:
                 self.step()
         return self.history
@@ -143,7 +143,7 @@ class Federation:
             with clock("aggregate"):
                 state, reason = self.update(aggregator, len(replies.good))
         accepted = [] if reason else replies.good
-        with clock("evaluate"):
+        with clock("evaluate"), step("scoring the models"):
             scores, own, tables = self.evaluate(state, accepted)
             own_scores = self.evaluator.own_scores(own) if self.own_is_due(self.round) else None
             tables |= final.finish(state, scores, own_scores)
@@ -191,7 +191,9 @@ class Federation:
         jobs = [Job(client, down, self.memories.get(client, {}), evaluate) for client in clients]
         # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
         with closing(self.engine.train(jobs)) as results:
-            arriving = (self.received(result, down) for result in results)
+            title = f"round {down.round + 1} of {self.options.rounds}"
+            counted = tracked(results, title, len(clients), "clients")
+            arriving = (self.received(result, down) for result in counted)
             yield from in_order(arriving, clients)
 
     def received(self, result: Reply | Failure, down: Down) -> Reply | Failure:

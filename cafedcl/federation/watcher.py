@@ -45,6 +45,9 @@ class Record:
 class Watcher:
     """Sees a federation at work. Every event may be overridden; none has to be."""
 
+    def began(self, federation: "Federation") -> None:
+        """Everything is loaded, and the first round of this process is about to begin."""
+
     def noticed(self, federation: "Federation", message: str) -> None:
         """Something differs from what was asked for, and the run continues."""
 

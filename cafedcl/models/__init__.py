@@ -8,6 +8,7 @@ from cafedcl.core.contract import Shape
 from cafedcl.core.environment import total_memory
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import explained_failure, import_path
+from cafedcl.core.steps import step
 from cafedcl.models.base import Encoder, Factory, Network
 from cafedcl.models.initial_weights import freeze, load_weights
 from cafedcl.models.resnet import ResNet8, ResNet18, ResNet18Large
@@ -61,7 +62,8 @@ def make_encoder(
         # Imported here because most runs do not need it.
         from cafedcl.models.pretrained import pretrained_encoder
 
-        with explained_failure(f"model '{options.name}'"):
+        loading = step(f"loading the model {options.name}")
+        with loading, explained_failure(f"model '{options.name}'"):
             encoder, notes = pretrained_encoder(options, shape, initial=initial)
     else:
         encoder = build_encoder(options.name, shape, options.width)

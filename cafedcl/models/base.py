@@ -70,6 +70,8 @@ class Network(nn.Module):
         self.runner = Runner()
         self.shift: Tensor | None = None
         """Added to the features of a batch's images, for augmentation in feature space."""
+        self.chosen = False
+        """Whether the encoder was chosen by the size of the images, and not named by a person."""
         self.notes: tuple[str, ...] = ()
         """What a person should know of how the encoder was made."""
 

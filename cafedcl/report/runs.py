@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.steps import tracked
 from cafedcl.report.class_scores import SKEWED, ClassScores
 from cafedcl.report.run_summary import (
     RunSummary,
@@ -140,7 +141,8 @@ def read_runs(paths: Iterable[str | Path]) -> Summary:
             f"{', '.join(map(str, given))}: holds no run folder (none with a config.toml); "
             "start one with `cafedcl run`"
         )
-    return summarise([read_run(folder) for folder in folders])
+    counted = tracked(folders, "reading runs", len(folders), "runs")
+    return summarise([read_run(folder) for folder in counted])
 
 
 def summarise(found: Sequence[RunSummary]) -> Summary:

@@ -14,6 +14,7 @@ from cafedcl.core.contract import Shape
 from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import torch_stream
+from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients
@@ -75,7 +76,8 @@ def load_data(config: Config) -> Dataset:
         raise CafedclError(
             "data.name = sites: that is for a deployment on Flower; see `cafedcl deploy --help`"
         )
-    data = load_dataset(config.data)
+    with step(f"loading {config.data.name}"):
+        data = load_dataset(config.data)
     if config.evaluate.protocol == "pfllib":
         if len(data.owners) and data.owner_kind == "natural":
             raise CafedclError(
@@ -198,12 +200,15 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
     """Build everything a config stands for. ``data`` is given where it is already at hand, as in a
     worker process.
     """
+    chosen = config.model.name == "auto"
     if data is None:
         data = load_data(config)
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
     data, shards = with_flipped_labels(config, data, shards)
-    return assemble(config, data, shards, device)
+    setup = assemble(config, data, shards, device)
+    setup.task.network.chosen = chosen
+    return setup
 
 
 def assemble(

@@ -5,16 +5,18 @@ import sys
 import time
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from cafedcl.core.contract import Failure
 from cafedcl.core.printable import printable
+from cafedcl.core.steps import WORTH_SHOWING, current
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Record, Watcher
+from cafedcl.task.describe import cost_line, first_line
 from cafedcl.terminal.overview import colour, describe_round, duration, headline, series, sparkline
 
 REFRESH = 8
@@ -35,11 +37,27 @@ class Pace:
         return duration((time.perf_counter() - self.began) / self.rounds * remaining)
 
 
+def description(federation: Federation) -> list[str]:
+    """Return in two lines what is trained, where, on what, and what a step costs."""
+    config = federation.config
+    task = federation.task
+    return [first_line(config, task, federation.engine.name), cost_line(config, task)]
+
+
+class StepLine:
+    """The current step as one line of a live view; nothing if it has just begun."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        now = current()
+        if now is not None and now.seconds > WORTH_SHOWING:
+            yield Text(printable(str(now)), style="dim")
+
+
 class LiveProgress(Watcher):
     """A live view: rounds, clients of the round, time left, curves of scores, and failures."""
 
     def __init__(self, console: Console) -> None:
-        self.live = Live(console=console, refresh_per_second=REFRESH)
+        self.live = Live(StepLine(), console=console, refresh_per_second=REFRESH)
         self.shown = 0.0
         self.pace = Pace()
         self.lines: list[MetricsLine] = []
@@ -59,6 +77,11 @@ class LiveProgress(Watcher):
 
     def __exit__(self, *_: object) -> None:
         self.live.stop()
+
+    def began(self, federation: Federation) -> None:
+        """Print what will be trained above the view."""
+        for line in description(federation):
+            self.live.console.print(line, soft_wrap=True)
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
         """Print the notice above the view."""
@@ -99,6 +122,7 @@ class LiveProgress(Watcher):
         if self.lines:
             parts.append(self._curve("accuracy  ", path, colour(name), 1.0))
             parts.append(self._curve("client std", spread, "yellow", 0.4))
+        parts.append(StepLine())
         parts += [Text(line, style="red") for line in self.failures[-3:]]
         if len(self.failures) > 3:
             parts.append(Text(f"{len(self.failures)} failures in total", style="red"))
@@ -118,6 +142,11 @@ class PlainProgress(Watcher):
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self.pace = Pace()
+
+    def began(self, federation: Federation) -> None:
+        """Write what will be trained."""
+        for line in description(federation):
+            print(printable(line), file=self.out, flush=True)
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
         """Write the notice."""

@@ -53,7 +53,9 @@ def test_plain_lines_name_who_failed_and_who_dropped_out(tiny: Callable[..., Fed
     out = io.StringIO()
     federation.watchers = [PlainProgress(out)]
     federation.run()
-    first, second = out.getvalue().splitlines()
+    about, cost, first, second = out.getvalue().splitlines()
+    assert about.startswith("fedavg on digits: mlp, ")
+    assert cost.startswith("mlp: ")
     assert first.startswith("round 1/2  accuracy ")
     assert "dropped 1" in first
     assert "client 1 failed: on fire" in first

@@ -37,11 +37,12 @@ def test_the_divergence_is_the_mean_total_variation_over_pairs():
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_several_splits_are_drawn_side_by_side(tmp_path, suffix):
     counts = torch.randint(0, 50, (20, 10))
+    classes = [str(c) for c in range(10)]
     path = tmp_path / f"figure.{suffix}"
     draw_splits(
         [
-            DrawnSplit("one", counts, [str(c) for c in range(10)], [f"site {i}" for i in range(20)]),
-            DrawnSplit("two", counts, [str(c) for c in range(10)]),
+            DrawnSplit("one", counts, classes, [f"site {i}" for i in range(20)]),
+            DrawnSplit("two", counts, classes),
         ],
         path,
     )

@@ -1,0 +1,56 @@
+"""A run in a line or two, before its first round: what will be trained, where, and on what."""
+
+import torch
+
+from cafedcl.config.sections import Config
+from cafedcl.task.cost import operations
+from cafedcl.task.task import Task
+
+TRAINING = 3
+"""A training step costs about three forward passes: one forward, two for the gradient."""
+
+
+def first_line(config: Config, task: Task, engine: str) -> str:
+    """Return a run's model, parameters, device, engine, clients and images in one line."""
+    parameters = sum(weight.numel() for weight in task.network.parameters())
+    trained = sum(w.numel() for w in task.network.parameters() if w.requires_grad)
+    size = f"{magnitude(parameters).strip()} parameters"
+    if trained < parameters:
+        size += f" ({magnitude(trained).strip()} trained)"
+    where = str(task.device)
+    if task.device.type == "cuda":
+        where += f" ({torch.cuda.get_device_name(task.device)})"
+    shape = "×".join(map(str, task.clients.data.shape[1:]))
+    images = int(task.clients.shards.counts.sum())
+    tested = len(task.clients.test_set(None)[1])
+    test = f" and {tested:,} test" if tested else ""
+    clients = config.federation.clients
+    return (
+        f"{config.label} on {config.data.name}: {config.model.name}, {size}; {engine} engine on "
+        f"{where}; {clients:,} client{'s' * (clients != 1)}, {images:,} training{test} images of "
+        f"{shape} pixels, {task.clients.data.classes} classes"
+    )
+
+
+def cost_line(config: Config, task: Task) -> str:
+    """Return what an image and a step cost, and why this model was taken if nobody named one."""
+    shape = task.clients.data.shape
+    forward = operations(task.network, shape)
+    batch = task.schedule.batch_size(task.schedule.typical)
+    how = config.model.name
+    if task.network.chosen:
+        how += f", chosen for images of {shape[1]}×{shape[2]}"
+    return (
+        f"{how}: {magnitude(forward)}FLOP per image, {magnitude(TRAINING * forward * batch)}FLOP "
+        f"per training step of {batch} images"
+    )
+
+
+def magnitude(number: float) -> str:
+    """Return a number with three digits and a unit, such as ``11.2 M``."""
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 999.5 or unit == "T":
+            digits = f"{number:.3g}" if number < 100 else f"{number:.0f}"
+            return f"{digits} {unit}"
+        number /= 1000
+    raise AssertionError

@@ -1,0 +1,30 @@
+import pytest
+
+from cafedcl.task.build import prepare
+from cafedcl.task.describe import cost_line, first_line, magnitude
+from cafedcl.task.resolve import gather
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(7, "7 "), (13100, "13.1 k"), (11168832, "11.2 M"), (999.6e6, "1 G"), (5.4e15, "5400 T")],
+)
+def test_numbers_have_three_digits_and_a_unit(number, words):
+    assert magnitude(number) == words
+
+
+def test_the_first_lines_name_model_device_clients_images_and_cost(digits):
+    setup = prepare(gather(device="cpu", clients=4, split="iid"), digits)
+    line = first_line(setup.config, setup.task, "reference")
+    assert line.startswith("cafedcl on digits: cnn8, 13.1 k parameters; reference engine on cpu; ")
+    assert "4 clients, 1,292 training and 359 test images of 8×8 pixels, 10 classes" in line
+    cost = cost_line(setup.config, setup.task)
+    assert cost.startswith("cnn8, chosen for images of 8×8: 57.9 kFLOP per image, ")
+    assert "MFLOP per training step of" in cost
+
+
+def test_a_frozen_part_and_a_named_model_are_told(digits):
+    config = gather(device="cpu", model="cnn8", method="fedavg", settings=["model.freeze=full"])
+    setup = prepare(config, digits)
+    assert " trained); cpu engine" in (first_line(setup.config, setup.task, "cpu"))
+    assert cost_line(setup.config, setup.task).startswith("cnn8: ")
