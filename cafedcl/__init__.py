@@ -8,12 +8,15 @@
 Importing the package is cheap: PyTorch is loaded when something needs it.
 """
 
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cafedcl.core.version import __version__
 
 if TYPE_CHECKING:
-    from cafedcl.api import run
+    from cafedcl.api import resume, run, split
     from cafedcl.config.sections import Config
     from cafedcl.core.errors import CafedclError
     from cafedcl.federation.result import Run
@@ -30,9 +33,14 @@ __all__ = [
     "Run",
     "Watcher",
     "__version__",
+    "compare",
+    "export",
     "load",
+    "report",
     "resolve",
+    "resume",
     "run",
+    "split",
 ]
 
 _HOME = {
@@ -44,15 +52,42 @@ _HOME = {
     "Watcher": "federation.watcher",
     "load": "federation.runs",
     "resolve": "task.resolve",
+    "resume": "api",
     "run": "api",
+    "split": "api",
 }
+_CALLED = {"compare": "compare.python", "export": "api", "report": "api"}
+"""Functions that have the name of a folder of the package, and where they are."""
+
+
+class _CallableFolder(ModuleType):
+    """A folder of the package that can be called: ``cafedcl.report("runs")``.
+
+    Python makes a folder an attribute of the package when anything in it is imported, so that a
+    function of the same name would be there or not, depending on what ran before.
+    """
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        function = getattr(import_module(f"cafedcl.{_CALLED[name]}"), name)
+        return function(*given, **named)
+
+
+class _Face(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _CALLED and isinstance(value, ModuleType):
+            value.__class__ = _CallableFolder
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLED:
+        return import_module(f"cafedcl.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'cafedcl' has no attribute '{name}'")
-    from importlib import import_module
-
     return getattr(import_module(f"cafedcl.{_HOME[name]}"), name)
 
 

@@ -1,20 +1,26 @@
-"""The Python API: run, start, resume, load."""
+"""The Python API: run, resume, load, report, split and export."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from cafedcl.config.flags import RunFlags
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained
 from cafedcl.federation import runs
 from cafedcl.federation.result import Run
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import load
 from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import gather
+from cafedcl.terminal.notebook import notebook_watchers
 
-__all__ = ["Run", "load", "resume", "run", "start"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "export", "load", "report", "resume", "run", "split", "start"]
 
 
 def run(
@@ -28,12 +34,19 @@ def run(
 ) -> Run:
     """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
 
+    In a notebook, progress is shown unless ``watchers`` are given.
+
     ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
     ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets
     any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
     """
-    words = [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
-    return start(gather(settings=words, method=method, data=data, **flags), out, watchers)
+    config = gather(settings=as_words(settings), method=method, data=data, **flags)
+    return start(config, out, watchers or notebook_watchers())
+
+
+def as_words(settings: Mapping[str, Any] | None) -> list[str]:
+    """Return settings as the command line writes them, ``section.key=value``."""
+    return [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
 
 
 def start(
@@ -65,11 +78,70 @@ def resume(
     run is computed and stored (``engine.…``, ``store.…``).
     """
     folder = RunFolder.open(path)
+    watchers = watchers or notebook_watchers()
     if settings:
-        words = [f"{name}={to_toml(value)}" for name, value in settings.items()]
-        runs.change_config(folder, words)
+        runs.change_config(folder, as_words(settings))
     if folder.config().engine.name == "flower":
         from cafedcl.deploy.simulate import resume_on_flower
 
         return resume_on_flower(folder, watchers)
     return runs.resume(path, watchers, warn)
+
+
+def export(
+    run: Run | str | Path,
+    out: str | Path,
+    to: str | None = None,
+    client: int | str | None = None,
+    licence: str = "",
+) -> Path:
+    """Write a run's model into one file with a model card beside it; return the card's path.
+
+    The format is onnx, torch or safetensors; by default it follows from the file's name.
+    """
+    from cafedcl.export.card import write_card
+    from cafedcl.export.formats import ENDINGS, write_model
+
+    file = Path(out)
+    known = {ending: name for name, ending in ENDINGS.items()}
+    form = to or known.get(file.suffix)
+    if form is None:
+        raise CafedclError(f"{file}: its name must end with {', '.join(known)}; or say the format")
+    loaded = run if isinstance(run, Run) else load(run)
+    model = write_model(loaded, form, file, client)
+    with explained(file):
+        return write_card(loaded, model, file, client, licence)
+
+
+def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
+    """Write one HTML file that shows and compares run folders; return its path."""
+    from cafedcl.report.page import write_report
+    from cafedcl.report.runs import read_runs
+
+    paths = [runs] if isinstance(runs, str | Path) else list(runs)
+    write_report(read_runs(paths), Path(out))
+    return Path(out)
+
+
+def split(
+    how: str | None = None,
+    data: str = "digits",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **flags: Unpack[RunFlags],
+) -> "pd.DataFrame":
+    """Return how a split deals training images: a row per client and a column per class.
+
+    ``how`` is as on the command line: ``dirichlet:0.1``, ``pathological:2,ir=10`` and so on.
+    """
+    import pandas as pd
+
+    from cafedcl.core.client_names import client_title
+    from cafedcl.task.build import load_data, settle_split
+
+    chosen: RunFlags = {**flags, "split": how} if how else flags
+    config = gather(settings=as_words(settings), data=data, **chosen)
+    images = load_data(config)
+    _, shards = settle_split(config, images)
+    clients = [client_title(shards.names, client) for client in range(len(shards))]
+    return pd.DataFrame(shards.counts.numpy(), index=clients, columns=list(images.names))

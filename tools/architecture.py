@@ -26,6 +26,7 @@ FLOORS = (
     ("api",),
     ("terminal",),
     ("deploy",),
+    ("export",),
     ("report", "speed"),
     ("federation",),
     ("engine",),

@@ -12,13 +12,15 @@ import typer
 from cafedcl.cli.compare import compare, sweep, watch
 from cafedcl.cli.deploy import app as deploy
 from cafedcl.cli.listing import augmenters, datasets, methods, models, show_config, split
+from cafedcl.cli.predict import export, predict
 from cafedcl.cli.report import figures, report, show, table
 from cafedcl.cli.reproduce import reproduce
-from cafedcl.cli.run import demo, predict, resume, run
+from cafedcl.cli.run import demo, resume, run
 from cafedcl.cli.speed import bench
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
+from cafedcl.terminal.waiting import showing_steps
 
 app = typer.Typer(
     name="cafedcl",
@@ -32,7 +34,8 @@ app = typer.Typer(
 def main() -> NoReturn:
     """Run the command line: a mistake is one line and exit code 2, never a traceback."""
     try:
-        app()
+        with showing_steps():
+            app()
     except CafedclError as error:
         fail(str(error))
     except BrokenPipeError:
@@ -71,6 +74,7 @@ app.command()(run)
 app.command()(resume)
 app.command()(show)
 app.command()(predict)
+app.command()(export)
 app.command()(split)
 app.command()(methods)
 app.command()(augmenters)

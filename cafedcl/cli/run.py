@@ -1,9 +1,8 @@
-"""Commands about one run: `cafedcl run`, `resume`, `predict` and `demo`.
+"""Commands about one run: `cafedcl run`, `resume` and `demo`.
 
 Nothing here imports PyTorch before a command needs it.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from cafedcl.cli.report import report
 from cafedcl.cli.session import (
     check_learned,
     conclude,
+    load_torch,
     logging,
     new_folder,
     resumable,
@@ -50,6 +50,7 @@ def run(
     as_json: JsonRounds = False,
 ) -> None:
     """Train a method and write a run folder."""
+    load_torch()
     from cafedcl import api
     from cafedcl.task.resolve import gather
 
@@ -79,6 +80,7 @@ def resume(
     as_json: JsonRounds = False,
 ) -> None:
     """Resume an interrupted run; its results are the same as without the interruption."""
+    load_torch()
     from cafedcl import api
     from cafedcl.federation.run_folder import RunFolder
     from cafedcl.federation.runs import change_config
@@ -100,51 +102,6 @@ def resume(
     conclude(finished, quiet or as_json)
 
 
-def predict(
-    path: RunPath,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES…", help="Image files.")],
-    client: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|NUMBER", help="Use this client's own model instead of the server's."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per image.")
-    ] = False,
-) -> None:
-    """Classify images with a run's model: prints the class of each image and its similarity.
-
-    Some methods also know a mean training confidence of each class. It is printed once per class,
-    because it says nothing about a single image.
-    """
-    from cafedcl import api
-    from cafedcl.data.images import read_images
-
-    loaded = api.load(path, warn)
-    found = loaded.predict(read_images(images, loaded.shape, loaded.window), client)
-    rows = list(zip(images, found.names, found.similarity.tolist(), strict=True))
-    if as_json:
-        for image, name, similarity in rows:
-            print(json.dumps({"image": str(image), "class": name, "similarity": similarity}))
-        return
-    from rich.table import Table
-
-    table = Table("image", "class", "similarity", box=None, header_style="bold")
-    for image, name, similarity in rows:
-        table.add_row(str(image), name, f"{similarity:.3f}")
-    screen = console()
-    screen.print(table)
-    if loaded.class_confidence is not None:
-        known = zip(loaded.names, loaded.class_confidence.tolist(), strict=True)
-        words = [f"{name} {value:.3f}" for name, value in known if name in found.names]
-        screen.print(
-            f"mean training confidence of these classes, not of the images: {', '.join(words)}",
-            style="dim",
-            soft_wrap=True,
-        )
-
-
 def demo(
     out: Annotated[
         Path | None, typer.Option(help="Folder for both runs; by default a new one under runs/.")
@@ -155,6 +112,7 @@ def demo(
 
     The digits are split over 20 clients by a Dirichlet distribution with α = 0.1.
     """
+    load_torch()
     from cafedcl import api
     from cafedcl.task.build import prepare
     from cafedcl.task.resolve import gather

@@ -34,9 +34,7 @@ def load_torch() -> None:
         import torch  # noqa: F401
 
 
-def check_learned(
-    lines: "Sequence[MetricsLine]", path: Path, names: Sequence[str] = ()
-) -> None:
+def check_learned(lines: "Sequence[MetricsLine]", path: Path, names: Sequence[str] = ()) -> None:
     """Raise CafedclError if no round was aggregated: such a run must not look like a success.
 
     ``names`` are the clients' names, if they have names.

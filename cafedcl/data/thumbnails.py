@@ -8,7 +8,7 @@ LARGEST = 64
 
 
 def thumbnails(x: Tensor) -> Tensor:
-    """Return uint8 images (N, channels, height, width) made smaller; small ones stay as they are."""
+    """Return uint8 images (N, channels, height, width), made smaller if they are large."""
     height, width = x.shape[2:]
     factor = LARGEST / max(height, width)
     if factor >= 1 or not len(x):

@@ -1,5 +1,6 @@
 """The result of a run: its scores, its models, and what they predict."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, under, without
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
+from cafedcl.federation import run_plots
 from cafedcl.federation.final_scores import CALIBRATION, OWN, SERVER
 from cafedcl.federation.predictions import (
     Paths,
@@ -26,7 +28,10 @@ from cafedcl.federation.predictions import (
     read_each,
 )
 from cafedcl.federation.run_folder import any_round_counted
+from cafedcl.federation.run_html import html, short_text
+from cafedcl.federation.run_plots import NotebookFigure
 from cafedcl.federation.served_model import ServedModel
+from cafedcl.functional.metrics import recalls
 from cafedcl.methods.base import Method
 from cafedcl.models import Network
 from cafedcl.task.build import build
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished or loaded run."""
 
@@ -55,6 +60,65 @@ class Run:
     """How images with more than 8 bits are read."""
     tables: Tensors = field(default_factory=dict, repr=False)
     """Results per client and class of the last round, and how to read its models' scores."""
+
+    def __repr__(self) -> str:
+        config = self.config
+        data = Path(config.data.name).name
+        words = short_text(config.label, data, self.records, config.federation.rounds)
+        where = f", {self.path}" if self.path else ""
+        return f"<Run: {words}{where}>"
+
+    def _repr_html_(self) -> str:
+        config = self.config
+        title = f"{config.label} on {Path(config.data.name).name}"
+        rounds = f"{len(self.records)} of {config.federation.rounds} rounds"
+        return html(f"{title}, {len(self.counts)} clients, {rounds}", self.records, self.recall)
+
+    @property
+    def recall(self) -> dict[str, float]:
+        """The recall of every class by the server's model, by name; empty without such a model."""
+        table = self.tables.get("server/confusion")
+        if table is None:
+            return {}
+        values = recalls(table).tolist()
+        return {name: v for name, v in zip(self.names, values, strict=True) if not math.isnan(v)}
+
+    def plot_curves(self) -> NotebookFigure:
+        """Draw accuracy, balanced accuracy and the mean of the clients' own models over rounds."""
+        titles = {
+            "server.accuracy": "accuracy",
+            "server.balanced": "balanced accuracy",
+            "own.client_mean": "clients' own models",
+        }
+        return run_plots.curves(self.records, titles)
+
+    def plot_recall(self) -> NotebookFigure:
+        """Draw the recall of every class by the server's model."""
+        table = self._table("server/confusion")
+        return run_plots.recalls(self.names, recalls(table).numpy())
+
+    def plot_confusion(self) -> NotebookFigure:
+        """Draw the confusion matrix of the server's model."""
+        return run_plots.confusion(self.names, self._table("server/confusion").numpy())
+
+    def plot_reliability(self) -> NotebookFigure:
+        """Draw how far the probabilities of the server's model can be believed."""
+        return run_plots.reliability(self._table("scores/server/bins").numpy())
+
+    def plot_clients(self) -> NotebookFigure:
+        """Draw the accuracy of every client: of the server's model, or else of its own."""
+        served = "server/clients" in self.tables
+        values = self._table("server/clients" if served else "own/all/score").numpy()
+        titles = [client_title(self.client_names, client) for client in range(len(values))]
+        return run_plots.clients(titles, values)
+
+    def _table(self, name: str) -> Tensor:
+        if name not in self.tables:
+            raise CafedclError(
+                f"{self.path or 'this run'}: its last round has no '{name}' to draw; "
+                "it is there after the last round of a method with a server model"
+            )
+        return self.tables[name]
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -87,7 +151,7 @@ class Run:
 
     def served(self, client: int | str | None = None) -> ServedModel:
         """Return a model that maps images to probabilities: the server's, or a client's own."""
-        number = self._number(client)
+        number = None if client is None else self.number_of(client)
         method, network = self._built(number)
         memory = {} if number is None else self.memories.get(number, {})
         prefix = SERVER if number is None else OWN.format(number)
@@ -107,11 +171,10 @@ class Run:
 
         A client is given by its number or its name.
         """
-        return self._built(self._number(client))[1]
+        return self._built(None if client is None else self.number_of(client))[1]
 
-    def _number(self, client: int | str | None) -> int | None:
-        if client is None:
-            return None
+    def number_of(self, client: int | str) -> int:
+        """Return the number of a client that is given by its number or its name."""
         return client_number(self.client_names, len(self.counts), client)
 
     def _built(self, client: int | None) -> tuple[Method, Network]:
@@ -119,7 +182,7 @@ class Run:
         weights = under(MODEL, self.state)
         if client is not None:
             who = client_title(self.client_names, client)
-            if client not in self.memories:
+            if not self.memories.get(client):
                 raise CafedclError(f"{who}: this method stores no per-client models")
             weights |= under(MODEL, self.memories[client])
             if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.tensors import Tensors
+from cafedcl.functional.contrast import distances
 
 KEPT = 0.995
 """The share of the validation images that are within the limit."""
@@ -52,11 +53,7 @@ def fit_limits(trained: Tensors, y: Tensor, validated: Tensors, classes: int) ->
 def distance(points: Tensor, limits: Tensors, name: str) -> Tensor:
     """Return the distance of each description to the nearest class."""
     spread = limits[f"{name}/spread"]
-    scaled = points.float() / spread
-    centres = limits[f"{name}/centres"] / spread
-    # Written out, since `torch.cdist` is not in every export format.
-    squares = scaled.square().sum(1, keepdim=True) + centres.square().sum(1)
-    return (squares - 2 * scaled @ centres.T).clamp_min(0).amin(1).sqrt()
+    return distances(points.float() / spread, limits[f"{name}/centres"] / spread).amin(1)
 
 
 def strangeness(described: Tensors, limits: Tensors) -> Tensor:

@@ -1,0 +1,214 @@
+"""Commands that use a trained model: `cafedcl predict` and `export`.
+
+Nothing here imports PyTorch before a command needs it.
+"""
+
+import csv
+import io
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cafedcl.cli.report import check_choice
+from cafedcl.cli.session import load_torch, warn
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.printable import printable
+from cafedcl.terminal.console import console
+
+if TYPE_CHECKING:
+    from cafedcl.federation.predictions import Predictions
+    from cafedcl.federation.result import Run
+    from cafedcl.federation.served_model import ServedModel
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+ClientModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|NUMBER", help="Use this client's own model instead of the server's."
+    ),
+]
+PATIENCE = 2.0
+"""Seconds after which progress is shown."""
+
+
+def predict(
+    path: RunPath,
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGES…", help="Image files, or folders of them.")
+    ],
+    client: ClientModel = None,
+    top: Annotated[
+        int, typer.Option(min=1, help="How many of the most probable classes to print.")
+    ] = 1,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="table, csv or json (one object per image); by default as the name of --out says, "
+            "or table.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file, .csv or .json, instead of printing.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+) -> None:
+    """Classify images with a run's model: the class of each image, and how probable it is.
+
+    An image that is unlike those seen in training is marked as unusual. A file that cannot be read
+    is named, and the others are classified; the exit status is 1 then.
+
+    Some methods also know a mean training confidence of each class. It is printed once per class,
+    because it says nothing about a single image.
+    """
+    load_torch()
+    from cafedcl import api
+
+    check_choice("--format", form, ("table", "csv", "json"))
+    by_name = out.suffix.lower().removeprefix(".") if out else "table"
+    form = form or ("json" if as_json else by_name)
+    if form not in ("table", "csv", "json"):
+        raise CafedclError(f"--out {out}: .csv or .json is expected, or give --format")
+    loaded = api.load(path, warn)
+    found = loaded.predict(list(images), client, shown_progress())
+    for file, why in found.failed.items():
+        warn(f"{file}: {why}; it is left out")
+    if form == "table" and out is None:
+        print_table(loaded, found, loaded.served(client), top)
+    else:
+        text = as_csv(found) if form == "csv" else as_json_lines(found, top)
+        if out is None:
+            print(printable(text), end="")
+        else:
+            with explained(out):
+                out.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(out, text.encode())
+            print(printable(f"written: {out} ({len(found)} images)"))
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def shown_progress() -> Callable[[int, int], None]:
+    """Return a function that tells how far a long prediction is, on standard error."""
+    began = time.perf_counter()
+    told = began
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        now = time.perf_counter()
+        if now - told < PATIENCE or done >= total:
+            return
+        told = now
+        left = (now - began) / max(done, 1) * (total - done)
+        message = f"classified {done} of {total} images, {left:.0f} s left"
+        print(printable(message), file=sys.stderr, flush=True)
+
+    return tell
+
+
+def as_json_lines(found: "Predictions", top: int) -> str:
+    """Return one JSON object per image; files that could not be read have an error instead."""
+    lines = []
+    for index, row in enumerate(found.rows(top)):
+        if "error" not in row:
+            chances = found.probabilities[index].tolist()
+            row["probabilities"] = dict(zip(found.classes, chances, strict=True))
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
+def as_csv(found: "Predictions") -> str:
+    """Return CSV with a row per image, and a column for the probability of every class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["image", "class", "probability", "similarity", "unusual", "strangeness", "error"]
+    writer.writerow([*head, *(f"p[{name}]" for name in found.classes)])
+    for index, row in enumerate(found.rows()):
+        chances = [] if "error" in row else found.probabilities[index].tolist()
+        values = ["" if row.get(name) is None else row[name] for name in head]
+        writer.writerow([*values, *chances])
+    return text.getvalue()
+
+
+def print_table(loaded: "Run", found: "Predictions", model: "ServedModel", top: int) -> None:
+    """Print the predictions, and where their probabilities come from."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("image", overflow="fold")
+    for head in ("class", "probability", "similarity"):
+        table.add_column(head)
+    if top > 1:
+        table.add_column(f"top {top}")
+    table.add_column("")
+    for row in found.rows(top):
+        if "error" in row:
+            continue
+        cells = [row["image"], row["class"], f"{row['probability']:.3f}"]
+        cells.append(f"{row['similarity']:.3f}")
+        if top > 1:
+            cells.append(", ".join(f"{e['class']} {e['probability']:.3f}" for e in row["top"]))
+        cells.append("unusual" if row["unusual"] else "")
+        table.add_row(*map(Text, cells))
+    screen = console()
+    screen.print(table)
+    if any(found.unusual):
+        note = "unusual: unlike the training images, so the class says little"
+        screen.print(note, style="yellow", soft_wrap=True)
+    screen.print(calibration_words(model), style="dim", soft_wrap=True)
+    if loaded.class_confidence is not None:
+        known = zip(loaded.names, loaded.class_confidence.tolist(), strict=True)
+        words = [f"{name} {value:.3f}" for name, value in known if name in found.names]
+        screen.print(
+            f"mean training confidence of these classes, not of the images: {', '.join(words)}",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def calibration_words(model: "ServedModel") -> str:
+    """Return where the probabilities come from, in a sentence."""
+    if not model.is_calibrated:
+        return (
+            "probabilities are not calibrated, because the run has no validation images for this "
+            "model, or is not finished"
+        )
+    return (
+        f"probabilities are calibrated (temperature {float(model.temperature):.2f}) on "
+        f"{model.calibration_images} validation images, which clients held out of their training "
+        "images; no test image was used"
+    )
+
+
+def export(
+    path: RunPath,
+    to: Annotated[
+        str, typer.Option("--to", help="onnx, torch (a program for torch.export) or safetensors.")
+    ] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(help="The file; by default model.… in the run folder.")
+    ] = None,
+    client: ClientModel = None,
+    licence: Annotated[str, typer.Option(help="Who may use the model, for its card.")] = "",
+) -> None:
+    """Write a run's model into one file that takes images and gives probabilities.
+
+    The normalisation of pixels, anchors, the names of the classes and the calibration of the
+    probabilities are inside. A model card is written beside it.
+    """
+    from cafedcl import api
+    from cafedcl.export.formats import ENDINGS
+
+    check_choice("--to", to, tuple(ENDINGS))
+    loaded = api.load(path, warn)
+    file = out or path / f"model{ENDINGS[to]}"
+    card = api.export(loaded, file, to, client, licence)
+    size = file.stat().st_size / 1e6
+    print(printable(f"written: {file} ({size:.1f} MB), {card}"))

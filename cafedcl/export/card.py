@@ -1,0 +1,170 @@
+"""The model card: what a model was trained on, how well it does, and what nobody has said yet."""
+
+import math
+from pathlib import Path
+
+from cafedcl.core.client_names import client_title
+from cafedcl.core.printable import printable
+from cafedcl.federation.result import Run
+from cafedcl.federation.served_model import ServedModel
+from cafedcl.report.class_scores import ClassScores, skew_words
+from cafedcl.report.printed import escape_markdown, markdown_lines
+from cafedcl.report.run_summary import RunSummary, read_run
+
+SCORES = {
+    "accuracy": "accuracy",
+    "balanced": "balanced accuracy (mean recall of the classes)",
+    "worst_class": "recall of the worst class",
+    "macro_f1": "macro-F1",
+    "auroc": "AUROC, one class against the rest",
+    "auprc": "AUPRC, one class against the rest",
+    "sensitivity": "sensitivity, one class against the rest",
+    "ece": "expected calibration error, before calibration",
+}
+
+
+def write_card(
+    run: Run, model: ServedModel, file: Path, client: int | str | None = None, licence: str = ""
+) -> Path:
+    """Write the model card beside an exported file, and return its path."""
+    card = file.with_suffix(".md")
+    card.write_text(model_card(run, model, file.name, client, licence), encoding="utf-8")
+    return card
+
+
+def model_card(
+    run: Run, model: ServedModel, name: str, client: int | str | None, licence: str
+) -> str:
+    """Return the model card as Markdown."""
+    summary = None if run.path is None else read_run(run.path)
+    parts = [
+        f"# {escape_markdown(name)}",
+        intended_use(run, model, client),
+        "## Training",
+        training(run, summary),
+        "## Scores",
+        scores(run, summary, client),
+        "## Probabilities",
+        probabilities(model),
+        "## Privacy",
+        privacy(run),
+        "## Licence",
+        escape_markdown(licence) or "Not stated. Say here who may use this model, and for what.",
+        "## Limits",
+        "This model was tested on the images named above only. Nobody has checked it for any "
+        "other use, such as a medical decision; images from other devices or patients can look "
+        "different.",
+    ]
+    return printable("\n\n".join(parts)) + "\n"
+
+
+def intended_use(run: Run, model: ServedModel, client: int | str | None) -> str:
+    """Return what the model does, and how its file is fed."""
+    whose = "the server's model"
+    if client is not None:
+        number = run.number_of(client)
+        whose = f"the own model of {client_title(run.client_names, number)}"
+    channels, height, width = model.shape
+    colour = "grey" if channels == 1 else "RGB"
+    names = ", ".join(model.classes)
+    return escape_markdown(
+        f"An image classifier for {len(model.classes)} classes ({names}): {whose} of a federated "
+        f"run of {run.config.label}. It takes {colour} images as uint8, (N, {channels}, {height}, "
+        f"{width}), and gives the probability of every class, in this order. Pixels are normalised "
+        "inside."
+    )
+
+
+def training(run: Run, summary: RunSummary | None) -> str:
+    """Return data, split, clients and rounds as a table."""
+    config = run.config
+    setting = None if summary is None or not summary.settings else summary.setting
+    images = int(run.counts.sum())
+    rows = [
+        ["method", config.label],
+        ["data", Path(config.data.name).name],
+        ["split", config.split.kind if setting is None else setting.split],
+        ["clients", str(len(run.counts))],
+        ["training images", f"{images} (without validation images)"],
+        ["rounds", f"{len(run.records)} of {config.federation.rounds}"],
+        ["encoder", config.model.name],
+        ["seed", str(config.run.seed)],
+    ]
+    per_class = run.counts.sum(0).tolist()
+    rows += [
+        [f"images of {name}", str(number)]
+        for name, number in zip(run.names, per_class, strict=True)
+    ]
+    return table(["", ""], rows)
+
+
+def scores(run: Run, summary: RunSummary | None, client: int | str | None) -> str:
+    """Return the scores on test images, and those of each class."""
+    part = "server" if client is None else "own"
+    line = next((line for line in reversed(run.records) if line.get(part)), None)
+    if line is None:
+        return "This model was not scored."
+    words = "Scores of the server's model on the test images, in %."
+    if client is not None:
+        words = "Scores of all clients' own models on test images, in %: means over clients."
+    found = [
+        [title, f"{100 * line[part][name]:.1f}"]
+        for name, title in SCORES.items()
+        if line[part].get(name) is not None
+    ]
+    parts = [words, table(["score", "%"], found)]
+    classes = None if summary is None else summary.last_classes()
+    if classes is not None and part in classes.recall:
+        parts += class_parts(classes, part)
+    return "\n\n".join(parts)
+
+
+def class_parts(classes: ClassScores, part: str) -> list[str]:
+    """Return the table of recalls, and what it warns of."""
+    rows = []
+    for index, name in enumerate(classes.names):
+        value = float(classes.recall[part][index])
+        tested = "–" if classes.tested is None else str(int(classes.tested[index]))
+        rows.append([name, tested, "–" if math.isnan(value) else f"{100 * value:.1f}"])
+    parts = [table(["class", "test images", "recall, %"], rows)]
+    if classes.skewed:
+        parts.append(f"Note: {skew_words(classes.imbalance)}; look at balanced accuracy.")
+    if part in classes.one_class:
+        parts.append(escape_markdown(f"Warning: {classes.one_class[part]}."))
+    return parts
+
+
+def probabilities(model: ServedModel) -> str:
+    """Return where the probabilities come from, and what counts as unusual."""
+    words = ["They are not calibrated: there were no validation images for this model."]
+    if model.is_calibrated:
+        words = [
+            f"They are calibrated by a temperature of {float(model.temperature):.3f}, fitted on "
+            f"{model.calibration_images} validation images that clients held out of their training "
+            "images. No test image was used."
+        ]
+    if model.knows_limits:
+        words.append(
+            "The second result, `strangeness`, is above 1 for images that are unlike those seen in "
+            "training; 99.5 % of the validation images are below."
+        )
+    return " ".join(words)
+
+
+def privacy(run: Run) -> str:
+    """Return what is known about what the model gives away."""
+    where = "in a simulation on one machine"
+    if run.config.engine.name == "flower":
+        where = "at sites that kept their images"
+    return (
+        f"Clients trained {where} and sent model updates, not images. No differential privacy was "
+        "used: no noise was added, so there is no bound (ε is infinite) on what the model may give "
+        "away about single images."
+    )
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    body = [[escape_markdown(cell) for cell in row] for row in rows]
+    rules = ["---", *("---:" for _ in heads[1:])]
+    return markdown_lines([heads, rules, *body])

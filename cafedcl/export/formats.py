@@ -1,0 +1,153 @@
+"""One file with a trained model that takes images as they come and gives probabilities.
+
+A file has two results: ``probabilities`` (N, classes), and ``strangeness`` (N) if the model knows
+its limits: above 1, an image is unlike those seen in training. Images are uint8, (N, channels,
+height, width); the names of the classes are inside.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained
+from cafedcl.core.tensors import Tensors
+from cafedcl.federation.result import Run
+from cafedcl.federation.served_model import ServedModel
+
+ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
+"""The formats, and how the names of their files end."""
+OPSET = 18
+"""The version of ONNX's operators; older ones lack the reductions that some methods need."""
+
+
+class ExportedModel(nn.Module):
+    """What is written: the model, and its limits if it knows them."""
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return probabilities, and the strangeness of images if the model knows its limits."""
+        if self.model.knows_limits:
+            return self.model.judge(images)
+        return (self.model(images),)
+
+
+def outputs(model: ServedModel) -> list[str]:
+    """Return the names of a file's results."""
+    return ["probabilities", "strangeness"] if model.knows_limits else ["probabilities"]
+
+
+def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -> ServedModel:
+    """Write a run's model into a file of the given format, and return it."""
+    if to not in ENDINGS:
+        raise CafedclError(f"--to {to}: expected one of {', '.join(ENDINGS)}")
+    model = run.served(client)
+    write = {"onnx": write_onnx, "torch": write_torch, "safetensors": write_safetensors}[to]
+    with explained(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write(model, about(run, model), out)
+    return model
+
+
+def about(run: Run, model: ServedModel) -> dict[str, str]:
+    """Return what a file says of itself, as texts."""
+    return {
+        "classes": json.dumps(list(model.classes)),
+        "shape": json.dumps(list(model.shape)),
+        "method": run.config.label,
+        "outputs": json.dumps(outputs(model)),
+        "calibration_images": str(model.calibration_images),
+    }
+
+
+def exported_program(model: ServedModel) -> torch.export.ExportedProgram:
+    """Return the model as a program of PyTorch, for any number of images."""
+    # Two images: with one, the number of images would become a constant.
+    example = torch.zeros(2, *model.shape, dtype=torch.uint8)
+    batch = torch.export.Dim("batch", min=1)
+    with torch.no_grad(), quiet():
+        return torch.export.export(
+            ExportedModel(model).eval(), (example,), dynamic_shapes=({0: batch},)
+        )
+
+
+def write_torch(model: ServedModel, says: dict[str, str], out: Path) -> None:
+    """Write a program that `torch.export.load` reads; no other package is needed to run it."""
+    with quiet():
+        torch.export.save(
+            exported_program(model), out, extra_files={"about.json": json.dumps(says)}
+        )
+
+
+def write_onnx(model: ServedModel, says: dict[str, str], out: Path) -> None:
+    """Write an ONNX file; what it says of itself is in its metadata."""
+    for package in ("onnx", "onnxscript"):
+        try:
+            import_module(package)
+        except ImportError:
+            raise CafedclError(
+                f"--to onnx: the package {package} is missing; pip install 'cafedcl[onnx]'"
+            ) from None
+    with torch.no_grad(), quiet():
+        made = torch.onnx.export(
+            exported_program(model),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=outputs(model),
+            verbose=False,
+        )
+    assert made is not None
+    made.model.metadata_props.update(says)
+    made.save(out, external_data=False)
+
+
+def write_safetensors(model: ServedModel, says: dict[str, str], out: Path) -> None:
+    """Write all tensors of the model; `load_safetensors` reads them into a run's model."""
+    tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
+    # Two weights that share their memory are refused, so every one is a copy.
+    save_file({name: value.clone() for name, value in tensors.items()}, out, metadata=says)
+
+
+def load_safetensors(path: str | Path, run: Run, client: int | str | None = None) -> ServedModel:
+    """Return the model of a file, built as the run says."""
+    model = run.served(client)
+    tensors: Tensors = {}
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensors[name] = file.get_tensor(name)
+        model.load_state_dict(tensors)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CafedclError(f"{path}: not a file of this run's model: {reason}") from None
+    return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what the exporters of PyTorch say of themselves from the screen."""
+    loggers: list[Any] = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
