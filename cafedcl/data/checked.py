@@ -124,18 +124,21 @@ def check_dataset(where: object, data: Dataset) -> None:
     """Check a data set that someone else's code made, as any other is checked."""
     images = (data.train_x, data.test_x)
     labels = (data.train_y, data.test_y, data.owners)
-    if not all(isinstance(value, Tensor) for value in (*images, *labels, data.mean, data.std)):
-        raise CafedclError(f"{where}: its images, labels, owners, mean and std must be tensors")
+    numbered = (*labels, data.groups, data.test_groups)
+    if not all(isinstance(value, Tensor) for value in (*images, *numbered, data.mean, data.std)):
+        raise CafedclError(
+            f"{where}: its images, labels, owners, groups, mean and std must be tensors"
+        )
     for x in images:
         if x.dtype != torch.uint8 or x.dim() != 4 or not all(x.shape[1:]):
             raise CafedclError(
                 f"{where}: its images are {x.dtype} of shape {tuple(x.shape)}; "
                 "expected uint8 of shape (N, channels, height, width)"
             )
-    for y in labels:
+    for y in numbered:
         if y.dtype != torch.int64 or y.dim() != 1:
             raise CafedclError(
-                f"{where}: its labels or owners are {y.dtype} of shape {tuple(y.shape)}; "
+                f"{where}: its labels, owners or groups are {y.dtype} of shape {tuple(y.shape)}; "
                 "expected int64, one number per image"
             )
     if not isinstance(data.names, tuple) or not all(isinstance(name, str) for name in data.names):
@@ -146,6 +149,9 @@ def check_dataset(where: object, data: Dataset) -> None:
     moments = torch.cat([data.mean.flatten(), data.std.flatten()])
     if not (moments.isfinite().all() and (data.std > 0).all()):
         raise CafedclError(f"{where}: its mean and std must be finite, and std greater than 0")
+    if len(data.groups) or len(data.test_groups):
+        groups = (data.groups.cpu().numpy(), data.test_groups.cpu().numpy())
+        check_groups(where, groups, (len(train_y), len(test_y)))
     if len(owners):
         numbers = range(max(0, int(owners.max())) + 1)
         check_owners(where, owners, len(train_y), data.owner_names or [str(i) for i in numbers])

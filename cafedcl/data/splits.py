@@ -1,5 +1,7 @@
 """Splitting training images over clients: the long tail, then the skew, then validation images."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.arrays import Ints
+from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.groups import NO_GROUPS, to_units
@@ -16,6 +19,22 @@ MIN_SIZE = 10
 MAX_TRIES = 1000
 BLOCK = 1_000_000
 """Random numbers drawn at once for many small clients."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What messages call that which is dealt: images or groups, classes and clients."""
+
+    units: str = "images"
+    classes: Sequence[str] = ()
+    clients: Sequence[str] = ()
+
+    def class_title(self, c: int) -> str:
+        """Return a class by its name, or by its number where it has none."""
+        return f"class '{self.classes[c]}'" if self.classes else f"class {c}"
+
+
+UNNAMED = Words()
 
 
 def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
@@ -86,7 +105,7 @@ def dirichlet_per_class(
     classes: int,
     alpha: float,
     rng: np.random.Generator,
-    what: str = "images",
+    words: Words = UNNAMED,
 ) -> Ints:
     """For each class draw p ~ Dir(α) over clients; redraw until every client has 10 images.
 
@@ -94,7 +113,7 @@ def dirichlet_per_class(
     """
     if len(labels) < clients * MIN_SIZE:
         raise CafedclError(
-            f"split: {len(labels)} {what} cannot give {clients} clients {MIN_SIZE} each; "
+            f"split: {len(labels)} {words.units} cannot give {clients} clients {MIN_SIZE} each; "
             "use fewer clients or form = 'client'"
         )
     for _ in range(MAX_TRIES):
@@ -116,7 +135,7 @@ def dirichlet_per_class(
         if sizes.min() >= MIN_SIZE:
             return owner
     raise CafedclError(
-        f"split: none of {MAX_TRIES} draws gave each of {clients} clients {MIN_SIZE} {what} "
+        f"split: none of {MAX_TRIES} draws gave each of {clients} clients {MIN_SIZE} {words.units} "
         f"at alpha = {alpha:g}; use a larger alpha, fewer clients or form = 'client'"
     )
 
@@ -127,7 +146,7 @@ def pathological(
     classes: int,
     held: int,
     rng: np.random.Generator,
-    what: str = "images",
+    words: Words = UNNAMED,
 ) -> Ints:
     """Give every client exactly ``held`` classes; holders of a class get equal parts of it.
 
@@ -153,7 +172,8 @@ def pathological(
         members = rng.permutation(np.flatnonzero(labels == c))
         if len(members) < len(owners):
             raise CafedclError(
-                f"split: class {c} has {len(members)} {what} for {len(owners)} clients; "
+                f"split: {words.class_title(c)} has {len(members)} {words.units} for "
+                f"{len(owners)} clients; "
                 "use fewer clients, fewer classes per client or a smaller ir"
             )
         owner[members] = _equal_parts(len(members), np.array(owners))
@@ -192,12 +212,12 @@ def assign_clients(
     clients: int,
     options: SplitOptions,
     seed: int,
-    what: str = "images",
+    words: Words = UNNAMED,
 ) -> Ints:
     """Return the client of every image, or of every group, after the long tail was cut out."""
     rng = stream(seed, "split")
     if len(labels) < clients:
-        raise CafedclError(f"split: {len(labels)} {what} are too few for {clients} clients")
+        raise CafedclError(f"split: {len(labels)} {words.units} are too few for {clients} clients")
     if len(natural):
         return natural
     if options.kind == "iid":
@@ -205,10 +225,10 @@ def assign_clients(
     if options.kind == "quantity":
         return quantity(labels, clients, options.alpha, rng)
     if options.kind == "pathological":
-        return pathological(labels, clients, classes, options.classes, rng, what)
+        return pathological(labels, clients, classes, options.classes, rng, words)
     if options.form == "client":
         return dirichlet_per_client(labels, clients, classes, options.alpha, rng)
-    return dirichlet_per_class(labels, clients, classes, options.alpha, rng, what)
+    return dirichlet_per_class(labels, clients, classes, options.alpha, rng, words)
 
 
 def split(
@@ -220,6 +240,7 @@ def split(
     seed: int,
     test_share: float,
     groups: Tensor | None = None,
+    words: Words = UNNAMED,
 ) -> Shards:
     """Split images over clients, and each client's into training, validation and test images.
 
@@ -234,17 +255,18 @@ def split(
     kept = np.arange(len(y))
     if options.ir > 1:
         kept = long_tail(y, classes, options.ir, options.tail, stream(seed, "long tail"))
-        _refuse_lost_classes(y, kept, classes, options.ir)
+        _refuse_lost_classes(y, kept, classes, options.ir, words)
     born: Ints = np.zeros(0, dtype=np.int64)
     if options.kind in ("natural", "source"):
         born = natural.cpu().numpy()[kept]
     owner = np.full(len(y), -1)
     if len(group) and not len(born):
         unit, unit_labels = to_units(y[kept], group[kept])
-        dealt = assign_clients(unit_labels, born, classes, clients, options, seed, "groups")
+        grouped = replace(words, units="groups")
+        dealt = assign_clients(unit_labels, born, classes, clients, options, seed, grouped)
         owner[kept] = dealt[unit]
     else:
-        owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed)
+        owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed, words)
     rest, test = _separate(y, owner, test_share, seed, "test part", group)
     train, validation = _separate(y, rest, options.validation, seed, "validation part", group)
     shards = shards_of_owners(
@@ -253,19 +275,21 @@ def split(
     empty = [client for client, part in enumerate(shards.train) if not len(part)]
     if empty:
         raise CafedclError(
-            f"split: client {empty[0]} has no training images; use a smaller ir or another split"
+            f"split: {client_title(words.clients, empty[0])} has no training images; "
+            "use a smaller ir or another split"
         )
     return shards
 
 
-def _refuse_lost_classes(labels: Ints, kept: Ints, classes: int, ir: float) -> None:
+def _refuse_lost_classes(labels: Ints, kept: Ints, classes: int, ir: float, words: Words) -> None:
     """Refuse a long tail that leaves nothing of a class that had images."""
     before = np.bincount(labels, minlength=classes)
     after = np.bincount(labels[kept], minlength=classes)
     lost = np.flatnonzero((before > 0) & (after == 0))
     if len(lost):
         raise CafedclError(
-            f"split.ir = {ir:g}: class {lost[0]} would keep no image; use at most {before.max()}"
+            f"split.ir = {ir:g}: {words.class_title(lost[0])} would keep no image; "
+            f"use at most {before.max()}"
         )
 
 

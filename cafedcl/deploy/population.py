@@ -223,6 +223,7 @@ def prepare_server(config: Config, population: Population) -> Setup:
         population.mean,
         population.std,
         NO_INDICES,
+        window=config.data.limits,
     )
     config = settle(config, data, device)
     if config.data.test:

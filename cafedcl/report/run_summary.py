@@ -16,6 +16,7 @@ from cafedcl.config.options import flattened
 from cafedcl.config.sections import label
 from cafedcl.config.split_options import SPLITS
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
+from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine
@@ -285,7 +286,8 @@ def state_of(run: RunSummary, damage: str) -> tuple[str, str]:
     if not run.lines:
         return "unfinished", f"0 of {run.rounds} rounds are done"
     if not any_round_counted(run.lines):
-        return "failed", f"all {done} rounds were skipped{first_reason(run.lines)}"
+        why = first_reason(run.lines, run.client_names)
+        return "failed", f"all {done} rounds were skipped{why}"
     if not any(run.scored(protocol) for protocol in PROTOCOL_SCORES):
         if done < run.rounds:
             return "unfinished", "not scored yet"
@@ -309,12 +311,14 @@ def check_settings(settings: FlatSettings) -> None:
         raise ValueError("split.ir: a number is expected")
 
 
-def first_reason(lines: Sequence[MetricsLine]) -> str:
+def first_reason(lines: Sequence[MetricsLine], clients: Sequence[str] = ()) -> str:
     """Return the reason of the first failure as the end of a sentence; empty if there is none."""
     for line in lines:
         for failure in line.get("failed") or ():
             reason = " ".join(str(failure.get("reason")).split())
-            return f"; client {failure.get('client')}: {reason}"
+            number = failure.get("client")
+            who = client_title(clients, number) if isinstance(number, int) else f"client {number}"
+            return f"; {who}: {reason}"
     return ""
 
 

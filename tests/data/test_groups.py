@@ -12,7 +12,7 @@ from cafedcl.data.checked import choose_test
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.groups import to_units
 from cafedcl.data.shards import load_shards, save_shards
-from cafedcl.data.splits import split
+from cafedcl.data.splits import Words, split
 
 KINDS = ["dirichlet", "pathological", "quantity", "iid", "natural", "source"]
 NOBODY = torch.zeros(0, dtype=torch.int64)
@@ -157,3 +157,17 @@ def test_groups_stay_with_their_images_when_data_are_reduced_or_merged():
     assert few.groups.tolist() == few.train_x.flatten().tolist()
     assert data.merged().groups.tolist() == [*range(20), *range(4)]
     assert not len(data.ungrouped().groups)
+
+
+def test_messages_name_classes_and_clients():
+    labels = torch.tensor([0] * 30 + [1] * 2)
+    words = Words(classes=("nevus", "melanoma"), clients=("North", "South"))
+    options = SplitOptions(kind="pathological", classes=2)
+    with pytest.raises(CafedclError, match="class 'melanoma' has 2 images for 5 clients"):
+        split(labels, NOBODY, 2, 5, options, 0, 0.0, None, words)
+    # The long tail keeps one of the two images, which may be South's or not.
+    options = SplitOptions(kind="natural", ir=30.0)
+    hospital = torch.tensor([0] * 31 + [1])
+    with pytest.raises(CafedclError, match="split: South has no training images"):
+        for seed in range(20):
+            split(labels, hospital, 2, 2, options, seed, 0.0, None, words)
