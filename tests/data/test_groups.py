@@ -165,9 +165,8 @@ def test_messages_name_classes_and_clients():
     options = SplitOptions(kind="pathological", classes=2)
     with pytest.raises(CafedclError, match="class 'melanoma' has 2 images for 5 clients"):
         split(labels, NOBODY, 2, 5, options, 0, 0.0, None, words)
-    # The long tail keeps one of the two images, which may be South's or not.
     options = SplitOptions(kind="natural", ir=30.0)
+    # The long tail keeps one of the two melanomas; with seed 0 it is not South's.
     hospital = torch.tensor([0] * 31 + [1])
     with pytest.raises(CafedclError, match="split: South has no training images"):
-        for seed in range(20):
-            split(labels, hospital, 2, 2, options, seed, 0.0, None, words)
+        split(labels, hospital, 2, 2, options, 0, 0.0, None, words)
