@@ -28,9 +28,14 @@ def test_the_package_exports_exactly_these_names() -> None:
         "Run",
         "Watcher",
         "__version__",
+        "compare",
+        "export",
         "load",
+        "report",
         "resolve",
+        "resume",
         "run",
+        "split",
     ]
     assert cafedcl.__all__ == names
     assert all(getattr(cafedcl, name) is not None for name in names)
@@ -133,3 +138,21 @@ def test_images_come_in_every_usual_form() -> None:
 def test_images_of_another_form_are_refused(images: np.ndarray, reason: str) -> None:
     with pytest.raises(CafedclError, match=reason):
         as_images(images, (1, 8, 8))
+
+
+def test_functions_that_share_a_name_with_a_folder_can_be_called_whatever_was_imported() -> None:
+    from cafedcl.report.page import page
+
+    assert callable(cafedcl.report)
+    assert callable(cafedcl.compare)
+    assert callable(cafedcl.export)
+    assert cafedcl.report.page.page is page
+    with pytest.raises(CafedclError, match="there is no such folder"):
+        cafedcl.report("nowhere")
+
+
+def test_a_split_is_a_table_of_clients_and_classes() -> None:
+    table = cafedcl.split("pathological:2", clients=5)
+    assert table.shape == (5, 10)
+    assert list(table.index) == [f"client {k}" for k in range(5)]
+    assert ((table > 0).sum(axis=1) <= 2).all()

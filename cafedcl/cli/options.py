@@ -27,6 +27,7 @@ JsonRounds = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per round, and nothing else.")
 ]
 RunOut = Annotated[Path | None, typer.Option(help="Run folder; by default a new one under runs/.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunPaths = Annotated[
     list[Path],
     typer.Argument(metavar="RUNS…", help="Run folders, or folders that contain run folders."),

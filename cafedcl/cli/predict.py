@@ -6,14 +6,12 @@ Nothing here imports PyTorch before a command needs it.
 import csv
 import io
 import json
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cafedcl.cli.options import RunPath
 from cafedcl.cli.report import check_choice
 from cafedcl.cli.session import load_torch, warn
 from cafedcl.core.errors import CafedclError
@@ -26,15 +24,12 @@ if TYPE_CHECKING:
     from cafedcl.federation.result import Run
     from cafedcl.federation.served_model import ServedModel
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ClientModel = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|NUMBER", help="Use this client's own model instead of the server's."
     ),
 ]
-PATIENCE = 2.0
-"""Seconds after which progress is shown."""
 
 
 def predict(
@@ -68,6 +63,7 @@ def predict(
     because it says nothing about a single image.
     """
     load_torch()
+    load_torch()
     from cafedcl import api
 
     check_choice("--format", form, ("table", "csv", "json"))
@@ -76,7 +72,7 @@ def predict(
     if form not in ("table", "csv", "json"):
         raise CafedclError(f"--out {out}: .csv or .json is expected, or give --format")
     loaded = api.load(path, warn)
-    found = loaded.predict(list(images), client, shown_progress())
+    found = loaded.predict(list(images), client)
     for file, why in found.failed.items():
         warn(f"{file}: {why}; it is left out")
     if form == "table" and out is None:
@@ -92,24 +88,6 @@ def predict(
             print(printable(f"written: {out} ({len(found)} images)"))
     if found.failed:
         raise typer.Exit(1)
-
-
-def shown_progress() -> Callable[[int, int], None]:
-    """Return a function that tells how far a long prediction is, on standard error."""
-    began = time.perf_counter()
-    told = began
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        now = time.perf_counter()
-        if now - told < PATIENCE or done >= total:
-            return
-        told = now
-        left = (now - began) / max(done, 1) * (total - done)
-        message = f"classified {done} of {total} images, {left:.0f} s left"
-        print(printable(message), file=sys.stderr, flush=True)
-
-    return tell
 
 
 def as_json_lines(found: "Predictions", top: int) -> str:
@@ -203,6 +181,7 @@ def export(
     The normalisation of pixels, anchors, the names of the classes and the calibration of the
     probabilities are inside. A model card is written beside it.
     """
+    load_torch()
     from cafedcl import api
     from cafedcl.export.formats import ENDINGS
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
+from cafedcl.cli.options import JsonRounds, Quiet, RunOut, RunPath, Settings, with_flags
 from cafedcl.cli.report import report
 from cafedcl.cli.session import (
     check_learned,
@@ -26,7 +26,6 @@ from cafedcl.core.printable import printable
 from cafedcl.core.slug import slug
 from cafedcl.terminal.console import console
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Log = Annotated[
     list[str] | None,
     typer.Option(

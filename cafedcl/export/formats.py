@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
+from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors
 from cafedcl.federation.result import Run
 from cafedcl.federation.served_model import ServedModel
@@ -56,7 +57,7 @@ def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -
         raise CafedclError(f"--to {to}: expected one of {', '.join(ENDINGS)}")
     model = run.served(client)
     write = {"onnx": write_onnx, "torch": write_torch, "safetensors": write_safetensors}[to]
-    with explained(out):
+    with explained(out), step(f"writing the model for {to}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write(model, about(run, model), out)
     return model

@@ -1,7 +1,7 @@
 """The result of a run: its scores, its models, and what they predict."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.client_names import client_number, client_title
 from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.steps import step
 from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, under, without
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation import run_plots
@@ -211,13 +212,11 @@ class Run:
         self,
         x: Pixels | Paths,
         client: int | str | None = None,
-        progress: Callable[[int, int], None] | None = None,
     ) -> Predictions:
         """Return the classes of images: files, folders of files, uint8, or floats in [0, 1].
 
         There may be one or many; channels may come first, last, or be missing for grey images.
         Of several files, those that cannot be read are left out and named in ``failed``.
-        ``progress`` is called with the number of images that are done, and of all.
         """
         if not any_round_counted(self.records):
             raise CafedclError(
@@ -230,13 +229,13 @@ class Run:
         if paths is None:
             pixels = as_images(x, self.shape)
             parts: list[ReadImages] = [(images, [], {}) for images in pixels.split(size)]
-            return self._judged(model, iter(parts), len(pixels), progress)
+            return self._judged(model, iter(parts), len(pixels))
         files = find_images(paths)
         batches = (
             read_each(files[start : start + size], self.shape, self.window)
             for start in range(0, len(files), size)
         )
-        found = self._judged(model, batches, len(files), progress)
+        found = self._judged(model, batches, len(files))
         if not len(found) and found.failed:
             file, why = next(iter(found.failed.items()))
             raise CafedclError(f"{file}: {why}")
@@ -247,7 +246,6 @@ class Run:
         model: ServedModel,
         batches: Iterator[ReadImages],
         total: int,
-        progress: Callable[[int, int], None] | None,
     ) -> Predictions:
         """Return what a model says of images that come in batches."""
         chances = [torch.zeros(0, len(self.names))]
@@ -256,10 +254,13 @@ class Run:
         strange = [torch.zeros(0)]
         files: list[Path] = []
         failed: dict[Path, str] = {}
-        for images, good, bad in batches:
-            files += good
-            failed |= bad
-            if len(images):
+        with step("classifying", total, "images") as begun:
+            for images, good, bad in batches:
+                files += good
+                failed |= bad
+                begun.done += len(images) + len(bad)
+                if not len(images):
+                    continue
                 scores = model.scores(images)
                 best, label = model.method.similarity(scores).max(1)
                 labels.append(label)
@@ -267,8 +268,6 @@ class Run:
                 chances.append(model.probabilities(scores))
                 if model.knows_limits:
                     strange.append(model.strangeness(images))
-            if progress is not None:
-                progress(len(files) + len(failed) or sum(map(len, labels)), total)
         found = torch.cat(labels)
         return Predictions(
             labels=found,

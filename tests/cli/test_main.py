@@ -138,27 +138,6 @@ def test_show_tells_last_and_best_and_compares_several(call: Call) -> None:
     assert summary["best"]["server"]["accuracy"] >= summary["last"]["server"]["accuracy"]
 
 
-def test_predict_prints_only_numbers_about_the_image(call: Call, tmp_path: Path) -> None:
-    from sklearn.datasets import load_digits
-
-    assert call("run", *SMALL, "--out", "run", "-q")[0] == 0
-    for number, image in enumerate(load_digits().images[:2]):
-        Image.fromarray((image * 15.9).astype(np.uint8)).resize((40, 40)).save(
-            tmp_path / f"{number}.png"
-        )
-    code, out, _ = call("predict", "run", "0.png", "1.png", "--json")
-    assert code == 0
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["image"] for row in rows] == ["0.png", "1.png"]
-    assert all(row["class"] in map(str, range(10)) for row in rows)
-    assert all(row.keys() == {"image", "class", "similarity"} for row in rows)
-    assert all(-1 <= row["similarity"] <= 1 for row in rows)
-    head, image, last = call("predict", "run", "0.png")[1].splitlines()
-    assert head.split() == ["image", "class", "similarity"]
-    assert len(image.split()) == 3
-    assert last.startswith("mean training confidence of these classes, not of the images: ")
-
-
 def test_predict_refuses_a_model_that_no_round_has_trained(call: Call, tmp_path: Path) -> None:
     never = [f"{t}:{client}" for t in range(2) for client in range(4)]
     call("run", *SMALL, "--set", f"federation.drop={json.dumps(never)}", "--out", "run", "-q")

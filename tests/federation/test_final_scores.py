@@ -45,7 +45,7 @@ def test_the_servers_scores_are_those_of_its_probabilities(tiny) -> None:
 
 def test_an_own_model_is_what_its_client_has_trained(tiny) -> None:
     """Reliability counts right predictions, as the client's own evaluation does."""
-    federation, (_, last) = two_rounds(tiny, "fedproto")
+    _, (_, last) = two_rounds(tiny, "fedproto")
     bins = last.tables["scores/own/bins"]
     found = bins[:, :, 2].sum(1) / bins[:, :, 0].sum(1)
     part = last.participants

@@ -1,0 +1,127 @@
+"""`cafedcl predict` and `export`, on one run that is trained once."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from cafedcl import api
+
+Call = Callable[..., tuple[int, str, str]]
+FIELDS = {"image", "class", "probability", "similarity", "unusual", "strangeness"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, a folder of six digits, a black image and a broken file."""
+    folder = tmp_path_factory.mktemp("predict")
+    settings = {"model.name": "mlp", "train.epochs": 2, "engine.workers": 1}
+    api.run("cafedcl", clients=4, rounds=4, settings=settings, out=folder / "run")
+    (folder / "photos" / "more").mkdir(parents=True)
+    for number, image in enumerate(load_digits().images[:6]):
+        place = folder / "photos" / ("more" if number % 2 else ".") / f"{number}.png"
+        Image.fromarray(np.round(image * 255 / 16).astype(np.uint8)).save(place)
+    Image.new("L", (8, 8)).save(folder / "black.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture
+def call(home: Path, invoke: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("COLUMNS", "160")
+    return invoke
+
+
+def test_the_table_tells_class_probability_and_where_probabilities_come_from(call: Call) -> None:
+    code, out, err = call("predict", "run", "photos/0.png")
+    assert (code, err) == (0, "")
+    head, image, calibrated, confidence = out.splitlines()
+    assert head.split() == ["image", "class", "probability", "similarity"]
+    assert image.split()[:2] == ["photos/0.png", "0"]
+    assert "validation images, which clients held out of their training images" in calibrated
+    assert "no test image was used" in calibrated
+    assert confidence.startswith("mean training confidence of these classes, not of the images: ")
+
+
+def test_folders_are_searched_and_json_has_every_probability(call: Call) -> None:
+    code, out, _ = call("predict", "run", "photos", "--json", "--top", 3)
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert sorted(Path(row["image"]).name for row in rows) == [f"{i}.png" for i in range(6)]
+    for row in rows:
+        assert row.keys() == FIELDS | {"top", "probabilities"}
+        chances = row["probabilities"]
+        assert sum(chances.values()) == pytest.approx(1, abs=1e-5)
+        best = sorted(chances, key=lambda name: -chances[name])[:3]
+        assert [each["class"] for each in row["top"]] == best
+        assert row["class"] == best[0]
+        assert row["probability"] == chances[best[0]]
+
+
+def test_one_broken_file_does_not_stop_the_others(call: Call) -> None:
+    code, out, err = call("predict", "run", "photos/0.png", "broken.png", "black.png", "--json")
+    assert code == 1
+    assert err == "warning: broken.png: not an image that can be read; it is left out\n"
+    first, second, failed = (json.loads(line) for line in out.splitlines())
+    assert (first["image"], second["image"]) == ("photos/0.png", "black.png")
+    assert failed == {"image": "broken.png", "error": "not an image that can be read"}
+
+
+def test_a_black_image_is_unlike_anything_seen_in_training(call: Call) -> None:
+    _, out, _ = call("predict", "run", "black.png", "photos", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert {row["image"] for row in rows if row["unusual"]} == {"black.png"}
+    assert rows[0]["strangeness"] > 1
+    assert "unusual: unlike the training images" in call("predict", "run", "black.png")[1]
+
+
+def test_csv_has_a_column_per_class_and_names_what_failed(call: Call, home: Path) -> None:
+    code, out, _ = call("predict", "run", "photos", "broken.png", "--out", "found/all.csv")
+    assert code == 1
+    assert out == "written: found/all.csv (6 images)\n"
+    rows = list(csv.DictReader(io.StringIO((home / "found" / "all.csv").read_text())))
+    assert len(rows) == 7
+    assert float(rows[0]["p[0]"]) == pytest.approx(float(rows[0]["probability"]))
+    assert rows[-1]["error"] == "not an image that can be read"
+    assert call("predict", "run", "photos", "--format", "csv")[1].startswith("image,class,")
+
+
+def test_a_file_of_an_unknown_kind_is_refused(call: Call) -> None:
+    code, _, err = call("predict", "run", "photos", "--out", "found.xlsx")
+    assert code == 2
+    assert ".csv or .json is expected" in err
+
+
+def test_an_empty_folder_is_named(call: Call, home: Path) -> None:
+    (home / "empty").mkdir(exist_ok=True)
+    code, _, err = call("predict", "run", "empty")
+    assert (code, err) == (2, "error: empty: there are no images in this folder\n")
+
+
+def test_a_model_is_exported_with_its_card(call: Call, home: Path) -> None:
+    code, out, _ = call("export", "run", "--to", "safetensors", "--out", "files/digits.safetensors")
+    assert code == 0
+    assert out.startswith("written: files/digits.safetensors (")
+    card = (home / "files" / "digits.md").read_text()
+    assert "| accuracy |" in card
+    assert "## Licence" in card
+
+
+def test_an_unknown_format_is_refused(call: Call) -> None:
+    code, _, err = call("export", "run", "--to", "onx")
+    assert code == 2
+    assert "onnx" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_client_without_a_model_of_its_own_is_refused(call: Call) -> None:
+    code, _, err = call("export", "run", "--to", "torch", "--client", 1)
+    assert code == 2
+    assert "this method stores no per-client models" in err

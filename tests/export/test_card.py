@@ -1,0 +1,61 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cafedcl
+from cafedcl.core.errors import CafedclError
+from cafedcl.export.card import model_card
+from cafedcl.federation.result import Run
+
+OLD = Path(__file__).parents[1] / "federation" / "version_0.1" / "cafedcl"
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return cafedcl.load(OLD)
+
+
+def test_a_card_tells_data_split_scores_per_class_privacy_and_licence(run: Run) -> None:
+    card = model_card(run, run.model, "digits.onnx", None, "CC BY 4.0")
+    assert card.startswith("# digits.onnx\n")
+    for words in (
+        "| data | digits |",
+        "| split |",
+        "| rounds | 2 of 2 |",
+        "| balanced accuracy (mean recall of the classes) | 59.6 |",
+        "| class | test images | recall, % |",
+        "| 0 | 36 | 97.2 |",
+        "No differential privacy was used",
+        "CC BY 4.0",
+        "They are not calibrated",
+    ):
+        assert words in card
+
+
+def test_a_card_without_a_licence_says_so(run: Run) -> None:
+    assert "Not stated." in model_card(run, run.model, "digits.onnx", None, "")
+
+
+def test_names_cannot_break_out_of_a_card(run: Run) -> None:
+    assert "\\<script>" in model_card(run, run.model, "<script>", None, "<b>")
+
+
+def test_the_format_follows_from_the_files_name(run: Run, tmp_path: Path) -> None:
+    card = cafedcl.export(run, tmp_path / "model.safetensors")
+    assert card == tmp_path / "model.md"
+    with pytest.raises(CafedclError, match="its name must end with"):
+        cafedcl.export(run, tmp_path / "model.bin")
+
+
+def test_a_card_of_a_run_without_a_folder_has_its_scores(
+    tiny: Callable[..., cafedcl.Federation],
+) -> None:
+    from cafedcl.federation.runs import _result
+
+    federation = tiny("fedavg", federation__rounds=1)
+    federation.step()
+    found = _result(federation, None)
+    card = model_card(found, found.model, "m", None, "")
+    assert "| accuracy |" in card
+    assert "They are calibrated by a temperature" in card

@@ -1,0 +1,136 @@
+"""Exported models give what `predict` gives, for every method."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.data import Dataset
+from cafedcl.export.formats import (
+    exported_program,
+    load_safetensors,
+    write_model,
+    write_onnx,
+)
+from cafedcl.federation.result import Run
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.runs import _result
+from cafedcl.methods import method_names
+
+PERSONAL = ("fedproto", "fedtgp", "local", "fedrod", "fedloge")
+"""Methods whose clients keep weights of their own."""
+WITHOUT_SERVER = ("fedproto", "fedtgp", "local")
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Callable[..., Federation]) -> Callable[[str], Run]:
+    """A run of one round; every method is trained once."""
+    runs: dict[str, Run] = {}
+
+    def train(method: str) -> Run:
+        if method not in runs:
+            federation = tiny(method, federation__rounds=1, federation__participation=1.0)
+            federation.step()
+            runs[method] = _result(federation, None)
+        return runs[method]
+
+    return train
+
+
+def clients_of(method: str) -> list[int | None]:
+    clients: list[int | None] = [] if method in WITHOUT_SERVER else [None]
+    return clients + ([0] if method in PERSONAL else [])
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_method_has_a_model_that_can_be_called_and_exported(
+    method: str, trained: Callable[[str], Run], digits: Dataset
+) -> None:
+    run = trained(method)
+    images = digits.test_x[:5]
+    assert clients_of(method)
+    for client in clients_of(method):
+        expected = run.predict(images, client)
+        with torch.no_grad():
+            found = run.served(client)(images)
+        assert torch.allclose(found, expected.probabilities, atol=1e-6)
+        assert torch.equal(found.argmax(1), expected.labels)
+        program = exported_program(run.served(client)).module()
+        for number in (1, 5):
+            probabilities = program(images[:number])[0]
+            assert torch.allclose(probabilities, found[:number], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "client"), [("cafedcl", None), ("fedproto", 0), ("mp-fedcl", None)]
+)
+def test_an_onnx_file_gives_what_predict_gives(
+    method: str,
+    client: int | None,
+    trained: Callable[[str], Run],
+    digits: Dataset,
+    tmp_path: Path,
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run = trained(method)
+    file = tmp_path / "model.onnx"
+    write_model(run, "onnx", file, client)
+    session = onnxruntime.InferenceSession(file)
+    images = digits.test_x[:9]
+    expected = run.predict(images, client)
+    for number in (1, 9):
+        found = session.run(["probabilities"], {"images": images[:number].numpy()})[0]
+        assert np.abs(found - expected.probabilities[:number].numpy()).max() < 1e-4
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["classes"]) == list(run.names)
+    if expected.strangeness is not None:
+        strange = session.run(["strangeness"], {"images": images.numpy()})[0]
+        assert np.abs(strange - expected.strangeness.numpy()).max() < 1e-4
+
+
+def test_a_file_for_pytorch_needs_nothing_else(
+    trained: Callable[[str], Run], digits: Dataset, tmp_path: Path
+) -> None:
+    run = trained("cafedcl")
+    write_model(run, "torch", tmp_path / "model.pt2")
+    extra = {"about.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
+    found = program(digits.test_x[:3])[0]
+    assert torch.allclose(found, run.predict(digits.test_x[:3]).probabilities, atol=1e-5)
+    assert json.loads(json.loads(extra["about.json"])["classes"]) == list(run.names)
+
+
+def test_safetensors_are_read_back_into_the_model(
+    trained: Callable[[str], Run], digits: Dataset, tmp_path: Path
+) -> None:
+    run = trained("cafedcl")
+    write_model(run, "safetensors", tmp_path / "model.safetensors")
+    forgotten = {name: torch.zeros_like(value) for name, value in run.state.items()}
+    empty = replace(run, state=forgotten)
+    found = load_safetensors(tmp_path / "model.safetensors", empty)
+    with torch.no_grad():
+        assert torch.equal(found(digits.test_x[:3]), run.model(digits.test_x[:3]))
+    (tmp_path / "other.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CafedclError, match="not a file of this run's model"):
+        load_safetensors(tmp_path / "other.safetensors", run)
+
+
+def test_the_temperature_is_inside(trained: Callable[[str], Run], digits: Dataset) -> None:
+    run = trained("fedavg")
+    hot = {"calibration/server/temperature": torch.tensor([1e6])}
+    model = replace(run, tables={**run.tables, **hot}).model
+    with torch.no_grad():
+        assert torch.allclose(model(digits.test_x[:2]), torch.full((2, 10), 0.1), atol=1e-4)
+
+
+def test_without_onnx_a_sentence_says_what_to_install(
+    trained: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(CafedclError, match=r"pip install 'cafedcl\[onnx\]'"):
+        write_onnx(trained("fedavg").model, {}, tmp_path / "model.onnx")
