@@ -81,7 +81,7 @@ def split_map(
     ``clients`` are the clients' names; without names they are numbered.
     """
     table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
-    table.add_column("client ", justify="right", style="dim")
+    table.add_column("client ", justify="left" if clients else "right", style="dim")
     for name in names[:40]:
         table.add_column(f"{name[:5]:^5}", justify="center")
     table.add_column("  images", justify="right", style="dim")
