@@ -89,7 +89,7 @@ class FinalScores:
         model = self._model(weights, under(ANCHORS, down.tensors), kept)
         x, y = self.task.clients.test_set(client)
         rows = spaced_rows(len(y), MOST_OWN_IMAGES).to(x.device)
-        p = model.scores(x[rows]).double().softmax(1).cpu()
+        p = model.scores(x[rows]).double().softmax(1)
         y = y[rows].cpu()
         predicted = confusion(p.argmax(1), y, self.task.method.classes)
         self.own[client] = {
@@ -134,7 +134,7 @@ class FinalScores:
             x, y = task.clients.test_set(None)
             if not len(y):
                 return {}, {}
-            p = model.scores(x).double().softmax(1).cpu()
+            p = model.scores(x).double().softmax(1)
         y = y.cpu()
         ranked = one_against_rest(p, y, self.config.evaluate.specificity)
         bins = reliability(p, y)
@@ -180,7 +180,8 @@ class FinalScores:
         def in_batches(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
             images = self.task.clients.data.images
             batches = x.split(self.task.eval_batch)
-            return torch.cat([function(images(batch)) for batch in batches])
+            # On the host: some devices have no float64, and what follows are many small steps.
+            return torch.cat([function(images(batch)).cpu() for batch in batches])
 
         def scores(x: Tensor) -> Tensor:
             return in_batches(x, lambda z: method.scores(self.network, z, anchors, memory))
@@ -203,14 +204,13 @@ class FinalScores:
         if not len(validation):
             return fitted
         x = data.train_x[validation]
-        fitted["temperature"] = torch.tensor(
-            [fit_temperature(model.scores(x), data.train_y[validation])]
-        )
+        y = data.train_y[validation].cpu()
+        fitted["temperature"] = torch.tensor([fit_temperature(model.scores(x), y)])
         fitted["images"] = torch.tensor([len(validation)])
         rows = train[spaced_rows(len(train), MOST_DESCRIBED).to(train.device)]
         limits = fit_limits(
             model.describe(data.train_x[rows]),
-            data.train_y[rows],
+            data.train_y[rows].cpu(),
             model.describe(x),
             self.task.method.classes,
         )
