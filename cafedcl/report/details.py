@@ -35,6 +35,7 @@ def data_map(evaluations: RunEvaluations) -> dict[str, Any] | None:
     return {
         "counts": counts[shown_clients(len(counts))],
         "clients": shown_clients(len(counts)),
+        "client_names": list(evaluations.run.client_names),
         "names": evaluations.data.names,
         "seed": evaluations.run.seed,
         "totals": classes,

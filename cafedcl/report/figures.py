@@ -55,6 +55,8 @@ def setting_figures(group: PlotGroup) -> Iterator[tuple[str, Figure]]:
                 yield f"shots-{protocol}", plots.plot_shots(group, protocol)
             if "map" in group and any(protocol in one["recall"] for one in group["details"]):
                 yield f"recall-{protocol}", plots.plot_recall(group, protocol)
+            if any(protocol in one["reliability"] for one in group["details"]):
+                yield f"reliability-{protocol}", plots.plot_reliability(group, protocol)
             for family in group["ablation"]:
                 yield (
                     f"ablation-{family['base']}-{protocol}",

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cafedcl.report.palette import DASHES, MARKERS
+from cafedcl.report.table import RANKINGS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,13 +68,17 @@ def name_axis(ax: "Axes", which: str, names: Sequence[str]) -> None:
 
 
 def plot_ranking(group: PlotGroup, protocol: str) -> Figure:
-    """Draw accuracy against spread across clients: a mark per seed, a large one for the mean."""
+    """Draw accuracy against spread across clients: a mark per seed, a large one for the mean.
+
+    Where test labels are skewed, it is balanced accuracy.
+    """
+    by = group["ranking"][protocol]["by"]
     figure, (ax,) = sheet(width=4.6, height=3.2)
     for entry, row in zip(group["entries"], group["ranking"][protocol]["rows"], strict=True):
-        if row is not None and row["std"]["mean"] is not None:
+        if row is not None and row["std"]["mean"] is not None and row[by]["mean"] is not None:
             ax.scatter(
                 row["std"]["values"],
-                row["accuracy"]["values"],
+                row[by]["values"],
                 s=14,
                 alpha=0.4,
                 linewidths=0,
@@ -81,12 +86,13 @@ def plot_ranking(group: PlotGroup, protocol: str) -> Figure:
             )
             ax.scatter(
                 [row["std"]["mean"]],
-                [row["accuracy"]["mean"]],
+                [row[by]["mean"]],
                 s=52,
                 label=entry["label"],
                 **marker_style(entry),
             )
-    ax.set(xlabel="standard deviation across clients, points", ylabel="accuracy, %")
+    title = f"{RANKINGS[by]}, %"
+    ax.set(xlabel="standard deviation across clients, points", ylabel=title)
     figure.legend(loc="outside right center")
     return figure
 
@@ -97,11 +103,12 @@ def plot_curves(group: PlotGroup, protocol: str, axis: str) -> Figure:
     The band is one standard deviation over seeds.
     """
     figure, axes = sheet(2)
+    by = group["ranking"][protocol]["by"]
     for entry, curve in zip(group["entries"], group["curves"], strict=True):
         xs = nan_array(curve[axis]) / (1e6 if axis == "bytes" else 1)
         if curve[protocol] is None or (axis != "rounds" and not xs[-1] > 0):
             continue
-        for ax, measure in zip(axes, ("accuracy", "std"), strict=True):
+        for ax, measure in zip(axes, (by, "std"), strict=True):
             mean = nan_array(curve[protocol][measure]["mean"])
             std = nan_array(curve[protocol][measure]["std"])
             known = ~np.isnan(mean)
@@ -110,11 +117,27 @@ def plot_curves(group: PlotGroup, protocol: str, axis: str) -> Figure:
             ax.fill_between(
                 xs, mean - std, mean + std, color=entry["colour"], alpha=0.13, linewidth=0
             )
-    for ax, title in zip(axes, ("accuracy, %", "std across clients, points"), strict=True):
+    titles = (f"{RANKINGS[by]}, %", "std across clients, points")
+    for ax, title in zip(axes, titles, strict=True):
         ax.set(xlabel=CURVE_AXES[axis], ylabel=title)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "rounds"))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    return figure
+
+
+def plot_reliability(group: PlotGroup, protocol: str) -> Figure:
+    """Draw how often predictions are right against the probability that they were given."""
+    figure, (ax,) = sheet(width=4.6, height=3.2)
+    ax.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=0.8)
+    for entry, detail in zip(group["entries"], group["details"], strict=True):
+        bins = detail["reliability"].get(protocol, [])
+        if bins:
+            xs = [each["confidence"] for each in bins]
+            ys = [each["accuracy"] for each in bins]
+            ax.plot(xs, ys, label=entry["label"], markersize=3, **marker_style(entry))
+    ax.set(xlabel="probability of the predicted class, %", ylabel="right predictions, %")
+    figure.legend(loc="outside right center")
     return figure
 
 

@@ -33,7 +33,13 @@ def plot_data(group: PlotGroup) -> Figure:
     )
     name_axis(ax, "y", names)
     ax.xaxis.set_major_locator(MaxNLocator(20, integer=True))
+    if known["client_names"]:
+        name_axis(ax, "x", [known["client_names"][client] for client in known["clients"]])
     return figure
+
+
+MOST_WRITTEN = 20
+"""Classes of a confusion matrix whose cells have room for a number."""
 
 
 def plot_confusion(group: PlotGroup, one: dict[str, Any]) -> Figure:
@@ -42,7 +48,13 @@ def plot_confusion(group: PlotGroup, one: dict[str, Any]) -> Figure:
     names = group["map"]["names"]
     figure, (ax,) = sheet(width=COLUMN, height=3.0)
     rows = table.sum(1, keepdims=True)
-    plot_heatmap(ax, 100 * table / np.where(rows > 0, rows, 1), "%", 100)
+    share = 100 * table / np.where(rows > 0, rows, 1)
+    plot_heatmap(ax, share, "%", 100)
+    if len(names) <= MOST_WRITTEN:
+        for (row, column), value in np.ndenumerate(share):
+            if value >= 0.5:
+                ink = "white" if value > 55 else "black"
+                ax.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, size=6)
     ax.set(xlabel="predicted", ylabel="class")
     name_axis(ax, "x", names)
     name_axis(ax, "y", names)

@@ -172,7 +172,7 @@ def test_the_command_names_what_was_set_aside(
 
 
 def test_every_figure_is_written(make_run: Maker, tmp_path: Path) -> None:
-    everything = ("server", "confidence", "prototypes", "loop")
+    everything = ("server", "confidence", "prototypes", "loop", "scores")
     make_run(tmp_path / "runs" / "a", "cafedcl", extras=everything, method__lam_geo=1.0)
     make_run(tmp_path / "runs" / "b", "cafedcl:no-geo")
     make_run(tmp_path / "runs" / "c", "cafedcl", 1, extras=everything, method__lam_geo=1.0)
@@ -189,6 +189,7 @@ def test_every_figure_is_written(make_run: Maker, tmp_path: Path) -> None:
         "clients",
         "shots",
         "recall",
+        "reliability",
         "ablation-cafedcl",
         "sensitivity-cafedcl-method.lam_geo",
     }

@@ -17,6 +17,10 @@ function unpack({ b64, shape, low, step }) {
 }
 
 const group = () => DATA.groups[state.group];
+/** Return what a person reads for a client: its name, or its number. */
+const clientTitle = (client) => group().map?.client_names[client] ?? `client ${client}`;
+/** Return the label of a client on an axis. */
+const clientLabel = (client) => group().map?.client_names[client]?.slice(0, 14) ?? String(client);
 const entries = () => group().entries;
 const shown = (i) => !state.hidden.has(entries()[i].label);
 const ranking = () => group().ranking[state.protocol] || { rows: entries().map(() => null) };

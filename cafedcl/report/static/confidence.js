@@ -48,14 +48,14 @@ function confidenceSection(add) {
     if (!table) return null;
     return heat({
       xs: map.names,
-      ys: map.clients.map(String),
+      ys: map.clients.map(clientLabel),
       xname: "class",
       yname: "",
       low: 0,
       high: table.values.reduce((most, v) => (v > most ? v : most), 1e-9),
       value: (x, y) => table.at(at, y, x),
       text: (x, y, v) =>
-        tip(`client ${map.clients[y]}, class ${map.names[x]}`, [
+        tip(`${clientTitle(map.clients[y])}, class ${map.names[x]}`, [
           [name(), fixed(v, 3)],
           ...Object.keys(scene().parts)
             .filter((other) => other !== key && other !== "alpha")

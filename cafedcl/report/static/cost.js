@@ -28,7 +28,7 @@ function samplesSection(add) {
 /** Return the title of a contact sheet from its file name, such as round-0004-client-02, which counts rounds from 0. */
 function sheetTitle(name) {
   const found = /^round-(\d+)-client-(\d+)$/.exec(name);
-  return found ? `round ${Number(found[1]) + 1}, client ${Number(found[2])}` : name;
+  return found ? `round ${Number(found[1]) + 1}, ${clientTitle(Number(found[2]))}` : name;
 }
 
 /** Seconds and bytes. */

@@ -35,7 +35,7 @@ function dataSection(add) {
       const side = phone() ? 46 : 110;
       const room = Math.min((place.clientWidth - wide - side - 40) / clients, (tall - 80) / classes);
       const text = ({ data }) =>
-        tip(`client ${map.clients[data[0]]}, class ${map.names[data[1]]}`, [["training images", whole(data[2])]]);
+        tip(`${clientTitle(map.clients[data[0]])}, class ${map.names[data[1]]}`, [["training images", whole(data[2])]]);
       return {
         renderer: "canvas",
         tall,
@@ -46,7 +46,7 @@ function dataSection(add) {
         ],
         tooltip: tooltip({ formatter: text }),
         xAxis: [
-          names(map.clients.map(String), { name: "client", splitLine: { show: discs } }),
+          names(map.clients.map(clientLabel), { name: "client", splitLine: { show: discs } }),
           axis({
             gridIndex: 1,
             name: "images",
@@ -152,7 +152,7 @@ function clientsSection(add) {
         tall: many && !phone() ? Math.max(620, 70 + 46 * used.length) : 70 + 50 * used.length,
         grid: { ...besides(used.map((i) => entries()[i].label)), right: 18, top: 8, bottom: 44 },
         tooltip: tooltip({
-          formatter: ({ seriesName, data }) => tip(`client ${data[2]}`, [[seriesName, `${fixed(data[0], 1)} %`]]),
+          formatter: ({ seriesName, data }) => tip(clientTitle(data[2]), [[seriesName, `${fixed(data[0], 1)} %`]]),
         }),
         xAxis: axis({
           name: "accuracy of a client, %; the line is the mean",
@@ -276,7 +276,7 @@ function worstClient({ client, accuracy, images, classes, counts, recall, confid
   return el(
     "div",
     {},
-    el("div", { class: "top" }, el("b", {}, `client ${client}`), el("span", {}, `${fixed(100 * accuracy, 1)} %`)),
+    el("div", { class: "top" }, el("b", {}, clientTitle(client)), el("span", {}, `${fixed(100 * accuracy, 1)} %`)),
     bar,
     el("div", { class: "why" }, why),
   );
