@@ -24,13 +24,15 @@ Server steps
     first); a server that trains: `draw_batches`, `minimise`; `k_means`.
 
 Models, augmentations, data
-    `Encoder`, `Network`, `Shape`; `Augmenter`, `ClientImages`, `SyntheticImages`; `Dataset`.
+    `Encoder`, `Network`, `Shape`; `Augmenter`, `ClientImages`, `SyntheticImages`; `Transform`
+    (a random change of training images); `Dataset`.
 
 Names of tensors
     `under`, `without` and `prefixed` select and rename entries of a dict of tensors.
 """
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
+from cafedcl.augment.transforms import Transform
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Shape, Up, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under, without
@@ -87,6 +89,7 @@ __all__ = [
     "Shape",
     "SyntheticImages",
     "Tensors",
+    "Transform",
     "Up",
     "Visit",
     "align_loss",

@@ -14,6 +14,7 @@ from cafedcl.config.model_options import ModelOptions
 from cafedcl.config.options import option, parse_value, to_plain, to_toml, toml_section
 from cafedcl.config.server_options import ServerStepOptions
 from cafedcl.config.split_options import SplitOptions
+from cafedcl.config.train_options import MOST_IN_BATCH, TrainOptions
 from cafedcl.config.trust_options import AttackOptions, DefenceOptions
 from cafedcl.core.errors import CafedclError
 
@@ -22,8 +23,6 @@ SITES = "sites"
 DEFAULT_CLIENTS = 20
 """The number of clients if neither the config nor the data say."""
 MOST_ROUNDS = 1_000_000
-MOST_IN_BATCH = 65_536
-"""Images in a batch."""
 MOST_PROCESSORS = 1024
 """Threads or worker processes: more than any machine has; far more crash the libraries."""
 SECONDS_OF_A_YEAR = 31_536_000
@@ -35,49 +34,6 @@ class RunOptions:
     """Randomness of the run."""
 
     seed: int = option(0, "random seed", low=0, high=2**63 - 1)
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Local training, as in the paper."""
-
-    epochs: int = option(5, "local epochs per round", low=1, high=10_000)
-    iterations: int = option(
-        10,
-        "steps per epoch; the batch size is the client's number of images over this",
-        low=1,
-        high=1_000_000,
-    )
-    batch_size: int = option(
-        0, "fixed batch size; 0: given by `iterations`", low=0, high=MOST_IN_BATCH
-    )
-    lr: float = option(0.1, "learning rate of SGD", above=0.0)
-    encoder_lr: float = option(
-        0.0,
-        "learning rate of the encoder, which decays like lr; 0: that of the other weights",
-        low=0.0,
-    )
-    lr_decay: float = option(
-        0.998, "factor for the learning rate after every round", above=0.0, high=1.0
-    )
-    lr_decay_in_round: bool = option(
-        False, "also decay the learning rate after every local epoch, as FedRCL's code does"
-    )
-    momentum: float = option(0.0, "momentum of SGD", low=0.0, high=1.0)
-    weight_decay: float = option(1e-3, "weight decay", low=0.0)
-    clip: float = option(10.0, "maximum gradient norm; 0: no clipping", low=0.0)
-    flip: bool = option(False, "flip training images horizontally at random")
-    crop: int = option(
-        0,
-        "pixels of padding before a random crop, fewer than the image has; 0: no crop",
-        low=0,
-        high=64,
-    )
-
-    @property
-    def encoder_factor(self) -> float:
-        """The encoder's learning rate in units of ``lr``."""
-        return self.encoder_lr / self.lr if self.encoder_lr else 1.0
 
 
 @dataclass(frozen=True)
@@ -262,7 +218,7 @@ class Config:
     data: DataOptions = DataOptions()  # noqa: RUF009
     split: SplitOptions = SplitOptions()  # noqa: RUF009
     model: ModelOptions = ModelOptions()  # noqa: RUF009
-    train: TrainOptions = TrainOptions()
+    train: TrainOptions = TrainOptions()  # noqa: RUF009
     federation: FederationOptions = FederationOptions()
     server: ServerStepOptions = ServerStepOptions()  # noqa: RUF009
     evaluate: EvaluateOptions = EvaluateOptions()

@@ -25,8 +25,7 @@ from cafedcl.core.tensors import (
     without,
 )
 from cafedcl.engine.base import Pending, Results
-from cafedcl.engine.flip_and_crop import draw_augmentation, flip_and_crop
-from cafedcl.engine.sgd import SGD
+from cafedcl.engine.optimizer import ClientOptimizer
 from cafedcl.functional.metrics import KINDS, count_correct, predictions
 from cafedcl.task.task import Task, arithmetic
 
@@ -133,7 +132,7 @@ class ReferenceEngine:
             shift = F.pad(synthetic.shift, (0, 0, len(shard), 0))
         size = task.schedule.batch_size(len(y))
         draws = stream(task.seed, "batches", job.client, job.down.round)
-        sgd = SGD(self.flat.vector, self.gradient, options, self.factors)
+        optimizer = ClientOptimizer(self.flat.vector, self.gradient, options, self.factors)
         self.network.train()
         last_epoch: list[tuple[int, Tensors]] = []
         for epoch in range(options.epochs):
@@ -146,12 +145,12 @@ class ReferenceEngine:
             parts = (part[order].split(size) for part in (x, y, weight))
             for batch_x, batch_y, batch_weight, batch_shift in zip(*parts, shifts, strict=True):
                 self.network.shift = batch_shift
-                drawn = self._device(draw_augmentation(len(batch_y), options))
-                batch_x = flip_and_crop(batch_x, drawn, options)
-                batch = Batch(batch_x, batch_y, batch_weight)
+                drawn = self._device(task.transforms.draw(len(batch_y)))
+                transformed = task.transforms.apply(batch_x, drawn)
+                batch = Batch(transformed, batch_y, batch_weight)
                 terms = task.method.loss(self.network, batch, visit)
                 reduce(torch.add, terms.values()).backward()
-                sgd.step(rate)
+                optimizer.step(rate)
                 detached = {name: term.detach() for name, term in terms.items()}
                 last_epoch.append((len(batch_y), detached))
         self.network.shift = None

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import Tensors
-from cafedcl.engine.flip_and_crop import draw_augmentation
 from cafedcl.task.task import Task
 
 STEP_COST = 16.0
@@ -33,7 +32,7 @@ class Schedule:
 
     tables: Tensors
     """One row per step: ``rows`` into the training set, their ``weight``, the learning ``rate``,
-    whether it is the ``first`` step of its epoch, and the draws of flips and crops.
+    whether it is the ``first`` step of its epoch, and the draws of random transforms.
     """
     shares: npt.NDArray[np.float64]
     """For every step of an epoch, its share of the epoch's images."""
@@ -75,10 +74,10 @@ def make_schedule(
         "first": pattern.first,
     }
     keys: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
-    if options.flip or options.crop:
+    if task.transforms:
         sizes = [int(number) for number in pattern.sizes] * options.epochs
         with torch_stream(task.seed, "client", client, round):
-            drawn = [draw_augmentation(number, options) for number in sizes]
+            drawn = [task.transforms.draw(number) for number in sizes]
         for name in drawn[0]:
             tables[f"draw/{name}"] = _padded([draws[name] for draws in drawn], width)
     synthetic_weight = task.tail.augmenter.options.weight

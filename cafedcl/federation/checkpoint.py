@@ -107,10 +107,13 @@ class Checkpoint:
                 f"{before}; the number can only be raised"
             )
         method, _ = find_method(config.method.name)
-        if rounds > before and method.depends_on_rounds:
+        who = method.name if method.depends_on_rounds else ""
+        if config.train.depends_on_rounds:
+            who = f"train.schedule = {config.train.schedule}"
+        if rounds > before and who:
             raise CafedclError(
                 f"{where}/config.toml: federation.rounds = {rounds}, but the run was made for "
-                f"{before}, and {method.name} trains differently for another number; change it "
+                f"{before}, and {who} trains differently for another number; change it "
                 f"back, or start a new run with `cafedcl run {where}/config.toml --out NEW`"
             )
 

@@ -20,17 +20,28 @@ def unit(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)
 
 
+MASKED = -1e8
+"""A class with a lower logit cannot be predicted: it has no anchor, or the client lacks it."""
+
+
 def weighted_average(values: Tensor, weight: Tensor) -> Tensor:
     """Return Σ w v / Σ w, and zero for a batch of padding."""
     return (values * weight).sum() / weight.sum().clamp_min(1e-12)
 
 
-def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the weighted mean of −log softmax(logits)_y.
 
-    The library's kernel is faster where its gradient is compiled together with its neighbours, and
-    only there.
+    With label smoothing, the share ``smoothing`` of the target is spread evenly over all classes;
+    classes that are masked by a very low logit get none of it. The library's kernel is faster where
+    its gradient is compiled together with its neighbours, and only there.
     """
+    if smoothing:
+        log_p = F.log_softmax(logits, 1)
+        possible = logits > MASKED
+        spread = (log_p * possible).sum(1) / possible.sum(1)
+        hit = log_p.gather(1, y[:, None])[:, 0]
+        return weighted_average(-(1 - smoothing) * hit - smoothing * spread, weight)
     if torch.compiler.is_compiling():
         return weighted_average(F.cross_entropy(logits, y, reduction="none"), weight)
     return weighted_average(-F.log_softmax(logits, 1).gather(1, y[:, None])[:, 0], weight)
@@ -105,6 +116,7 @@ def i2p_loss(
     known: Tensor | None,
     tau: float,
     prior: Tensor | None = None,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of the cosine similarities to anchors / τ.
 
@@ -115,7 +127,7 @@ def i2p_loss(
         logits = logits + prior
     if known is not None:
         weight = weight * known[y]
-    return cross_entropy(logits, y, weight)
+    return cross_entropy(logits, y, weight, smoothing)
 
 
 def shares(counts: Tensor) -> Tensor:

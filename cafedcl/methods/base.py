@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
-from cafedcl.functional.contrast import class_means
+from cafedcl.functional.contrast import class_means, cross_entropy
 from cafedcl.models.base import Network
 
 REPLIES_AT_A_TIME = 8
@@ -74,6 +74,8 @@ class Method:
 
     Then a run cannot be extended: its first rounds would have been different.
     """
+    label_smoothing: float = 0.0
+    """The share of the target that `cross_entropy` spreads over all classes; the config sets it."""
     epsilon: float = 0.0
     """Added to the sum of the clients' weights, which the average of the models is divided by."""
     Options: ClassVar[type] = NoOptions
@@ -113,6 +115,10 @@ class Method:
     def embed(self, model: Network, x: Tensor) -> Tensor:
         """Return the features that prototypes are made of."""
         return model.features(x)
+
+    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of a batch, with the run's label smoothing."""
+        return cross_entropy(logits, batch.y, batch.weight, self.label_smoothing)
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         """Return the weighted terms of the client's objective by name; their sum is minimised."""

@@ -96,7 +96,9 @@ class CAFedCL(Method):
         q = unit(sums)
         present = counts > 0
         prior = contrast.log_prior(visit.client.counts, o.calibrate, o.smoothing)
-        terms = {"i2p": contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau, prior)}
+        smoothing = self.label_smoothing
+        i2p = contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau, prior, smoothing)
+        terms = {"i2p": i2p}
         if o.lam_align:
             warm = ((visit.round + 1) / max(o.align_warmup, 1)).clamp(max=1.0)
             align = contrast.align(
@@ -107,7 +109,7 @@ class CAFedCL(Method):
             geo = contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction, o.prior)
             terms["geo"] = o.lam_geo * geo
         if o.classifier == "ce":
-            terms["ce"] = contrast.cross_entropy(model.part("classify")(raw), batch.y, batch.weight)
+            terms["ce"] = self.cross_entropy(model.part("classify")(raw), batch)
         return terms
 
     def known(self, visit: Visit) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -18,4 +17,4 @@ class FedAvg(Method):
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         """Return the cross-entropy."""
-        return {"ce": cross_entropy(model(batch.x), batch.y, batch.weight)}
+        return {"ce": self.cross_entropy(model(batch.x), batch)}

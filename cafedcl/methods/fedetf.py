@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, simplex, unit
+from cafedcl.functional.contrast import simplex, unit
 from cafedcl.methods.base import Method
 from cafedcl.methods.fednh import LogitScale
 from cafedcl.models.base import Network
@@ -48,7 +48,7 @@ class FedETF(Method):
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         logits = self.scores(model, batch.x, visit.anchors, {})
         prior = visit.client.counts.clamp_min(1).log()
-        return {"ce": cross_entropy(logits + prior, batch.y, batch.weight)}
+        return {"ce": self.cross_entropy(logits + prior, batch)}
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         f = unit(model.part("project")(model.features(x)))

@@ -9,7 +9,7 @@ from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Claims, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import Entries, normalise
-from cafedcl.functional.contrast import class_means, cross_entropy, log_shares
+from cafedcl.functional.contrast import class_means, log_shares
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -43,7 +43,7 @@ class FedIIC(FedAvg):
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         difficulty = visit.anchors["difficulty"].pow(self.options.d) + 1e-5
         margins = log_shares(visit.client.counts) - difficulty.log()
-        return {"ce": cross_entropy(model(batch.x) + margins, batch.y, batch.weight)}
+        return {"ce": self.cross_entropy(model(batch.x) + margins, batch)}
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         h, y = visit.embed("train", "received")

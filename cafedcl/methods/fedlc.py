@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, weighted_average
+from cafedcl.functional.contrast import weighted_average
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -42,7 +42,7 @@ class FedLC(FedAvg):
         margins = self.options.tau * visit.client.counts.clamp_min(1e-8).pow(-0.25)
         logits = model(batch.x) - margins
         if self.options.softmax == "inclusive":
-            return {"ce": cross_entropy(logits, batch.y, batch.weight)}
+            return {"ce": self.cross_entropy(logits, batch)}
         target = F.one_hot(batch.y, self.classes).bool()
         rest = logits.masked_fill(target, -torch.inf).logsumexp(1)
         return {"lc": weighted_average(rest - logits[target], batch.weight)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, off_diagonal, simplex, unit
+from cafedcl.functional.contrast import off_diagonal, simplex, unit
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -77,7 +77,7 @@ class FedLoGe(Method):
             "auxiliary": model.part("auxiliary")(h.detach()),
             "personal": model.part("personal")(h.detach()),
         }
-        return {n: cross_entropy(each, batch.y, batch.weight) for n, each in logits.items()}
+        return {n: self.cross_entropy(each, batch) for n, each in logits.items()}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         return {"lengths": linear(model, "personal").weight.detach().norm(dim=1)}

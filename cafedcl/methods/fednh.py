@@ -9,7 +9,7 @@ from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Claims, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import merge_prototypes, uniform
-from cafedcl.functional.contrast import class_means, cross_entropy, orthonormal, unit
+from cafedcl.functional.contrast import class_means, orthonormal, unit
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -61,7 +61,7 @@ class FedNH(Method):
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         logits = self.scores(model, batch.x, visit.anchors, {})
-        return {"ce": cross_entropy(logits, batch.y, batch.weight)}
+        return {"ce": self.cross_entropy(logits, batch)}
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         z, y = visit.embed("train", "trained")

@@ -9,7 +9,7 @@ from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Claims, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import Entries, merge_prototypes, no_prototypes, normalise
-from cafedcl.functional.contrast import class_means, class_scatter, cross_entropy, unit
+from cafedcl.functional.contrast import class_means, class_scatter, unit
 from cafedcl.methods.base import Method
 from cafedcl.methods.moon import projection_head
 from cafedcl.models.base import Network
@@ -54,8 +54,8 @@ class FedProc(Method):
         z = self.embed(model, batch.x)
         share = torch.where(visit.round > 0, visit.progress, torch.ones_like(visit.progress))
         centres = unit(visit.anchors["prototypes"])
-        gpc = cross_entropy(z @ centres.T / self.options.tau, batch.y, batch.weight)
-        ce = cross_entropy(model.part("classify")(z), batch.y, batch.weight)
+        gpc = self.cross_entropy(z @ centres.T / self.options.tau, batch)
+        ce = self.cross_entropy(model.part("classify")(z), batch)
         return {"ce": share * ce, "gpc": (1 - share) * gpc}
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:

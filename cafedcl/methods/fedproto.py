@@ -11,7 +11,7 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import merge_prototypes, no_prototypes
 from cafedcl.functional.contrast import (
     class_means,
-    cross_entropy,
+    distances,
     running_means,
     start_sums,
     weighted_average,
@@ -62,7 +62,7 @@ class FedProto(Method):
         running_means(h.detach(), batch.y, batch.weight, visit.scratch)
         proto = weighted_average((h - p[batch.y]).square().mean(1) * known[batch.y], batch.weight)
         return {
-            "ce": cross_entropy(model.head(h), batch.y, batch.weight),
+            "ce": self.cross_entropy(model.head(h), batch),
             "proto": self.options.lam * proto,
         }
 
@@ -82,4 +82,4 @@ class FedProto(Method):
         h = self.embed(model, x)
         # Far below every distance, so that a class with a prototype is preferred.
         by_head = model.head(h) - 1e4
-        return torch.where(anchors["known"], -torch.cdist(h, anchors["prototypes"]), by_head)
+        return torch.where(anchors["known"], -distances(h, anchors["prototypes"]), by_head)

@@ -10,7 +10,7 @@ from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import uniform
-from cafedcl.functional.contrast import cross_entropy, unit, weighted_average
+from cafedcl.functional.contrast import unit, weighted_average
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -48,7 +48,7 @@ class FedRCL(Method):
         levels, h = model.levels(batch.x)
         pairs = [relaxed(level, batch.y, batch.weight, self.options) for level in levels]
         scl, pen = (torch.stack(terms).mean() for terms in zip(*pairs, strict=True))
-        ce = cross_entropy(model.head(h), batch.y, batch.weight)
+        ce = self.cross_entropy(model.head(h), batch)
         return {"ce": ce, "scl": scl, "pen": self.options.beta * pen}
 
     def weigh(self, ups: list[Up]) -> Tensor:

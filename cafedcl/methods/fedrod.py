@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, log_shares
+from cafedcl.functional.contrast import log_shares
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -54,8 +54,8 @@ class FedRoD(Method):
         floor = self.options.absent == "floor"
         prior = counts.clamp_min(1).log() if floor else log_shares(counts)
         return {
-            "generic": cross_entropy(generic + prior, batch.y, batch.weight),
-            "personal": cross_entropy(both, batch.y, batch.weight),
+            "generic": self.cross_entropy(generic + prior, batch),
+            "personal": self.cross_entropy(both, batch),
         }
 
     def remember(self, model: Network, visit: Visit) -> Tensors:

@@ -9,7 +9,7 @@ from torch import Tensor
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, shares, weighted_average
+from cafedcl.functional.contrast import shares, weighted_average
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -48,7 +48,7 @@ class FedVLS(FedAvg):
         kept = vacant_distillation(logits, teacher, counts <= 0)
         spread = suppression(logits - prior, batch, share)
         return {
-            "ce": cross_entropy(logits + prior, batch.y, batch.weight),
+            "ce": self.cross_entropy(logits + prior, batch),
             "vacant": self.options.lam * weighted_average(kept, batch.weight),
             "suppress": self.options.suppress * spread,
         }

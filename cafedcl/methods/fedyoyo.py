@@ -7,7 +7,7 @@ import torch
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Client, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, shares
+from cafedcl.functional.contrast import shares
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -54,4 +54,4 @@ class FedYoYo(FedAvg):
         else:
             prior = rest * everyone + (1 - rest) * own
         adjusted = model(batch.x) + (prior.pow(self.options.tau) + 1e-9).log()
-        return {"ce": cross_entropy(adjusted, batch.y, batch.weight)}
+        return {"ce": self.cross_entropy(adjusted, batch)}

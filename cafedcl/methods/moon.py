@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under
-from cafedcl.functional.contrast import cross_entropy, unit, weighted_average
+from cafedcl.functional.contrast import unit, weighted_average
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -58,7 +58,7 @@ class Moon(Method):
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         z = self.embed(model, batch.x)
-        terms = {"ce": cross_entropy(model.part("classify")(z), batch.y, batch.weight)}
+        terms = {"ce": self.cross_entropy(model.part("classify")(z), batch)}
         previous = under("previous/", visit.memory)
         if previous:
             others = [

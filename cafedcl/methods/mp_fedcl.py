@@ -8,7 +8,7 @@ from torch import Tensor
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy, unit, weighted_average
+from cafedcl.functional.contrast import unit, weighted_average
 from cafedcl.functional.kmeans import k_means
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
@@ -53,7 +53,7 @@ class MPFedCL(Method):
         h = self.embed(model, batch.x)
         pool = visit.anchors["pool"]
         labels = visit.anchors["labels"]
-        terms = {"ce": cross_entropy(model.head(h), batch.y, batch.weight)}
+        terms = {"ce": self.cross_entropy(model.head(h), batch)}
         if len(pool):
             mine = (batch.y[:, None] == labels).to(h.dtype)
             log_p = (unit(h) @ unit(pool).T / self.options.tau).log_softmax(1)

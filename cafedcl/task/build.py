@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.augment import find_augmenter
+from cafedcl.augment.transforms import make_transforms
 from cafedcl.config.options import check_together
 from cafedcl.config.sections import SITES, Config, EngineOptions
 from cafedcl.core.contract import Shape
@@ -18,7 +19,7 @@ from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients
-from cafedcl.data.splits import split
+from cafedcl.data.splits import Words, split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
@@ -160,9 +161,16 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
     # An option that `natural` does not use is found only now if the kind was `auto`.
     check_together(options, "split")
     test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
-    seed = config.run.seed
     shards = split(
-        data.train_y, data.owners, data.classes, clients, options, seed, test_share, data.groups
+        data.train_y,
+        data.owners,
+        data.classes,
+        clients,
+        options,
+        config.run.seed,
+        test_share,
+        data.groups,
+        Words(classes=data.names, clients=data.owner_names if kind in OWNED else ()),
     )
     if kind in OWNED:
         shards = replace(shards, names=data.owner_names)
@@ -191,6 +199,7 @@ def build(
         dim = feature_dim(encoder, shape)
         clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
+        method.label_smoothing = config.train.label_smoothing
         network = Network(encoder, method.head())
         network.notes = tuple(notes)
         return method, network, method.start(network)
@@ -254,7 +263,9 @@ def assemble(
             options=config.train,
             typical=max(1, round(float(shards.counts.sum()) / len(shards))),
             pooled=method.pooled,
+            rounds=config.federation.rounds,
         ),
+        transforms=make_transforms(config.train, data.shape, clients.data.mean, clients.data.std),
         seed=config.run.seed,
         rounds=config.federation.rounds,
         eval_batch=config.evaluate.batch,
@@ -303,7 +314,12 @@ def check_schedule(config: Config) -> dict[int, set[int]]:
 
 
 def check_rates(config: Config, method: Method) -> None:
-    """Refuse a learning rate for the encoder where the method counts on one for all weights."""
+    """Refuse steps of different sizes where the method counts on those of plain SGD."""
+    if config.train.optimizer != "sgd" and method.needs_one_rate:
+        raise CafedclError(
+            f"train.optimizer = {config.train.optimizer}: the method {method.name} needs the steps "
+            "of sgd; leave it out"
+        )
     if config.train.encoder_factor != 1 and method.needs_one_rate:
         raise CafedclError(
             f"train.encoder_lr = {config.train.encoder_lr:g}: the method {method.name} needs one "

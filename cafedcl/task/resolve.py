@@ -87,6 +87,7 @@ def imported_names(tables: Mapping[str, Any]) -> list[str]:
     model = name_of("model")
     if ":" in model and model.partition(":")[0] not in SOURCES:
         found.append(model)
+    found += [name for name in (name_of("train", "transform"),) if name]
     for data in (name_of("data"), name_of("data", "test")):
         if ":" in data and not data.startswith("hf:"):
             found.append(data)

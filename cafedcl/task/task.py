@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
-from cafedcl.config.sections import TrainOptions
+from cafedcl.augment.transforms import TransformChain
+from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Claims, Client, Enrolment, Field, Job
 from cafedcl.core.rng import stream
 from cafedcl.core.tensors import AUGMENT, Tensors, prefixed, under
@@ -167,6 +168,8 @@ class LocalSchedule:
     """Training images of an average client."""
     pooled: bool
     """Whether one client has all images: its batches are then those of an average client."""
+    rounds: int
+    """The rounds of the run."""
 
     def batch_size(self, samples: int) -> int:
         """Return a client's batch size: fixed, or such that an epoch has the wanted number of
@@ -181,8 +184,15 @@ class LocalSchedule:
 
     def learning_rate(self, round: int, epoch: int) -> float:
         """Return the learning rate of one local epoch."""
-        decays = round + epoch if self.options.lr_decay_in_round else round
-        return self.options.lr * self.options.lr_decay**decays
+        options = self.options
+        if round < options.warmup:
+            return options.lr * (round + 1) / (options.warmup + 1)
+        if options.schedule == "cosine":
+            # The share of the rounds after the warm-up that is over.
+            passed = (round - options.warmup) / max(1, self.rounds - options.warmup)
+            return options.lr * (1 + math.cos(math.pi * passed)) / 2
+        decays = round + epoch if options.lr_decay_in_round else round
+        return options.lr * options.lr_decay**decays
 
     def summed_rates(self, samples: int, round: int) -> float:
         """Return the sum of the learning rates over all steps of a visit."""
@@ -203,6 +213,8 @@ class Task:
     clients: ClientData
     tail: TailAugmentation
     schedule: LocalSchedule
+    transforms: TransformChain
+    """Random transforms of training images."""
     seed: int
     rounds: int
     eval_batch: int

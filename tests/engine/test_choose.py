@@ -299,7 +299,7 @@ def test_steps_of_an_average_visit(
     train = replace(
         task.schedule.options, iterations=iterations, batch_size=batch_size, epochs=epochs
     )
-    assert LocalSchedule(train, typical, pooled=False).steps(typical) == steps
+    assert LocalSchedule(train, typical, pooled=False, rounds=1).steps(typical) == steps
 
 
 @pytest.mark.parametrize("worth", [False, True])

@@ -5,11 +5,11 @@ import torch
 from capturing import assert_near, captured
 from torch import nn
 
-from cafedcl.config.sections import TrainOptions
+from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.flat import FlatNetwork
 from cafedcl.engine.cpu.stacked import StackedClients
-from cafedcl.engine.sgd import SGD
+from cafedcl.engine.optimizer import ClientOptimizer
 
 pytestmark = pytest.mark.usefixtures("plain_kernels", "no_engine_outlives_its_test")
 SETTINGS = {"train__encoder_lr": 0.003, "train__lr": 0.03, "train__momentum": 0.5}
@@ -24,7 +24,7 @@ def test_steps_are_those_of_torch_with_two_groups(momentum):
     options = TrainOptions(lr=0.1, encoder_lr=0.02, momentum=momentum, weight_decay=0.01, clip=0.5)
     flat = FlatNetwork(ours)
     factors = flat.factors("encoder.", options.encoder_factor)
-    sgd = SGD(flat.vector, flat.flat_gradient(), options, factors)
+    sgd = ClientOptimizer(flat.vector, flat.flat_gradient(), options, factors)
     groups = [
         {"params": theirs["encoder"].parameters(), "lr": 0.02},
         {"params": theirs["head"].parameters(), "lr": 0.1},

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cafedcl.config.sections import TrainOptions
+from cafedcl.augment.transforms import make_transforms
+from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Down, Job, Reply
 from cafedcl.core.rng import stream, torch_stream
-from cafedcl.engine import reference
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.engine.schedule import (
     ACCEPTED_COST,
@@ -48,7 +48,12 @@ def task(tiny: Tiny) -> Task:
 
 
 def trained_with(task: Task, options: TrainOptions) -> Task:
-    return replace(task, schedule=replace(task.schedule, options=options))
+    data = task.clients.data
+    return replace(
+        task,
+        schedule=replace(task.schedule, options=options),
+        transforms=make_transforms(options, data.shape, data.mean, data.std),
+    )
 
 
 def batch_size(options: TrainOptions, images: int) -> int:
@@ -113,15 +118,18 @@ def test_augmentation_is_drawn_from_the_clients_stream_batch_by_batch(
     schedule = make_schedule(task, shard, *visit, batch_size(options, len(shard)) + slack)
     assert torch.equal(torch.get_rng_state(), before)
     drawn = {name for name in schedule.tables if name.startswith("draw/")}
-    assert drawn == {f"draw/{name}" for name in ("flip", "crop") if getattr(options, name)}
+    wanted = {"draw/flip/flipped": options.flip, "draw/crop/place": options.crop}
+    assert drawn == {name for name, asked in wanted.items() if asked}
     with torch_stream(task.seed, "client", *visit):
         for step, batch in enumerate(itertools.chain(*plain_batches(task, shard, *visit))):
             if options.flip:
                 expected = torch.rand(len(batch)) < 0.5
-                assert torch.equal(schedule.tables["draw/flip"][step, : len(batch)], expected)
+                found = schedule.tables["draw/flip/flipped"][step, : len(batch)]
+                assert torch.equal(found, expected)
             if options.crop:
                 expected = torch.randint(0, 2 * options.crop + 1, (2, len(batch))).T
-                assert torch.equal(schedule.tables["draw/crop"][step, : len(batch)], expected)
+                found = schedule.tables["draw/crop/place"][step, : len(batch)]
+                assert torch.equal(found, expected)
 
 
 @settings(max_examples=40)
@@ -150,30 +158,32 @@ def test_the_reference_engine_trains_on_what_is_scheduled(
         "fedavg", train__epochs=2, train__iterations=3, train__batch_size=0, **changes
     )
     task, drawn, seen = federation.task, [], []
-    draw, loss = reference.draw_augmentation, task.method.loss
+    draw, loss = task.transforms.draw, task.method.loss
 
-    def spying_draw(images, options):
-        drawn.append(draw(images, options))
+    def spying_draw(images):
+        drawn.append(draw(images))
         return drawn[-1]
 
     def spying_loss(network, batch, visit):
         seen.append(batch)
         return loss(network, batch, visit)
 
-    monkeypatch.setattr(reference, "draw_augmentation", spying_draw)
+    monkeypatch.setattr(task.transforms, "draw", spying_draw)
     monkeypatch.setattr(task.method, "loss", spying_loss)
     down = Down(4, federation.method.broadcast(federation.state))
     assert isinstance(ReferenceEngine(task).attempt(Job(1, down, {}, False)), Reply)
     shard = task.clients.shards.train[1].numpy()
     schedule = make_schedule(task, shard, 1, 4, len(shard))
-    assert schedule.steps == len(seen) == len(drawn) == 6
+    assert schedule.steps == len(seen) == 6
+    # The schedule has drawn once more.
+    del drawn[6:]
     for step, (batch, draws) in enumerate(zip(seen, drawn, strict=True)):
         real = schedule.tables["weight"][step] == 1
         rows = schedule.tables["rows"][step][real]
         assert torch.equal(task.clients.data.train_y[rows], batch.y)
         if not changes:
             assert torch.equal(task.clients.data.images(task.clients.data.train_x[rows]), batch.x)
-        assert draws.keys() == ({"flip", "crop"} if changes else set())
+        assert draws.keys() == ({"flip/flipped", "crop/place"} if changes else set())
         assert all(
             torch.equal(schedule.tables[f"draw/{name}"][step][real], value)
             for name, value in draws.items()

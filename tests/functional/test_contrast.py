@@ -453,3 +453,34 @@ def test_compiled_distances_and_their_slopes_are_the_plain_ones(same):
     for plain, compiled in zip(*found, strict=True):
         assert plain.isfinite().all()
         torch.testing.assert_close(plain, compiled, atol=1e-12, rtol=1e-12)
+
+
+@given(st.floats(0.01, 0.9), st.integers(0, 2**32 - 1))
+def test_smoothed_labels_spread_their_share_over_all_classes(smoothing, seed):
+    draws = np.random.default_rng(seed)
+    logits = draws.normal(size=(6, 4)) * 3
+    y = draws.integers(0, 4, 6)
+    weight = draws.random(6)
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    target = (1 - smoothing) * np.eye(4)[y] + smoothing / 4
+    expected = -(target * log_p).sum(1) @ weight / weight.sum()
+    given_ = (torch.from_numpy(part) for part in (logits, y, weight))
+    assert float(contrast.cross_entropy(*given_, smoothing)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_masked_classes_get_no_share_of_smoothed_labels():
+    logits = torch.tensor([[1.0, 2.0, -1e9], [0.5, -1.0, -1e9]], dtype=torch.float64)
+    y = torch.tensor([0, 1])
+    weight = torch.ones(2, dtype=torch.float64)
+    masked = contrast.cross_entropy(logits, y, weight, 0.2)
+    without = contrast.cross_entropy(logits[:, :2], y, weight, 0.2)
+    assert float(masked) == pytest.approx(float(without), rel=1e-9)
+
+
+def test_without_smoothing_the_smoothed_loss_is_the_plain_one():
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 3, generator=draws, dtype=torch.float64)
+    y = torch.tensor([0, 2, 1, 1, 0])
+    weight = torch.ones(5, dtype=torch.float64)
+    plain = float(contrast.cross_entropy(logits, y, weight))
+    assert float(contrast.cross_entropy(logits, y, weight, 1e-12)) == pytest.approx(plain, rel=1e-9)

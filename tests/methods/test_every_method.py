@@ -44,6 +44,24 @@ def test_every_reading_of_the_loss_conforms(reading, check):
     check_method("cafedcl", {f"method.{key}": value for key, value in reading.items()}, only=check)
 
 
+@pytest.mark.parametrize("check", ["padding", "no value is read"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_conforms_with_smoothed_labels(name, check):
+    check_method(name, {**SHORT.get(name, {}), "train.label_smoothing": 0.1}, only=check)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_labels_are_smoothed_wherever_there_is_a_cross_entropy(name, tiny):
+    settings = {key.replace(".", "__"): value for key, value in SHORT.get(name, {}).items()}
+    plain = tiny(name, **settings)
+    smooth = tiny(name, **settings, train__label_smoothing=0.3)
+    for federation in (plain, smooth):
+        assert not federation.step().failed
+    differ = plain.history[0].loss != smooth.history[0].loss
+    # SphereFed's loss is a mean squared error.
+    assert differ == (name != "spherefed")
+
+
 def test_what_a_client_sends_or_keeps_is_replayed_only_if_its_own_class_says_so():
     class Sends(FedAvg):
         def summarize(self, model, visit):

@@ -22,10 +22,9 @@ from cafedcl.engine.base import Results
 from cafedcl.engine.cpu.grouped_conv import use_grouped_convolutions
 from cafedcl.engine.cpu.groups import JobGroup, form, make_groups, widths
 from cafedcl.engine.cpu.recorded_step import StepFunction, record
-from cafedcl.engine.flip_and_crop import flip_and_crop
+from cafedcl.engine.optimizer import descend, start_state
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.engine.schedule import Schedule, make_schedule
-from cafedcl.engine.sgd import descend
 from cafedcl.engine.views import LossView, embeds_nothing
 from cafedcl.task.task import Task, arithmetic
 
@@ -35,6 +34,7 @@ RECORDINGS_KEPT = 64
 """Recorded steps are kept for this many different shapes; the oldest are dropped."""
 OWN = "own/"
 COMMON = "common/"
+OPTIMIZER_STATE = "optimizer/"
 """Prefixes of what each client of a stack has of its own, along the first axis, and of what all
 share.
 """
@@ -192,8 +192,7 @@ class StackedClients(ReferenceEngine):
         }
         tensors = {"flat": flat}
         tensors |= prefixed(OWN, {name: torch.stack(values) for name, values in own.items()})
-        if task.schedule.options.momentum:
-            tensors["velocity"] = torch.zeros_like(flat)
+        tensors |= prefixed(OPTIMIZER_STATE, start_state(flat, task.schedule.options))
         factors = self.stack_weights.factors(ENCODER, task.schedule.options.encoder_factor)
         if factors is not None:
             common["factors"] = factors
@@ -205,16 +204,16 @@ class StackedClients(ReferenceEngine):
         self, steps: list[int], tables: Tensors, images: Tensor, labels: Tensor, tensors: Tensors
     ) -> tuple[Tensor, tuple[str, ...]]:
         """Take all steps; return the log of loss terms (steps, clients, terms), and their names."""
-        options = self.task.schedule.options
+        transforms = self.task.transforms
         log: list[Tensor] = []
         names: tuple[str, ...] = ()
         for start, stop, active in stretches(steps):
             now = {name: table[start:stop, :active] for name, table in tables.items()}
             rows = now.pop("rows")
             x = images.index_select(0, rows.flatten())
-            if options.flip or options.crop:
+            if transforms:
                 drawn = {name: value.flatten(0, 2) for name, value in under("draw/", now).items()}
-                x = flip_and_crop(x, drawn, options)
+                x = transforms.apply(x, drawn)
                 now = without("draw/", now)
             now["x"] = x.view(*rows.shape, *x.shape[1:])
             now["y"] = labels.index_select(0, rows.flatten()).view_as(rows)
@@ -281,7 +280,8 @@ class StackedClients(ReferenceEngine):
         gradient = self.stack_weights.flatten_stacked(gradients)
         rate = tensors["rate"][:, None]
         options = self.task.schedule.options
-        descend(flat, gradient, tensors.get("velocity"), rate, options, common.get("factors"))
+        state = under(OPTIMIZER_STATE, tensors)
+        descend(flat, gradient, state, rate, options, common.get("factors"))
         return terms.detach(), tuple(named)
 
     def loss(

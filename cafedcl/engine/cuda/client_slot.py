@@ -30,6 +30,7 @@ from cafedcl.engine.cuda.captures import Captures, VisitResult
 from cafedcl.engine.cuda.device_data import DeviceData
 from cafedcl.engine.cuda.replica import CapturedEmbedder, Replica
 from cafedcl.engine.cuda.step import Summarize
+from cafedcl.engine.optimizer import start_state
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.engine.views import LossView, SummaryView, embeds_nothing
 from cafedcl.functional.metrics import KINDS
@@ -55,7 +56,7 @@ class ClientSlot(Replica):
     def __init__(self, device_data: DeviceData) -> None:
         super().__init__(device_data)
         options = self.task.schedule.options
-        self.velocity = torch.zeros_like(self.flat) if options.momentum else None
+        self.optimizer_state = start_state(self.flat, options)
         self.factors = self.network_weights.factors(ENCODER, options.encoder_factor)
         self.one = torch.ones((), device=self.task.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.task.device)
@@ -134,8 +135,8 @@ class ClientSlot(Replica):
         self.received.copy_(server_weights)
         self.load(server_weights)
         self.cursor.zero_()
-        if self.velocity is not None:
-            self.velocity.zero_()
+        for value in self.optimizer_state.values():
+            value.zero_()
 
     # training
 
@@ -158,7 +159,7 @@ class ClientSlot(Replica):
             self.flat,
             None if self.half is self.flat else self.half,
             self._gradients(found),
-            self.velocity,
+            self.optimizer_state,
             self.factors,
             tables,
             self.cursor,

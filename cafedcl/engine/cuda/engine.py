@@ -276,7 +276,14 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
         all_test_rows = torch.cat(shards.test)
     device_data = DeviceData(
         task=task,
-        program=Program(task.network, task.method, task.schedule.options, dtype, compiled=compiled),
+        program=Program(
+            task.network,
+            task.method,
+            task.schedule.options,
+            task.transforms,
+            dtype,
+            compiled=compiled,
+        ),
         channels_last=compiled,
         train_x=data.train_x,
         test_x=test_x,

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cafedcl.config.sections import TrainOptions
+from cafedcl.augment.transforms import TransformChain
+from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under
 from cafedcl.engine.cuda.im2col import use_im2col
-from cafedcl.engine.flip_and_crop import flip_and_crop
-from cafedcl.engine.sgd import descend
+from cafedcl.engine.optimizer import descend
 from cafedcl.functional.metrics import predictions
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Encoder, Network, Runner
@@ -119,12 +119,14 @@ class Program:
         network: Network,
         method: Method,
         options: TrainOptions,
+        transforms: TransformChain,
         dtype: torch.dtype,
         *,
         compiled: bool,
     ) -> None:
         self.method = method
         self.options = options
+        self.transforms = transforms
         self.dtype = dtype
         self.compiled = compiled
         if compiled:
@@ -185,7 +187,7 @@ class Program:
     ) -> Tensors:
         now = {name: table.index_select(0, cursor)[0] for name, table in tables.items()}
         x, y, shift = images(now["rows"], synthetic)
-        batch = Batch(flip_and_crop(x, under("draw/", now), self.options), y, now["weight"])
+        batch = Batch(self.transforms.apply(x, under("draw/", now)), y, now["weight"])
         for tensor in visit.scratch.values():
             tensor.masked_fill_(now["first"], 0)
 
@@ -199,7 +201,7 @@ class Program:
         weights: Tensor,
         half: Tensor | None,
         gradients: list[list[Tensor]],
-        velocity: Tensor | None,
+        state: Tensors,
         factors: Tensor | None,
         tables: Tensors,
         cursor: Tensor,
@@ -220,7 +222,7 @@ class Program:
             by_type[-1].append(gradient)
         flat_gradient = torch.cat([torch.cat(parts).float() for parts in by_type])
         rate = tables["rate"].index_select(0, cursor)
-        descend(weights, flat_gradient, velocity, rate, self.options, factors)
+        descend(weights, flat_gradient, state, rate, self.options, factors)
         if half is not None:
             half.copy_(weights)
         log.index_copy_(0, cursor, terms[None])

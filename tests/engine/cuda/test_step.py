@@ -8,12 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cafedcl.config.sections import EngineOptions, TrainOptions
+from cafedcl.config.sections import EngineOptions
+from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Batch, Down, Job, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, under
 from cafedcl.engine.cuda.client_slot import STEP
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.cuda.step import Images, Program, StepWeights
+from cafedcl.engine.optimizer import start_state
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
@@ -97,13 +99,18 @@ def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
     task, steps, made = tiny("fedavg").task, 6, torch.Generator().manual_seed(0)
     options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
     program = Program(
-        task.network, task.method, options, HALF if halved else torch.float32, compiled=False
+        task.network,
+        task.method,
+        options,
+        task.transforms,
+        HALF if halved else torch.float32,
+        compiled=False,
     )
     shapes = [(4, 3), (5,), (2, 3, 3, 3)]
     sizes = [math.prod(shape) for shape in shapes]
     weights = torch.randn(sum(sizes), generator=made)
     half = weights.to(HALF) if halved else None
-    velocity = torch.zeros_like(weights) if momentum else None
+    state = start_state(weights, options)
     theirs = [
         nn.Parameter(w.double().view(s)) for w, s in zip(weights.split(sizes), shapes, strict=True)
     ]
@@ -115,7 +122,7 @@ def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
         gradients[:halved] = [[part.to(HALF) for part in parts] for parts in gradients[:halved]]
         gradients[0].insert(0, torch.randn(shapes[0], generator=made))
         terms = torch.tensor([step, -step]).float()
-        program.update(weights, half, gradients, velocity, None, tables, at, terms, log)
+        program.update(weights, half, gradients, state, None, tables, at, terms, log)
         for weight, parts in zip(theirs, gradients, strict=True):
             weight.grad = torch.stack([part.double() for part in parts]).sum(0)
         if clip:
@@ -130,15 +137,38 @@ def test_updates_are_those_of_torch_sgd_after_clipping_the_norm(
     assert log.tolist() == [[step, -step] for step in range(steps)]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "cafedcl"])
+EVERY_OPTION = {
+    "optimizer": "adamw",
+    "lr": 0.001,
+    "label_smoothing": 0.1,
+    "flip": True,
+    "crop": 1,
+    "rotate": 20.0,
+    "jitter": 0.3,
+    "randaugment": 2,
+    "cutout": 3,
+}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "cafedcl", "every option"])
 def test_a_step_is_compiled_in_one_piece(
-    after_a_round: Callable[[str], Federation], name: str
+    after_a_round: Callable[[str], Federation], tiny: Tiny, name: str
 ) -> None:
     """Whatever dynamo cannot follow would run as kernels of its own in between."""
-    federation = after_a_round(name)
+    if name == "every option":
+        federation = tiny("fedavg", **{f"train__{key}": v for key, v in EVERY_OPTION.items()})
+        federation.step()
+        federation.memories.setdefault(0, {})
+    else:
+        federation = after_a_round(name)
     task = federation.task
     program = Program(
-        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+        task.network,
+        federation.method,
+        task.schedule.options,
+        task.transforms,
+        torch.float32,
+        compiled=False,
     )
     tables, visit, at = tables_of(task), visit_of(federation), torch.tensor([1])
     weights = moved_away(visit.received)
@@ -152,7 +182,8 @@ def test_a_step_is_compiled_in_one_piece(
     flat = torch.cat([weight.detach().flatten() for weight in weights.values()])
     log = torch.zeros(len(tables["rows"]), len(terms))
     before = flat.clone()
-    whole["update"](flat, flat.to(HALF), [[g] for g in found], None, None, tables, at, terms, log)
+    state = start_state(flat, task.schedule.options)
+    whole["update"](flat, flat.to(HALF), [[g] for g in found], state, None, tables, at, terms, log)
     assert at.tolist() == [2]
     assert not torch.equal(flat, before)
     assert torch.equal(log[1], terms)
@@ -165,7 +196,12 @@ def test_scoring_is_compiled_in_one_piece(
     federation = after_a_round(name)
     task, visit = federation.task, visit_of(federation)
     program = Program(
-        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+        task.network,
+        federation.method,
+        task.schedule.options,
+        task.transforms,
+        torch.float32,
+        compiled=False,
     )
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
     given, images = StepWeights(weights, under("encoder.", weights)), images_of(task, torch.float32)
@@ -195,7 +231,12 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
     federation = after_a_round(name)
     task, step = federation.task, 1
     program = Program(
-        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+        task.network,
+        federation.method,
+        task.schedule.options,
+        task.transforms,
+        torch.float32,
+        compiled=False,
     )
     tables, visit = tables_of(task), visit_of(federation)
     weights = moved_away(visit.received)
@@ -232,7 +273,9 @@ def test_scratch_is_zeroed_at_the_first_step_of_an_epoch_and_only_there(tiny: Ti
             return super().loss(model, batch, visit)
 
     method = Counting(None, 10, federation.method.dim)
-    program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
+    program = Program(
+        task.network, method, task.schedule.options, task.transforms, torch.float32, compiled=False
+    )
     federation.step()
     federation.memories.setdefault(0, {})
     visit = replace(visit_of(federation), scratch={"seen": torch.tensor(99.0)})
@@ -258,7 +301,9 @@ def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
             return super().loss(model, batch, visit)
 
     method = Seeing(None, 10, federation.method.dim)
-    program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
+    program = Program(
+        task.network, method, task.schedule.options, task.transforms, torch.float32, compiled=False
+    )
     tables, given = tables_of(task), StepWeights(task.initial, under("encoder.", task.initial))
     federation.step()
     federation.memories.setdefault(0, {})
@@ -269,8 +314,8 @@ def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
     drawn = zip(
         plain,
         seen[0],
-        tables["draw/flip"][0].tolist(),
-        tables["draw/crop"][0].tolist(),
+        tables["draw/flip/flipped"][0].tolist(),
+        tables["draw/crop/place"][0].tolist(),
         strict=True,
     )
     for image, augmented, flip, (down, right) in drawn:
@@ -304,7 +349,9 @@ def test_in_bf16_only_the_encoder_is_in_bf16(
 ) -> None:
     federation = after_a_round(name)
     task, method = federation.task, federation.method
-    program = Program(task.network, method, task.schedule.options, HALF, compiled=False)
+    program = Program(
+        task.network, method, task.schedule.options, task.transforms, HALF, compiled=False
+    )
     plays = program.functional
     inside = [spied(module) for module in (plays.body.first, plays.body.second)]
     layers = [module for module in plays.network.head.modules() if isinstance(module, nn.Linear)]
@@ -325,7 +372,9 @@ def test_in_bf16_only_the_encoder_is_in_bf16(
     assert all(gradient is not None and gradient.dtype == HALF for gradient in body)
     assert all(g is None or g.dtype == torch.float32 for g in gradients[: len(given.network)])
 
-    full = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
+    full = Program(
+        task.network, method, task.schedule.options, task.transforms, torch.float32, compiled=False
+    )
     single = StepWeights(given.network, under("encoder.", given.network))
     exact, _ = full.objective(
         single, images_of(task, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
@@ -339,7 +388,9 @@ def test_embeddings_and_scores_of_a_bf16_encoder_are_float32(
 ) -> None:
     federation = after_a_round("cafedcl")
     task, method = federation.task, federation.method
-    program = Program(task.network, method, task.schedule.options, HALF, compiled=False)
+    program = Program(
+        task.network, method, task.schedule.options, task.transforms, HALF, compiled=False
+    )
     given, rows = in_both(moved_away(task.initial)), torch.arange(20)
     z = program.embed(given, images_of(task, HALF), {}, rows)
     assert z.dtype == torch.float32
@@ -354,7 +405,9 @@ def test_predictions_are_the_largest_score_among_all_those_held_and_by_the_prior
 ) -> None:
     federation = after_a_round(name)
     task, method, visit = federation.task, federation.method, visit_of(federation)
-    program = Program(task.network, method, task.schedule.options, torch.float32, compiled=False)
+    program = Program(
+        task.network, method, task.schedule.options, task.transforms, torch.float32, compiled=False
+    )
     weights = {name: value.detach() for name, value in moved_away(visit.received).items()}
     share = {1: 0.1, 4: 0.2, 7: 0.7}
     rows, prior = torch.arange(50), torch.tensor([share.get(c, 0.0) for c in range(10)]).log()
@@ -396,7 +449,12 @@ def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_th
     federation.step()
     task, visit = federation.task, visit_of(federation)
     program = Program(
-        task.network, federation.method, task.schedule.options, torch.float32, compiled=False
+        task.network,
+        federation.method,
+        task.schedule.options,
+        task.transforms,
+        torch.float32,
+        compiled=False,
     )
     weights, tables = moved_away(visit.received), tables_of(task)
     body = {
