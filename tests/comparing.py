@@ -10,6 +10,7 @@ from cafedcl.compare.pool import Pool, View, polite, run_all
 from cafedcl.compare.processes import LocalLauncher
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.watcher import Record
+from cafedcl.functional.ranking import RANKED
 
 Notes = Callable[[], list[list[Any]]]
 """Returns what the stubs of runs noted: start or end, command, folder, time, process."""
@@ -19,6 +20,17 @@ def scored_line(round: int, scores: dict[str, Any] | None) -> MetricsLine:
     """A line of metrics with scores of the server's model."""
     traffic = {"up_bytes": 1, "down_bytes": 1}
     return {**Record(round, "ok", [0], [], [], traffic, 0.1, {}).line(), "server": scores}
+
+
+def wherever(line: MetricsLine) -> MetricsLine:
+    """Return a round without what depends on where the clients are.
+
+    Seconds differ always, and the server cannot score the probabilities of an own model that stays
+    at its site.
+    """
+    full = (*RANKED, "macro_f1", "ece")
+    own = line["own"] and {name: v for name, v in line["own"].items() if name not in full}
+    return {**line, "seconds": 0, "own": own}
 
 
 def plan(**changes: Any) -> Comparison:

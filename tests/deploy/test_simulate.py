@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from comparing import wherever
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
@@ -31,7 +32,7 @@ def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path):
     for name, value in here.state.items():
         assert torch.equal(there.state[name], value), name
     for line, other in zip(there.records, here.records, strict=True):
-        assert {**line, "seconds": 0} == {**other, "seconds": 0}
+        assert wherever(line) == wherever(other)
     assert {path.name for path in (out / "sites" / "memory").glob("*/*")} == {"0", "1", "2"}
     assert there.memories[0].keys() == {TICKET}
 

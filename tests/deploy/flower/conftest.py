@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from comparing import wherever
 from quick import QUICK
 
 from cafedcl.config.sections import Config
 from cafedcl.federation.journal import Journal
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record
-from cafedcl.functional.ranking import RANKED
 from cafedcl.task.resolve import resolve
 
 pytest.importorskip("flwr")
@@ -27,7 +26,6 @@ from cafedcl.deploy.flower.records import unwrap, wrap
 from cafedcl.deploy.flower.server_app import GridHost
 from cafedcl.deploy.flower.site import Site
 
-FULL_SCORES = (*RANKED, "macro_f1", "ece")
 Answer = Callable[[Message], list[Message]]
 
 
@@ -140,15 +138,6 @@ def same() -> Callable[[Federation, Federation], None]:
         for name, value in one.state.items():
             assert torch.equal(value, other.state[name]), name
         for here, there in zip(one.history, other.history, strict=True):
-            assert comparable(here) == comparable(there)
+            assert wherever(here.line()) == wherever(there.line())
 
     return check
-
-
-def comparable(record: Record) -> dict[str, Any]:
-    """Return a round without what depends on where the clients are.
-
-    The server cannot score the probabilities of an own model that stays at its site.
-    """
-    own = record.own and {k: v for k, v in record.own.items() if k not in FULL_SCORES}
-    return {**record.line(), "seconds": 0, "own": own}
