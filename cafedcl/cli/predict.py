@@ -63,7 +63,6 @@ def predict(
     because it says nothing about a single image.
     """
     load_torch()
-    load_torch()
     from cafedcl import api
 
     check_choice("--format", form, ("table", "csv", "json"))

@@ -49,7 +49,7 @@ def run(
     as_json: JsonRounds = False,
 ) -> None:
     """Train a method and write a run folder."""
-    load_torch()
+    load_torch(quiet or as_json)
     from cafedcl import api
     from cafedcl.task.resolve import gather
 
@@ -79,7 +79,7 @@ def resume(
     as_json: JsonRounds = False,
 ) -> None:
     """Resume an interrupted run; its results are the same as without the interruption."""
-    load_torch()
+    load_torch(quiet or as_json)
     from cafedcl import api
     from cafedcl.federation.run_folder import RunFolder
     from cafedcl.federation.runs import change_config

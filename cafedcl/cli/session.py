@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +28,9 @@ def warn(message: str) -> None:
     print(printable(f"warning: {message}"), file=sys.stderr)
 
 
-def load_torch() -> None:
-    """Import PyTorch, which can take seconds, and say so meanwhile."""
-    with step("loading PyTorch"):
+def load_torch(silent: bool = False) -> None:
+    """Import PyTorch, which can take seconds, and say so meanwhile unless ``silent``."""
+    with silent_steps() if silent else nullcontext(), step("loading PyTorch"):
         import torch  # noqa: F401
 
 

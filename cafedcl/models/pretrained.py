@@ -131,6 +131,8 @@ def torchvision_body(name: str, pretrained: bool) -> Body:
 def transformers_body(name: str, pretrained: bool) -> Body:
     """Return an image model of transformers, from the hub or from a folder."""
     transformers = optional("transformers", "transformers", f"model 'hf:{name}'")
+    # Its bar of weights read from the disk would stand in the middle of other lines.
+    transformers.utils.logging.disable_progress_bar()
     path = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     config = transformers.AutoConfig.from_pretrained(path)
     if pretrained:

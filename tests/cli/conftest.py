@@ -1,5 +1,6 @@
 """The command line, run in the test's own process."""
 
+import math
 import resource
 import sys
 from collections.abc import Callable
@@ -7,8 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from cafedcl.cli import main as cli
+from cafedcl.terminal import waiting
 
 Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def no_lines_about_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints must not depend on how busy the machine is."""
+    monkeypatch.setattr(waiting, "WORTH_SHOWING", math.inf)
 
 
 @pytest.fixture

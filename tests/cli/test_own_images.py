@@ -1,6 +1,7 @@
 """The way of a hospital's table through the commands: names of clients and classes stay names."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -50,6 +51,8 @@ def test_a_client_is_named_in_commands(hospitals, invoke, monkeypatch):
     code, out, _ = invoke("show", "run", "--split")
     assert code == 0
     assert "North" in out
+    assert invoke("report", "run")[0] == 0
+    assert '"client_names":["North","South"]' in Path("report.html").read_text(encoding="utf-8")
     assert invoke("predict", "run", "0.png", "--client", "South")[0] == 0
     code, _, err = invoke("predict", "run", "0.png", "--client", "Soth")
     assert code == 2
