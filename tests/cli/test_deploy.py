@@ -265,6 +265,8 @@ def test_without_flower_one_line_says_what_to_install(tmp_path):
             check=False,
         )
         assert done.returncode == 2
-        assert done.stderr.startswith("error: engine.name = flower: ")
-        assert "pip install cafedcl[flower]" in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        # On a slow machine lines before it say what takes so long.
+        error = done.stderr.splitlines()[-1]
+        assert error.startswith("error: engine.name = flower: ")
+        assert "pip install cafedcl[flower]" in error
+        assert done.stderr.count("error") == 1

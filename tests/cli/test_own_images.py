@@ -8,8 +8,14 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-SMALL = ("--rounds", "1", "--set", "train.epochs=1", "--set", "train.iterations=1",
-         "--set", "model.name=mlp", "--set", "model.width=0.1", "--set", "engine.workers=1")  # fmt: skip
+SETTINGS = (
+    "train.epochs=1",
+    "train.iterations=1",
+    "model.name=mlp",
+    "model.width=0.1",
+    "engine.workers=1",
+)
+SMALL = ("--rounds", "1", *(word for each in SETTINGS for word in ("--set", each)))
 
 
 @pytest.fixture
