@@ -22,7 +22,7 @@ BLOCK = 1_000_000
 
 
 @dataclass(frozen=True)
-class Words:
+class SplitWords:
     """What messages call that which is dealt: images or groups, classes and clients."""
 
     units: str = "images"
@@ -34,7 +34,7 @@ class Words:
         return f"class '{self.classes[c]}'" if self.classes else f"class {c}"
 
 
-UNNAMED = Words()
+UNNAMED = SplitWords()
 
 
 def tail_profile(most: int, classes: int, ir: float, shape: str) -> Ints:
@@ -105,7 +105,7 @@ def dirichlet_per_class(
     classes: int,
     alpha: float,
     rng: np.random.Generator,
-    words: Words = UNNAMED,
+    words: SplitWords = UNNAMED,
 ) -> Ints:
     """For each class draw p ~ Dir(α) over clients; redraw until every client has 10 images.
 
@@ -146,7 +146,7 @@ def pathological(
     classes: int,
     held: int,
     rng: np.random.Generator,
-    words: Words = UNNAMED,
+    words: SplitWords = UNNAMED,
 ) -> Ints:
     """Give every client exactly ``held`` classes; holders of a class get equal parts of it.
 
@@ -212,7 +212,7 @@ def assign_clients(
     clients: int,
     options: SplitOptions,
     seed: int,
-    words: Words = UNNAMED,
+    words: SplitWords = UNNAMED,
 ) -> Ints:
     """Return the client of every image, or of every group, after the long tail was cut out."""
     rng = stream(seed, "split")
@@ -240,7 +240,7 @@ def split(
     seed: int,
     test_share: float,
     groups: Tensor | None = None,
-    words: Words = UNNAMED,
+    words: SplitWords = UNNAMED,
 ) -> Shards:
     """Split images over clients, and each client's into training, validation and test images.
 
@@ -281,7 +281,9 @@ def split(
     return shards
 
 
-def _refuse_lost_classes(labels: Ints, kept: Ints, classes: int, ir: float, words: Words) -> None:
+def _refuse_lost_classes(
+    labels: Ints, kept: Ints, classes: int, ir: float, words: SplitWords
+) -> None:
     """Refuse a long tail that leaves nothing of a class that had images."""
     before = np.bincount(labels, minlength=classes)
     after = np.bincount(labels[kept], minlength=classes)

@@ -19,7 +19,7 @@ from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients
-from cafedcl.data.splits import Words, split
+from cafedcl.data.splits import SplitWords, split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
@@ -170,7 +170,7 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
         config.run.seed,
         test_share,
         data.groups,
-        Words(classes=data.names, clients=data.owner_names if kind in OWNED else ()),
+        SplitWords(classes=data.names, clients=data.owner_names if kind in OWNED else ()),
     )
     if kind in OWNED:
         shards = replace(shards, names=data.owner_names)

@@ -12,7 +12,7 @@ from cafedcl.data.checked import choose_test
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.groups import to_units
 from cafedcl.data.shards import load_shards, save_shards
-from cafedcl.data.splits import Words, split
+from cafedcl.data.splits import SplitWords, split
 
 KINDS = ["dirichlet", "pathological", "quantity", "iid", "natural", "source"]
 NOBODY = torch.zeros(0, dtype=torch.int64)
@@ -161,7 +161,7 @@ def test_groups_stay_with_their_images_when_data_are_reduced_or_merged():
 
 def test_messages_name_classes_and_clients():
     labels = torch.tensor([0] * 30 + [1] * 2)
-    words = Words(classes=("nevus", "melanoma"), clients=("North", "South"))
+    words = SplitWords(classes=("nevus", "melanoma"), clients=("North", "South"))
     options = SplitOptions(kind="pathological", classes=2)
     with pytest.raises(CafedclError, match="class 'melanoma' has 2 images for 5 clients"):
         split(labels, NOBODY, 2, 5, options, 0, 0.0, None, words)

@@ -42,11 +42,15 @@ def test_steps_are_those_of_torch_with_two_groups(momentum):
             torch.testing.assert_close(mine, other, atol=1e-12, rtol=0)
 
 
+ADAMW = {"train__optimizer": "adamw", "train__encoder_lr": 0.0003, "train__lr": 0.003}
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("engine", ["cpu", "cuda"])
-def test_engines_agree_on_the_encoders_rate(tiny, engine):
-    one = tiny("fedavg", **SETTINGS)
-    plain = tiny("fedavg", **{**SETTINGS, "train__encoder_lr": 0.0})
-    other = tiny("fedavg", **SETTINGS)
+def test_engines_agree_on_the_encoders_rate(tiny, engine, settings):
+    one = tiny("fedavg", **settings)
+    plain = tiny("fedavg", **{**settings, "train__encoder_lr": 0.0})
+    other = tiny("fedavg", **settings)
     if engine == "cpu":
         other.engine = StackedClients(other.task, 3)
     else:

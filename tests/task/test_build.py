@@ -95,7 +95,7 @@ def small(**sections: dict[str, object]) -> Config:
         ),
         (
             {"split": {"ir": 1e6}},
-            "split.ir = 1e\\+06: class . would keep no image; use at most",
+            "split.ir = 1e\\+06: class '.' would keep no image; use at most",
         ),
     ],
 )

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.errors import CafedclError, nearest
 
-Words = Mapping[str, tuple[str, ...]]
+RoleWords = Mapping[str, tuple[str, ...]]
 
-TABLE_WORDS: Words = {
+TABLE_WORDS: RoleWords = {
     "path": ("path", "image", "file", "filename"),
     "label": ("label", "class"),
     "split": ("split",),
@@ -19,7 +19,7 @@ TABLE_WORDS: Words = {
 """The names of columns by their role; of several, the first one is used."""
 CHOSEN = ("client", "group")
 """The roles whose column an option may name: data.client and data.group."""
-LOOKALIKES: Words = {
+LOOKALIKES: RoleWords = {
     "client": (
         "centre", "center", "clinic", "clinics", "clients", "sites", "hospitals", "institute",
         "institutions", "department", "facility", "location", "scanner", "device", "vendor",
@@ -36,7 +36,7 @@ LOOKALIKES: Words = {
     ),
     "path": ("paths", "images", "files", "filenames", "filepath", "img", "name", "url", "x"),
 }  # fmt: skip
-"""Words in names that suggest a role."""
+"""RoleWords in names that suggest a role."""
 ADVICE = {
     "client": "if it is the client, set data.client = {}",
     "group": "if its images belong together, add --group {}",
@@ -47,7 +47,7 @@ ADVICE = {
 
 
 def find_columns(
-    where: object, names: Sequence[str], options: DataOptions, words: Words = TABLE_WORDS
+    where: object, names: Sequence[str], options: DataOptions, words: RoleWords = TABLE_WORDS
 ) -> tuple[dict[str, str], list[str]]:
     """Return the columns by their role, and remarks on those that are not used.
 
@@ -86,7 +86,7 @@ def _chosen_column(where: object, role: str, wanted: str, names: Sequence[str]) 
     )
 
 
-def _expected(role: str, names: Sequence[str], words: Words) -> str:
+def _expected(role: str, names: Sequence[str], words: RoleWords) -> str:
     text = f"{' or '.join(words[role])}; its columns are: {', '.join(map(str, names)) or 'none'}"
     similar = [name for name in names if role_of_lookalike(str(name)) == role]
     return f"{text}; {similar[0]}: {ADVICE[role].format(similar[0])}" if similar else text
