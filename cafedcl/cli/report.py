@@ -76,7 +76,8 @@ def show(
         screen.print(comparison_table(rows, screen.width, classes))
         names = [run.method for run in found]
         served = any(each is not None and "server" in each.recall for each in classes)
-        for part in compared_classes(names, classes, "server" if served else "own"):
+        models = "server" if served else "own"
+        for part in compared_classes(names, classes, models, screen.width):
             screen.print(part)
     else:
         (run,) = found
@@ -165,8 +166,10 @@ def table(
     for problem in made.problems:
         warn(problem)
     if form == "rich":
+        from cafedcl.report.printed_rich import as_rich
+
         screen = console()
-        screen.print(printed.as_rich(made, paper, screen.width, full))
+        screen.print(as_rich(made, paper, screen.width, full))
         return
     if form == "csv":
         text = printed.as_csv(made, paper)

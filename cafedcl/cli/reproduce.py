@@ -253,7 +253,8 @@ def settings_of(path: Path, study: str, scale: str) -> list[str]:
 def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool) -> None:
     """Write the table of runs next to the paper's numbers, and print it."""
     from cafedcl.core.files import explained, write_atomically
-    from cafedcl.report.printed import as_markdown, as_rich
+    from cafedcl.report.printed import as_markdown
+    from cafedcl.report.printed_rich import as_rich
     from cafedcl.report.runs import summarise
     from cafedcl.report.table import score_table
 

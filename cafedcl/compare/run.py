@@ -152,7 +152,7 @@ def fetch_data(tables: Sequence[Tables]) -> None:
 
 def show_table(out: Path) -> None:
     """Print the table of all runs in a folder, finished or not."""
-    from cafedcl.report.printed import as_rich
+    from cafedcl.report.printed_rich import as_rich
     from cafedcl.report.runs import read_runs
     from cafedcl.report.table import score_table
 

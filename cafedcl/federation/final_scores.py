@@ -15,8 +15,19 @@ from torch import Tensor
 
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import TICKET, Down, Reply
-from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, moved, prefixed, under, without
+from cafedcl.core.tensors import (
+    ANCHORS,
+    AUGMENT,
+    MODEL,
+    Header,
+    Tensors,
+    moved,
+    prefixed,
+    under,
+    without,
+)
 from cafedcl.data.thumbnails import thumbnails
+from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.functional.calibration import (
     BINS,
     calibration_error,
@@ -245,3 +256,21 @@ def mean_known(values: Tensor) -> float | None:
     """Return the mean of the values that are not NaN; None if there is none."""
     known = values[~values.isnan()].double()
     return float(known.mean()) if len(known) else None
+
+
+def check_calibrations(tables: Tensors, header: Header, line: MetricsLine) -> None:
+    """Raise ValueError unless a file of tables is of a round, and its calibrations can be used."""
+    if header.get("round") != line["round"]:
+        raise ValueError(f"it is of round {header.get('round')}, not {line['round']}")
+    for part, needed in (("server", "server/clients"), ("own", "own/all/score")):
+        if line[part] is not None and needed not in tables:
+            raise ValueError(f"{needed} is missing")
+    for name, value in under(CALIBRATION, tables).items():
+        what = name.rpartition("/")[2]
+        vector = what in ("temperature", "limit", "images")
+        if value.dim() != (2 if what == "centres" else 1) or (vector and len(value) != 1):
+            raise ValueError(f"{CALIBRATION}{name} has the shape {tuple(value.shape)}")
+        if not value.numel() or not value.isfinite().all():
+            raise ValueError(f"{CALIBRATION}{name} has no number, or not only numbers")
+        if what != "centres" and not (value > 0).all():
+            raise ValueError(f"{CALIBRATION}{name} is not above 0")

@@ -5,6 +5,8 @@ due.
 import json
 from typing import Any
 
+from torch import nn
+
 from cafedcl.config.format import FORMAT
 from cafedcl.config.sections import Config
 from cafedcl.core.environment import environment
@@ -12,8 +14,9 @@ from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import pack
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import CONFIG, RunFolder
+from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, RunFolder
 from cafedcl.federation.watcher import Record, Watcher
+from cafedcl.models.pretrained import PretrainedEncoder
 
 CHECKPOINTS_KEPT = 2
 
@@ -45,8 +48,17 @@ class Recorder(Watcher):
         about |= {"enrolment_bytes": federation.enrolment, **federation.about}
         with explained(self.path):
             write_atomically(self.path / "data.safetensors", pack(tensors, header))
+            self._write_encoder(federation.task.network.encoder)
         self._write_environment({**about, "notices": federation.notices})
         self.write_config(federation.config)
+
+    def _write_encoder(self, encoder: nn.Module) -> None:
+        """Write what a pretrained encoder is built from, so that the run can be used elsewhere."""
+        if not isinstance(encoder, PretrainedEncoder):
+            return
+        for name, content in encoder.description().items():
+            (self.path / ENCODER_FOLDER).mkdir(exist_ok=True)
+            write_atomically(self.path / ENCODER_FOLDER / name, content.encode())
 
     def go_on(self, federation: Federation) -> None:
         """Write down what is new about where a resumed run is executed."""

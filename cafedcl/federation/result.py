@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from cafedcl.federation.predictions import (
     given_paths,
     read_each,
 )
-from cafedcl.federation.run_folder import any_round_counted
+from cafedcl.federation.run_folder import ENCODER_FOLDER, any_round_counted
 from cafedcl.federation.run_html import html, short_text
 from cafedcl.federation.run_plots import NotebookFigure
 from cafedcl.federation.served_model import ServedModel
@@ -156,13 +156,20 @@ class Run:
         method, network = self._built(number)
         memory = {} if number is None else self.memories.get(number, {})
         prefix = SERVER if number is None else OWN.format(number)
+        calibration = under(CALIBRATION + prefix, self.tables)
+        spread = calibration.get("features/spread")
+        if spread is not None and len(spread) != method.dim:
+            raise CafedclError(
+                f"{self.path}: its last evaluation has {len(spread)} features, and its model "
+                f"{method.dim}: the two do not belong together"
+            )
         return ServedModel(
             method,
             network,
             anchors=under(ANCHORS, self.state),
             memory=without((MODEL, AUGMENT), memory),
             normalisation=(self.mean, self.std),
-            calibration=under(CALIBRATION + prefix, self.tables),
+            calibration=calibration,
             names=self.names,
             shape=self.shape,
         )
@@ -179,7 +186,13 @@ class Run:
         return client_number(self.client_names, len(self.counts), client)
 
     def _built(self, client: int | None) -> tuple[Method, Network]:
-        method, network, _ = build(self.config, self.shape, len(self.names), initial=False)
+        config = self.config
+        encoder = None if self.path is None else self.path / ENCODER_FOLDER
+        if encoder is not None and encoder.is_dir():
+            # The run knows the architecture itself, wherever the encoder came from.
+            model = replace(config.model, name=f"hf:{encoder.resolve()}")
+            config = replace(config, model=model)
+        method, network, _ = build(config, self.shape, len(self.names), initial=False)
         weights = under(MODEL, self.state)
         if client is not None:
             who = client_title(self.client_names, client)

@@ -5,6 +5,7 @@ Reading one loads no PyTorch until a checkpoint is asked for.
 config.toml           the fully resolved config, and the version of this format
 environment.json      versions, device, commit, command
 data.safetensors      training images per client and class
+encoder/              the architecture of a pretrained encoder, where its name alone does not say it
 metrics.jsonl         one line per round, flushed as it happens
 evaluations/          per-client and per-class results of every evaluated round
 checkpoints/          the last two, written atomically, each with a digest of its content
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cafedcl.federation.checkpoint import Checkpoint
 
 CONFIG = "config.toml"
+ENCODER_FOLDER = "encoder"
 _locks: set[int] = set()
 """The locks that this process holds, as descriptors of their files."""
 
@@ -103,6 +105,7 @@ class RunFolder:
             "evaluations",
             "checkpoints",
             "data.safetensors",
+            ENCODER_FOLDER,
             "environment.json",
             "events.jsonl",
             "sites",

@@ -14,6 +14,7 @@ from cafedcl.core.tensors import Tensors, moved, under, unpack
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.checkpoint import Checkpoint, memories_of
 from cafedcl.federation.contact_sheets import ContactSheets
+from cafedcl.federation.final_scores import check_calibrations
 from cafedcl.federation.metrics_file import MetricsRead
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.result import Run
@@ -251,10 +252,9 @@ def _last_tables(folder: RunFolder, rounds: int, warn: Callable[[str], None]) ->
         return {}
     try:
         tables, header = unpack(file.read_bytes())
-        if header.get("round") != rounds - 1:
-            raise ValueError(f"it is of round {header.get('round')}")  # noqa: TRY301
+        check_calibrations(tables, header, lines[-1])
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
+        why = error.strerror if isinstance(error, OSError) else f"damaged: {error}"
         warn(f"{file}: {why}; probabilities are not calibrated, and nothing is called unusual")
         return {}
     return tables

@@ -1,13 +1,11 @@
-"""A table as text: for a terminal, and as Markdown, LaTeX and CSV."""
+"""A table as text: as Markdown, LaTeX and CSV."""
 
 import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from cafedcl.report.palette import series_style
 from cafedcl.report.table import (
     FULL_MEASURES,
     TABLE_MEASURES,
@@ -17,9 +15,6 @@ from cafedcl.report.table import (
     RowClasses,
     ScoreTable,
 )
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -37,8 +32,6 @@ WORST_CLASSES = 5
 
 Fields = list[tuple[str, str]]
 """Columns of a setting: the source, which is ours or the paper, and the score."""
-SettingPart = tuple[Column, Fields]
-"""A setting with some of its columns."""
 
 
 @dataclass(frozen=True)
@@ -295,97 +288,3 @@ def as_csv(scores: ScoreTable, paper: bool = False) -> str:
             ]
             writer.writerow(["" if value is None else value for value in values])
     return out.getvalue()
-
-
-def as_rich(
-    scores: ScoreTable, paper: bool = False, width: int = 120, full: bool = False
-) -> "RenderableType":
-    """Return the table for a terminal, with as many settings side by side as fit."""
-    from rich.console import Group
-    from rich.text import Text
-
-    label = max((len(row.label) for row in scores.rows), default=6) + 2
-    blocks: list[list[SettingPart]] = []
-    room = 0
-    for column in scores.columns:
-        for part in parted(column, fields(column, paper), width - label):
-            needed = width_of(part[1])
-            if not blocks or needed > room:
-                blocks.append([])
-                room = width - label
-            blocks[-1].append(part)
-            room -= needed
-    parts: list[RenderableType] = [rich_block(scores, block) for block in blocks]
-    parts.append(Text(scores.caption + "\n", style="dim"))
-    parts += [rich_plain(table) for table in class_tables(scores, full)]
-    alarming = ("damaged", "failed", "warning")
-    parts += [
-        Text(note, style="yellow" if note.startswith(alarming) else "dim") for note in scores.notes
-    ]
-    return Group(*parts)
-
-
-def rich_plain(plain: PlainTable) -> "RenderableType":
-    """Return a table of texts for a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0, 0, 1))
-    for index, head in enumerate(plain.heads):
-        table.add_column(Text(head), justify="right" if index else "left", no_wrap=index == 0)
-    for row in plain.rows:
-        table.add_row(Text(row[0], style=series_style(row[0]).colour), *map(Text, row[1:]))
-    return Group(Text(plain.title, style="italic"), table)
-
-
-def width_of(shown: Fields) -> int:
-    """Return how many characters the columns of a setting need."""
-    return sum(14 if source == "ours" else 9 for source, _ in shown)
-
-
-def parted(column: Column, shown: Fields, room: int) -> list[SettingPart]:
-    """Return a setting with its columns, in parts that fit into the room."""
-    parts: list[SettingPart] = [(column, [])]
-    for field in shown:
-        if parts[-1][1] and width_of([*parts[-1][1], field]) > room:
-            parts.append((column, []))
-        parts[-1][1].append(field)
-    return parts
-
-
-def rich_block(scores: ScoreTable, parts: Sequence[SettingPart]) -> "RenderableType":
-    """Return some settings side by side; the best is bold, the second best underlined."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    headings = " | ".join(dict.fromkeys(column.position.heading for column, _ in parts))
-    # Narrow gaps: all scores of a setting fit into 80 columns.
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0, 0, 1))
-    table.add_column("\nmethod", no_wrap=True)
-    for column, shown in parts:
-        for index, (source, measure) in enumerate(shown):
-            above = ""
-            if index == 0:
-                above = column.position.title
-            elif source == "paper":
-                above = "paper"
-            table.add_column(f"{above}\n{TITLES[measure]}", justify="right")
-    styles = {0: "", 1: "bold", 2: "underline"}
-    for row in scores.rows:
-        if not any(row.label in column.cells for column, _ in parts):
-            continue
-        cells = [Text(row.label, style=series_style(row.label).colour)]
-        for column, shown in parts:
-            for source, measure in shown:
-                if source == "paper":
-                    cells.append(Text(paper_cell(column, row.label, measure), style="dim"))
-                else:
-                    cell = cell_of(column, row.label, measure)
-                    cells.append(Text(cell.text, style=styles[cell.rank]))
-        table.add_row(*cells)
-    # A title of the table itself would wrap at the width of the table.
-    return Group(Text(headings, style="italic"), table)

@@ -7,7 +7,8 @@ from rich.text import Text
 
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.report.class_scores import ClassScores, skew_words
-from cafedcl.report.printed import MOST_CLASSES, WORST_CLASSES, recall_table, rich_plain
+from cafedcl.report.printed import MOST_CLASSES, WORST_CLASSES, recall_table
+from cafedcl.report.printed_rich import rich_plain
 from cafedcl.report.table import RowClasses, mean_classes
 
 FULL_SCORES = {
@@ -63,7 +64,7 @@ def full_scores(line: MetricsLine | None, part: str) -> list[Text]:
 
 
 def compared_classes(
-    names: Sequence[str], classes: Sequence[ClassScores | None], part: str
+    names: Sequence[str], classes: Sequence[ClassScores | None], part: str, width: int
 ) -> list[RenderableType]:
     """Return the recall per class of several runs, and what it warns of."""
     found: list[tuple[str, RowClasses]] = []
@@ -74,7 +75,7 @@ def compared_classes(
     if not found:
         return []
     whose = "the server's model" if part == "server" else "clients' own models"
-    parts: list[RenderableType] = [rich_plain(recall_table(whose, found))]
+    parts: list[RenderableType] = [rich_plain(recall_table(whose, found), width)]
     imbalance = max(each.imbalance for each in classes if each is not None)
     if any(each.skewed for each in classes if each is not None):
         words = f"{skew_words(imbalance)}: compare methods by balanced accuracy"

@@ -165,8 +165,6 @@ def last_scored(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
 
 BALANCED = {"server": "server.balanced", "own": "own.client_balanced"}
 """The balanced accuracy of each kind of model."""
-NARROW = 116
-"""Below this width, in characters, a comparison leaves out what is marked as wide."""
 COMPARISON_COLUMNS = (
     ("global\naccuracy", "server.accuracy", True),
     ("balanced\naccuracy", "server.balanced", True),
@@ -177,7 +175,20 @@ COMPARISON_COLUMNS = (
     ("own\nbalanced", "own.client_balanced", True),
     ("own\nstd", "own.client_std", False),
 )
-WIDE = ("own.client_std",)
+"""Titles of scores, their paths, and whether higher is better."""
+COST_COLUMNS = {
+    "sent": "sent per\nround",
+    "seconds": "seconds\nper round",
+    "curve": "accuracy\nover rounds",
+}
+FIRST_LEFT_OUT = (
+    "curve", "seconds", "own.client_std", "sent", "server.client_worst", "server.client_std",
+    "own.client_balanced", "own.client_mean",
+)  # fmt: skip
+"""What a comparison leaves out where there is no room, the least important first."""
+WIDEST_METHOD = 36
+CURVE = 16
+"""Characters of a curve."""
 FROM_CLASSES = {
     "server.worst_class": ("server", "worst_class"),
     "own.client_balanced": ("own", "balanced"),
@@ -194,16 +205,16 @@ def comparison_table(
 
     ``classes`` are the runs' scores per class, if they are at hand.
     """
-    narrow = width < NARROW
-    columns = [each for each in COMPARISON_COLUMNS if not (narrow and each[1] in WIDE)]
+    shown = fitting_columns([name for name, _ in runs], width)
+    columns = [each for each in COMPARISON_COLUMNS if each[1] in shown]
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0, 0, 1))
-    table.add_column("\nmethod", no_wrap=True)
+    table.add_column("\nmethod", overflow="fold", max_width=WIDEST_METHOD)
     for title, _, _ in columns:
-        table.add_column(title, justify="right")
-    table.add_column("sent per\nround", justify="right", no_wrap=True)
-    if not narrow:
-        table.add_column("seconds\nper round", justify="right")
-        table.add_column("accuracy\nover rounds")
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, title in COST_COLUMNS.items():
+        if name in shown:
+            justify = "left" if name == "curve" else "right"
+            table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     known = classes or [None] * len(runs)
     last = [
         {path: _last(lines, path, each) for _, path, _ in columns}
@@ -215,13 +226,8 @@ def comparison_table(
             Text(percent(row[path]), style=_style(row[path], best[path], len(runs)))
             for _, path, _ in columns
         ]
-        traffic = [line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines]
-        seconds = [sum(line["seconds"].values()) for line in lines]
-        cells.append(Text(amount(sum(traffic) / max(len(lines), 1))))
-        if not narrow:
-            cells.append(Text(f"{sum(seconds) / max(len(lines), 1):.2f}"))
-            curve = sparkline(series(lines, headline(lines)), 16)
-            cells.append(Text(curve, colour(name), no_wrap=True))
+        costs = _cost_cells(name, lines)
+        cells += [costs[each] for each in COST_COLUMNS if each in shown]
         table.add_row(Text(name, style=colour(name)), *cells)
     rounds = sorted({len(lines) for _, lines in runs})
     note = Text(
@@ -234,6 +240,32 @@ def comparison_table(
         style="dim",
     )
     return Group(table, note)
+
+
+def fitting_columns(names: Sequence[str], width: int) -> set[str]:
+    """Return the columns of a comparison that fit beside the names of the methods."""
+    titles = {path: title for title, path, _ in COMPARISON_COLUMNS} | COST_COLUMNS
+    widths = {path: max(map(len, title.split("\n"))) for path, title in titles.items()}
+    widths["curve"] = max(widths["curve"], CURVE)
+    shown = set(titles)
+    room = width - min(max(map(len, names), default=6), WIDEST_METHOD) - 2
+    for path in FIRST_LEFT_OUT:
+        # Two characters stand between two columns.
+        if sum(widths[each] + 2 for each in shown) <= room:
+            break
+        shown.remove(path)
+    return shown
+
+
+def _cost_cells(name: str, lines: Sequence[MetricsLine]) -> dict[str, Text]:
+    number = max(len(lines), 1)
+    traffic = [line["traffic"]["up_bytes"] + line["traffic"]["down_bytes"] for line in lines]
+    seconds = [sum(line["seconds"].values()) for line in lines]
+    return {
+        "sent": Text(amount(sum(traffic) / number)),
+        "seconds": Text(f"{sum(seconds) / number:.2f}"),
+        "curve": Text(sparkline(series(lines, headline(lines)), CURVE), colour(name)),
+    }
 
 
 def _style(value: float | None, best: float | None, runs: int) -> str:

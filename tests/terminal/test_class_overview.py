@@ -62,12 +62,30 @@ def test_a_comparison_has_balanced_accuracy_and_the_worst_class_at_every_width(w
     assert rows["cafedcl"][1:4] == ["67.0", "66.7", "66.7"]
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_numbers_are_never_cut_however_long_a_methods_name_is(width: int) -> None:
+    name = "cafedcl:no-confagg-counts+mixup"
+    text = drawn(comparison_table([(name, [line(0, 0.88, 0.333)])], width, [ONE]), width=width)
+    assert "…" not in text
+    (row,) = [row for row in text.splitlines() if row.strip().startswith(name)]
+    assert row.split()[1:4] == ["88.0", "33.3", "0.0"]
+
+
 def test_a_comparison_names_the_model_that_predicts_one_class() -> None:
-    text = drawn(*compared_classes(["fedavg", "cafedcl"], [ONE, FAIR], "server"))
+    text = drawn(*compared_classes(["fedavg", "cafedcl"], [ONE, FAIR], "server", 80))
     assert "warning: fedavg: " in text
     assert "warning: cafedcl" not in text
     assert "melanoma" in text
     assert "by balanced accuracy" in " ".join(text.split())
+
+
+def test_recalls_of_many_long_names_are_never_cut() -> None:
+    names = [f"a very long name of class {i}" for i in range(12)]
+    one = summarise_classes({"server/confusion": np.eye(12, dtype=int)}, np.ones((1, 12)), names)
+    text = drawn(*compared_classes(["cafedcl:no-geo"], [one], "server", 80))
+    assert text.count("100.0") == 12
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_scores_of_the_last_round_are_shown_where_they_are() -> None:
