@@ -1,6 +1,6 @@
 """The same image in training and test: the score would then tell what was learned by heart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 from cafedcl.core.arrays import Bytes
@@ -9,8 +9,8 @@ SHOWN = 3
 """How many pairs a message names."""
 
 
-def find_duplicates(train: Bytes, test: Bytes) -> list[tuple[int, int]]:
-    """Return the rows of test images whose pixels a training image has too, with its row."""
+def find_duplicates(train: Iterable[Bytes], test: Iterable[Bytes]) -> list[tuple[int, int]]:
+    """Return the numbers of test images whose pixels a training image has too, with its number."""
     seen: dict[bytes, int] = {}
     for row, image in enumerate(train):
         seen.setdefault(_digest(image), row)
@@ -24,8 +24,8 @@ def _digest(image: Bytes) -> bytes:
 
 def duplicates_remark(
     where: object,
-    train: Bytes,
-    test: Bytes,
+    train: Iterable[Bytes],
+    test: Iterable[Bytes],
     train_name: Callable[[int], str],
     test_name: Callable[[int], str],
 ) -> list[str]:
@@ -36,6 +36,6 @@ def duplicates_remark(
     named = ", ".join(f"{test_name(row)} = {train_name(twin)}" for row, twin in pairs[:SHOWN])
     more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
     return [
-        f"{where}: {len(pairs)} of {len(test)} test images are in the training set too: "
-        f"{named}{more}; scores will be too high, so remove one of each pair"
+        f"{where}: {len(pairs)} test images are in the training set too: {named}{more}; "
+        "scores will be too high, so remove one of each pair"
     ]

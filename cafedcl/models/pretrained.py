@@ -19,6 +19,8 @@ from cafedcl.models.base import FIXED_STATISTICS, average_pool
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 USUAL_SIZE = 224
+PREPROCESSOR = "preprocessor_config.json"
+"""The file of transformers with a model's normalisation."""
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -41,6 +43,7 @@ class PretrainedEncoder(nn.Module):
         if shape[0] not in (1, 3):
             raise CafedclError(f"images of {shape[0]} channels; it takes grey or RGB images")
         self.net = net
+        self.normalisation = normalisation
         self.size = normalisation.size
         self.frozen_norms = frozen_norms
         mean = torch.tensor(normalisation.mean).view(1, -1, 1, 1)
@@ -57,6 +60,20 @@ class PretrainedEncoder(nn.Module):
             # Read by an engine, which cannot pad batches whose statistics count.
             setattr(module, FIXED_STATISTICS, frozen_norms)
         self.train()
+
+    def description(self) -> dict[str, str]:
+        """Return the files from which ``hf:`` can build it again, without its weights.
+
+        Networks of timm and torchvision need none: their names say everything.
+        """
+        if not isinstance(self.net, TransformersBody):
+            return {}
+        expected = {
+            "image_mean": self.normalisation.mean,
+            "image_std": self.normalisation.std,
+            "size": {"height": self.size, "width": self.size},
+        }
+        return {"config.json": self.net.config_text(), PREPROCESSOR: json.dumps(expected)}
 
     def norms(self) -> list[nn.Module]:
         """Return the batch normalisations."""
@@ -89,6 +106,11 @@ class TransformersBody(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+
+    def config_text(self) -> str:
+        """Return the model's config as transformers writes it."""
+        config: Any = self.model.config
+        return str(config.to_json_string())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled output, or the class token's where there is none."""
@@ -153,7 +175,7 @@ def _preprocessing(transformers: Any, path: str, config: Any) -> Normalisation:
     """
     expected: dict[str, Any] = {}
     found = transformers.utils.cached_file(
-        path, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False
+        path, PREPROCESSOR, _raise_exceptions_for_missing_entries=False
     )
     if found is not None:
         expected = json.loads(Path(found).read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@ from the network.
 """
 
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import torch
 from capturing import assert_near, captured
 from torch import nn
 
+import cafedcl
 from cafedcl.config.model_options import ModelOptions
 from cafedcl.config.options import read_options
 from cafedcl.core.errors import CafedclError
@@ -176,6 +178,22 @@ def test_a_frozen_encoder_stays_as_it_is(federation):
     assert not made.step().failed
     changed = {name for name in start if not torch.equal(start[name], made.state[name])}
     assert changed == {"model/head.weight", "model/head.bias"}
+
+
+def test_a_run_is_used_without_the_folder_that_its_encoder_came_from(saved, digits, tmp_path):
+    origin = tmp_path / "origin"
+    shutil.copytree(saved / "resnet", origin)
+    settings = {"model.size": 16, "train.epochs": 1, "train.iterations": 1, "data.images": 40}
+    flags = {"clients": 2, "rounds": 1, "split": "iid", "device": "cpu", "model": f"hf:{origin}"}
+    result = cafedcl.run("fedavg", out=tmp_path / "run", settings=settings, **flags)
+    expected = result.predict(digits.test_x[:5])
+    shutil.rmtree(origin)
+    assert {file.name for file in (tmp_path / "run" / "encoder").iterdir()} == {
+        "config.json",
+        "preprocessor_config.json",
+    }
+    found = cafedcl.load(tmp_path / "run").predict(digits.test_x[:5])
+    assert torch.equal(found.similarity, expected.similarity)
 
 
 def test_a_method_without_a_head_cannot_freeze_its_encoder(federation):

@@ -149,8 +149,8 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     tested = np.flatnonzero(test)
     remarks += duplicates_remark(
         where,
-        decoded.pixels[~test],
-        decoded.pixels[test],
+        (decoded.pixels[i] for i in trained),
+        (decoded.pixels[i] for i in tested),
         lambda row: items[trained[row]].name,
         lambda row: items[tested[row]].name,
     )

@@ -124,7 +124,7 @@ SOURCES = (
     Source(
         "ham10000",
         f"skin lesions, colour, middle square resized to {SIZE}×{SIZE}, 7 classes, "
-        "10,015 split 80/20 by lesion",
+        "10,015 split 80/20 by lesion; from four places (--split source)",
         tuple(
             FileForm((TABLE, *(part + ending for part in PARTS)), _read_lesions, resizes=True)
             for ending in ("", ".zip")
