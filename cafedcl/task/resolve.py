@@ -92,3 +92,15 @@ def imported_names(tables: Mapping[str, Any]) -> list[str]:
         if ":" in data and not data.startswith("hf:"):
             found.append(data)
     return found
+
+
+def read_file_of(config: Config) -> str:
+    """Return the file or folder of weights that a config reads on this machine; empty if none."""
+    if config.model.weights:
+        return config.model.weights
+    if config.model.source != "hf":
+        return ""
+    place = config.model.name.partition(":")[2]
+    # A name on the hub has no such beginning, but it may be that of a folder here.
+    is_path = place.startswith(("/", "~", ".")) or Path(place).is_dir()
+    return place if is_path else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from cafedcl.config.options import to_plain
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import TICKET, Job, Reply
 from cafedcl.core.errors import CafedclError
@@ -33,7 +34,7 @@ from cafedcl.deploy.population import enrol, is_remote, prepare_site
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.build import prepare
-from cafedcl.task.resolve import imported_names, resolve
+from cafedcl.task.resolve import imported_names, read_file_of, resolve
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,11 @@ class Site:
                 f"the server wants to run '{code[0]}' at this site; allow it with plugins = true"
             )
         config = resolve(plain)
+        file = read_file_of(config)
+        if file and not self.plugins:
+            raise CafedclError(
+                f"the server wants to read '{file}' at this site; allow it with plugins = true"
+            )
         return replace(config, engine=replace(config.engine, device=self.device))
 
     def _own_data(self, config: Config) -> Dataset:
@@ -166,7 +172,7 @@ class Site:
                 "the run needs the sites' own data; set data in this site's site.toml"
             )
         options = replace(config.data, name=self.data, dir="", test="")
-        key = {"size": options.size, "strict": options.strict}
+        key = to_plain(options)
         if self._dataset is None or self._dataset[0] != key:
             self._dataset = (key, load_dataset(options))
         return self._dataset[1]

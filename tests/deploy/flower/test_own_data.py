@@ -185,6 +185,19 @@ def test_a_server_cannot_name_code_at_a_site_that_does_not_allow_it(
     assert imported == []
 
 
+@pytest.mark.parametrize(
+    "model",
+    [{"weights": "/data/secret.safetensors"}, {"name": "hf:/data/model"}, {"name": "hf:../model"}],
+)
+def test_a_server_cannot_read_a_file_of_a_site_as_weights(model, config, net, places):
+    _, header = unpack(enrol_request(config(**settings())))
+    header["terms"]["config"]["model"] = model
+    answer = net.sites[11][0].answer({SHARED: pack({}, header)}, None)
+    _, said = unpack(answer[OWN])
+    assert "the server wants to read" in said["error"]
+    assert "allow it with plugins = true" in said["error"]
+
+
 def test_own_data_and_a_simulated_run_do_not_go_together(config, host, places, journal):
     with pytest.raises(CafedclError, match="0 of 3 sites"):
         host(config(engine__deadline=0.2), [], None)
