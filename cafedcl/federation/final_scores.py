@@ -40,8 +40,11 @@ from cafedcl.functional.ranking import RANKED, f1_scores, one_against_rest
 from cafedcl.models.base import Runner
 from cafedcl.task.task import Task, arithmetic
 
-MOST_OWN_IMAGES = 2000
-"""Test images that each client's own model is run on, at most: there can be many clients."""
+OWN_IMAGES = 10_000
+"""Test images that all clients' own models together are run on: there can be many clients."""
+FEWEST_OWN = 200
+MOST_OWN = 2000
+"""Test images that each client's own model is run on, at least and at most."""
 MOST_DESCRIBED = 5000
 """Training images that limits are fitted on, at most."""
 WRONG_IMAGES = 24
@@ -99,7 +102,8 @@ class FinalScores:
         kept = without((MODEL, AUGMENT), reply.memory)
         model = self._model(weights, under(ANCHORS, down.tensors), kept)
         x, y = self.task.clients.test_set(client)
-        rows = spaced_rows(len(y), MOST_OWN_IMAGES).to(x.device)
+        clients = self.config.federation.participants(len(self.counts))
+        rows = spaced_rows(len(y), images_each(clients)).to(x.device)
         p = model.scores(x[rows]).double().softmax(1)
         y = y[rows].cpu()
         predicted = confusion(p.argmax(1), y, self.task.method.classes)
@@ -243,6 +247,11 @@ class FinalScores:
             "predicted": predicted,
             "probability": chance.float(),
         }
+
+
+def images_each(clients: int) -> int:
+    """Return how many test images each of the clients' own models is run on."""
+    return min(MOST_OWN, max(FEWEST_OWN, OWN_IMAGES // clients))
 
 
 def spaced_rows(number: int, most: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from cafedcl.core.tensors import ANCHORS, MODEL, under
-from cafedcl.federation.final_scores import spaced_rows
+from cafedcl.federation.final_scores import images_each, spaced_rows
 
 FULL = {"auroc", "auprc", "sensitivity", "ece"}
 
@@ -114,3 +114,7 @@ def test_rows_are_spaced_evenly() -> None:
     assert rows[0] == 0
     assert rows[-1] == 9999
     assert np.ptp(np.diff(rows)) <= 1
+
+
+def test_many_own_models_are_run_on_fewer_images_each() -> None:
+    assert [images_each(clients) for clients in (1, 5, 20, 100)] == [2000, 2000, 500, 200]
