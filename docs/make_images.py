@@ -15,7 +15,7 @@ from cafedcl.federation.watcher import Watcher
 from cafedcl.terminal.progress import LiveProgress
 
 SCREEN = Console(
-    record=True, width=120, force_terminal=True, color_system="truecolor", highlight=False
+    record=True, width=130, force_terminal=True, color_system="truecolor", highlight=False
 )
 
 
