@@ -1,5 +1,6 @@
 """What labels are in scope: one class per image."""
 
+import ast
 from collections.abc import Sequence
 
 from cafedcl.core.errors import CafedclError
@@ -31,15 +32,24 @@ def refuse_other_tasks(where: object, labels: Sequence[str]) -> None:
 
 
 def _is_list(label: str, labels: set[str]) -> bool:
-    """Return whether a label is several: in brackets, or joined of others."""
+    """Return whether a label is several: a list in brackets, or joined of others."""
     if any(label[:1] == pair[0] and label[-1:] == pair[1] for pair in BRACKETS):
-        return True
+        # "[a, b]" and "['a']" are lists; a name such as "(benign)" or "[/]" is not.
+        return any(separator in label for separator in SEPARATORS) or _is_literal(label)
     for separator in SEPARATORS:
         parts = [part.strip() for part in label.split(separator)]
         # "Effusion|Mass" is a list if Effusion or Mass is a label; else it is a name.
         if len(parts) > 1 and any(part in labels for part in parts):
             return True
     return False
+
+
+def _is_literal(label: str) -> bool:
+    """Return whether a label is written like a list, tuple, set or dict of Python or JSON."""
+    try:
+        return isinstance(ast.literal_eval(label), list | tuple | set | dict)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def _number(label: str) -> float | None:
