@@ -6,11 +6,11 @@ from collections.abc import Callable
 from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import explained_failure, import_path
+from cafedcl.core.paths import data_folder, is_path, npz_names
 from cafedcl.core.printable import printable
 from cafedcl.data.cache import Remarks, cached
 from cafedcl.data.checked import check_dataset
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.paths import data_folder, is_path, npz_names
 from cafedcl.data.sources import cifar, digits, gtsrb, ham10000, idx, medmnist
 from cafedcl.data.sources.base import Source
 

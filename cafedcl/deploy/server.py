@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
@@ -31,11 +31,11 @@ from cafedcl.deploy.keys import (
 )
 from cafedcl.deploy.programs import ServerProcess, require_flower, run_flwr
 from cafedcl.deploy.proxy import nginx_program, start_proxy, write_proxy_config
-from cafedcl.deploy.submit import submit_app
 from cafedcl.deploy.superlink import SUPERLINK_NAME, Address, start_superlink
-from cafedcl.federation.result import Run
-from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Watcher
+
+if TYPE_CHECKING:
+    from cafedcl.federation.result import Run
+    from cafedcl.federation.watcher import Watcher
 
 NOTICE_DAYS = 60
 """A server says so when its certificate expires within this time."""
@@ -222,13 +222,16 @@ class Server:
             for run in answer["runs"]
         ]
 
-    def run(self, config: Config | None, path: Path, watchers: Sequence[Watcher]) -> Run:
+    def run(self, config: Config | None, path: Path, watchers: "Sequence[Watcher]") -> "Run":
         """Run a config at the sites; without a config, resume the run at ``path``."""
+        # Only whoever computes a run needs PyTorch; the server itself starts without it.
+        from cafedcl.deploy.flower.server_task import conduct
+        from cafedcl.deploy.submit import submit_app
+        from cafedcl.federation.run_folder import RunFolder
+
         self.check()
         if config is not None:
             RunFolder.create(path).unlock()
-        from cafedcl.deploy.flower.server_task import conduct
-
         with explained(self.secret):
             secret = self.secret.read_bytes()
         return conduct(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
-from cafedcl.data.paths import is_path
+from cafedcl.core.paths import is_path
 from cafedcl.deploy.folders import SiteOptions, read_site
 from cafedcl.deploy.keys import make_certificates, make_node_key, refuse_expired, write_secret
 from cafedcl.deploy.programs import ServerProcess

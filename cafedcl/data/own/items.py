@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cafedcl.config.data_options import DataOptions
+from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.paths import data_folder
 from cafedcl.data.cache import Remarks, cached
 from cafedcl.data.checked import checked_dataset, choose_test
 from cafedcl.data.dataset import Dataset
@@ -18,7 +19,7 @@ from cafedcl.data.duplicates import duplicates_remark
 from cafedcl.data.grey_values import Window
 from cafedcl.data.groups import NO_GROUPS, unit_owners
 from cafedcl.data.images import DecodedImages, Opener, decode_images
-from cafedcl.data.paths import data_folder
+from cafedcl.data.own.file_names import patients_remark
 from cafedcl.data.scope import refuse_other_tasks
 
 SIDES = {
@@ -100,6 +101,8 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     if natural and "" in clients:
         raise CafedclError(f"{where}: some training images have a client and some have none")
     _refuse_broken_groups(where, items, collection.group_kind)
+    if not collection.group_kind and options.group != NONE:
+        remarks += patients_remark(where, [item.name for item in items])
     window = Window.of(options.limits, options.window)
     try:
         decoded = decode_images([item.image for item in items], options.size, window=window)

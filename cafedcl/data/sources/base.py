@@ -6,10 +6,10 @@ from pathlib import Path
 
 from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.paths import data_folder
 from cafedcl.data.cache import cached
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.files.download import Remote, fetch
-from cafedcl.data.paths import data_folder
 
 Reader = Callable[[Sequence[Path], DataOptions], Dataset]
 

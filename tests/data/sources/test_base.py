@@ -7,8 +7,8 @@ import pytest
 
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.paths import is_path
 from cafedcl.data import data_folder, dataset_names, describe_dataset, load_dataset
-from cafedcl.data.paths import is_path
 from cafedcl.data.sources.medmnist import SETS
 
 KNOWN = {
@@ -66,7 +66,7 @@ def test_the_data_folder_is_where_the_platform_keeps_such_things(
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"HOME": "/home/me"} | env).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("cafedcl.data.paths.sys.platform", platform)
+    monkeypatch.setattr("cafedcl.core.paths.sys.platform", platform)
     assert data_folder("") == Path(expected)
     assert data_folder("given") == Path("given")
 
