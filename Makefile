@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --quiet --disable-pip-version-check
+# Python compiles modules when they are first imported. If pip compiled all of them, setting up
+# would take a minute longer, for thousands of modules that are never imported.
+PIP_INSTALL := $(BIN)/pip --quiet --disable-pip-version-check install --no-compile --constraint constraints.txt
 
 .PHONY: help demo test lint setup wheel clean
 
@@ -33,9 +35,9 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=…" >&2; exit 2; }
 	@echo "setting up $(VENV) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --constraint constraints.txt torch
-	@$(PIP) install --constraint constraints.txt setuptools wheel
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) setuptools wheel
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 clean:  ## remove everything that was built

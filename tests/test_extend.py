@@ -26,6 +26,7 @@ NAMES = [
     "Shape",
     "SyntheticImages",
     "Tensors",
+    "Transform",
     "Up",
     "Visit",
     "align_loss",
