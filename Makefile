@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles modules when they are first imported. If pip compiled all of them, setting up
-# would take a minute longer, for thousands of modules that are never imported.
-PIP_INSTALL := $(BIN)/pip --quiet --disable-pip-version-check install --no-compile --constraint constraints.txt
+PIP_INSTALL := $(BIN)/pip --quiet --disable-pip-version-check install --constraint constraints.txt
+
+# Many containers set this. Then every process of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint setup wheel clean
 

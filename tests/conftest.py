@@ -47,6 +47,8 @@ TINY = {
     "train": {"epochs": 1, "iterations": 2},
     "federation": {"clients": 5, "rounds": 2, "participation": 0.6},
     "engine": {"device": "cpu", "workers": 1},
+    # The scores of probabilities have tests of their own.
+    "evaluate": {"full": False},
 }
 
 

@@ -100,6 +100,11 @@ class EvaluateOptions:
         low=1,
     )
     batch: int = option(500, "images per evaluation batch", low=1, high=MOST_IN_BATCH)
+    full: bool = option(
+        True,
+        "after the last round, also score probabilities (AUROC, calibration, …), and fit what "
+        "calibrated predictions need; takes a moment",
+    )
     specificity: float = option(
         0.95,
         "specificity at which the sensitivity of each class is given, after the last round",

@@ -1,5 +1,6 @@
 """Each client's images as indices into the training set: hold out, merge, save and load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -19,6 +20,9 @@ from cafedcl.data.groups import (
     without_last_ones,
 )
 
+PARTS = ("train", "validation", "test")
+"""The parts of a client's images."""
+
 
 @dataclass(frozen=True)
 class Shards:
@@ -34,6 +38,26 @@ class Shards:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def tensors(self) -> Tensors:
+        """Return everything but the names as a few tensors, on the host."""
+        tensors: Tensors = {"counts": self.counts.cpu()}
+        for name in PARTS:
+            parts = getattr(self, name)
+            sizes = [len(part) for part in parts]
+            tensors[f"{name}/sizes"] = torch.tensor(sizes, dtype=torch.int64)
+            tensors[f"{name}/indices"] = torch.zeros(0, dtype=torch.int64)
+            if parts:
+                tensors[f"{name}/indices"] = torch.cat(parts).cpu()
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors, names: Sequence[str]) -> "Shards":
+        """Return the shards that were made into tensors."""
+        train, validation, test = (
+            tensors[f"{name}/indices"].split(tensors[f"{name}/sizes"].tolist()) for name in PARTS
+        )
+        return cls(train, validation, test, tensors["counts"], tuple(map(str, names)))
 
 
 def choose_held_out(
@@ -117,16 +141,9 @@ def fingerprint(labels: Tensor) -> str:
 
 def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
     """Write a split to a file that ``--split file:PATH`` reads."""
-    tensors: Tensors = {"counts": shards.counts}
-    for name in ("train", "validation", "test"):
-        parts = getattr(shards, name)
-        tensors[f"{name}/sizes"] = torch.tensor([len(part) for part in parts], dtype=torch.int64)
-        tensors[f"{name}/indices"] = (
-            torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.int64)
-        )
     try:
         header = {"labels": fingerprint(labels), "images": len(labels), "names": shards.names}
-        path.write_bytes(pack(tensors, header))
+        path.write_bytes(pack(shards.tensors(), header))
     except OSError as error:
         raise CafedclError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -139,13 +156,8 @@ def load_shards(path: Path, labels: Tensor, groups: Ints = NO_GROUPS) -> Shards:
             raise CafedclError(
                 f"{path}: this split was made for other data ({header['images']} training images)"
             )
-        train, validation, test = (
-            tensors[f"{name}/indices"].split(tensors[f"{name}/sizes"].tolist())
-            for name in ("train", "validation", "test")
-        )
         # Files of cafedcl 0.2 have no names.
-        names = tuple(map(str, header.get("names", ())))
-        shards = Shards(train, validation, test, tensors["counts"], names)
+        shards = Shards.from_tensors(tensors, header.get("names", ()))
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, RuntimeError) as error:

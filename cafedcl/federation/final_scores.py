@@ -76,7 +76,7 @@ class FinalScores:
     liars: frozenset[int]
     """Clients that do not send the model that they have trained."""
     due: bool
-    """Whether this is the last round; in all others nothing is done."""
+    """Whether this is the last round, and these scores are asked for; else nothing is done."""
     own: dict[int, Tensors] = field(default_factory=dict)
     """Scores of clients' own models."""
     calibrations: Tensors = field(default_factory=dict)

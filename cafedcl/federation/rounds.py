@@ -127,8 +127,8 @@ class Federation:
         down = self.down()
         replies = RoundReplies(self.task.per_class)
         aggregator = self.aggregator()
-        last = self.round + 1 == self.options.rounds
-        final = FinalScores(self.task, self.config, self.counts, self.attack.liars, last)
+        full = self.config.evaluate.full and self.round + 1 == self.options.rounds
+        final = FinalScores(self.task, self.config, self.counts, self.attack.liars, full)
         with arithmetic(self.task), torch_stream(self.config.run.seed, "server", self.round):
             present = [client for client in sampled if client not in dropped]
             for result in clock.waiting("train", self.train(down, present)):

@@ -110,8 +110,7 @@ def cosine_logits(z: Tensor, p: Tensor, known: Tensor | None, tau: float) -> Ten
 
 def i2p_loss(
     z: Tensor,
-    y: Tensor,
-    weight: Tensor,
+    batch: Batch,
     p: Tensor,
     known: Tensor | None,
     tau: float,
@@ -120,14 +119,16 @@ def i2p_loss(
 ) -> Tensor:
     """Return Eq. 4 (eq:i2p_loss), L_I2P: cross-entropy of the cosine similarities to anchors / τ.
 
-    Images whose class has no anchor contribute nothing. ``prior`` is added to all logits.
+    Images whose class has no anchor contribute nothing. ``prior`` is added to all logits, and
+    ``smoothing`` is the share of label smoothing.
     """
     logits = cosine_logits(z, p, known, tau)
     if prior is not None:
         logits = logits + prior
+    weight = batch.weight
     if known is not None:
-        weight = weight * known[y]
-    return cross_entropy(logits, y, weight, smoothing)
+        weight = weight * known[batch.y]
+    return cross_entropy(logits, batch.y, weight, smoothing)
 
 
 def shares(counts: Tensor) -> Tensor:

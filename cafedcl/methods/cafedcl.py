@@ -96,9 +96,7 @@ class CAFedCL(Method):
         q = unit(sums)
         present = counts > 0
         prior = contrast.log_prior(visit.client.counts, o.calibrate, o.smoothing)
-        smoothing = self.label_smoothing
-        i2p = contrast.i2p_loss(z, batch.y, batch.weight, p, known, o.tau, prior, smoothing)
-        terms = {"i2p": i2p}
+        terms = {"i2p": contrast.i2p_loss(z, batch, p, known, o.tau, prior, self.label_smoothing)}
         if o.lam_align:
             warm = ((visit.round + 1) / max(o.align_warmup, 1)).clamp(max=1.0)
             align = contrast.align(

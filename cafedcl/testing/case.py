@@ -28,6 +28,7 @@ TINY: dict[str, dict[str, Any]] = {
     "train": {"epochs": 1, "iterations": 2},
     "federation": {"clients": 5, "rounds": 2, "participation": 0.6},
     "engine": {"device": "cpu", "workers": 1, "name": "reference"},
+    "evaluate": {"full": False},
 }
 """Five clients with two classes each, three of them in a round."""
 READERS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")

@@ -53,7 +53,7 @@ def test_a_card_of_a_run_without_a_folder_has_its_scores(
 ) -> None:
     from cafedcl.federation.runs import _result
 
-    federation = tiny("fedavg", federation__rounds=1)
+    federation = tiny("fedavg", federation__rounds=1, evaluate__full=True)
     federation.step()
     found = _result(federation, None)
     card = model_card(found, found.model, "m", None, "")

@@ -34,7 +34,8 @@ def trained(tiny: Callable[..., Federation]) -> Callable[[str], Run]:
 
     def train(method: str) -> Run:
         if method not in runs:
-            federation = tiny(method, federation__rounds=1, federation__participation=1.0)
+            settings = {"federation__rounds": 1, "federation__participation": 1.0}
+            federation = tiny(method, **settings, evaluate__full=True)
             federation.step()
             runs[method] = _result(federation, None)
         return runs[method]

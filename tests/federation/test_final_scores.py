@@ -12,7 +12,7 @@ FULL = {"auroc", "auprc", "sensitivity", "ece"}
 
 
 def two_rounds(tiny, method: str, **settings):
-    federation = tiny(method, **settings)
+    federation = tiny(method, **{"evaluate__full": True, **settings})
     return federation, [federation.step(), federation.step()]
 
 
@@ -24,6 +24,12 @@ def test_only_the_last_round_is_scored_in_full(tiny) -> None:
         assert scores.keys() >= FULL
         assert all(0 <= scores[name] <= 1 for name in FULL)
     assert not any(name.startswith(("scores/", "calibration/")) for name in first.tables)
+
+
+def test_full_scores_can_be_left_out(tiny) -> None:
+    _, (_, last) = two_rounds(tiny, "fedavg", evaluate__full=False)
+    assert not FULL & (last.server.keys() | last.own.keys())
+    assert not any(name.startswith(("scores/", "calibration/", "wrong/")) for name in last.tables)
 
 
 def test_the_servers_scores_are_those_of_its_probabilities(tiny) -> None:
@@ -61,7 +67,7 @@ def test_calibration_never_sees_a_test_image(tiny) -> None:
     assert float(last.tables["calibration/server/temperature"]) > 0
     images = sum(map(len, federation.task.clients.shards.validation))
     assert int(last.tables["calibration/server/images"]) == images
-    other = tiny("fedavg")
+    other = tiny("fedavg", evaluate__full=True)
     data = other.task.clients.data
     data.test_x.copy_(255 - data.test_x)
     try:

@@ -16,7 +16,7 @@ from cafedcl.federation.runs import _result
 
 @pytest.fixture(scope="module")
 def run(tiny: Callable[..., Federation]) -> Run:
-    federation = tiny("fedavg", federation__participation=1.0)
+    federation = tiny("fedavg", federation__participation=1.0, evaluate__full=True)
     federation.run()
     return _result(federation, None)
 

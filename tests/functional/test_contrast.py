@@ -57,7 +57,7 @@ def test_i2p_is_the_mean_negative_log_share_of_the_own_anchor(scene):
         shares = [math.exp(float(z[i] @ p[c]) / TAU) for c in range(CLASSES)]
         expected -= math.log(shares[y[i]] / sum(shares)) / len(y)
     zt, yt, pt = tensors(z, y, p)
-    assert float(contrast.i2p_loss(zt, yt, torch.ones(7).double(), pt, None, TAU)) == pytest.approx(
+    assert float(contrast.i2p_loss(zt, batch_of(yt), pt, None, TAU)) == pytest.approx(
         expected, abs=1e-12
     )
 
@@ -65,7 +65,7 @@ def test_i2p_is_the_mean_negative_log_share_of_the_own_anchor(scene):
 def test_i2p_is_cross_entropy_of_cosines_over_tau(scene):
     raw, y, p = tensors(*scene)
     z = contrast.unit(raw)
-    ours = contrast.i2p_loss(z, y, torch.ones(7).double(), p, None, TAU)
+    ours = contrast.i2p_loss(z, batch_of(y), p, None, TAU)
     torch.testing.assert_close(ours, F.cross_entropy(z @ p.T / TAU, y), atol=1e-12, rtol=0)
 
 
@@ -76,7 +76,7 @@ def test_i2p_gradient_is_the_softmax_error_projected_off_the_feature(scene):
     expected = (error - (error * z).sum(1, keepdims=True) * z) / length
     rt, yt, pt = tensors(raw, y, p)
     rt.requires_grad_()
-    contrast.i2p_loss(contrast.unit(rt), yt, torch.ones(7).double(), pt, None, TAU).backward()
+    contrast.i2p_loss(contrast.unit(rt), batch_of(yt), pt, None, TAU).backward()
     np.testing.assert_allclose(rt.grad, expected, atol=1e-12)
     np.testing.assert_allclose((rt.grad.numpy() * raw).sum(1), 0, atol=1e-12)
 
@@ -90,10 +90,9 @@ def test_i2p_does_not_see_the_length_of_a_feature(scales):
         rng.integers(0, CLASSES, 7),
         unit(rng.normal(size=(CLASSES, DIM))),
     )
-    weight = torch.ones(7).double()
-    plain = contrast.i2p_loss(contrast.unit(raw), y, weight, p, None, TAU)
+    plain = contrast.i2p_loss(contrast.unit(raw), batch_of(y), p, None, TAU)
     scaled = contrast.i2p_loss(
-        contrast.unit(raw * torch.tensor(scales)[:, None]), y, weight, p, None, TAU
+        contrast.unit(raw * torch.tensor(scales)[:, None]), batch_of(y), p, None, TAU
     )
     torch.testing.assert_close(scaled, plain, atol=1e-12, rtol=0)
 
@@ -108,7 +107,7 @@ def test_classes_without_an_anchor_are_neither_rivals_nor_samples(scene):
         [math.log(s[place[c]]) for s, c in zip(softmax(logits), y[rows], strict=True)]
     )
     zt, yt, pt, kt = tensors(z, y, p, known)
-    assert float(contrast.i2p_loss(zt, yt, torch.ones(7).double(), pt, kt, TAU)) == pytest.approx(
+    assert float(contrast.i2p_loss(zt, batch_of(yt), pt, kt, TAU)) == pytest.approx(
         expected, abs=1e-12
     )
 
@@ -117,7 +116,7 @@ def test_without_any_anchor_i2p_and_its_gradient_are_zero(scene):
     raw, y, p = tensors(*scene)
     raw.requires_grad_()
     known = torch.zeros(CLASSES, dtype=torch.bool)
-    loss = contrast.i2p_loss(contrast.unit(raw), y, torch.ones(7).double(), p, known, TAU)
+    loss = contrast.i2p_loss(contrast.unit(raw), batch_of(y), p, known, TAU)
     loss.backward()
     assert loss.item() == 0
     assert not raw.grad.any()
@@ -337,7 +336,7 @@ def test_padding_changes_neither_a_term_nor_its_gradient(scene, term):
         if term in READINGS:
             loss = align(term, "unit", x, batch, p, None, scratch())
         elif term == "i2p":
-            loss = contrast.i2p_loss(contrast.unit(x), batch.y, batch.weight, p, None, TAU)
+            loss = contrast.i2p_loss(contrast.unit(x), batch, p, None, TAU)
         else:
             sums, counts = contrast.class_sums(contrast.unit(x), batch.y, batch.weight, CLASSES)
             loss = contrast.geometry(

@@ -34,6 +34,7 @@ def federation_of(name, digits, parts=None, **sections):
         "train": {"epochs": 1, "iterations": 2},
         "federation": {"clients": 4, "rounds": 2},
         "engine": {"device": "cpu", "workers": 1},
+        "evaluate": {"full": False},
     }
     for section, table in sections.items():
         tables[section] = {**tables.get(section, {}), **table}

@@ -13,9 +13,12 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+import torch
+
 from cafedcl.core.contract import Down
-from cafedcl.core.tensors import map_file, unpack
+from cafedcl.core.tensors import map_file, under, unpack
 from cafedcl.data.dataset import Dataset
+from cafedcl.data.shards import Shards
 from cafedcl.engine.cpu.messages import (
     DOWN,
     READY,
@@ -26,7 +29,7 @@ from cafedcl.engine.cpu.messages import (
     to_group,
 )
 from cafedcl.engine.cpu.stacked import StackedClients
-from cafedcl.task.build import prepare
+from cafedcl.task.build import assemble
 from cafedcl.task.resolve import resolve
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
@@ -119,9 +122,10 @@ def _run(work: Callable[[], None]) -> None:
 def start_worker(pipe: Connection, shared: int) -> None:
     """Build an engine and work; ``shared`` is the file that holds the data, mapped, not copied."""
     tensors, header = map_file(f"/dev/fd/{shared}")
-    data = Dataset.from_tensors(tensors, header["plain"])
+    data = Dataset.from_tensors(under("data/", tensors), header["plain"])
+    shards = Shards.from_tensors(under("shards/", tensors), header["clients"])
     _, begin = unpack(pipe.recv_bytes())
-    setup = prepare(resolve(begin["config"]), data)
+    setup = assemble(resolve(begin["config"]), data, shards, torch.device("cpu"))
     pipe.send_bytes(READY)
     work_off(Channel(pipe, {}), StackedClients(setup.task, setup.config.engine.stack))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.environment import cores, is_arm
-from cafedcl.core.tensors import Tensors, nbytes, pack
+from cafedcl.core.tensors import Tensors, nbytes, pack, prefixed
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.cpu.groups import JobGroup, stacking_obstacle
 from cafedcl.engine.cpu.messages import (
@@ -308,10 +308,16 @@ def least_seconds(task: Task) -> float:
 
 
 def share_data(task: Task) -> IO[bytes]:
-    """Write the data once into an unnamed file, in memory where possible, for workers to map."""
+    """Write data and shards into an unnamed file, in memory where possible, for workers to map.
+
+    The shards come with them: a worker must not split the images itself, since liars' labels may
+    be wrong already.
+    """
     memory = Path("/dev/shm")
     file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)  # noqa: SIM115
     data = task.clients.data
-    file.write(pack(data.tensors(), {"plain": data.plain()}))
+    shards = task.clients.shards
+    tensors = {**prefixed("data/", data.tensors()), **prefixed("shards/", shards.tensors())}
+    file.write(pack(tensors, {"plain": data.plain(), "clients": shards.names}))
     file.flush()
     return file

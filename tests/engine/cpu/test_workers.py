@@ -73,7 +73,8 @@ def ready(engine: CpuEngine) -> None:
             for name in ("fedavg", "cafedcl", "local")
             for stack in (1, 2)
         ),
-        # Each of these starts three interpreters, which import PyTorch.
+        # Each of these starts three interpreters, which import PyTorch. Liars hold wrong labels
+        # there, which no worker may set right or split by.
         pytest.param("cafedcl", 2, 2, id="cafedcl-2-started anew"),
         pytest.param("local", 1, 2, id="local-1-started anew"),
     ],
@@ -88,6 +89,7 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
             "train": {"epochs": 1},
             "federation": {"clients": 6, "rounds": 3},
             "engine": {"workers": workers, "stack": stack, "threads": threads},
+            "attack": {"kind": "label-flip", "clients": 2} if threads > 1 else {},
         }
         with Federation(resolve(tables)) as federation:
             if workers > 1:
