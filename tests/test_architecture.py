@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,27 @@ density = runpy.run_path(str(ROOT / "tools" / "density.py"))
 FLOOR = {room: n for n, rooms in enumerate(architecture["FLOORS"]) for room in rooms}
 
 
-def test_imports_point_down_only() -> None:
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def arrows() -> dict[str, set[str]]:
+    """Which rooms each room imports."""
+    return architecture["arrows"]()
+
+
+@pytest.fixture(scope="module")
+def shares() -> dict[str, float]:
+    """What makes lines hard to read, per thousand lines."""
+    return density["per_thousand"](density["count_all"](FILES))
+
+
+def test_imports_point_down_only(arrows: dict[str, set[str]]) -> None:
     upward = {
         f"{room} -> {other}"
-        for room, others in architecture["arrows"]().items()
+        for room, others in arrows.items()
         for other in others
         if FLOOR[other] <= FLOOR[room]
     }
@@ -32,9 +50,9 @@ def test_every_folder_and_module_has_its_floor() -> None:
     assert rooms - set(architecture["FACE"]) == FLOOR.keys()
 
 
-def test_the_drawing_on_the_page_is_made_from_the_imports() -> None:
+def test_the_drawing_on_the_page_is_made_from_the_imports(arrows: dict[str, set[str]]) -> None:
     page = architecture["PAGE"].read_text(encoding="utf-8")
-    assert architecture["drawing"]() in page
+    assert architecture["drawing"](arrows) in page
 
 
 @pytest.mark.parametrize("module", ["cafedcl", "cafedcl.cli.main", "cafedcl.report.page"])
@@ -56,7 +74,7 @@ def test_a_library_is_used_in_its_own_folder_only(library: str) -> None:
     for file in FILES:
         if home in file.parents:
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(file)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
@@ -85,7 +103,7 @@ def test_no_text_from_elsewhere_is_read_as_markup_or_printed_raw(file: Path) -> 
     """Names and messages come from users and their files: "[/]" must not be markup for rich, and
     an escape sequence must not reach the terminal.
     """
-    for name, call in calls_of(ast.parse(file.read_text(encoding="utf-8"))):
+    for name, call in calls_of(tree_of(file)):
         where = f"{file}:{call.lineno}"
         words = {keyword.arg: keyword.value for keyword in call.keywords}
         if name in ("Console", "PrintableConsole", "TextColumn"):
@@ -113,7 +131,7 @@ def test_no_file_is_longer_than_400_lines() -> None:
 def test_a_type_has_one_meaning_across_the_package() -> None:
     homes = defaultdict(list)
     for file in FILES:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(str(file.relative_to(PACKAGE)))
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -127,16 +145,14 @@ TORCHTUNE = {"conditional expressions": 9.0, "parallel assignments": 0.4}
 """Per thousand lines, as docs/architecture.md has it."""
 
 
-def test_the_code_is_not_denser_than_three_times_torchtune() -> None:
-    shares = density["per_thousand"](density["count_all"](FILES))
+def test_the_code_is_not_denser_than_three_times_torchtune(shares: dict[str, float]) -> None:
     for figure, reference in TORCHTUNE.items():
         assert shares[figure] <= 3 * reference, figure
     assert shares["long lines"] < 0.5, "only lines that end in an instruction to a linter"
 
 
-def test_the_density_on_the_page_is_the_packages() -> None:
+def test_the_density_on_the_page_is_the_packages(shares: dict[str, float]) -> None:
     page = architecture["PAGE"].read_text(encoding="utf-8")
-    shares = density["per_thousand"](density["count_all"](FILES))
     (row,) = [line for line in page.splitlines() if line.startswith("| cafedcl |")]
     shown = [float(cell) for cell in row.split("|")[2:6]]
     assert shown == pytest.approx([shares[name] for name in density["FIGURES"]], abs=1.0)

@@ -101,10 +101,10 @@ def reduced(graph: Arrows) -> Arrows:
     }
 
 
-def drawing() -> str:
-    """Return the drawing, as Mermaid."""
+def drawing(graph: Arrows) -> str:
+    """Return the drawing of the arrows, as Mermaid."""
     lines = ["```mermaid", "graph TD"]
-    for room, others in reduced(arrows()).items():
+    for room, others in reduced(graph).items():
         lines += [f"    {room} --> {other}" for other in sorted(others)]
     return "\n".join([*lines, "```", ""])
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare only")
     arguments = parser.parse_args()
     before = PAGE.read_text(encoding="utf-8")
-    after = BLOCK.sub(lambda match: match[1] + drawing() + match[2], before)
+    after = BLOCK.sub(lambda match: match[1] + drawing(arrows()) + match[2], before)
     if arguments.check:
         if before != after:
             sys.exit(f"{PAGE}: out of date; run python tools/architecture.py")

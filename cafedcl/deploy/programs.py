@@ -1,6 +1,5 @@
 """Flower's programs as processes, each with its own home folder and without telemetry."""
 
-import json
 import os
 import re
 import signal
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
@@ -132,26 +131,3 @@ def _spawn(command: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Pop
         env=flower_environment(home),
         start_new_session=True,
     )
-
-
-def run_flwr(home: Path, *words: str) -> Any:
-    """Run a `flwr` command against the SuperLink of ``home`` and return its JSON output."""
-    done = subprocess.run(
-        [flower_program("flwr"), *words, "--format", "json"],
-        env=flower_environment(home),
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    # Flower may print other lines before the JSON.
-    start = done.stdout.find("{")
-    try:
-        answer = json.loads(done.stdout[start:])
-    except ValueError:
-        answer = {"success": False, "error-message": done.stderr or done.stdout}
-    if done.returncode or not answer.get("success", True):
-        reason = " ".join(str(answer.get("error-message", done.stderr)).split())
-        raise CafedclError(f"flwr {' '.join(words[:2])}: {reason or f'exit {done.returncode}'}")
-    return answer

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
@@ -29,11 +29,12 @@ from cafedcl.deploy.keys import (
     refuse_expired,
     write_secret,
 )
-from cafedcl.deploy.programs import ServerProcess, require_flower, run_flwr
+from cafedcl.deploy.programs import ServerProcess, require_flower
 from cafedcl.deploy.proxy import nginx_program, start_proxy, write_proxy_config
-from cafedcl.deploy.superlink import SUPERLINK_NAME, Address, start_superlink
+from cafedcl.deploy.superlink import Address, start_superlink
 
 if TYPE_CHECKING:
+    from cafedcl.deploy.flower.control import Control
     from cafedcl.federation.result import Run
     from cafedcl.federation.watcher import Watcher
 
@@ -64,6 +65,14 @@ class Server:
         """The SuperLink's address, which only this machine can reach."""
         ca = None if self.options.insecure else self.folder / "ca.crt"
         return Address("127.0.0.1", self.options.superlink, ca)
+
+    @property
+    def control(self) -> "Control":
+        """What the SuperLink tells about its nodes and runs, and is told."""
+        # Flower takes a second to import, and a server that cannot start does not need it.
+        from cafedcl.deploy.flower.control import Control
+
+        return Control(self.address)
 
     @property
     def secret(self) -> Path:
@@ -139,16 +148,16 @@ class Server:
         """Register the keys of all sites at the SuperLink, and remove all others."""
         if self.options.insecure:
             return
-        registered = {node["node-id"] for node in self.nodes()}
+        control = self.control
+        registered = {node.id for node in control.nodes()}
         names = node_names(self.folder)
         current = {name: names.get(name, "") for name in site_names(self.folder)}
         for node in registered - {*current.values()}:
-            run_flwr(self.home, "supernode", "unregister", node, SUPERLINK_NAME)
+            control.unregister(node)
         for name, node in current.items():
             if node not in registered:
                 key = self.folder / "sites" / f"{name}.pub"
-                words = ["supernode", "register", str(key), SUPERLINK_NAME, "--name", name]
-                current[name] = str(run_flwr(self.home, *words)["node-id"])
+                current[name] = control.register(key, name)
         write_atomically(self.folder / NODES, json.dumps(current).encode())
 
     def revoke(self, name: str) -> None:
@@ -187,39 +196,25 @@ class Server:
         if self.options.insecure:
             raise CafedclError(f"{self.folder}: an insecure deployment has no keys")
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that are registered at the SuperLink."""
-        answer: dict[str, Any] = run_flwr(self.home, "supernode", "list", SUPERLINK_NAME)
-        return [node for node in answer["nodes"] if node["status"] != "unregistered"]
-
     def sites(self) -> list[dict[str, str]]:
         """Return the sites, whether each is online, and since when."""
         names = {node: name for name, node in node_names(self.folder).items()}
         rows = []
-        for node in self.nodes():
-            if node["status"] == "online":
-                since = node["online-at"]
+        for node in self.control.nodes():
+            if node.status == "online":
+                since = node.online_at
             else:
-                since = node["offline-at"] or "never connected"
+                since = node.offline_at or "never connected"
             rows.append(
-                {
-                    "name": names.get(node["node-id"], node["node-id"]),
-                    "status": str(node["status"]),
-                    "since": str(since),
-                }
+                {"name": names.get(node.id, node.id), "status": node.status, "since": since}
             )
         return rows
 
     def runs(self) -> list[dict[str, str]]:
         """Return the runs of the SuperLink."""
-        answer: dict[str, Any] = run_flwr(self.home, "list", SUPERLINK_NAME)
         return [
-            {
-                "run": str(run["run-id"]),
-                "status": str(run["status"]),
-                "seconds": f"{float(run['elapsed']):.0f}",
-            }
-            for run in answer["runs"]
+            {"run": str(run.id), "status": run.status, "seconds": f"{run.seconds:.0f}"}
+            for run in self.control.runs()
         ]
 
     def run(self, config: Config | None, path: Path, watchers: "Sequence[Watcher]") -> "Run":
@@ -238,7 +233,7 @@ class Server:
             self.folder,
             self.address,
             secret,
-            lambda: submit_app(self.home),
+            lambda: submit_app(self.control, self.home),
             config,
             path,
             watchers,

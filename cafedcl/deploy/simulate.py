@@ -43,6 +43,8 @@ def _run_simulation(
 ) -> Run:
     require_flower()
     optional("ray", "cafedcl[flower]", "a simulation on Flower")
+    from cafedcl.deploy.flower.control import Control
+
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:
         home = Path(folder)
         address = Address("127.0.0.1", free_port(), None)
@@ -50,8 +52,8 @@ def _run_simulation(
             address, home, home / "superlink.log", ["--insecure", "--simulation"]
         )
         try:
-            nodes = f"num-supernodes={clients} client-resources-num-cpus=1"
-            submit(home, config, path, watchers, nodes)
+            nodes = {"num_supernodes": clients, "client_resources_num_cpus": 1}
+            submit(Control(address), home, config, path, watchers, nodes)
         finally:
             process.stop()
     return runs.load(path)

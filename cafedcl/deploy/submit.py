@@ -4,20 +4,20 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Failure
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.app import write_app
-from cafedcl.deploy.programs import run_flwr
-from cafedcl.deploy.superlink import SUPERLINK_NAME
 from cafedcl.federation.journal import NAME as JOURNAL
 from cafedcl.federation.journal import follow
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.watcher import Record, Watcher
+
+if TYPE_CHECKING:
+    from cafedcl.deploy.flower.control import Control
 
 ENDED = "finished"
 POLL_PERIOD = 20.0
@@ -60,11 +60,17 @@ class FollowedRun:
 
 
 def submit(
-    home: Path, config: Config | None, path: Path, watchers: Sequence[Watcher], federation: str
+    control: "Control",
+    home: Path,
+    config: Config | None,
+    path: Path,
+    watchers: Sequence[Watcher],
+    simulation: Mapping[str, Any],
 ) -> None:
-    """Submit a simulation to the SuperLink of ``home`` and follow it to its end.
+    """Submit a simulation to a SuperLink and follow it to its end.
 
-    Without a config, the run folder at ``path`` is resumed.
+    ``home`` is the folder of its files, and ``simulation`` are Flower's options for it. Without a
+    config, the run folder at ``path`` is resumed.
     """
     folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -76,37 +82,39 @@ def submit(
         file = home / "run.toml"
         file.write_text(config.to_toml(), encoding="utf-8")
         words["config-file"] = str(file.resolve())
-    options = home / "run-config.toml"
-    options.write_text(
-        "".join(f"{name} = {to_toml(value)}\n" for name, value in words.items()), encoding="utf-8"
-    )
-    number = str(submit_app(home, "--run-config", str(options), "--federation-config", federation))
+    number = submit_app(control, home, words, simulation)
     followed = FollowedRun(config, folder)
     error = "the run ended without a message"
     try:
-        for event in follow(path, ActivityCheck(home, number)):
+        for event in follow(path, ActivityCheck(control, number)):
             followed.catch_up(event)
             followed.notify(watchers, event)
             if event["event"] == "end":
                 error = event["error"]
     except BaseException:
-        stop_run(home, number)
+        # An error here means that the run or the SuperLink has ended already.
+        with suppress(CafedclError):
+            control.stop_run(number)
         raise
     if error:
         raise CafedclError(error)
 
 
-def submit_app(home: Path, *words: str) -> int:
-    """Submit the app to the SuperLink of ``home`` and return the number of its run."""
-    app = write_app(home / "cafedcl-run")
-    return int(run_flwr(home, "run", str(app), SUPERLINK_NAME, *words)["run-id"])
+def submit_app(
+    control: "Control",
+    home: Path,
+    config: Mapping[str, Any] | None = None,
+    simulation: Mapping[str, Any] | None = None,
+) -> int:
+    """Submit the app to a SuperLink and return the number of its run."""
+    return control.start_run(write_app(home / "cafedcl-run"), config or {}, simulation or {})
 
 
 class ActivityCheck:
-    """Tells whether a run is still active. Flower is asked rarely: its command takes seconds."""
+    """Tells whether a run is still active; Flower is asked now and then."""
 
-    def __init__(self, home: Path, number: str) -> None:
-        self.home = home
+    def __init__(self, control: "Control", number: int) -> None:
+        self.control = control
         self.number = number
         self.asked = time.monotonic()
 
@@ -114,22 +122,16 @@ class ActivityCheck:
         """Return whether the run is active."""
         if time.monotonic() - self.asked < POLL_PERIOD:
             return True
-        active = run_status(self.home, self.number) != ENDED
+        active = run_status(self.control, self.number) != ENDED
         self.asked = time.monotonic()
         return active
 
 
-def run_status(home: Path, number: str) -> str:
+def run_status(control: "Control", number: int) -> str:
     """Return Flower's status of a run; with an unreachable SuperLink, the run has ended."""
     try:
-        runs = run_flwr(home, "list", SUPERLINK_NAME, "--run-id", number)["runs"]
+        runs = control.runs()
     except CafedclError:
         return ENDED
-    return str(runs[0]["status"]).partition(":")[0] if runs else ENDED
-
-
-def stop_run(home: Path, number: str) -> None:
-    """Ask Flower to stop a run."""
-    # An error means that the run or the SuperLink has ended already.
-    with suppress(CafedclError):
-        run_flwr(home, "stop", number, SUPERLINK_NAME)
+    found = [run.status.partition(":")[0] for run in runs if run.id == number]
+    return found[0] if found else ENDED

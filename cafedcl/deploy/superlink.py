@@ -1,4 +1,4 @@
-"""Starting a SuperLink, and configuring the `flwr` command for it."""
+"""Starting a SuperLink."""
 
 import socket
 import ssl
@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cafedcl.config.options import to_toml
 from cafedcl.deploy.programs import ServerProcess, flower_program
-
-SUPERLINK_NAME = "cafedcl"
-"""The SuperLink's name in the configuration of the `flwr` command."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +34,9 @@ class Address:
         except (urllib.error.URLError, OSError):
             return False
 
-    def write_flwr_config(self, home: Path) -> None:
-        """Write the `flwr` command's configuration for this SuperLink into its home."""
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        trust = f"root-certificates = {to_toml(str(self.ca))}" if self.ca else "insecure = true"
-        lines = [
-            "[superlink]",
-            f'default = "{SUPERLINK_NAME}"',
-            "",
-            f"[superlink.{SUPERLINK_NAME}]",
-            f'address = "{self}"',
-            trust,
-        ]
-        (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
 
 def start_superlink(address: Address, home: Path, log: Path, words: Sequence[str]) -> ServerProcess:
     """Start a SuperLink that listens on ``address``, and wait until it answers."""
-    address.write_flwr_config(home)
     options = ["--host", address.host, "--port", str(address.port)]
     options += ["--disable-runtime-dependency-installation"]
     process = ServerProcess([flower_program("flower-superlink"), *options, *words], home, log)

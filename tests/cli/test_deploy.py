@@ -1,8 +1,8 @@
 """`cafedcl deploy` at the command line: what it prints, and one line for every mistake."""
 
+import itertools
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
+from cafedcl.deploy.flower.control import NodeStatus, RunStatus
 from cafedcl.deploy.folders import node_names, read_server, read_site
 from cafedcl.deploy.server import Server
 
@@ -84,20 +85,23 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
     folder = tmp_path / "d" / "server"
     registered = iter(["11", "12"])
 
-    def run_flwr(home, *words):
-        if words[:2] == ("supernode", "register"):
-            return {"node-id": next(registered)}
-        if words[0] == "supernode":
-            node = {"status": "online", "online-at": "noon", "offline-at": ""}
-            return {
-                "nodes": [
-                    {**node, "node-id": "12"},
-                    {**node, "node-id": "11", "status": "registered"},
-                ]
-            }
-        return {"runs": [{"run-id": 5, "status": "finished:completed", "elapsed": 61.4}]}
+    class Control:
+        def register(self, key, name):
+            return next(registered)
 
-    monkeypatch.setattr("cafedcl.deploy.server.run_flwr", run_flwr)
+        def unregister(self, node):
+            pass
+
+        def nodes(self):
+            return [
+                NodeStatus("12", "online", "noon", ""),
+                NodeStatus("11", "registered", "", ""),
+            ]
+
+        def runs(self):
+            return [RunStatus(5, "finished:completed", 61.4)]
+
+    monkeypatch.setattr(Server, "control", Control())
     monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)
     Server.of(folder).register()
     assert node_names(folder) == {"north": "11", "south": "12"}
@@ -111,21 +115,21 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
 def flower(monkeypatch):
     """Plays the node list of a SuperLink: keys by node number."""
     keys = {}
+    numbers = itertools.count(12)
 
-    def run_flwr(home, *words):
-        if words[1] == "register":
-            number = str(11 + len(calls))
-            keys[number] = Path(words[2]).read_bytes()
-            calls.append(words[1])
-            return {"node-id": number}
-        if words[1] == "unregister":
-            del keys[words[2]]
-            calls.append(words[1])
-        gone = {"node-id": "1", "status": "unregistered"}
-        return {"nodes": [gone, *({"node-id": number, "status": "online"} for number in keys)]}
+    class Control:
+        def register(self, key, name):
+            number = str(next(numbers))
+            keys[number] = key.read_bytes()
+            return number
 
-    calls = []
-    monkeypatch.setattr("cafedcl.deploy.server.run_flwr", run_flwr)
+        def unregister(self, node):
+            del keys[node]
+
+        def nodes(self):
+            return [NodeStatus(number, "online", "noon", "") for number in keys]
+
+    monkeypatch.setattr(Server, "control", Control())
     monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)
     return keys
 

@@ -34,7 +34,6 @@ def test_both_apps_have_the_same_components_and_the_same_run_config(tmp_path):
     assert here["fab-format-version"] == there["fab-format-version"]
 
 
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_flower_accepts_both_and_the_one_that_is_shipped_is_small(tmp_path):
     for folder in (ROOT, write_app(tmp_path / "cafedcl-run")):
         config, warnings = load_and_validate(folder / "pyproject.toml")

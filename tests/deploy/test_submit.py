@@ -1,10 +1,8 @@
-"""A run that another process works on, watched as if it ran here; Flower's command is played by the
+"""A run that another process works on, watched as if it ran here; the SuperLink is played by the
 test.
 """
 
 import threading
-import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -48,22 +46,27 @@ class Notes(Watcher):
         self.seen.append(("done", federation.round, record.line()))
 
 
-class FlowerEngine:
-    """Plays the `flwr` command: a submitted run starts in a thread, as Flower's server would."""
+class Control:
+    """Plays a SuperLink: a submitted run starts in a thread, as Flower's server would."""
 
     def __init__(self, work):
         self.work = work
-        self.calls = []
+        self.submitted = []
+        self.stopped = []
         self.thread = None
 
-    def __call__(self, home, *words):
-        self.calls.append(words)
-        if words[0] == "run":
-            self.thread = threading.Thread(target=self.work)
-            self.thread.start()
-            return {"run-id": 7}
-        status = "running:" if self.thread.is_alive() else "finished:failed"
-        return {"runs": [{"status": status}]} if words[0] == "list" else {}
+    def start_run(self, app, config, simulation):
+        self.submitted.append((app, config, simulation))
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+        return 7
+
+    def runs(self):
+        status = "running" if self.thread.is_alive() else "finished:failed"
+        return [SimpleNamespace(id=6, status="running"), SimpleNamespace(id=7, status=status)]
+
+    def stop_run(self, number):
+        self.stopped.append(number)
 
 
 @pytest.fixture
@@ -73,16 +76,16 @@ def submitted(tmp_path, monkeypatch):
     """
 
     def go(work, config=None):
-        flower = FlowerEngine(work)
+        control = Control(work)
         notes = Notes()
-        monkeypatch.setattr(module, "run_flwr", flower)
         monkeypatch.setattr(module, "POLL_PERIOD", 0.3)
+        nodes = {"num_supernodes": 3}
         try:
-            module.submit(tmp_path, config, tmp_path / "run", [notes], "num-supernodes=3")
+            module.submit(control, tmp_path, config, tmp_path / "run", [notes], nodes)
         finally:
-            if flower.thread:
-                flower.thread.join()
-        return notes.seen, flower.calls
+            if control.thread:
+                control.thread.join()
+        return notes.seen, control.submitted
 
     return go
 
@@ -98,7 +101,7 @@ def server(path, again=False):
 
 
 def test_watchers_see_what_they_would_see_here(submitted, tmp_path):
-    seen, calls = submitted(lambda: server(tmp_path / "run"), config())
+    seen, submissions = submitted(lambda: server(tmp_path / "run"), config())
     local = Notes()
     api.start(config(), None, [local])
 
@@ -110,22 +113,21 @@ def test_watchers_see_what_they_would_see_here(submitted, tmp_path):
 
     assert timeless(seen[1:]) == timeless(local.seen)
     assert seen[0] == ("noticed", "hello")
-    call = calls[0]
-    assert call[:3] == ("run", str(tmp_path / "cafedcl-run"), "cafedcl")
-    assert tomllib.loads(Path(call[4]).read_text()) == {
+    words = {
         "out": str(tmp_path / "run"),
         "resume": False,
         "config-file": str(tmp_path / "run.toml"),
     }
+    assert submissions == [(tmp_path / "cafedcl-run", words, {"num_supernodes": 3})]
 
 
 def test_a_run_that_goes_on_is_watched_from_where_it_stands(submitted, tmp_path):
     api.start(config(), tmp_path / "run", [])
     text = (tmp_path / "run" / "config.toml").read_text()
     (tmp_path / "run" / "config.toml").write_text(text.replace("rounds = 2", "rounds = 4"))
-    seen, calls = submitted(lambda: server(tmp_path / "run", again=True))
+    seen, [(_, words, _)] = submitted(lambda: server(tmp_path / "run", again=True))
     assert [event[1:] for event in seen if event[0] == "began"] == [(2, 3, 2), (3, 3, 3)]
-    assert tomllib.loads(Path(calls[0][4]).read_text())["resume"] is True
+    assert words["resume"] is True
 
 
 def test_an_error_at_the_server_is_the_error_here(submitted, tmp_path):
@@ -139,29 +141,31 @@ def test_a_server_that_vanishes_is_noticed(submitted, tmp_path):
         submitted(lambda: Journal(tmp_path / "run").say("hello"), config())
 
 
-def test_an_interrupt_stops_the_run(tmp_path, monkeypatch):
-    flower = FlowerEngine(lambda: Journal(tmp_path / "run").say("hello"))
-    monkeypatch.setattr(module, "run_flwr", flower)
+def test_an_interrupt_stops_the_run(tmp_path):
+    control = Control(lambda: Journal(tmp_path / "run").say("hello"))
 
     class Impatient(Watcher):
         def noticed(self, federation, message):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        module.submit(tmp_path, config(), tmp_path / "run", [Impatient()], "")
-    flower.thread.join()
-    assert flower.calls[-1] == ("stop", "7", "cafedcl")
+        module.submit(control, tmp_path, config(), tmp_path / "run", [Impatient()], {})
+    control.thread.join()
+    assert control.stopped == [7]
 
 
-def test_flower_is_asked_only_after_a_silence(monkeypatch, tmp_path):
+def test_flower_is_asked_only_after_a_silence(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        module, "run_flwr", lambda *words: asked.append(words) or {"runs": [{"status": "running:"}]}
-    )
+
+    class Asked:
+        def runs(self):
+            asked.append(now[0])
+            return [SimpleNamespace(id=7, status="running")]
+
     monkeypatch.setattr(module, "POLL_PERIOD", 0.2)
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    pulse = module.ActivityCheck(tmp_path, "7")
+    pulse = module.ActivityCheck(Asked(), 7)
     for _ in range(50):
         assert pulse()
         now[0] += 0.01

@@ -24,8 +24,6 @@ from cafedcl.deploy.flower.runtime import (
     work_off,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-
 
 def archive(files, method=zipfile.ZIP_STORED):
     data = io.BytesIO()
