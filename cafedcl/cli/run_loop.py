@@ -30,9 +30,6 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    if "torch._dynamo" in sys.modules:
-        # Every compiled function of an earlier run would be looked at before one is compiled.
-        torch._dynamo.reset()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Planned runs: each is a `cafedcl run` or `cafedcl resume` of its own."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,11 +24,15 @@ class RunSpec:
     place: str
     arguments: tuple[str, ...]
     rounds: int
+    code: tuple[str, ...] = ()
+    """Data, model and method: runs that agree in them can share compiled code."""
+    alike: int = 1
+    """How many runs of the plan share it."""
 
     @classmethod
     def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "RunSpec":
         """Plan a run; a mistake in its config is found here, before anything runs."""
-        rounds = resolve(tables).federation.rounds
+        config = resolve(tables)
         flags = {option: name.replace("_", "-") for name, option in FLAGS.items()}
         arguments: list[str] = []
         settings: list[str] = []
@@ -42,7 +47,8 @@ class RunSpec:
                     arguments += [f"--{flags[name]}", str(value)]
                 else:
                     settings += ["--set", f"{name}={to_toml(value)}"]
-        return cls(out, place, (*arguments, *settings), rounds)
+        code = config.data.name, config.model.name, config.method.name
+        return cls(out, place, (*arguments, *settings), config.federation.rounds, code)
 
     @property
     def folder(self) -> Path:
@@ -73,7 +79,16 @@ class RunSpec:
         """Return the arguments that start or resume the run."""
         if self.begun:
             return ["resume", str(self.folder), "--quiet"]
-        return ["run", *self.arguments, "--device", device, "--out", str(self.folder), "--quiet"]
+        arguments = list(self.arguments)
+        if device == "cuda" and self.alike > 1:
+            arguments += ["--set", f"engine.alike={self.alike}"]
+        return ["run", *arguments, "--device", device, "--out", str(self.folder), "--quiet"]
+
+
+def sharing_code(jobs: Sequence[RunSpec]) -> list[RunSpec]:
+    """Return the runs of a plan, each with the number of runs that share its compiled code."""
+    alike = Counter(job.code for job in jobs)
+    return [replace(job, alike=alike[job.code]) for job in jobs]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cafedcl.compare.jobs import DeviceShare, Handle, Launcher, RunOutcome, RunSpec
+from cafedcl.compare.jobs import (
+    DeviceShare,
+    Handle,
+    Launcher,
+    RunOutcome,
+    RunSpec,
+    sharing_code,
+)
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.metrics_file import MetricsLine, parse_line
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
@@ -217,7 +224,7 @@ def run_all(jobs: Iterable[RunSpec], pool: Pool) -> list[RunOutcome]:
     """Execute all unfinished runs, and return all outcomes in the order of their end."""
     outcomes: list[RunOutcome] = []
     waiting: deque[RunSpec] = deque()
-    for job in jobs:
+    for job in sharing_code(list(jobs)):
         if job.finished:
             outcomes.append(skipped(job))
             pool.view.ended(outcomes[-1])

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -114,7 +114,9 @@ class Search:
 
     def trial(self, number: int, point: Point) -> Trial:
         """Return a trial and its runs."""
-        return Trial(number, point, tuple(self.sweep.jobs(self.out, f"trial-{number:04d}", point)))
+        jobs = self.sweep.jobs(self.out, f"trial-{number:04d}", point)
+        alike = int(self.study.user_attrs.get("trials", 1)) * self.sweep.seeds
+        return Trial(number, point, tuple(replace(job, alike=alike) for job in jobs))
 
     def take(self, outcome: RunOutcome, pool: Pool) -> None:
         """Handle the end of a run; if it failed, its trial has failed and its other runs stop."""

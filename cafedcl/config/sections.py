@@ -12,6 +12,7 @@ from typing import Any
 from cafedcl.config.data_options import DataOptions
 from cafedcl.config.model_options import ModelOptions
 from cafedcl.config.options import option, parse_value, to_plain, to_toml, toml_section
+from cafedcl.config.privacy_options import PrivacyOptions
 from cafedcl.config.server_options import ServerStepOptions
 from cafedcl.config.split_options import SplitOptions
 from cafedcl.config.train_options import MOST_IN_BATCH, TrainOptions
@@ -152,6 +153,13 @@ class EngineOptions:
         "cuda: compile the training step; auto: if the run is long enough to make up for it",
         choices=("auto", "on", "off"),
     )
+    alike: int = option(
+        1,
+        "cuda: runs of this method and model that share compiled code, which decides whether "
+        "compiling makes up for its time; `compare` and `sweep` set it",
+        low=1,
+        high=1_000_000,
+    )
     streams: int = option(
         0,
         "cuda: number of clients trained at the same time; 0: chosen by model size",
@@ -231,6 +239,7 @@ class Config:
     store: StoreOptions = StoreOptions()
     attack: AttackOptions = AttackOptions()  # noqa: RUF009
     defence: DefenceOptions = DefenceOptions()  # noqa: RUF009
+    privacy: PrivacyOptions = PrivacyOptions()  # noqa: RUF009
 
     def to_plain(self) -> dict[str, Any]:
         """Return the config as nested plain values; ``resolve`` reads them back."""

@@ -148,6 +148,12 @@ class Visit:
 
     It is a tensor where the summary is captured, so that a replay reads the client's own.
     """
+    captured: bool = False
+    """Whether this is a summary that is captured: then no shape may depend on a tensor's value.
+
+    ``client.holds`` lists all classes, and an image that is not of the part asked for has the label
+    −1. Entries of the summary whose class the client does not hold, or is −1, are dropped later.
+    """
     signals: Tensors = field(default_factory=dict)
     """What tail augmentation reports: ``synthetic`` m_{k,c} and ``quality`` conf^gen_{k,c}."""
 
@@ -170,3 +176,28 @@ class Field:
     def bounded(self) -> bool:
         """Whether it has a range at all."""
         return (self.low, self.high) != (float("-inf"), float("inf"))
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """A mean per class: the rows of one entry of the replies, weighted by another entry."""
+
+    values: str = "prototypes"
+    weights: str = ""
+    """The entry with one weight per row; if there is none, all rows have the weight 1."""
+    most: float = 1.0
+    """The largest weight of a row; infinite if weights have no bound of their own."""
+
+
+@dataclass(frozen=True)
+class Averages:
+    """The weighted means that a server step is made of.
+
+    The step depends on the replies through these means only: with all replies it gives the same as
+    with one reply that is their mean.
+    """
+
+    most: float = float("inf")
+    """The largest weight of a client in the mean of models; infinite if there is no bound."""
+    classes: ClassMeans | None = None
+    """The mean per class, if there is one."""

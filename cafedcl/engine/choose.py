@@ -16,7 +16,7 @@ from cafedcl.engine.cpu.workers import CpuEngine
 from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.task.build import Setup
-from cafedcl.task.task import Task
+from cafedcl.task.task import Task, arithmetic
 
 SLOW_LAYERS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
 """Layers whose plain kernels are slow."""
@@ -74,6 +74,7 @@ def _cuda_engine(setup: Setup, participants: int, notice: Notice) -> Engine:
             participants
             * setup.config.federation.rounds
             * task.schedule.steps(task.schedule.typical)
+            * options.alike
         )
         compiled = options.compile == "on"
         if options.compile == "auto":
@@ -100,7 +101,8 @@ def _try_captured(
     expected = COMPILE_SECONDS if compiled else 0.0
     engine = CudaEngine(setup.task, setup.config.engine, participants, compiled=compiled)
     try:
-        with step(what, expected=expected):
+        # As in a round: the compiler would compile everything again for another number of threads.
+        with step(what, expected=expected), arithmetic(setup.task):
             engine.trial(Down(0, setup.task.method.broadcast(setup.start())))
     except Exception as error:
         engine.close()
@@ -109,7 +111,10 @@ def _try_captured(
 
 
 def compiling_pays_off(task: Task, steps: int) -> bool:
-    """Return whether compiling saves more over the given number of steps than it takes."""
+    """Return whether compiling saves more over the given number of steps than it takes.
+
+    They are the steps of all runs that share the compiled code.
+    """
     images = steps * task.schedule.batch_size(task.schedule.typical)
     has_slow_layers = any(isinstance(module, SLOW_LAYERS) for module in task.network.modules())
     saved = steps * SECONDS_SAVED_PER_STEP

@@ -1,5 +1,7 @@
 """k-means for all classes of a client and all starts at once, on any device."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -14,46 +16,63 @@ So the choice is the same on every device.
 """
 
 
-def k_means(z: Tensor, y: Tensor, classes: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def k_means(
+    z: Tensor, y: Tensor, classes: Tensor, k: int, *, padded: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the class of every centroid, and the centroids: k of every class.
 
-    A class has fewer if it has fewer distinct points. ``classes`` are the classes in ``y``, in
-    order. Of ten starts by k-means++ with a fixed seed the one of least cost is taken, for each
-    class by itself. An empty cluster stays where it was. The order of a class's centroids does not
-    depend on the start that found them, nor on the last bit of a point.
+    A class has fewer if it has fewer distinct points. ``classes`` are in order; points of no class,
+    such as those with the label −1, are left out. Of ten starts by k-means++ with a fixed seed the
+    one of least cost is taken, for each class by itself. An empty cluster stays where it was. The
+    order of a class's centroids does not depend on the start that found them, nor on the last bit
+    of a point.
+
+    If ``padded``, there are always k rows for every class, and no shape depends on a value, so that
+    the work can be captured; the class of a row without a centroid is −1.
     """
-    points, times, distinct = distinct_points(z, y, classes)
-    middle = (times[:, None] @ points) / times.sum(1)[:, None, None]
+    points, times, distinct = distinct_points(z, y, classes, padded=padded)
+    middle = (times[:, None] @ points) / times.sum(1).clamp_min(1)[:, None, None]
     groups = PointGroups(points - middle, times)
-    number = min(k, max(distinct))
-    used = torch.arange(number) < torch.tensor(distinct)[:, None]
-    cost, centres = groups.settle(groups.seeds(number), used.to(z.device, non_blocking=True))
+    used = torch.arange(k, device=z.device) < distinct[:, None]
+    cost, centres = groups.settle(groups.seeds(k), used)
     best = (cost <= cost.amin(1, keepdim=True) * (1 + SAME_COST)).byte().argmax(1)
-    mine, which = (index.to(z.device, non_blocking=True) for index in used.nonzero(as_tuple=True))
-    found = centres[mine, best[mine], which] + middle[mine, 0]
-    order = order_of(found, mine)
-    return classes[mine[order]], found[order]
+    index = best[:, None, None, None].expand(-1, -1, *centres.shape[2:])
+    found = (centres.gather(1, index)[:, 0] + middle).flatten(0, 1)
+    # Rows without a centroid come last.
+    group = torch.arange(len(classes), device=z.device)[:, None].expand_as(used)
+    order = order_of(found, group.masked_fill(~used, len(classes)).flatten())
+    labels = classes[:, None].expand_as(used).masked_fill(~used, -1).flatten()[order]
+    found = found[order]
+    if padded:
+        return labels, found
+    return labels[labels >= 0], found[labels >= 0]
 
 
-def distinct_points(z: Tensor, y: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+def distinct_points(
+    z: Tensor, y: Tensor, classes: Tensor, *, padded: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return each class's distinct points, how often each occurs, and how many there are.
 
-    The points are padded to the same number for every class; padding occurs zero times.
+    The points of every class are padded to the same number, that of the class with the most, or, if
+    ``padded``, of all points. Padding occurs zero times.
     """
     # Equal points are neighbours in this order.
     order = order_of(z, y)
     z = z[order]
     y = y[order]
-    new = torch.ones_like(y)
-    new[1:] = (z[1:] != z[:-1]).any(1) | (y[1:] != y[:-1])
-    group = torch.searchsorted(classes, y)
-    distinct = torch.zeros_like(classes).index_add_(0, group, new)
-    at = group, new.cumsum(0) - 1 - (distinct.cumsum(0) - distinct)[group]
-    # Here alone the device is waited for: the shapes below depend on these numbers.
-    numbers: list[int] = distinct.tolist()
-    points = z.new_zeros(len(classes), max(numbers), z.shape[1]).index_put_(at, z)
-    times = z.new_zeros(points.shape[:2]).index_put_(at, z.new_ones(len(z)), accumulate=True)
-    return points, times, numbers
+    group = torch.searchsorted(classes, y).clamp_max(len(classes) - 1)
+    counts = classes[group] == y
+    new = counts.clone()
+    new[1:] &= (z[1:] != z[:-1]).any(1) | (y[1:] != y[:-1])
+    distinct = torch.zeros_like(classes).index_add_(0, group, new.long())
+    at = new.cumsum(0) - 1 - (distinct.cumsum(0) - distinct)[group]
+    # Without padding the device is waited for: the shapes below depend on this number.
+    most = len(z) if padded else int(distinct.max())
+    # What does not count goes to a row behind all others.
+    index = group, at.masked_fill(~counts, most)
+    points = z.new_zeros(len(classes), most + 1, z.shape[1]).index_put_(index, z)
+    times = z.new_zeros(points.shape[:2]).index_put_(index, z.new_ones(len(z)), accumulate=True)
+    return points[:, :most], times[:, :most], distinct
 
 
 def order_of(z: Tensor, group: Tensor) -> Tensor:
@@ -63,6 +82,14 @@ def order_of(z: Tensor, group: Tensor) -> Tensor:
     factors = torch.arange(1.0, z.shape[1] + 1, dtype=dtype, device=z.device).sqrt()
     order = (z.to(dtype) @ factors).argsort()
     return order[group[order].argsort(stable=True)]
+
+
+@cache
+def draws(number: int, device: torch.device) -> Tensor:
+    """Return the same random numbers at every call; under a capture nothing is copied there."""
+    drawn = torch.rand(number, STARTS, TRIALS, generator=torch.Generator().manual_seed(0))
+    drawn[0] = drawn[0, :, :1].clone()
+    return drawn.to(device)
 
 
 class PointGroups:
@@ -89,12 +116,10 @@ class PointGroups:
         They differ as long as there are different points. The first is drawn at random; each of the
         others is the best of a few that are drawn by their squared distance to those before.
         """
-        drawn = torch.rand(number, STARTS, TRIALS, generator=torch.Generator().manual_seed(0))
-        drawn[0] = drawn[0, :, :1].clone()
         free = self.times[:, None].repeat(1, STARTS, 1)
         near = torch.full_like(free, torch.inf)
         seeds: list[Tensor] = []
-        for draw in drawn.to(self.points, non_blocking=True):
+        for draw in draws(number, self.points.device).to(self.points.dtype):
             chance = (free * near if seeds else free).cumsum(2)[:, :, None]
             reached = chance > draw[..., None] * chance[..., -1:]
             chosen = (reached & (free > 0)[:, :, None]).byte().argmax(3)

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from cafedcl.core.contract import Visit
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.contrast import cross_entropy
-from cafedcl.functional.server_sgd import draw_batches, minimise
+from cafedcl.functional.server_sgd import minimise_cross_entropy
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -42,11 +41,5 @@ def trained_head(
     classes = known.nonzero().flatten()
     points = features[classes].flatten(0, 1)
     labels = classes.repeat_interleave(number)
-    weights = {name: value.clone().requires_grad_() for name, value in head.items()}
-
-    def loss(rows: Tensor, weight: Tensor) -> Tensor:
-        logits = F.linear(points[rows], weights["weight"], weights["bias"])
-        return cross_entropy(logits, labels[rows], weight)
-
-    minimise(loss, weights, draw_batches(len(points), batch, epochs), lr)
-    return {f"anchors/{name}": value.detach() for name, value in weights.items()}
+    trained = minimise_cross_entropy(head, points, labels, batch, epochs, lr)
+    return {f"anchors/{name}": value for name, value in trained.items()}

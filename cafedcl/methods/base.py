@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
+from cafedcl.core.contract import Averages, Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
 from cafedcl.functional.contrast import class_means, cross_entropy
@@ -58,6 +58,16 @@ class Method:
     only to choose what is sent; embeddings may be padded with images whose label is −1. A subclass
     that overrides them has to say so itself.
     """
+    compiles_summary: ClassVar[bool] = True
+    """Whether a captured summary is worth compiling; a long loop in it would compile for long."""
+    averages: Averages | None = Averages()
+    """The weighted means that the server step is made of; None if it is made of anything else.
+
+    Only such a step can be made private. A subclass that overrides a part of the server step, or
+    what is sent, has to say so itself.
+    """
+    uses_census: bool = False
+    """Whether clients use what they are told of all clients' counts, ``most`` and ``total``."""
     sends_absent: bool = False
     """Whether clients also list classes that they do not have."""
     knows_prior: bool = False
@@ -85,6 +95,9 @@ class Method:
         super().__init_subclass__(**details)
         if {"summarize", "remember"} & vars(cls).keys() and "replayed" not in vars(cls):
             cls.replayed = False
+        server_step = {"summarize", "weigh", "update", "aggregator"}
+        if server_step & vars(cls).keys() and "averages" not in vars(cls):
+            cls.averages = None
 
     def __init__(self, options: Any, classes: int, dim: int, clients: int = 1) -> None:
         self.options = options

@@ -37,6 +37,8 @@ class MPFedCL(Method):
     name = "mp-fedcl"
     year = 2024
     Options = MPFedCLOptions
+    replayed = True
+    compiles_summary = False
     paper = (
         "Qiao et al., MP-FedCL: Multiprototype Federated Contrastive Learning for Edge Intelligence"
     )
@@ -65,7 +67,9 @@ class MPFedCL(Method):
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         z, y = visit.embed("train", "trained")
-        classes, centroids = k_means(z, y, visit.client.holds, self.options.k)
+        classes, centroids = k_means(
+            z, y, visit.client.holds, self.options.k, padded=visit.captured
+        )
         return {"classes": classes, "prototypes": centroids}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:

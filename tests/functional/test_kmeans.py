@@ -209,6 +209,20 @@ def test_a_class_does_not_feel_the_others() -> None:
         torch.testing.assert_close(centroids[classes == c], alone(z[y == c], 3), atol=1e-5, rtol=0)
 
 
+def test_padded_it_has_k_rows_of_every_class_and_the_same_centroids() -> None:
+    """Classes 2 and 4 have no point, and points of the labels −1 and 8 belong to no class."""
+    z, y, held = mixed()
+    z = torch.cat([z, torch.randn(5, 8)])
+    y = torch.cat([y, torch.tensor([-1, 8, -1, -1, 8])])
+    classes = torch.tensor([*range(8), 9])
+    labels, padded = k_means(z, y, classes, 3, padded=True)
+    assert labels.shape == (27,)
+    assert padded.isfinite().all()
+    expected_labels, expected = k_means(*mixed(), 3)
+    assert labels[labels >= 0].tolist() == expected_labels.tolist()
+    torch.testing.assert_close(padded[labels >= 0], expected, atol=1e-5, rtol=0)
+
+
 def test_the_same_points_give_the_same_bits_with_any_number_of_threads() -> None:
     z, y, held = mixed()
     before, found = torch.get_num_threads(), []
@@ -235,7 +249,7 @@ def test_distinct_points_are_parted_by_class_with_how_often_they_occur() -> None
     points, times, numbers = distinct_points(
         z, torch.tensor([2, 2, 2, 7, 2, 7]), torch.tensor([2, 7])
     )
-    assert numbers == [2, 2]
+    assert numbers.tolist() == [2, 2]
     found = [
         {(*point, count) for point, count in zip(mine.tolist(), often.tolist(), strict=True)}  # type: ignore[misc]
         for mine, often in zip(points, times, strict=True)

@@ -30,8 +30,8 @@ class VisitResult(NamedTuple):
     """What goes to the host in one copy: entries per class, notes, losses, and their check."""
     packed: PackedBytes
     """How to read ``to_host``."""
-    all_classes: bool
-    """Whether entries are of all classes; the client's own are then picked on the host."""
+    captured: bool
+    """Whether entries may be of any class; the client's own are then picked on the host."""
 
 
 class Captures:

@@ -252,7 +252,6 @@ class ClientSlot(Replica):
             sent=self.unshared(result.sent),
             kept=self.unshared(result.kept),
             to_host=result.to_host.to("cpu", non_blocking=True),
-            all_classes=False,
         )
 
     def replay_summary(self, captures: Captures, client: int) -> VisitResult | None:
@@ -289,18 +288,18 @@ class ClientSlot(Replica):
         # An uncaptured run shows which weights the method embeds with. They are embedded before the
         # summary, so that this does not have to be compiled with the encoder in it.
         probe = CapturedEmbedder(self, rows)
-        visit = replace(captures.visit, client=view, embed=probe)
-        all_classes = self._result(captures, visit, program.summarize).all_classes
+        visit = replace(captures.visit, client=view, embed=probe, captured=True)
+        self._result(captures, visit, program.summarize)
         asked = tuple(probe.seen)
 
         def summarize() -> None:
             embedder = CapturedEmbedder(self, rows)
             for weights in asked:
                 embedder.embed(weights)
-            visit = replace(captures.visit, client=view, embed=embedder)
-            chosen = program.compiled_summary if asked else program.summarize
-            result = self._result(captures, visit, chosen)
-            captures.results[size] = result._replace(all_classes=all_classes)
+            visit = replace(captures.visit, client=view, embed=embedder, captured=True)
+            compiles = asked and program.method.compiles_summary
+            chosen = program.compiled_summary if compiles else program.summarize
+            captures.results[size] = self._result(captures, visit, chosen)
 
         captures.calls[SUMMARY, size, 1] = self.lane.capture(summarize)
 
@@ -322,7 +321,7 @@ class ClientSlot(Replica):
             kept=kept,
             to_host=packed.wrap(moved(on_host, self.task.device)),
             packed=packed,
-            all_classes=summary.get("classes") is visit.client.holds,
+            captured=visit.captured,
         )
 
     def unshared(self, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -33,7 +33,7 @@ class DeviceData:
     widths: list[int]
     """The sizes that batches are padded to, in rising order."""
     steps: int
-    """The most steps of any client's visit."""
+    """The steps for which there is room: at least the most of any client's visit."""
     embed_batch: int
     """Images per forward pass over a client's own data."""
     broadcast: Broadcast

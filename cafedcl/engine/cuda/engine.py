@@ -28,6 +28,8 @@ from cafedcl.task.task import Task
 WIDTHS = 8
 COMPILED_WIDTHS = 3
 """The most widths that batches are padded to; compiling takes seconds for each."""
+COMPILED_WIDTH_STEP = 8
+"""Compiled widths are multiples of this, so that runs of other seeds and splits share them."""
 NORMALISED_SHARE = 0.1
 """Images are stored normalised if they take no more than this share of the device's memory."""
 MEMORY_SHARE = 0.3
@@ -266,6 +268,9 @@ def choose_lanes(task: Task, participants: int, streams: int) -> int:
 def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> DeviceData:
     """Store the images as the engine reads them, and choose the widths of batches."""
     sizes = [task.schedule.batch_size(len(rows)) for rows in task.tail.rows]
+    if compiled and not task.schedule.options.batch_size:
+        step = COMPILED_WIDTH_STEP
+        sizes = [step * math.ceil(size / step) for size in sizes]
     shards = task.clients.shards
     images = sorted(len(a) + len(b) for a, b in zip(shards.train, shards.validation, strict=True))
     median = images[len(images) // 2]
@@ -288,8 +293,8 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
         train_x=data.train_x,
         test_x=test_x,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
-        steps=max(task.schedule.steps(len(rows)) for rows in task.tail.rows),
-        embed_batch=min(task.eval_batch, 2 ** math.ceil(math.log2(median))),
+        steps=power_of_two(max(task.schedule.steps(len(rows)) for rows in task.tail.rows)),
+        embed_batch=min(task.eval_batch, power_of_two(median)),
         broadcast=Broadcast(task.device, task.rounds),
         all_test_rows=all_test_rows,
     )
@@ -300,6 +305,11 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
     if not shards.test:
         test_x = device_data.as_stored(device_data.test_x, normalised=normalised)
     return replace(device_data, train_x=train_x, test_x=test_x)
+
+
+def power_of_two(number: int) -> int:
+    """Return the next power of two: so other splits and seeds have the same compiled shapes."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def are_same_tensors(

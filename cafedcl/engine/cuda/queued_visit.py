@@ -119,9 +119,10 @@ class QueuedVisit:
         client = task.clients.client(self.job.client)
         arrays = self.result.packed.read(self.result.to_host)
         per_class = as_tensors(SENT, arrays)
-        held = task.clients.holds[self.job.client]
-        if self.result.all_classes and len(held) < task.method.classes:
-            per_class = {name: value[held] for name, value in per_class.items()}
+        if self.result.captured and "classes" in per_class and not task.method.sends_absent:
+            held = torch.isin(per_class["classes"], task.clients.holds[self.job.client])
+            if not held.all():
+                per_class = {name: value[held] for name, value in per_class.items()}
         up = Up(
             client=client.index,
             samples=client.samples,

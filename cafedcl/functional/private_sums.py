@@ -1,0 +1,100 @@
+"""Sums to which no client adds more than a bounded amount, and noise for them.
+
+A client's contribution is one vector. It has parts, such as an update of the model and its weight,
+each of which is shortened to its longest length. Divided by that length and multiplied by the root
+of its share of the budget, all parts together have at most norm 1: that is the sensitivity of the
+sum. Noise of one standard deviation is added to all coordinates, so a part with a larger share has
+less noise in its own unit.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+SECURE_DRAWS = 4
+"""Normal numbers that one number of `system_normal` is made of."""
+
+
+class Part(NamedTuple):
+    """A part of a contribution: how many numbers it has, how long it may be, and its share."""
+
+    size: int
+    longest: float
+    share: float
+
+    @property
+    def unit(self) -> float:
+        """What a part is divided by in the sum."""
+        return self.longest / math.sqrt(self.share)
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """How contributions are put together, and sums are taken apart again. Shares sum to 1."""
+
+    parts: Mapping[str, Part]
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates of a contribution."""
+        return sum(part.size for part in self.parts.values())
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return a client's contribution; its norm is at most 1, whatever the values are."""
+        pieces = [
+            shortened(values[name].double().flatten(), part.longest) / part.unit
+            for name, part in self.parts.items()
+        ]
+        # The norm of all parts together is at most 1 but for rounding, which this takes away.
+        return shortened(torch.cat(pieces), 1.0)
+
+    def sums(self, total: Tensor) -> dict[str, Tensor]:
+        """Return the parts of a sum of contributions, in their own units."""
+        sizes = [part.size for part in self.parts.values()]
+        pieces = zip(self.parts.items(), total.split(sizes), strict=True)
+        return {name: piece * part.unit for (name, part), piece in pieces}
+
+    def deviation(self, name: str, noise: float) -> float:
+        """Return the standard deviation of a part's noise, in the part's own unit."""
+        return noise * self.parts[name].unit
+
+
+def shortened(vectors: Tensor, longest: float) -> Tensor:
+    """Return vectors, or the rows of a table, with those that are too long shortened."""
+    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors * (longest / lengths.clamp_min(1e-300)).clamp(max=1.0)
+
+
+def capped_weights(weights: Tensor, most: float) -> Tensor:
+    """Return weights in units of the largest that counts; larger ones count as the largest."""
+    return (weights.double() / most).clamp(0.0, 1.0)
+
+
+def next_clip(clip: float, within: float, quantile: float, rate: float = 0.2) -> float:
+    """Return the clipping length of the next round (Andrew et al., NeurIPS 2021).
+
+    ``within`` is the noisy share of the updates that were not longer than ``clip``.
+    """
+    share = min(max(within, 0.0), 1.0)
+    return clip * math.exp(-rate * (share - quantile))
+
+
+def system_normal(size: int) -> npt.NDArray[np.float64]:
+    """Return normal numbers from the operating system's randomness.
+
+    Every number is the sum of several, over the root of how many they are. That hides which of the
+    floating-point numbers a single draw cannot reach, which would give away the sum below the noise
+    (Holohan and Braghin, ESORICS 2021).
+    """
+    uniform = np.frombuffer(os.urandom(16 * SECURE_DRAWS * size), np.uint64) >> np.uint64(11)
+    # Box and Muller; numbers of 53 bits in (0, 1], whose logarithm is finite.
+    u, v = ((uniform + np.uint64(1)) * 2.0**-53).reshape(2, SECURE_DRAWS, size)
+    draws = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
+    return draws.sum(0) / math.sqrt(SECURE_DRAWS)
