@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 import cafedcl
 from cafedcl import CafedclError, Federation, Record, Watcher
+from cafedcl.data import Dataset
 from cafedcl.federation.predictions import as_images
 from cafedcl.federation.result import Run
 
@@ -56,11 +56,10 @@ def test_metrics_are_a_table_with_a_row_per_round(finished: Run) -> None:
     assert table["server.accuracy"].iloc[-1] > table["server.accuracy"].iloc[0]
 
 
-def test_a_run_predicts_as_it_was_scored(finished: Run) -> None:
-    digits = load_digits()
-    images = np.round(digits.images * 255 / 16).astype(np.uint8)
+def test_a_run_predicts_as_it_was_scored(finished: Run, digits: Dataset) -> None:
+    images = digits.test_x[:, 0].numpy()
     found = finished.predict(images)
-    share = float((found.labels.numpy() == digits.target).mean())
+    share = float((found.labels == digits.test_y).float().mean())
     assert share > 0.7
     assert found.names[0] == str(int(found.labels[0]))
     assert finished.class_confidence is not None

@@ -16,7 +16,6 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, under, without
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
-from cafedcl.federation import run_plots
 from cafedcl.federation.final_scores import CALIBRATION, OWN, SERVER
 from cafedcl.federation.predictions import (
     Paths,
@@ -30,7 +29,6 @@ from cafedcl.federation.predictions import (
 )
 from cafedcl.federation.run_folder import ENCODER_FOLDER, any_round_counted
 from cafedcl.federation.run_html import html, short_text
-from cafedcl.federation.run_plots import NotebookFigure
 from cafedcl.federation.served_model import ServedModel
 from cafedcl.functional.metrics import recalls
 from cafedcl.methods.base import Method
@@ -39,6 +37,8 @@ from cafedcl.task.build import build
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from cafedcl.federation.run_plots import NotebookFigure
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,8 +84,11 @@ class Run:
         values = recalls(table).tolist()
         return {name: v for name, v in zip(self.names, values, strict=True) if not math.isnan(v)}
 
-    def plot_curves(self) -> NotebookFigure:
+    # Matplotlib takes a second to import, and most processes draw nothing.
+    def plot_curves(self) -> "NotebookFigure":
         """Draw accuracy, balanced accuracy and the mean of the clients' own models over rounds."""
+        from cafedcl.federation import run_plots
+
         titles = {
             "server.accuracy": "accuracy",
             "server.balanced": "balanced accuracy",
@@ -93,21 +96,29 @@ class Run:
         }
         return run_plots.curves(self.records, titles)
 
-    def plot_recall(self) -> NotebookFigure:
+    def plot_recall(self) -> "NotebookFigure":
         """Draw the recall of every class by the server's model."""
+        from cafedcl.federation import run_plots
+
         table = self._table("server/confusion")
         return run_plots.recalls(self.names, recalls(table).numpy())
 
-    def plot_confusion(self) -> NotebookFigure:
+    def plot_confusion(self) -> "NotebookFigure":
         """Draw the confusion matrix of the server's model."""
+        from cafedcl.federation import run_plots
+
         return run_plots.confusion(self.names, self._table("server/confusion").numpy())
 
-    def plot_reliability(self) -> NotebookFigure:
+    def plot_reliability(self) -> "NotebookFigure":
         """Draw how far the probabilities of the server's model can be believed."""
+        from cafedcl.federation import run_plots
+
         return run_plots.reliability(self._table("scores/server/bins").numpy())
 
-    def plot_clients(self) -> NotebookFigure:
+    def plot_clients(self) -> "NotebookFigure":
         """Draw the accuracy of every client: of the server's model, or else of its own."""
+        from cafedcl.federation import run_plots
+
         served = "server/clients" in self.tables
         values = self._table("server/clients" if served else "own/all/score").numpy()
         titles = [client_title(self.client_names, client) for client in range(len(values))]

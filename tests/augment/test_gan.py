@@ -8,7 +8,6 @@ import pytest
 import torch
 from augmented import client_of, skewed
 from PIL import Image
-from sklearn.linear_model import LogisticRegression
 
 from cafedcl.augment import trainer as trainer_module
 from cafedcl.augment.base import ClientImages
@@ -90,6 +89,8 @@ def test_the_generator_that_is_kept_is_an_average_over_the_steps(digits: Dataset
 @pytest.mark.slow
 def test_generated_digits_are_recognised_by_a_judge_who_never_saw_them(digits: Dataset) -> None:
     """A linear classifier trained on all digits knows at least half of them; chance is a tenth."""
+    from sklearn.linear_model import LogisticRegression
+
     rows = torch.cat([(digits.train_y == c).nonzero()[:60, 0] for c in (0, 1, 4, 7)])
     trainer = Trainer((1, 8, 8), 10, 8, 1e-3, 0, CPU)
     assert trainer.fit(

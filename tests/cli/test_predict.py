@@ -6,27 +6,26 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from cafedcl import api
+from cafedcl.data import Dataset
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {"image", "class", "probability", "similarity", "unusual", "strangeness"}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
     """A run, a folder of six digits, a black image and a broken file."""
     folder = tmp_path_factory.mktemp("predict")
     settings = {"model.name": "mlp", "train.epochs": 2, "engine.workers": 1}
     api.run("cafedcl", clients=4, rounds=4, settings=settings, out=folder / "run")
     (folder / "photos" / "more").mkdir(parents=True)
-    for number, image in enumerate(load_digits().images[:6]):
+    for number, image in enumerate(digits.train_x[:6, 0].numpy()):
         place = folder / "photos" / ("more" if number % 2 else ".") / f"{number}.png"
-        Image.fromarray(np.round(image * 255 / 16).astype(np.uint8)).save(place)
+        Image.fromarray(image).save(place)
     Image.new("L", (8, 8)).save(folder / "black.png")
     (folder / "broken.png").write_bytes(b"no image")
     return folder

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from cafedcl.core.tensors import ANCHORS, MODEL, under
 from cafedcl.federation.final_scores import images_each, spaced_rows
@@ -33,6 +32,8 @@ def test_full_scores_can_be_left_out(tiny) -> None:
 
 
 def test_the_servers_scores_are_those_of_its_probabilities(tiny) -> None:
+    from sklearn.metrics import roc_auc_score
+
     federation, (_, last) = two_rounds(tiny, "cafedcl")
     method = federation.method
     network = federation.task.network

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from scipy.stats import ttest_rel, wilcoxon
 
 import cafedcl
 
@@ -34,6 +33,8 @@ def scores(method: str) -> list[dict[str, float]]:
 
 @pytest.mark.slow
 def test_cafedcl_is_fairer_than_fedavg_and_both_beat_training_alone() -> None:
+    from scipy.stats import ttest_rel
+
     local, fedavg, cafedcl_ = (scores(method) for method in ("local", "fedavg", "cafedcl"))
     alone = max(score["accuracy"] for score in local)
     assert min(score["accuracy"] for score in fedavg + cafedcl_) > alone + 0.4
@@ -44,6 +45,8 @@ def test_cafedcl_is_fairer_than_fedavg_and_both_beat_training_alone() -> None:
 
 def test_the_committed_measurement_over_twenty_seeds_says_the_same() -> None:
     """A rank test over five pairs needs all five to agree; with twenty it can speak."""
+    from scipy.stats import ttest_rel, wilcoxon
+
     result = Path(__file__).parents[2] / "experiments" / "results" / "digits.json"
     runs = json.loads(result.read_text(encoding="utf-8"))["runs"]
     fair, unfair = (

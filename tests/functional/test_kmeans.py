@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from cafedcl.functional.kmeans import ITERATIONS, STARTS, PointGroups, distinct_points, k_means
@@ -40,6 +39,8 @@ def best_cost(points: Array, k: int) -> float:
 
 def ratio(points: Tensor, k: int) -> float:
     """The cost of the centroids over that of scikit-learn's."""
+    from sklearn.cluster import KMeans
+
     theirs = KMeans(k, n_init=10, random_state=0).fit(points.numpy()).cluster_centers_
     ours, there = alone(points, k).double().numpy(), points.double().numpy()
     return cost(there, ours) / cost(there, theirs.astype(np.float64))

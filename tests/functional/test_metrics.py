@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.functional.metrics import (
@@ -99,6 +98,8 @@ def test_confusion_and_recalls_are_counted(world):
 @given(worlds())
 @settings(max_examples=60)
 def test_the_server_is_scored_by_loops_over_images_clients_and_classes(world):
+    from sklearn.metrics import f1_score
+
     classes, y, predicted, counts = world
     evaluator = Evaluator(torch.tensor(counts), torch.tensor(y), (), (50, 20))
     scores, tables = evaluator.server(torch.tensor(predicted, dtype=torch.int16))

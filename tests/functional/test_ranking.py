@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, f1_score, roc_auc_score, roc_curve
 
 from cafedcl.functional.metrics import confusion
 from cafedcl.functional.ranking import f1_scores, one_against_rest
@@ -21,6 +20,8 @@ def drawn(seed: int, digits: int | None) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["distinct", "ties", "mostly ties"])
 @pytest.mark.parametrize("specificity", [0.8, 0.95])
 def test_each_class_against_the_rest_is_scored_as_by_scikit_learn(digits, specificity) -> None:
+    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
     p, y = drawn(3, digits)
     found = one_against_rest(p, y, specificity)
     for c in range(4):
@@ -42,6 +43,8 @@ def test_a_class_that_is_never_or_always_there_has_no_score() -> None:
 
 
 def test_f1_is_that_of_scikit_learn_for_the_classes_with_test_images() -> None:
+    from sklearn.metrics import f1_score
+
     p, y = drawn(5, None)
     y = torch.where(y == 2, 1, y)
     predicted = p.argmax(1)

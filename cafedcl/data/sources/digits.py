@@ -1,6 +1,7 @@
 """scikit-learn's handwritten digits: 1,797 real images of 8×8 pixels that need no download."""
 
 import gzip
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def load_digits() -> Dataset:
     return Dataset.of(images[~held], labels[~held], images[held], labels[held], tuple("0123456789"))
 
 
+@cache
 def _read_table() -> Array:
     """Return 64 pixels and the label of every image, one row each."""
     # Only scikit-learn's data file is read: importing the package takes over a second.

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.errors import CafedclError
@@ -13,6 +12,8 @@ def rows(x):
 
 
 def test_training_and_test_images_are_scikit_learns_each_once(digits):
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     expected = [bytes(int(v * 255 / 16 + 0.5) for v in image.flatten()) for image in bunch.images]
     ours = rows(digits.train_x) + rows(digits.test_x)

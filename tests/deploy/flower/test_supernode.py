@@ -3,14 +3,19 @@
 import inspect
 import re
 
-import flwr.supernode.start_client_internal as supernode_loop
 import pytest
 
-from cafedcl.deploy.flower import supernode
+
+@pytest.fixture(scope="module")
+def supernode():
+    """The module; Flower's SuperNode takes two seconds to import."""
+    from cafedcl.deploy.flower import supernode
+
+    return supernode
 
 
 @pytest.fixture
-def slept(monkeypatch):
+def slept(monkeypatch, supernode):
     """A clock, how long it slept, and a function that lets time pass."""
     now = [100.0]
     pauses = []
@@ -29,7 +34,7 @@ def test_a_site_without_a_run_asks_at_flowers_pace(slept):
     assert pauses == [3]
 
 
-def test_a_site_that_takes_part_asks_often_until_it_has_been_idle_for_a_while(slept):
+def test_a_site_that_takes_part_asks_often_until_it_has_been_idle_for_a_while(slept, supernode):
     clock, pauses, pass_time = slept
     clock.sleep(0.5)
     clock.sleep(3)
@@ -40,8 +45,8 @@ def test_a_site_that_takes_part_asks_often_until_it_has_been_idle_for_a_while(sl
     assert pauses == [supernode.ANSWER_PAUSE, *[supernode.REQUEST_PAUSE] * 2, 3]
 
 
-def test_flowers_pauses_are_the_ones_that_are_replaced():
+def test_flowers_pauses_are_the_ones_that_are_replaced(supernode):
     """Fails when another version of Flower sleeps differently."""
-    pauses = re.findall(r"time\.sleep\(([^)]*)\)", inspect.getsource(supernode_loop))
+    pauses = re.findall(r"time\.sleep\(([^)]*)\)", inspect.getsource(supernode.supernode_loop))
     assert sorted(pauses) == ["0.5", "0.5", "3"]
     assert float(max(pauses)) == supernode.IDLE_PAUSE
