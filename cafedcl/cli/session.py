@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cafedcl.config.privacy_options import short_privacy
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
@@ -71,7 +72,11 @@ def _print_result(finished: "Run", path: Path) -> None:
 
     config = finished.config
     about = RunFolder(path).environment()
-    trust = trust_words(short_attack(asdict(config.attack)), short_defence(asdict(config.defence)))
+    trust = trust_words(
+        short_attack(asdict(config.attack)),
+        short_defence(asdict(config.defence)),
+        short_privacy(asdict(config.privacy)),
+    )
     screen = console()
     screen.print(
         overview(

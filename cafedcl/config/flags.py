@@ -6,6 +6,7 @@ Every other option is set by its full name, such as ``--set train.lr=0.05``.
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from cafedcl.config.privacy_options import replaced_privacy
 from cafedcl.config.sections import section_of
 from cafedcl.config.split_options import replaced_split
 from cafedcl.config.trust_options import replaced_attack, replaced_defence
@@ -21,14 +22,15 @@ FLAGS = {
     "split": "split",
     "attack": "attack",
     "defence": "defence",
+    "privacy": "privacy",
     "clients": "federation.clients",
     "rounds": "federation.rounds",
     "seed": "run.seed",
     "device": "engine.device",
     "engine": "engine.name",
 }
-"""The option that each flag sets; ``split``, ``attack`` and ``defence`` set their whole section, as
-in ``dirichlet:0.1``.
+"""The option that each flag sets; ``split``, ``attack``, ``defence`` and ``privacy`` set their
+whole section, as in ``dirichlet:0.1``.
 """
 
 
@@ -36,6 +38,7 @@ SHORT_FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
     "split": replaced_split,
     "attack": replaced_attack,
     "defence": replaced_defence,
+    "privacy": replaced_privacy,
 }
 """The flags that stand for a whole section: each returns the section with the text applied."""
 
@@ -51,6 +54,7 @@ class RunFlags(TypedDict, total=False):
     split: str | None
     attack: str | None
     defence: str | None
+    privacy: str | None
     clients: int | None
     rounds: int | None
     seed: int | None

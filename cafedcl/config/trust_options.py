@@ -116,9 +116,9 @@ def short_defence(table: Mapping[str, Any]) -> str:
     return short_form(table, _first_options(DEFENCES), DefenceOptions)
 
 
-def trust_words(attack: str, defence: str) -> str:
+def trust_words(attack: str, defence: str, privacy: str) -> str:
     """Return short forms in words, such as ``attack swap:4, defence peers``; empty for none."""
-    sections = {"attack": attack, "defence": defence}
+    sections = {"attack": attack, "defence": defence, "privacy": privacy}
     return ", ".join(f"{name} {form}" for name, form in sections.items() if form != "none")
 
 

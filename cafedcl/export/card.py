@@ -1,8 +1,10 @@
 """The model card: what a model was trained on, how well it does, and what nobody has said yet."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
+from cafedcl.config.privacy_options import PrivacyOptions, shown_epsilon
 from cafedcl.core.client_names import client_title
 from cafedcl.core.printable import printable
 from cafedcl.federation.result import Run
@@ -156,10 +158,24 @@ def privacy(run: Run) -> str:
     where = "in a simulation on one machine"
     if run.config.engine.name == "flower":
         where = "at sites that kept their images"
+    spent = run.records[-1].get("privacy", {}) if run.records else {}
+    if spent:
+        return client_privacy(where, spent, run.config.privacy)
     return (
         f"Clients trained {where} and sent model updates, not images. No differential privacy was "
         "used: no noise was added, so there is no bound (ε is infinite) on what the model may give "
         "away about single images."
+    )
+
+
+def client_privacy(where: str, spent: Mapping[str, float], options: PrivacyOptions) -> str:
+    """Return the bound on what the server's model gives away about a client."""
+    return (
+        f"Clients trained {where} and sent model updates, not images. The server's model has "
+        f"client-level differential privacy: {shown_epsilon(spent)} at δ = {spent['delta']:g} "
+        f"(noise multiplier {options.noise:g}, {spent['releases']:.0f} rounds, neighbours differ "
+        "in one whole client). The bound is for the server's model only. It does not cover class "
+        "counts, pixel statistics, the scores above, or a client's own model."
     )
 
 

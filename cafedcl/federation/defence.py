@@ -4,18 +4,17 @@ The replies of a round are changed before the method's own step sees them. So it
 prototypes and whatever else it keeps are computed as ever, from replies that do less harm.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from cafedcl.config.trust_options import DefenceOptions
 from cafedcl.core.contract import Up
-from cafedcl.core.flat import WeightSlices, as_vector, slices_of
-from cafedcl.core.tensors import MODEL, Tensors, under
+from cafedcl.core.tensors import Tensors
 from cafedcl.federation.peers import Peers
+from cafedcl.federation.updates import Updates
 from cafedcl.functional.robust import (
     clip_factors,
     cross_checked,
@@ -49,7 +48,7 @@ class Defence:
         return plain if self.options.kind == "none" else DefendedAggregator(plain, self)
 
 
-def left_out(aggregator: "Aggregator | DefendedAggregator") -> list[int]:
+def left_out(aggregator: object) -> list[int]:
     """Return the clients whose replies a defence did not let in."""
     return aggregator.left_out if isinstance(aggregator, DefendedAggregator) else []
 
@@ -62,6 +61,7 @@ class DefendedAggregator:
         self.defence = defence
         self.options = defence.options
         self.fields = defence.fields
+        self.updates = Updates(inner.state)
         self.ups: list[Up] = []
         self.kept: Tensors = {}
         """What the defence keeps for the next round."""
@@ -89,14 +89,15 @@ class DefendedAggregator:
         if self.options.kind in ("krum", "multi-krum"):
             return self._closest(ups)
         if ups[0].model:
-            ups = self._models(*self._trusted(ups, self._updates(ups)))
+            updates = torch.stack([self.updates.of(up) for up in ups])
+            ups = self._models(*self._trusted(ups, updates))
         return self._classes(self._vectors(ups))
 
     def _closest(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies whose models are closest to the others'."""
         if not ups[0].model:
             return ups
-        vectors = torch.stack([self._vector(up) for up in ups])
+        vectors = torch.stack([self.updates.vector(up) for up in ups])
         multi = self.options.kind == "multi-krum"
         return [ups[row] for row in krum(vectors, self.options.liars, multi=multi)]
 
@@ -121,31 +122,8 @@ class DefendedAggregator:
                 # Bit for bit what the client sent: nothing is lost by rounding.
                 changed.append(up)
                 continue
-            vector = self._received + after
-            weights = {name: part.of(vector) for name, part in self._slices.items()}
-            changed.append(replace(up, model={**up.model, **weights}))
+            changed.append(replace(up, model={**up.model, **self.updates.applied(after)}))
         return changed
-
-    @cached_property
-    def _start(self) -> Tensors:
-        """The weights that clients began with."""
-        return _floating(under(MODEL, self.inner.state))
-
-    @cached_property
-    def _slices(self) -> WeightSlices:
-        return slices_of(self._start)
-
-    @cached_property
-    def _received(self) -> Tensor:
-        """The weights that clients began with, as a vector."""
-        return as_vector(self._start, self._slices)
-
-    def _vector(self, up: Up) -> Tensor:
-        return as_vector(_floating(up.model), self._slices)
-
-    def _updates(self, ups: Sequence[Up]) -> Tensor:
-        """Return the clients' updates of the model, (clients, weights)."""
-        return torch.stack([self._vector(up) - self._received for up in ups])
 
     def _safe_rows(self, rows: Tensor) -> Tensor:
         """Return one safe vector for each client's; a robust mean is the same for all."""
@@ -226,8 +204,3 @@ class DefendedAggregator:
         if self.options.kind == "trimmed-mean":
             return trimmed_mean(points, self.options.liars).expand_as(points)
         return geometric_median(points.double()).to(points.dtype).expand_as(points)
-
-
-def _floating(model: Mapping[str, Tensor]) -> Tensors:
-    """Return the weights that are averaged; counters are not."""
-    return {name: value for name, value in model.items() if value.is_floating_point()}

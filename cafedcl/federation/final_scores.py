@@ -142,7 +142,8 @@ class FinalScores:
         with arithmetic(task):
             weights = {**task.initial, **under(MODEL, state)}
             model = self._model(weights, under(ANCHORS, state), {})
-            if not task.clients.remote:
+            # A private model must not come with what its clients' images tell without noise.
+            if not task.clients.remote and not self.config.privacy.protects_clients:
                 shards = task.clients.shards
                 rows = (torch.cat(shards.train), torch.cat(shards.validation))
                 self.calibrations |= prefixed(SERVER, self._calibrate(model, *rows))

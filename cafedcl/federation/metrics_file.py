@@ -66,10 +66,11 @@ ENTRIES: Mapping[str, Callable[[object], bool]] = {
     "server": _are_scores,
     "own": _are_scores,
     "seconds": _are_numbers,
+    "privacy": _are_numbers,
     "reason": _is_text,
 }
 """The entries of a line, and what each must be."""
-OPTIONAL = {"reason", "left_out"}
+OPTIONAL = {"reason", "left_out", "privacy"}
 """Entries that lines of earlier versions do not have."""
 
 
@@ -125,6 +126,17 @@ class MetricsFile:
         content = "".join(json.dumps(line) + "\n" for line in lines).encode()
         if not self.path.exists() or self.path.read_bytes() != content:
             write_atomically(self.path, content)
+
+
+def last_round(lines: Sequence[MetricsLine], rounds: int) -> int:
+    """Return how many rounds a run has when it is finished.
+
+    They are those that its config asks for, or fewer if its privacy budget allows no more.
+    """
+    spent = lines[-1].get("privacy", {}) if lines else {}
+    if "budget" in spent and spent["next_epsilon"] > spent["budget"]:
+        return min(rounds, len(lines))
+    return rounds
 
 
 def parse_line(text: bytes, number: int) -> MetricsLine:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from cafedcl.core.contract import Failure, Reply
+from cafedcl.core.contract import Down, Failure, Reply
 from cafedcl.core.flat import storage_tensors
 from cafedcl.core.tensors import Tensors, floats, nbytes
 
@@ -43,6 +43,20 @@ class RoundReplies:
     def notes_bytes(self) -> int:
         """How many bytes of notes clients sent."""
         return sum(nbytes(reply.up.notes) for reply in self.good)
+
+    def traffic(self, down: Down, asked: int, *, pooled: bool) -> dict[str, int]:
+        """Return what was sent: down to everyone who was asked, and up from everyone who replied.
+
+        Nothing is sent where one client has all data.
+        """
+        sent = {
+            "down_floats": asked * floats(down.tensors),
+            "down_bytes": asked * nbytes(down.tensors),
+            "up_floats": self.floats,
+            "up_bytes": self.bytes,
+            "notes_bytes": self.notes_bytes,
+        }
+        return dict.fromkeys(sent, 0) if pooled else sent
 
     def mean_losses(self) -> dict[str, float]:
         """Return every term of the loss, averaged over clients by samples; a missing term is 0."""

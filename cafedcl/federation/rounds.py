@@ -10,7 +10,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.client_names import client_title
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.printable import printable
-from cafedcl.core.rng import stream, torch_stream
+from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step, tracked
 from cafedcl.core.tensors import (
     FEATURES,
@@ -18,7 +18,6 @@ from cafedcl.core.tensors import (
     OPTIMIZER,
     Header,
     Tensors,
-    floats,
     moved,
     nbytes,
     prefixed,
@@ -33,14 +32,18 @@ from cafedcl.federation.checkpoint import memories_of
 from cafedcl.federation.clock import Clock
 from cafedcl.federation.defence import Defence, DefendedAggregator, left_out
 from cafedcl.federation.final_scores import FinalScores
+from cafedcl.federation.participants import Participants
+from cafedcl.federation.privacy import Privacy, PrivateAggregator
 from cafedcl.federation.replies import RoundReplies, client_of, gather_notes, in_order
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
 from cafedcl.functional.reply_check import Kind, ReplyValidator, all_finite, mismatch
 from cafedcl.methods.base import Aggregator
-from cafedcl.task.build import Setup, check_schedule, prepare
+from cafedcl.task.build import Setup, prepare
 from cafedcl.task.task import arithmetic
+
+ServerStep = Aggregator | DefendedAggregator | PrivateAggregator
 
 
 class Federation:
@@ -60,13 +63,15 @@ class Federation:
         self.options = self.config.federation
         self.server = ServerOptimizer(self.config.server, self.task)
         self.defence = Defence(self.config.defence, self.task)
+        self.privacy = Privacy(self.config, self.task)
         self.watchers = list(watchers)
         self.notices: list[str] = []
         """What differs from what was asked for since the federation was made."""
         self.engine = engine or choose_engine(setup, self.notice)
-        self.schedule = check_schedule(self.config)
+        self.sample = Participants(self.config, len(self.task.clients.shards))
         self.round = 0
-        self.state: Tensors = self.defence.start(self.server.start(setup.start()))
+        state = self.defence.start(self.server.start(setup.start()))
+        self.state: Tensors = self.privacy.start(state)
         self.memories: dict[int, Tensors] = {}
         self.history: list[Record] = []
         self.tables: Tensors = {}
@@ -108,8 +113,8 @@ class Federation:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
-        return self.round >= self.options.rounds
+        """Whether all rounds are done, or the privacy budget allows no more."""
+        return self.round >= self.options.rounds or self.privacy.is_exhausted_by(1)
 
     def run(self) -> list[Record]:
         """Step until the last round, or until a watcher raises StopIteration."""
@@ -117,6 +122,9 @@ class Federation:
             self.notify("began")
             while not self.finished:
                 self.step()
+            if self.round < self.options.rounds:
+                why = self.privacy.why_exhausted()
+                self.notice(f"ended after round {self.round} of {self.options.rounds}: {why}")
         return self.history
 
     def step(self) -> Record:
@@ -127,7 +135,7 @@ class Federation:
         down = self.down()
         replies = RoundReplies(self.task.per_class)
         aggregator = self.aggregator()
-        full = self.config.evaluate.full and self.round + 1 == self.options.rounds
+        full = self.config.evaluate.full and self.is_last(self.round)
         final = FinalScores(self.task, self.config, self.counts, self.attack.liars, full)
         with arithmetic(self.task), torch_stream(self.config.run.seed, "server", self.round):
             present = [client for client in sampled if client not in dropped]
@@ -154,32 +162,18 @@ class Federation:
             dropped=dropped,
             failed=[asdict(failure) for failure in replies.failures],
             left_out=left_out(aggregator),
-            traffic=self.traffic(down, sampled, replies),
+            traffic=replies.traffic(down, len(sampled), pooled=self.method.pooled),
             lr=self.task.schedule.learning_rate(self.round, 0),
             loss=replies.mean_losses(),
             server=scores,
             own=own_scores,
             seconds=clock.seconds,
+            privacy=self.privacy.after_round(state),
             reason=reason,
             tables=tables,
         )
         self.commit(state, own, accepted, record)
         return record
-
-    def sample(self, round: int) -> tuple[list[int], list[int]]:
-        """Return the clients that are asked, and those of them that drop out before they reply."""
-        seed = self.config.run.seed
-        clients = len(self.task.clients.shards)
-        chosen = stream(seed, "participants", round).choice(
-            clients, self.options.participants(clients), replace=False
-        )
-        sampled = sorted(int(client) for client in chosen)
-        lost = set(self.schedule.get(round, set()))
-        if self.options.dropout:
-            for client in sampled:
-                if stream(seed, "dropout", client, round).random() < self.options.dropout:
-                    lost.add(client)
-        return sampled, [client for client in sampled if client in lost]
 
     def down(self) -> Down:
         """Return what the server sends to clients in this round."""
@@ -187,6 +181,8 @@ class Federation:
 
     def train(self, down: Down, clients: list[int]) -> Iterator[Reply | Failure]:
         """Yield the results of the clients' jobs, in the order of clients."""
+        if not clients:
+            return
         evaluate = self.own_is_due(down.round)
         jobs = [Job(client, down, self.memories.get(client, {}), evaluate) for client in clients]
         # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
@@ -228,15 +224,17 @@ class Federation:
         self.notify("client_done", client_of(result), failure)
         return result
 
-    def aggregator(self) -> Aggregator | DefendedAggregator:
-        """Start the server step of a round: the method's own, behind a defence if there is one."""
-        return self.defence.aggregator(self.method.aggregator(self.server.sent(self.state)))
+    def aggregator(self) -> ServerStep:
+        """Start the server step of a round: the method's own, private or behind a defence."""
+        plain = self.method.aggregator(self.server.sent(self.state))
+        if self.privacy.on:
+            return PrivateAggregator(plain, self.privacy, self.round)
+        return self.defence.aggregator(plain)
 
-    def update(
-        self, aggregator: Aggregator | DefendedAggregator, replies: int
-    ) -> tuple[Tensors, str]:
+    def update(self, aggregator: ServerStep, replies: int) -> tuple[Tensors, str]:
         """Return the server's new state, or the old one and why the round does not count."""
-        needed = self.options.min_replies
+        # A private round always counts: whether it does must not depend on who replied.
+        needed = 0 if self.privacy.on else self.options.min_replies
         if replies < needed:
             return self.state, f"{replies} valid replies, federation.min_replies = {needed}"
         state = self.server.step(self.state, aggregator.finish())
@@ -306,24 +304,16 @@ class Federation:
 
     def is_due(self, round: int, every: int) -> bool:
         """Return whether something done every few rounds is due; in the last round it always is."""
-        return (round + 1) % every == 0 or round + 1 == self.options.rounds
+        return (round + 1) % every == 0 or self.is_last(round)
+
+    def is_last(self, round: int) -> bool:
+        """Return whether a round that runs or has just ended is the last one."""
+        steps_left = round + 1 - self.round
+        return round + 1 == self.options.rounds or self.privacy.is_exhausted_by(steps_left + 1)
 
     def own_is_due(self, round: int) -> bool:
         """Return whether the clients' own models are scored in this round."""
         return not self.method.pooled and self.is_due(round, self.config.evaluate.own_every)
-
-    def traffic(self, down: Down, sampled: list[int], replies: RoundReplies) -> dict[str, int]:
-        """Return what was sent: down to everyone sampled, and up from everyone who replied."""
-        sent = {
-            "down_floats": len(sampled) * floats(down.tensors),
-            "down_bytes": len(sampled) * nbytes(down.tensors),
-            "up_floats": replies.floats,
-            "up_bytes": replies.bytes,
-            "notes_bytes": replies.notes_bytes,
-        }
-        if self.method.pooled:
-            return dict.fromkeys(sent, 0)
-        return sent
 
     def commit(self, state: Tensors, own: Tensors, replies: list[Reply], record: Record) -> None:
         """Make a round's results the federation's own, and tell the watchers."""
@@ -331,6 +321,7 @@ class Federation:
         self.state = state
         self.own = own
         self.round = record.round + 1
+        self.privacy.commit(record.privacy)
         self.history.append(replace(record, tables={}))
         self.tables = record.tables
         notes = {reply.up.client: reply.up.notes for reply in replies}
@@ -359,7 +350,7 @@ class Federation:
             for name, value in memory.items()
         }
         tensors = {**prefixed("state/", self.state), **memories, **prefixed("own/", self.own)}
-        return tensors, {"round": self.round}
+        return tensors, {"round": self.round, "releases": self.privacy.releases}
 
     def restore(self, tensors: Tensors, header: Header) -> None:
         """Go back to a snapshot; raises ValueError if it is not one of this federation."""
@@ -378,6 +369,7 @@ class Federation:
         if problem:
             raise ValueError(problem)
         self.round = int(header["round"])
+        self.privacy.resume(self.round, int(header.get("releases", self.round)))
         state = under("state/", tensors)
         others = without((MODEL, OPTIMIZER), state)
         models = {name: value for name, value in state.items() if name not in others}

@@ -26,7 +26,7 @@ from cafedcl.config.sections import read_file
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import TEMPORARY, explained
-from cafedcl.federation.metrics_file import MetricsFile, MetricsLine
+from cafedcl.federation.metrics_file import MetricsFile, MetricsLine, last_round
 from cafedcl.federation.run_files import read_data, read_environment
 
 if TYPE_CHECKING:
@@ -184,9 +184,11 @@ class RunFolder:
 
     def is_finished(self, rounds: int) -> bool:
         """Return whether the run has all rounds: their metrics, and a whole checkpoint at last."""
+        lines = self.metrics_file.read().lines
+        rounds = last_round(lines, rounds)
         # Names are cheap to look at; a checkpoint is read only if there is one of the last round.
         has_last = any(_number(file) >= rounds for file in self.checkpoints())
-        if not self.begun or not has_last or len(self.metrics_file.read().lines) < rounds:
+        if not self.begun or not has_last or len(lines) < rounds:
             return False
         with suppress(CafedclError):
             last = self.newest(lambda _: None)

@@ -86,6 +86,7 @@ def resume(
         else:
             _restore(federation, folder, metrics, saved)
             recorder.go_on(federation)
+        federation.privacy.resume(federation.round, _released(metrics, saved))
         return _run_to_end(federation, recorder)
 
 
@@ -157,6 +158,14 @@ def _restore(
         with explained(folder.path):
             folder.metrics_file.write(lines)
     federation.history = [Record(**line) for line in lines]
+
+
+def _released(metrics: MetricsRead, saved: Checkpoint | None) -> int:
+    """Return the private steps that a run has recorded, also those after its last checkpoint."""
+    lines = [*metrics.lines]
+    if saved is not None and saved.record is not None:
+        lines.append(saved.record)
+    return max((int(line.get("privacy", {}).get("releases", 0)) for line in lines), default=0)
 
 
 def _check_data(federation: Federation, folder: RunFolder) -> None:

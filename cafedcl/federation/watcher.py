@@ -31,6 +31,8 @@ class Record:
     server: Scores | None = None
     own: Scores | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    privacy: dict[str, float] = field(default_factory=dict)
+    """What the rounds so far have spent of privacy; empty without privacy."""
     reason: str = ""
     """Why the round was skipped: the server's state is what it was before."""
     tables: Tensors = field(default_factory=dict)

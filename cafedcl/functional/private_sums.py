@@ -18,11 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+TINIEST = 1e-30
+"""Vectors that are shorter are left as they are; divided by their length, they would overflow."""
 SECURE_DRAWS = 4
 """Normal numbers that one number of `system_normal` is made of."""
 
 
-class Part(NamedTuple):
+class BoundedPart(NamedTuple):
     """A part of a contribution: how many numbers it has, how long it may be, and its share."""
 
     size: int
@@ -39,7 +41,7 @@ class Part(NamedTuple):
 class Contributions:
     """How contributions are put together, and sums are taken apart again. Shares sum to 1."""
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, BoundedPart]
 
     @property
     def size(self) -> int:
@@ -69,7 +71,8 @@ class Contributions:
 def shortened(vectors: Tensor, longest: float) -> Tensor:
     """Return vectors, or the rows of a table, with those that are too long shortened."""
     lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors * (longest / lengths.clamp_min(1e-300)).clamp(max=1.0)
+    factors: Tensor = (longest / lengths.clamp_min(TINIEST)).clamp(max=1.0)
+    return vectors * factors
 
 
 def capped_weights(weights: Tensor, most: float) -> Tensor:
@@ -97,4 +100,5 @@ def system_normal(size: int) -> npt.NDArray[np.float64]:
     # Box and Muller; numbers of 53 bits in (0, 1], whose logarithm is finite.
     u, v = ((uniform + np.uint64(1)) * 2.0**-53).reshape(2, SECURE_DRAWS, size)
     draws = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
-    return draws.sum(0) / math.sqrt(SECURE_DRAWS)
+    summed: npt.NDArray[np.float64] = draws.sum(0) / math.sqrt(SECURE_DRAWS)
+    return summed

@@ -8,7 +8,17 @@ found by name in functional/contrast.py, confidence.py and aggregation.py.
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
+from cafedcl.core.contract import (
+    Averages,
+    Batch,
+    Claims,
+    ClassMeans,
+    Client,
+    Enrolment,
+    Field,
+    Up,
+    Visit,
+)
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
@@ -37,11 +47,18 @@ class CAFedCL(Method):
     Options = CAFedCLOptions
     presets = PRESETS
     replayed = True
+    averages = None
 
     def __init__(self, options: CAFedCLOptions, classes: int, dim: int, clients: int = 1) -> None:
         super().__init__(options, classes, dim, clients)
         self.epsilon = options.epsilon
         self.separable = options.encoder_weight == "raw"
+        bounded = options.weights in ("confidence", "uniform")
+        most = 1.0 if bounded else float("inf")
+        if self.separable and not options.epsilon:
+            self.averages = Averages(most, ClassMeans(weights="confidence", most=most))
+        by_others = options.data_scale in ("max", "sum")
+        self.uses_census = options.weights == "confidence" and by_others
         self.sends_absent = options.absent == "literal"
         self.knows_prior = options.calibrate > 0
         if options.init == "simplex" and dim < classes:

@@ -11,3 +11,4 @@ class Central(FedAvg):
     year = 2017
     travels = "data"
     pooled = True
+    averages = None

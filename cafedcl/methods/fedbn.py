@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Up
+from cafedcl.core.contract import Averages, Up
 from cafedcl.functional.aggregation import uniform
 from cafedcl.methods.fedavg import FedAvg
 
@@ -36,6 +36,12 @@ class FedBN(FedAvg):
     paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
     travels = "model without normalisation"
     personal = r".*(norm|bn)\d*\..*"
+    averages = Averages()
+
+    def __init__(self, options: FedBNOptions, classes: int, dim: int, clients: int = 1) -> None:
+        super().__init__(options, classes, dim, clients)
+        if options.weights == "uniform":
+            self.averages = Averages(most=1.0)
 
     def weigh(self, ups: list[Up]) -> Tensor:
         if self.options.weights == "uniform":

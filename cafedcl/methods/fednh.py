@@ -6,7 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Claims, Enrolment, Field, Up, Visit
+from cafedcl.core.contract import (
+    Averages,
+    Batch,
+    Claims,
+    ClassMeans,
+    Enrolment,
+    Field,
+    Up,
+    Visit,
+)
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import merge_prototypes, uniform
 from cafedcl.functional.contrast import class_means, orthonormal, unit
@@ -50,6 +59,7 @@ class FedNH(Method):
     replayed = True
     paper = "Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes"
     travels = "model, prototypes, counts"
+    averages = Averages(most=1.0, classes=ClassMeans(weights="counts", most=float("inf")))
     predicts = "nearest prototype (cosine)"
 
     def head(self) -> nn.Module:

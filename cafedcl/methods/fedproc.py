@@ -6,7 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Claims, Enrolment, Field, Up, Visit
+from cafedcl.core.contract import (
+    Averages,
+    Batch,
+    Claims,
+    ClassMeans,
+    Enrolment,
+    Field,
+    Up,
+    Visit,
+)
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import Entries, merge_prototypes, no_prototypes, normalise
 from cafedcl.functional.contrast import class_means, class_scatter, unit
@@ -40,6 +49,7 @@ class FedProc(Method):
     depends_on_rounds = True
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data"
     travels = "model, prototypes, counts"
+    averages = Averages(classes=ClassMeans(weights="counts", most=float("inf")))
 
     def head(self) -> nn.Module:
         return projection_head(self.dim, self.options.dim, self.classes)

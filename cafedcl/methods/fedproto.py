@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Client, Field, Up, Visit
+from cafedcl.core.contract import Averages, Batch, ClassMeans, Client, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import merge_prototypes, no_prototypes
 from cafedcl.functional.contrast import (
@@ -48,6 +48,7 @@ class FedProto(Method):
     travels = "prototypes"
     predicts = "nearest prototype (L2)"
     personal = ".*"
+    averages = Averages(classes=ClassMeans())
 
     def start(self, model: Network) -> Tensors:
         return no_prototypes(self.classes, self.dim)

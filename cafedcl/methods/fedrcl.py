@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Up, Visit
+from cafedcl.core.contract import Averages, Batch, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.aggregation import uniform
 from cafedcl.functional.contrast import unit, weighted_average
@@ -43,6 +43,7 @@ class FedRCL(Method):
     year = 2024
     Options = FedRCLOptions
     paper = "Seo et al., Relaxed Contrastive Learning for Federated Learning"
+    averages = Averages(most=1.0)
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         levels, h = model.levels(batch.x)

@@ -38,6 +38,7 @@ class FedYoYo(FedAvg):
     year = 2025
     Options = FedYoYoOptions
     paper = "Yan et al., You Are Your Own Best Teacher"
+    uses_census = True
 
     def scratch(self, client: Client) -> Tensors:
         return {"steps": torch.zeros_like(client.counts[:1])}

@@ -11,3 +11,4 @@ class Local(FedAvg):
     year = 2017
     travels = "nothing"
     personal = ".*"
+    averages = None

@@ -326,6 +326,7 @@ def describe_run(run: RunSummary, problems: list[str]) -> dict[str, Any]:
         "title": run.setting.title if "data.name" in run.settings else "",
         "state": run.state,
         "problem": run.problem,
+        "privacy": run.spent,
         "rounds": len(run.lines),
         "command": command,
         "packages": about.get("packages", {}),

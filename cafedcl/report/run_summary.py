@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.config.options import flattened
+from cafedcl.config.privacy_options import short_privacy, shown_epsilon
 from cafedcl.config.sections import label
 from cafedcl.config.split_options import SPLITS
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
-from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.metrics_file import MetricsLine, last_round
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
 from cafedcl.report.class_scores import ClassScores, read_class_scores
 
@@ -57,8 +58,12 @@ SAME_EXPERIMENT = (
 
 The names of method and augmentation are here because they are compared separately.
 """
-SHOWN_IN_SHORT = {"attack": short_attack, "defence": short_defence}
-"""Sections that are shown as one option each: they tell who lies and who is believed."""
+SHOWN_IN_SHORT = {
+    "attack": short_attack,
+    "defence": short_defence,
+    "privacy": short_privacy,
+}
+"""Sections that are shown as one option each: they tell who lies, and who is believed or hidden."""
 SETTING = ("data.", "split.", "federation.clients")
 """Prefixes of options that define the setting: data set × split × clients."""
 
@@ -92,8 +97,15 @@ class RunSummary:
 
     @property
     def trust(self) -> str:
-        """The attack and the defence in words; empty if there are none."""
+        """The attack, the defence and the privacy in words; empty if there are none."""
         return trust_words(*(self.settings.get(section, "none") for section in SHOWN_IN_SHORT))
+
+    @property
+    def spent(self) -> str:
+        """What the run has spent of privacy, such as ``ε 7.91 at δ = 1e-05``; empty if nothing."""
+        privacy = self.lines[-1].get("privacy", {}) if self.lines else {}
+        epsilon = shown_epsilon(privacy)
+        return f"{epsilon} at δ = {privacy['delta']:g}" if epsilon else ""
 
     @property
     def seed(self) -> int:
@@ -288,11 +300,12 @@ def state_of(run: RunSummary, damage: str) -> tuple[str, str]:
     if not any_round_counted(run.lines):
         why = first_reason(run.lines, run.client_names)
         return "failed", f"all {done} rounds were skipped{why}"
+    finished = done >= last_round(run.lines, run.rounds)
     if not any(run.scored(protocol) for protocol in PROTOCOL_SCORES):
-        if done < run.rounds:
+        if not finished:
             return "unfinished", "not scored yet"
         return "failed", "all scores are missing or NaN"
-    if done < run.rounds:
+    if not finished:
         return "unfinished", f"{done} of {run.rounds} rounds are done"
     return "finished", ""
 

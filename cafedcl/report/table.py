@@ -197,6 +197,10 @@ class ScoreTable:
             partial = [row.label for row in rows if row.partial]
             if partial:
                 lines.append(f"{title}: not finished, scores so far: {', '.join(partial)}.")
+            for row in rows:
+                spent = sorted({run.spent for run in row.runs} - {""})
+                if spent:
+                    lines.append(f"{title}: {row.label} is private: {', '.join(spent)}.")
             for name, values in column.group.differing().items():
                 lines.append(f"{title}: methods differ in {name}: {' / '.join(values)}.")
         lines += [f"{run.state}: {run.path}: {run.problem}." for run in self.set_aside]

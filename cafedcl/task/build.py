@@ -251,7 +251,7 @@ def assemble(
     clients = ClientData(
         data=data.to(device),
         shards=_to(mine, device),
-        census=census or (effective.amax(0), effective.sum(0)),
+        census=census or told_of_all(config, effective),
     )
     task = Task(
         method=method,
@@ -274,6 +274,17 @@ def assemble(
     )
     test_counts = tuple(len(part) for part in shards.test)
     return Setup(config, task, state, shards.counts, test_counts, shards.names)
+
+
+def told_of_all(config: Config, effective: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest and the summed effective counts per class, which clients are told.
+
+    With privacy they are told nothing of one another: that would have no noise.
+    """
+    told = (effective.amax(0), effective.sum(0))
+    if config.privacy.protects_clients:
+        return torch.zeros_like(told[0]), torch.zeros_like(told[1])
+    return told
 
 
 def _to(shards: Shards, device: torch.device) -> Shards:

@@ -11,9 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cafedcl.config.privacy_options import shown_epsilon
 from cafedcl.core.client_names import client_title
 from cafedcl.core.printable import printable
-from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.metrics_file import MetricsLine, last_round
 from cafedcl.report.palette import series_style
 from cafedcl.terminal.class_overview import class_lines, full_scores
 
@@ -338,7 +339,7 @@ def overview(
     torch = about.get("packages", {}).get("torch") or "?"
     where = f"{about.get('device_name') or '?'}, torch {torch}, commit {about.get('commit') or '–'}"
     parts.append(Text(f"{duration(seconds)} on {where}", style="dim"))
-    done = "finished" if len(lines) >= rounds else "not finished"
+    done = "finished" if len(lines) >= last_round(lines, rounds) else "not finished"
     return Panel(
         Group(*parts),
         title=Text(name, style=colour(name)),
@@ -379,6 +380,9 @@ def describe_round(line: MetricsLine) -> str:
         balanced = value_of(line, "own.client_balanced")
         if balanced is not None:
             words.append(f"own balanced {percent(balanced)}")
+    spent = shown_epsilon(line.get("privacy", {}))
+    if spent:
+        words.append(spent)
     if line["status"] == "skipped":
         words.insert(0, "skipped")
     return "  ".join(words) or "not scored"

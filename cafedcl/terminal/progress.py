@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from cafedcl.config.privacy_options import shown_epsilon
 from cafedcl.core.contract import Failure
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import WORTH_SHOWING, current
@@ -122,11 +123,21 @@ class LiveProgress(Watcher):
         if self.lines:
             parts.append(self._curve("accuracy  ", path, colour(name), 1.0))
             parts.append(self._curve("client std", spread, "yellow", 0.4))
+            parts += [Text(line, style="cyan") for line in self._privacy()]
         parts.append(StepLine())
         parts += [Text(line, style="red") for line in self.failures[-3:]]
         if len(self.failures) > 3:
             parts.append(Text(f"{len(self.failures)} failures in total", style="red"))
         self.live.update(Group(*parts))
+
+    def _privacy(self) -> list[str]:
+        """Return a line about what the rounds so far have spent of privacy, if they have any."""
+        spent = self.lines[-1].get("privacy", {})
+        text = shown_epsilon(spent)
+        if not text:
+            return []
+        limit = f" of at most {spent['budget']:g}" if "budget" in spent else ""
+        return [f"privacy    {text}{limit} at δ = {spent['delta']:g}"]
 
     def _curve(self, title: str, path: str, style: str, high: float) -> Text:
         values = series(self.lines, path)

@@ -40,6 +40,7 @@ def test_the_short_form_is_read_and_written_alike(
 
 
 def test_attack_and_defence_in_words_are_empty_where_there_are_none() -> None:
-    assert trust_words("none", "none") == ""
-    assert trust_words("none", "peers") == "defence peers"
-    assert trust_words("swap:4", "clip") == "attack swap:4, defence clip"
+    assert trust_words("none", "none", "none") == ""
+    assert trust_words("none", "peers", "none") == "defence peers"
+    assert trust_words("swap:4", "clip", "none") == "attack swap:4, defence clip"
+    assert trust_words("none", "none", "clients:2.0") == "privacy clients:2.0"

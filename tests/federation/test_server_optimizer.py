@@ -157,7 +157,7 @@ def test_a_defence_measures_updates_from_what_was_sent(tiny, defence):
     federation.step()
     aggregator = federation.aggregator()
     sent = federation.down().tensors[f"model/{WEIGHT}"]
-    assert torch.equal(aggregator._start[WEIGHT], sent)
+    assert torch.equal(aggregator.updates.start[WEIGHT], sent)
     assert not torch.equal(federation.state[f"model/{WEIGHT}"], sent)
 
 

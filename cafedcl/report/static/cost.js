@@ -224,7 +224,7 @@ function runsSection(add) {
         el("td", { class: "left" }, String(text)),
       ),
       el("td", { class: "left path" }, run.path),
-      el("td", { class: "left path" }, run.problem),
+      el("td", { class: "left path" }, [run.problem, run.privacy].filter(Boolean).join("; ")),
     ),
   );
   const table = el(
