@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 # OpenMP reads this when PyTorch is imported. By default a thread without work keeps a core busy
@@ -89,6 +89,33 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(measure.WORKLOADS, "digits", SMALL)
     monkeypatch.setattr(measure, "TEST_IMAGES", 20)
     monkeypatch.setattr(measure, "matrix_ceiling", lambda device, precision: 2e9)
+
+
+@pytest.fixture(scope="session")
+def idle_processes() -> Iterator[list[Any]]:
+    """Processes of comparisons that wait for the next run; they end with the tests."""
+    idle: list[Any] = []
+    yield idle
+    while idle:
+        idle.pop().end()
+
+
+@pytest.fixture
+def shared_processes(monkeypatch: pytest.MonkeyPatch, idle_processes: list[Any]) -> list[Any]:
+    """Lets a comparison take processes that earlier ones have left, since each takes seconds to
+    start; returns those that wait.
+    """
+    from cafedcl.compare.processes import LocalLauncher
+
+    begin = LocalLauncher.__init__
+
+    def begin_with_idle(self: LocalLauncher, *words: Any) -> None:
+        begin(self, *words)
+        self.idle = idle_processes
+
+    monkeypatch.setattr(LocalLauncher, "__init__", begin_with_idle)
+    monkeypatch.setattr(LocalLauncher, "close", lambda _: None)
+    return idle_processes
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,8 @@ def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(
     """
     methods = ["fedavg", "fedproto", "cafedcl", "cafedcl+gan"]
     assert set(methods) <= set(read_study("table1", HOME).methods)
-    out, spent = str(tmp_path / "out"), processor_seconds()
+    out = str(tmp_path / "out")
+    spent = processor_seconds()
     part = ["--scale", "smoke", "--out", out, "--jobs", "1", "--devices", "cpu"]
     first = run("table1", *part, "--only", "cifar10-practical", "--methods", "fedavg")
     assert first.exit_code == 0, first.output
@@ -43,7 +44,7 @@ def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(
     before = metrics.stat().st_mtime_ns
     second = run("table1", *part, "--methods", ",".join(methods), "--quiet")
     assert second.exit_code == 0, second.output
-    assert (processor_seconds() - spent) / 2 < 30
+    assert 0 < (processor_seconds() - spent) / 2 < 30
     assert metrics.stat().st_mtime_ns == before, "what is there is kept"
     text = Path(out, "table.md").read_text(encoding="utf-8")
     assert "cafedcl+gan" in text
@@ -185,6 +186,7 @@ def test_runs_that_two_studies_share_are_taken_from_either(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
     part = [
         "--scale",

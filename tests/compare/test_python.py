@@ -1,8 +1,11 @@
 from pathlib import Path
 
+import pytest
+
 import cafedcl
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_methods_are_compared_from_python_and_finished_runs_are_kept(tmp_path: Path) -> None:
     settings = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "train.iterations": 1}
     given = {"clients": 2, "rounds": 1, "settings": settings, "jobs": 1, "devices": ["cpu"]}

@@ -78,6 +78,7 @@ def test_an_interrupted_command_says_how_to_go_on(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_processes")
 def test_a_run_of_a_comparison_is_the_single_run(tmp_path: Path) -> None:
     """To the last bit, also where a process has executed another run before."""
     settings = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1}

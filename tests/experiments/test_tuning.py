@@ -42,6 +42,7 @@ def run(tuning: dict[str, Any], plan: Path, *words: str) -> Any:
     return ended.value.code
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_all_candidates_are_scored_on_the_same_held_out_images(
     tuning: dict[str, Any], tmp_path: Path, digits: Dataset
 ) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,10 +44,29 @@ def setup() -> Setup:
     return make_setup()
 
 
-@pytest.fixture(params=["forked", "started anew"])
+@pytest.fixture(scope="module", params=["forked", "started anew"])
 def either(request: pytest.FixtureRequest) -> Setup:
     """The same, with both kinds of workers: those of several threads cannot be forked."""
     return make_setup(threads=1 if request.param == "forked" else 2)
+
+
+@pytest.fixture(scope="module")
+def engine(either: Setup) -> Iterator[CpuEngine]:
+    """An engine with two workers. Tests share it, because new interpreters take seconds to start:
+    each test finds workers that wait for jobs, whatever happened to those before.
+    """
+    made = CpuEngine(either.task, either.config, 2, 100)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def working(engine: CpuEngine) -> CpuEngine:
+    ready(engine)
+    assert len(engine.workers) == 2
+    assert not any(worker.group for worker in engine.workers)
+    engine.deaths.clear()
+    return engine
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -73,7 +92,7 @@ def ready(engine: CpuEngine) -> None:
             for name in ("fedavg", "cafedcl", "local")
             for stack in (1, 2)
         ),
-        # Each of these starts three interpreters, which import PyTorch. Liars hold wrong labels
+        # Each of these starts two interpreters, which import PyTorch. Liars hold wrong labels
         # there, which no worker may set right or split by.
         pytest.param("cafedcl", 2, 2, id="cafedcl-2-started anew"),
         pytest.param("local", 1, 2, id="local-1-started anew"),
@@ -83,12 +102,14 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
     method: str, stack: int, threads: int
 ) -> None:
     results = []
-    for workers in (1, 3):
+    several = 3 if threads == 1 else 2
+    for workers in (1, several):
         tables = {
             "method": {"name": method},
-            "train": {"epochs": 1},
-            "federation": {"clients": 6, "rounds": 3},
+            "train": {"epochs": 1, "iterations": 3},
+            "federation": {"clients": 6, "rounds": 2},
             "engine": {"workers": workers, "stack": stack, "threads": threads},
+            "evaluate": {"full": False},
             "attack": {"kind": "label-flip", "clients": 2} if threads > 1 else {},
         }
         with Federation(resolve(tables)) as federation:
@@ -96,26 +117,10 @@ def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
                 assert isinstance(federation.engine, CpuEngine)
                 ready(federation.engine)
             federation.run()
-            assert len(federation.engine.workers) == (0 if workers == 1 else 3)
+            assert len(federation.engine.workers) == (0 if workers == 1 else several)
             results.append(federation.snapshot()[0])
     assert results[0].keys() == results[1].keys()
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
-
-
-def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them() -> None:
-    setup = make_setup(threads=2)
-    engine = CpuEngine(setup.task, setup.config, 2, 100)
-    try:
-        ready(engine)
-        assert engine.shared is not None
-        inode = os.fstat(engine.shared.fileno()).st_ino
-        for worker in engine.workers:
-            maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
-            assert any(channel.split()[4] == str(inode) for channel in maps.splitlines()), (
-                "the data file is not mapped"
-            )
-    finally:
-        engine.close()
 
 
 def test_workers_are_not_forked_where_a_library_may_have_threads_of_its_own(
@@ -138,62 +143,63 @@ def test_onednn_in_workers_does_not_wait_forever() -> None:
     assert run.records[-1]["failed"] == []
 
 
-def test_closing_ends_the_processes(either: Setup) -> None:
-    engine = CpuEngine(either.task, either.config, 2, 100)
-    list(engine.train(jobs(either)))
-    processes = [worker.process for worker in engine.workers]
-    assert len(processes) == 2
-    engine.close()
+def test_a_worker_that_dies_is_replaced_and_its_job_done_again(
+    either: Setup, working: CpuEngine
+) -> None:
+    busy = working.workers[0]
+    os.kill(busy.process.pid, signal.SIGSTOP)
+    results = working.train(jobs(either))
+    first = next(results)
+    assert busy.group
+    os.kill(busy.process.pid, signal.SIGKILL)
+    rest = list(results)
+    assert sorted(r.up.client for r in [first, *rest] if isinstance(r, Reply)) == list(range(6))
+    assert busy not in working.workers
+
+
+def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(
+    either: Setup, working: CpuEngine
+) -> None:
+    working.deaths[3, 0] = 1
+    victim = working.workers[0]
+    os.kill(victim.process.pid, signal.SIGSTOP)
+    results = working.train([jobs(either)[3], jobs(either)[0]])
+    outcome = [next(results)]
+    os.kill(victim.process.pid, signal.SIGKILL)
+    outcome += results
+    failures = [r for r in outcome if isinstance(r, Failure)]
+    assert [f.client for f in failures] == [3]
+    assert "died twice (signal 9)" in failures[0].reason
+
+
+def test_results_of_a_round_that_was_given_up_never_reach_the_next(
+    either: Setup, working: CpuEngine
+) -> None:
+    results = working.train(jobs(either))
+    next(results)
+    results.close()
+    assert not any(worker.group for worker in working.workers)
+    later = list(working.train(jobs(either)))
+    assert sorted(r.up.client for r in later if isinstance(r, Reply)) == list(range(6))
+
+
+@pytest.mark.parametrize("either", ["started anew"], indirect=True)
+def test_workers_that_are_started_anew_map_the_data_and_do_not_copy_them(
+    working: CpuEngine,
+) -> None:
+    assert working.shared is not None
+    inode = os.fstat(working.shared.fileno()).st_ino
+    for worker in working.workers:
+        maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
+        assert any(channel.split()[4] == str(inode) for channel in maps.splitlines()), (
+            "the data file is not mapped"
+        )
+
+
+def test_closing_ends_the_processes(either: Setup, working: CpuEngine) -> None:
+    processes = [worker.process for worker in working.workers]
+    working.close()
     assert all(process.returncode is not None for process in processes)
-
-
-def test_a_worker_that_dies_is_replaced_and_its_job_done_again(either: Setup) -> None:
-    engine = CpuEngine(either.task, either.config, 2, 100)
-    try:
-        ready(engine)
-        busy = engine.workers[0]
-        os.kill(busy.process.pid, signal.SIGSTOP)
-        results = engine.train(jobs(either))
-        first = next(results)
-        assert busy.group
-        os.kill(busy.process.pid, signal.SIGKILL)
-        rest = list(results)
-        assert sorted(r.up.client for r in [first, *rest] if isinstance(r, Reply)) == list(range(6))
-        assert busy not in engine.workers
-    finally:
-        engine.close()
-
-
-def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(either: Setup) -> None:
-    engine = CpuEngine(either.task, either.config, 2, 100)
-    try:
-        ready(engine)
-        engine.deaths[3, 0] = 1
-        victim = engine.workers[0]
-        os.kill(victim.process.pid, signal.SIGSTOP)
-        results = engine.train([jobs(either)[3], jobs(either)[0]])
-        outcome = [next(results)]
-        os.kill(victim.process.pid, signal.SIGKILL)
-        outcome += results
-        failures = [r for r in outcome if isinstance(r, Failure)]
-        assert [f.client for f in failures] == [3]
-        assert "died twice (signal 9)" in failures[0].reason
-    finally:
-        engine.close()
-
-
-def test_results_of_a_round_that_was_given_up_never_reach_the_next(either: Setup) -> None:
-    engine = CpuEngine(either.task, either.config, 2, 100)
-    try:
-        ready(engine)
-        results = engine.train(jobs(either))
-        next(results)
-        results.close()
-        assert not any(worker.group for worker in engine.workers)
-        later = list(engine.train(jobs(either)))
-        assert sorted(r.up.client for r in later if isinstance(r, Reply)) == list(range(6))
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("price", ["ENOUGH_WORK", "ENOUGH_WORK_FORKED"])
