@@ -13,6 +13,7 @@ from cafedcl.cli.compare import compare, sweep, watch
 from cafedcl.cli.deploy import app as deploy
 from cafedcl.cli.listing import augmenters, datasets, methods, models, show_config, split
 from cafedcl.cli.predict import export, predict
+from cafedcl.cli.privacy import privacy
 from cafedcl.cli.report import figures, report, show, table
 from cafedcl.cli.reproduce import reproduce
 from cafedcl.cli.run import demo, resume, run
@@ -76,6 +77,7 @@ app.command()(show)
 app.command()(predict)
 app.command()(export)
 app.command()(split)
+app.command()(privacy)
 app.command()(methods)
 app.command()(augmenters)
 app.command()(models)

@@ -13,6 +13,7 @@ from cafedcl.config.data_options import DataOptions
 from cafedcl.config.model_options import ModelOptions
 from cafedcl.config.options import option, parse_value, to_plain, to_toml, toml_section
 from cafedcl.config.privacy_options import PrivacyOptions
+from cafedcl.config.release_options import ReleaseOptions
 from cafedcl.config.server_options import ServerStepOptions
 from cafedcl.config.split_options import SplitOptions
 from cafedcl.config.train_options import MOST_IN_BATCH, TrainOptions
@@ -240,6 +241,7 @@ class Config:
     attack: AttackOptions = AttackOptions()  # noqa: RUF009
     defence: DefenceOptions = DefenceOptions()  # noqa: RUF009
     privacy: PrivacyOptions = PrivacyOptions()  # noqa: RUF009
+    release: ReleaseOptions = ReleaseOptions()  # noqa: RUF009
 
     def to_plain(self) -> dict[str, Any]:
         """Return the config as nested plain values; ``resolve`` reads them back."""

@@ -17,6 +17,7 @@ from cafedcl.data.own.items import sort_names
 from cafedcl.data.shards import Shards
 from cafedcl.data.splits import split
 from cafedcl.task.build import Setup, assemble, choose_device, settle
+from cafedcl.task.release import Release
 from cafedcl.task.task import Task
 
 NO_INDICES = torch.zeros(0, dtype=torch.int64)
@@ -200,10 +201,17 @@ def site_shards(config: Config, data: Dataset) -> Shards:
 
 
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
-    """Return a site's enrolment."""
-    counts = site_shards(config, data).counts[0]
-    tested = torch.bincount(data.test_y, minlength=data.classes)
-    return Enrolled(site, data.names, data.shape, counts, tested, *pixel_moments(data.train_x))
+    """Return a site's enrolment: what it may tell of its counts, and no more."""
+    release = Release(config.release.settled(own_data=is_remote(config)))
+    counts = release.counts(site_shards(config, data).counts[0])
+    if not counts.any():
+        raise CafedclError(
+            f"no class has {release.options.fewest} training images, which is the smallest number "
+            "that this run lets a site report (release.fewest)"
+        )
+    tested = release.counts(torch.bincount(data.test_y, minlength=data.classes))
+    mean, square = (release.moments(value) for value in pixel_moments(data.train_x))
+    return Enrolled(site, data.names, data.shape, counts, tested, mean, square)
 
 
 def prepare_server(config: Config, population: Population) -> Setup:

@@ -54,6 +54,10 @@ def choose_engine(setup: Setup, notice: Notice) -> Engine:
         raise CafedclError(
             "engine.name = flower: a Federation is made by Flower's server; use cafedcl.run"
         )
+    if not task.release.options.is_plain:
+        if config.engine.name != "reference":
+            notice("clients train one after another, because [release] limits what they tell")
+        return ReferenceEngine(task)
     if config.engine.name == "cuda":
         return _cuda_engine(setup, participants, notice)
     if config.engine.name == "reference" or clients < 2:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import ClassVar
 
@@ -86,8 +87,11 @@ class ReferenceEngine:
         with torch_stream(task.seed, "client", job.client, job.down.round):
             losses = self._epochs(job, visit, synthetic)
         self.network.eval()
+        told = task.release.client(client)
+        signals = task.told_signals(told, synthetic.signals)
         with torch.no_grad():
-            summary, notes = method.summarize(self.network, visit)
+            seen = replace(visit, client=told, signals=signals)
+            summary, notes = method.summarize(self.network, seen)
             kept = method.remember(self.network, visit)
         shared, own = task.parted({name: value.clone() for name, value in self.tensors.items()})
         correct: Tensors = {}
@@ -98,7 +102,7 @@ class ReferenceEngine:
             correct = count_correct(predicted, labels, method.classes)
         up = Up(
             client=job.client,
-            samples=client.samples,
+            samples=told.samples,
             tensors=summary,
             model=shared,
             notes={**notes, **synthetic.notes},
@@ -106,7 +110,8 @@ class ReferenceEngine:
             seconds=time.perf_counter() - began,
         )
         augmentation = prefixed(AUGMENT, under(AUGMENT, job.memory))
-        return Reply(up, {**prefixed(MODEL, own), **kept, **augmentation}, correct)
+        reply = Reply(up, {**prefixed(MODEL, own), **kept, **augmentation}, correct)
+        return task.release.reply(reply, told, task.fields)
 
     def load(self, weights: Tensors) -> None:
         """Make these the network's weights and buffers."""

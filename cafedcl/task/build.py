@@ -25,6 +25,7 @@ from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
 from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.liars import with_flipped_labels
+from cafedcl.task.release import Release
 from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 
 PFLLIB_TEST_SHARE = 0.25
@@ -114,7 +115,8 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
         engine = replace(engine, onednn="off" if is_arm() or model.name == "cnn8" else "on")
     engine = settle_engine(engine, device)
     engine = replace(engine, device=str(device))
-    return replace(config, model=model, engine=engine, data=source, split=dealt)
+    release = config.release.settled(own_data=source.name == SITES)
+    return replace(config, model=model, engine=engine, data=source, split=dealt, release=release)
 
 
 def settle_engine(engine: EngineOptions, device: torch.device) -> EngineOptions:
@@ -247,7 +249,9 @@ def assemble(
     check_replies(config, len(mine))
     make_augmenter = find_augmenter(config.augment.name)
     augmenter = make_augmenter(config.augment.options, data.classes, data.shape, config.run.seed)
-    effective = method.effective_counts(mine.counts, augmenter.new_samples(mine.counts))
+    release = Release(config.release.settled(own_data=config.data.name == SITES))
+    told = release.counts(mine.counts)
+    effective = method.effective_counts(told, augmenter.new_samples(told))
     clients = ClientData(
         data=data.to(device),
         shards=_to(mine, device),
@@ -271,6 +275,7 @@ def assemble(
         eval_batch=config.evaluate.batch,
         threads=config.engine.threads,
         onednn=config.engine.onednn == "on",
+        release=release,
     )
     test_counts = tuple(len(part) for part in shards.test)
     return Setup(config, task, state, shards.counts, test_counts, shards.names)

@@ -28,6 +28,7 @@ from cafedcl.data.shards import Shards
 from cafedcl.functional.contrast import shares
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
+from cafedcl.task.release import PLAIN, Release
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,8 @@ class Task:
     """Images per evaluation batch."""
     threads: int
     onednn: bool
+    release: Release = PLAIN
+    """What clients tell the server."""
 
     @property
     def device(self) -> torch.device:
@@ -254,9 +257,19 @@ class Task:
     @cached_property
     def enrolment(self) -> Enrolment:
         """What the server knows of all clients before the first round, on the host."""
-        counts = self.clients.shards.counts.cpu()
+        counts = self.release.counts(self.clients.shards.counts.cpu())
         most, total = (value.cpu() for value in self.clients.census)
         return Enrolment(counts, self.tail.augmenter.new_samples(counts), most, total)
+
+    def told_signals(self, told: Client, signals: Tensors) -> Tensors:
+        """Return what tail augmentation reports, in agreement with the counts that are told.
+
+        How many synthetic images there are would otherwise tell how many real ones are missing.
+        """
+        if self.release.options.is_plain or "synthetic" not in signals:
+            return signals
+        most = self.tail.augmenter.new_samples(told.counts[None])[0].to(signals["synthetic"])
+        return {**signals, "synthetic": torch.minimum(signals["synthetic"], most)}
 
     @cached_property
     def claims(self) -> Claims:

@@ -27,6 +27,8 @@ def config(**settings):
         "data": {"name": "sites"},
         "engine": {"name": "flower", "device": "cpu"},
         "model": {"name": "mlp"},
+        # Exact counts, to compare with.
+        "release": {"fewest": 1, "counts": "exact"},
     }
     return resolve({**tables, "federation": {"clients": 2}, **settings})
 
@@ -50,6 +52,16 @@ SOUTH = images([6, 20, 1], ["ant", "cat", "dog"], 2)
 @pytest.fixture
 def population():
     return Population.of([enrol(config(), SOUTH, "south"), enrol(config(), NORTH, "north")])
+
+
+def test_by_default_a_site_tells_neither_exact_counts_nor_rare_classes():
+    enrolled = enrol(config(release={}), images([3, 13, 26], ["ant", "cat", "dog"], 3, 6), "east")
+    # A tenth is held out for validation, so there are 2, 12 and 23 images.
+    assert enrolled.counts.tolist() == [0, 10, 20]
+    assert enrolled.tested.tolist() == [10, 10, 10]
+    assert enrolled.mean.tolist() == [round(value, 2) for value in enrolled.mean.tolist()]
+    with pytest.raises(CafedclError, match="no class has 5 training images"):
+        enrol(config(release={}), images([3, 2], ["ant", "cat"], 3), "west")
 
 
 def test_the_server_knows_every_class_that_any_site_has(population):

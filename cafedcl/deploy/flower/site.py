@@ -139,7 +139,8 @@ class Site:
         if not len(y):
             raise CafedclError("this site has no test images")
         predicted = engine.predict(request.down.tensors)()
-        correct = count_correct({"all": predicted}, y.cpu(), engine.task.method.classes)
+        counted = count_correct({"all": predicted}, y.cpu(), engine.task.method.classes)
+        correct = engine.task.release.tested(counted)
         return answer_plain(correct, {"round": request.down.round})
 
     def _accepted(self, request: Request, client: int | None) -> tuple[Job, Terms]:

@@ -53,6 +53,18 @@ def settings(**more):
     return {"data__name": "sites", "split__kind": "auto", "engine__deadline": 5.0, **more}
 
 
+def test_sites_of_a_private_run_tell_no_notes_and_are_hidden_by_noise(config, host, places):
+    private = {"privacy__kind": "clients", "method__data_scale": "saturating"}
+    federation = host(config("cafedcl", **settings(federation__rounds=2, **private)), [], None)
+    records = federation.run()
+    assert [record.privacy["releases"] for record in records] == [1, 2]
+    assert records[0].privacy["epsilon"] < records[1].privacy["epsilon"]
+    assert all((record.failed, record.traffic["notes_bytes"]) == ([], 0) for record in records)
+    # Nobody can predict the noise of a deployment.
+    again = federation.privacy
+    assert not torch.equal(again.noise(9, 0), again.noise(9, 0))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_where_the_data_are(method, config, host, places):
     few = {"method__epochs": 3} if method == "fedtgp" else {}
@@ -70,7 +82,7 @@ def test_tail_augmentation_works_where_the_data_are(config, host, places):
 
 
 def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, places, net):
-    federation = host(config(**settings()), [], None)
+    federation = host(config(**settings(release__fewest=1)), [], None)
     federation.run()
     right = np.zeros((3, 10))
     tested = np.zeros((3, 10))
