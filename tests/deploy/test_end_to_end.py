@@ -1,22 +1,34 @@
-"""A whole deployment as processes on the loopback, with TLS and keys: a server and two sites."""
+"""A whole deployment as processes on the loopback, with TLS and keys: a server and two sites.
+
+First it is attacked: by a stranger outside, a program on the server's machine, and the server. Then
+a site and the server go and come back. Last it trains, and loses a site. All tests share it, since
+its processes take half a minute of a core to start.
+"""
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
+import time
 
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.supercore.constant import TaskType
+
 from cafedcl import api
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import under, unpack
-from cafedcl.deploy.folders import ServerOptions, make_folders, read_site
+from cafedcl.deploy.flower.control import Control
+from cafedcl.deploy.flower.records import SHARED, wrap
+from cafedcl.deploy.flower.runtime import Runtime
+from cafedcl.deploy.flower.server_task import TaskGrid
+from cafedcl.deploy.folders import ServerOptions, make_folders, node_names, read_site
 from cafedcl.deploy.keys import make_node_key
 from cafedcl.deploy.server import Server
-from cafedcl.deploy.site import RunningSite
-from cafedcl.deploy.superlink import free_port
+from cafedcl.deploy.site import REFUSED, RunningSite, renew_key
+from cafedcl.deploy.superlink import Address, free_port
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import resolve
@@ -26,6 +38,197 @@ DEADLINE = 3600.0
 """Enough for a round on any machine, however busy: a site that is killed is missed because it
 disconnects, not because it is late.
 """
+
+
+pytestmark = pytest.mark.slow
+
+
+def wait_until(condition):
+    """Wait for something that will be so; a test that hangs is ended after ten minutes."""
+    until = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.3)
+
+
+def all_online(server):
+    return [site["status"] for site in server.sites()] == ["online"] * 2
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory, nginx):
+    """A running server and two sites with simulated shards."""
+    options = ServerOptions(port=free_port(), superlink=free_port())
+    folder = tmp_path_factory.mktemp("deployment") / "d"
+    place, *others = make_folders(folder, options, dict.fromkeys(SITES, ""), simulated=True)
+    server = Server.of(place)
+    running = [server.start()]
+    sites = []
+    try:
+        sites += [RunningSite(path, read_site(path)) for path in others]
+        wait_until(lambda: all_online(server))
+        yield server, sites, running
+    finally:
+        for site in sites:
+            site.stop()
+        for processes in running:
+            processes.stop()
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    """An app whose server and client each write a file when they are imported."""
+    folder = tmp_path_factory.mktemp("evil-app") / "evil"
+    (folder / "evil").mkdir(parents=True)
+    traces = tmp_path_factory.mktemp("traces")
+    for part, kind in (("client", "ClientApp"), ("server", "ServerApp")):
+        (folder / "evil" / f"{part}.py").write_text(
+            f"open({str(traces / part)!r}, 'w').close()\n"
+            f"from flwr.{part}app import {kind}\napp = {kind}()\n"
+        )
+    (folder / "evil" / "__init__.py").write_text("")
+    (folder / "pyproject.toml").write_text(
+        "[project]\nname = 'evil'\nversion = '1.0'\ndescription = ''\nlicense = 'MIT'\n"
+        "[tool.flwr.app]\npublisher = 'mallory'\nfab-format-version = 0\n"
+        "[tool.flwr.app.components]\n"
+        "serverapp = 'evil.server:app'\nclientapp = 'evil.client:app'\n[tool.flwr.app.config]\n"
+    )
+    return folder, traces
+
+
+def test_a_stranger_outside_can_neither_submit_nor_register_nor_list(deployment, evil, tmp_path):
+    """The stranger has the CA's certificate and knows what the sites know."""
+    server, *_ = deployment
+    app, traces = evil
+    make_node_key(tmp_path / "node.key", tmp_path / "node.pub")
+    before = server.control.nodes()
+    outside = Control(Address("127.0.0.1", server.options.port, server.folder / "ca.crt"))
+    for attack in (
+        lambda: outside.start_run(app, {}, {}),
+        lambda: outside.register(tmp_path / "node.pub", "north"),
+        lambda: outside.unregister(before[0].id),
+        outside.nodes,
+        outside.runs,
+    ):
+        with pytest.raises(CafedclError, match="status 404"):
+            attack()
+    assert server.runs() == []
+    assert [node.id for node in server.control.nodes()] == [node.id for node in before]
+    assert not list(traces.iterdir())
+    assert "/v1/control/" in (server.folder / "proxy-refused.log").read_text()
+
+
+def test_an_app_that_is_submitted_on_the_servers_machine_runs_nowhere(deployment, evil):
+    """The SuperLink's own port is open to every program of that machine."""
+    server, *_ = deployment
+    app, traces = evil
+    server.control.start_run(app, {}, {})
+    time.sleep(5)
+    assert [run["status"].partition(":")[0] for run in server.runs()] == ["pending"]
+    assert not list(traces.iterdir())
+
+
+def test_a_hostile_server_runs_no_code_at_a_site(deployment, evil):
+    """The operator's secret is in the wrong hands: the stranger's app can talk to all sites."""
+    server, sites, _ = deployment
+    _, traces = evil
+    address = server.address
+    runtime = Runtime(str(address), server.secret.read_bytes(), address.ca.read_bytes())
+    with runtime.acquire((TaskType.SERVER_APP,)) as task:
+        assert task.app.startswith("mallory/evil 1.0")
+        grid = TaskGrid(address, task)
+        nodes = list(grid.get_node_ids())
+        assert len(nodes) == 2
+        contents = [wrap({SHARED: b"x"}), RecordDict({"x": ConfigRecord({"run": "id"})})]
+        messages = [
+            Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=60.0)
+            for node, content in zip(nodes, contents, strict=True)
+        ]
+        answers = list(grid.send_and_receive(messages, timeout=40))
+        assert len(answers) == 2
+        for answer in answers:
+            assert "not the app of cafedcl" in answer.error.reason
+        task.finish()
+        grid.close()
+    runtime.close()
+    for site in sites:
+        assert "refused: mallory/evil 1.0" in (site.folder / "worker.log").read_text()
+        assert site.worker.alive
+        assert site.node.alive
+        assert not list((site.folder / "flower").rglob("evil*"))
+    assert not list(traces.iterdir())
+
+
+def test_the_sites_go_on_working_and_the_operator_hears_of_the_strangers_run(
+    deployment, evil, tmp_path
+):
+    server, *_ = deployment
+    app, traces = evil
+    server.control.start_run(app, {}, {})
+    heard = []
+
+    class Notes(Watcher):
+        def noticed(self, federation, message):
+            heard.append(message)
+
+    config = resolve(
+        {
+            "method": {"name": "fedavg"},
+            "split": {"kind": "iid"},
+            "model": {"name": "mlp"},
+            "train": {"epochs": 1, "iterations": 2},
+            "federation": {"clients": 2, "rounds": 2},
+            "engine": {"name": "flower", "device": "cpu", "deadline": 60.0},
+        }
+    )
+    finished = server.run(config, tmp_path / "run", [Notes()])
+    assert [line["failed"] for line in finished.records] == [[], []]
+    assert any(
+        line.startswith("refused: mallory/evil 1.0") and "was not submitted with" in line
+        for line in heard
+    )
+    assert not list(traces.iterdir())
+
+
+def test_a_site_is_refused_when_it_is_revoked_and_until_its_new_key_is_admitted(
+    deployment, monkeypatch
+):
+    """First the SuperLink no longer has its key, then it never had it."""
+    server, sites, _ = deployment
+    south = sites[1]
+    monkeypatch.setattr("cafedcl.deploy.site.RETRY", 0.0)
+
+    server.revoke("south")
+    wait_until(lambda: not south.node.alive)
+    south.node = south._start_node()
+    wait_until(lambda: not south.node.alive)
+    assert REFUSED in south.node.last_error()
+    assert [site["name"] for site in server.sites()] == ["north"]
+
+    public = renew_key(south.folder)
+    monkeypatch.setattr("cafedcl.deploy.site.REFUSAL_LIMIT", 0.0)
+    with pytest.raises(CafedclError, match="the server refused it"):
+        south.watch(print)
+    assert [site["name"] for site in server.sites()] == ["north"]
+
+    server.admit("south", public)
+    south.node = south._start_node()
+    wait_until(lambda: all_online(server))
+
+
+def test_sites_come_back_when_the_server_is_started_again(deployment):
+    """The new SuperLink knows none of the old nodes, so it sends them away."""
+    server, sites, running = deployment
+    before = set(node_names(server.folder).values())
+    running.pop().stop()
+    running.append(server.start())
+    wait_until(lambda: not any(site.node.alive for site in sites))
+    said = []
+    for site in sites:
+        site._restart_node(site.node, said.append)
+    wait_until(lambda: all_online(server))
+    assert not before & set(node_names(server.folder).values())
+    assert all("the SuperNode ended; restarting it" in line for line in said)
 
 
 def config(engine):
@@ -48,48 +251,6 @@ def config(engine):
     )
 
 
-def started(path):
-    return RunningSite(path, read_site(path))
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory, nginx):
-    """A running server and two sites, each with a simulated shard of the digits, and a stranger
-    that knocks.
-    """
-    folder = tmp_path_factory.mktemp("deployment") / "d"
-    options = ServerOptions(port=free_port(), superlink=free_port())
-    place, *others = make_folders(folder, options, dict.fromkeys(SITES, ""), simulated=True)
-    server = Server.of(place)
-    running = {}
-    link = server.start()
-    try:
-        with ThreadPoolExecutor() as pool:
-            for path, site in zip(others, pool.map(started, others), strict=True):
-                running[path.name] = site
-        yield server, running
-    finally:
-        for site in running.values():
-            site.stop()
-        link.stop()
-
-
-@pytest.fixture
-def stranger(deployment, tmp_path):
-    """A node with the right CA but a key that nobody registered."""
-    server, _ = deployment
-    place = tmp_path / "stranger"
-    place.mkdir()
-    (place / "ca.crt").write_bytes((server.folder / "ca.crt").read_bytes())
-    make_node_key(place / "node.key", place / "node.pub")
-    (place / "site.toml").write_text(
-        f'[site]\nname = "stranger"\nclient = 0\nport = {server.options.port}\n'
-    )
-    site = started(place)
-    yield site
-    site.stop()
-
-
 class Killer(Watcher):
     """Kills all processes of a site when a round begins."""
 
@@ -105,15 +266,12 @@ class Killer(Watcher):
                 os.killpg(process.popen.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
-def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a_site(
-    deployment, stranger, tmp_path, monkeypatch
-):
+def test_a_deployment_trains_like_one_machine_and_outlives_a_site(deployment, tmp_path):
     """All sites answer for two rounds, which equal the reference engine's; in the third, one is
     killed.
     """
-    server, running = deployment
-    killer = Killer(running["south"], 2)
+    server, sites, _ = deployment
+    killer = Killer(sites[1], 2)
     finished = server.run(config("flower"), tmp_path / "run", [killer])
 
     assert killer.rounds == [0, 1, 2]
@@ -137,9 +295,6 @@ def test_a_deployment_trains_like_one_machine_keeps_strangers_out_and_outlives_a
         assert line["server"] == pytest.approx(record.server)
         assert line["own"] == pytest.approx(record.own)
 
-    monkeypatch.setattr("cafedcl.deploy.site.REFUSAL_LIMIT", 3.0)
-    with pytest.raises(CafedclError, match="the server refused it"):
-        stranger.watch(print)
     assert sorted(site["name"] for site in server.sites()) == sorted(SITES)
     shown = api.load(tmp_path / "run")
     assert shown.predict(torch.zeros(1, 8, 8, dtype=torch.uint8)).names[0] in shown.names

@@ -1,6 +1,6 @@
 """Which tasks of a SuperNode a site's worker works off, and which it refuses.
 
-`tests/deploy/test_hostile.py` has the same with a real SuperNode.
+`tests/deploy/test_end_to_end.py` has the same with a real SuperNode.
 """
 
 import io
