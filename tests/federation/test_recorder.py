@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
+Content = tuple[list[dict[str, Any]], dict[str, bytes], dict[str, bytes]]
+
 
 def config(rounds: int = 6, method: str = "cafedcl") -> Config:
     tables: dict[str, Any] = {
@@ -33,13 +36,28 @@ def config(rounds: int = 6, method: str = "cafedcl") -> Config:
     return resolve(tables)
 
 
-def content(folder: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, bytes]]:
+def content(folder: Path) -> Content:
     """All that a finished run holds, less the seconds: metrics, weights and evaluations."""
     run = RunFolder.open(folder)
     lines = [{**line, "seconds": None} for line in run.metrics()]
     tensors, _ = unpack(run.checkpoints()[0].read_bytes())
     tables = {file.name: file.read_bytes() for file in (folder / "evaluations").iterdir()}
     return lines, {name: value.numpy().tobytes() for name, value in tensors.items()}, tables
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Content]:
+    """What a method's run holds that was never interrupted; each is trained once."""
+    runs: dict[str, Content] = {}
+
+    def train(method: str = "cafedcl") -> Content:
+        if method not in runs:
+            folder = tmp_path_factory.mktemp("whole") / method
+            api.start(config(method=method), folder, ())
+            runs[method] = content(folder)
+        return runs[method]
+
+    return train
 
 
 class Interrupt(Watcher):
@@ -84,7 +102,7 @@ def test_a_run_folder_holds_what_it_takes_to_resume_report_and_repeat(tmp_path: 
 
 
 def test_the_config_in_the_folder_repeats_the_run(tmp_path: Path) -> None:
-    api.start(config(), tmp_path / "first", ())
+    api.start(config(2), tmp_path / "first", ())
     api.start(RunFolder.open(tmp_path / "first").config(), tmp_path / "second", ())
     assert content(tmp_path / "first") == content(tmp_path / "second")
 
@@ -92,15 +110,14 @@ def test_the_config_in_the_folder_repeats_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["cafedcl", "fedproto", "local"])
 @pytest.mark.parametrize("when", [0, 1, 3, 5])
 def test_an_interrupted_run_is_saved_and_resumes_bit_for_bit(
-    tmp_path: Path, method: str, when: int
+    tmp_path: Path, whole: Callable[..., Content], method: str, when: int
 ) -> None:
-    api.start(config(method=method), tmp_path / "whole", ())
     with pytest.raises(KeyboardInterrupt):
         api.start(config(method=method), tmp_path / "cut", [Interrupt(when)])
     _, header = unpack(RunFolder.open(tmp_path / "cut").checkpoints()[0].read_bytes())
     assert header["round"] == when
     api.resume(tmp_path / "cut")
-    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+    assert content(tmp_path / "cut") == whole(method)
 
 
 class LateInterrupt(Watcher):
@@ -111,8 +128,9 @@ class LateInterrupt(Watcher):
             raise KeyboardInterrupt
 
 
-def test_an_interrupt_between_a_round_and_its_line_loses_neither(tmp_path: Path) -> None:
-    api.start(config(), tmp_path / "whole", ())
+def test_an_interrupt_between_a_round_and_its_line_loses_neither(
+    tmp_path: Path, whole: Callable[..., Content]
+) -> None:
     federation, folder = Federation(config()), RunFolder.create(tmp_path / "cut")
     recorder = Recorder(folder)
     recorder.begin(federation, [])
@@ -124,7 +142,7 @@ def test_an_interrupt_between_a_round_and_its_line_loses_neither(tmp_path: Path)
     assert len(folder.metrics()) == 4
     api.resume(tmp_path / "cut")
     lines, weights, _ = content(tmp_path / "cut")
-    assert (lines, weights) == content(tmp_path / "whole")[:2]
+    assert (lines, weights) == whole()[:2]
 
 
 @pytest.mark.slow
@@ -155,9 +173,8 @@ def empty(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, empty])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
-    tmp_path: Path, damage: Any
+    tmp_path: Path, whole: Callable[..., Content], damage: Any
 ) -> None:
-    api.start(config(), tmp_path / "whole", ())
     with pytest.raises(KeyboardInterrupt):
         api.start(config(), tmp_path / "cut", [Interrupt(5)])
     newest = RunFolder.open(tmp_path / "cut").checkpoints()[0]
@@ -166,7 +183,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
     api.resume(tmp_path / "cut", warn=said.append)
     assert len(said) == 1
     assert newest.name in said[0]
-    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+    assert content(tmp_path / "cut") == whole()
 
 
 def test_a_line_cut_off_by_a_crash_ends_the_metrics(tmp_path: Path) -> None:
@@ -230,9 +247,12 @@ def test_a_folder_in_use_by_another_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 def test_a_full_or_read_only_disk_is_one_clear_line_and_the_run_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: Callable[..., Content],
+    trouble: int,
 ) -> None:
-    api.start(config(), tmp_path / "whole", ())
+    expected = whole()
     original, calls = os.fsync, {"left": 20}
 
     def fsync(descriptor: int) -> None:
@@ -249,7 +269,7 @@ def test_a_full_or_read_only_disk_is_one_clear_line_and_the_run_can_be_resumed(
         api.start(config(), tmp_path / "cut", ())
     monkeypatch.undo()
     api.resume(tmp_path / "cut")
-    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+    assert content(tmp_path / "cut") == expected
 
 
 def test_a_digest_sees_every_change() -> None:
