@@ -23,6 +23,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "accountant",
         "randomness",
     ),
+    "records": ("noise", "clip", "delta", "budget", "accountant", "randomness"),
 }
 """The kinds of privacy and their options."""
 
@@ -33,18 +34,23 @@ class PrivacyOptions:
 
     kind: str = option(
         "none",
-        "whose data the model must not give away. none: nobody's; clients: whether a client took "
-        "part at all, with noise in the server's sums",
+        "what the model must not give away. none: no limit; clients: whether a client took part at "
+        "all, by noise in the server's sums; records: whether a client has an image, by noise in "
+        "every step of its training",
         choices=tuple(KINDS),
     )
     noise: float = option(
         1.0,
-        "standard deviation of the noise, in units of the most that one client can add to the sums",
+        "standard deviation of the noise, in units of the most that one client can add to the "
+        "sums, or one image to a step",
         low=0.1,
         high=1000.0,
     )
     clip: float = option(
-        1.0, "longest update of the model; longer ones are shortened", above=0.0, high=1e6
+        1.0,
+        "longest update of the model, or gradient of one image; longer ones are shortened",
+        above=0.0,
+        high=1e6,
     )
     quantile: float = option(
         0.0,
@@ -97,6 +103,18 @@ class PrivacyOptions:
     def protects_clients(self) -> bool:
         """Whether the server adds noise that hides every client."""
         return self.kind == "clients"
+
+    @property
+    def protects_records(self) -> bool:
+        """Whether clients add noise to their steps that hides every image."""
+        return self.kind == "records"
+
+    def from_system(self, *, own_data: bool) -> bool:
+        """Return whether random numbers come from the operating system, and not from the seed.
+
+        ``own_data``: sites have data of their own.
+        """
+        return self.randomness == "system" or (self.randomness == "auto" and own_data)
 
     def contradiction(self) -> str | None:
         """Return which option this kind of privacy would ignore, or None."""

@@ -54,9 +54,12 @@ def choose_engine(setup: Setup, notice: Notice) -> Engine:
         raise CafedclError(
             "engine.name = flower: a Federation is made by Flower's server; use cafedcl.run"
         )
-    if not task.release.options.is_plain:
+    limited = "" if task.release.options.is_plain else "[release] limits what they tell"
+    if task.private_steps:
+        limited = "[privacy] needs the gradient of every image"
+    if limited:
         if config.engine.name != "reference":
-            notice("clients train one after another, because [release] limits what they tell")
+            notice(f"clients train one after another, because {limited}")
         return ReferenceEngine(task)
     if config.engine.name == "cuda":
         return _cuda_engine(setup, participants, notice)

@@ -27,7 +27,9 @@ from cafedcl.core.tensors import (
 )
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.optimizer import ClientOptimizer
+from cafedcl.engine.private_steps import LossOfOneImage, summed_gradients
 from cafedcl.functional.metrics import KINDS, count_correct, predictions
+from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.task import Task, arithmetic
 
 
@@ -85,7 +87,10 @@ class ReferenceEngine:
             signals=synthetic.signals,
         )
         with torch_stream(task.seed, "client", job.client, job.down.round):
-            losses = self._epochs(job, visit, synthetic)
+            if task.private_steps:
+                losses = self._private_epochs(job, visit, task.private_steps)
+            else:
+                losses = self._epochs(job, visit, synthetic)
         self.network.eval()
         told = task.release.client(client)
         signals = task.told_signals(told, synthetic.signals)
@@ -164,6 +169,32 @@ class ReferenceEngine:
             name: sum(images * float(terms[name]) for images, terms in last_epoch) / len(y)
             for name in names
         }
+
+    def _private_epochs(self, job: Job, visit: Visit, private: PrivateSteps) -> dict[str, float]:
+        """Train locally with DP-SGD. It returns no losses: they would have no noise."""
+        task = self.task
+        options = task.schedule.options
+        shard = task.clients.shards.train[job.client]
+        x = self.data.images(self.data.train_x[shard])
+        y = self.data.train_y[shard]
+        size = task.schedule.batch_size(len(y))
+        draws = private.draws(job.client, job.down.round)
+        optimizer = ClientOptimizer(self.flat.vector, self.gradient, options, self.factors)
+        loss = LossOfOneImage(self.network, task.method, visit)
+        self.network.train()
+        for epoch in range(options.epochs):
+            rate = task.schedule.learning_rate(job.down.round, epoch)
+            for _ in range(task.schedule.steps(len(y)) // options.epochs):
+                rows = draws.batch(len(y), size / len(y)).to(task.device)
+                drawn = self._device(task.transforms.draw(len(rows)))
+                images = task.transforms.apply(x[rows], drawn) if len(rows) else x[rows]
+                batch = Batch(images, y[rows], torch.ones(len(rows), device=task.device))
+                total = summed_gradients(self.flat, loss, batch, private.clip)
+                total += private.noise * private.clip * draws.noise(total)
+                # The expected number of images: the real one would tell whether an image is there.
+                self.gradient.copy_(total / size)
+                optimizer.step(rate)
+        return {}
 
     def _embedder(self, client: int, received: Tensors, synthetic: SyntheticImages) -> Embed:
         cache: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}

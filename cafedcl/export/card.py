@@ -160,7 +160,7 @@ def privacy(run: Run) -> str:
         where = "at sites that kept their images"
     spent = run.records[-1].get("privacy", {}) if run.records else {}
     if spent:
-        return client_privacy(where, spent, run.config.privacy)
+        return bounded_privacy(where, spent, run.config.privacy)
     return (
         f"Clients trained {where} and sent model updates, not images. No differential privacy was "
         "used: no noise was added, so there is no bound (ε is infinite) on what the model may give "
@@ -168,14 +168,20 @@ def privacy(run: Run) -> str:
     )
 
 
-def client_privacy(where: str, spent: Mapping[str, float], options: PrivacyOptions) -> str:
-    """Return the bound on what the server's model gives away about a client."""
+def bounded_privacy(where: str, spent: Mapping[str, float], options: PrivacyOptions) -> str:
+    """Return the bound on what the server's model gives away about a client or an image."""
+    level = "client-level"
+    neighbours = "neighbours differ in one whole client"
+    besides = "class counts, pixel statistics, the scores above, or a client's own model"
+    if options.protects_records:
+        level = "record-level"
+        neighbours = "neighbours differ in one image; ε is the largest of any client"
+        besides = "class counts, pixel statistics or the scores above"
     return (
         f"Clients trained {where} and sent model updates, not images. The server's model has "
-        f"client-level differential privacy: {shown_epsilon(spent)} at δ = {spent['delta']:g} "
-        f"(noise multiplier {options.noise:g}, {spent['releases']:.0f} rounds, neighbours differ "
-        "in one whole client). The bound is for the server's model only. It does not cover class "
-        "counts, pixel statistics, the scores above, or a client's own model."
+        f"{level} differential privacy: {shown_epsilon(spent)} at δ = {spent['delta']:g} (noise "
+        f"multiplier {options.noise:g}, {spent['releases']:.0f} rounds, {neighbours}). The bound "
+        f"is for the server's model only. It does not cover {besides}."
     )
 
 

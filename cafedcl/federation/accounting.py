@@ -4,41 +4,47 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
+from cafedcl.config.privacy_options import PrivacyOptions
 from cafedcl.core.imports import optional
 
 PACKAGE = "dp-accounting"
 
 
 class Accountant:
-    """Computes ε after a number of steps, each with noise on a random part of all clients.
+    """Computes ε after a number of steps, each with noise on a random part of all members.
 
-    A step is a Gaussian mechanism of which everyone is a part with the same probability, and two
-    neighbouring populations differ in one member. ε depends on the number of steps only, so a
+    A step is a Gaussian mechanism in which every member has a part with the same probability, and
+    two neighbouring populations differ in one member. ε depends on the number of steps only, so a
     resumed run has the same.
     """
 
-    def __init__(self, kind: str, noise: float, probability: float, delta: float, asked: str):
-        self.kind = kind
-        self.delta = delta
-        self.library = optional("dp_accounting", PACKAGE, asked)
-        self.accountants = optional(f"dp_accounting.{kind}", PACKAGE, asked)
-        event: Any = self.library.GaussianDpEvent(noise)
-        if probability < 1:
-            event = self.library.PoissonSampledDpEvent(probability, event)
-        self.event = event
-        self.epsilon = lru_cache(maxsize=8)(self._epsilon)
-        """Returns ε after a number of steps."""
+    def __init__(self, options: PrivacyOptions, asked: str) -> None:
+        self.options = options
+        optional("dp_accounting", PACKAGE, asked)
 
-    def _epsilon(self, steps: int) -> float:
-        if steps == 0:
-            return 0.0
-        classes = {"rdp": "RdpAccountant", "pld": "PLDAccountant"}
-        accountant = getattr(self.accountants, classes[self.kind])()
-        with _quiet():
-            accountant.compose(self.event, steps)
-            return float(accountant.get_epsilon(self.delta))
+    def epsilon(self, probability: float, steps: int) -> float:
+        """Return ε after a number of steps in which a member has a part with a probability."""
+        options = self.options
+        return _epsilon(options.accountant, options.noise, probability, steps, options.delta)
+
+
+# A value takes up to seconds, and the runs of a comparison ask for the same ones.
+@lru_cache(maxsize=10_000)
+def _epsilon(kind: str, noise: float, probability: float, steps: int, delta: float) -> float:
+    if steps == 0:
+        return 0.0
+    library: Any = import_module("dp_accounting")
+    event = library.GaussianDpEvent(noise)
+    if probability < 1:
+        event = library.PoissonSampledDpEvent(probability, event)
+    classes = {"rdp": "RdpAccountant", "pld": "PLDAccountant"}
+    accountant = getattr(import_module(f"dp_accounting.{kind}"), classes[kind])()
+    with _quiet():
+        accountant.compose(event, steps)
+        return float(accountant.get_epsilon(delta))
 
 
 @contextmanager

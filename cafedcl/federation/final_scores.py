@@ -143,7 +143,7 @@ class FinalScores:
             weights = {**task.initial, **under(MODEL, state)}
             model = self._model(weights, under(ANCHORS, state), {})
             # A private model must not come with what its clients' images tell without noise.
-            if not task.clients.remote and not self.config.privacy.protects_clients:
+            if not task.clients.remote and self.config.privacy.kind == "none":
                 shards = task.clients.shards
                 rows = (torch.cat(shards.train), torch.cat(shards.validation))
                 self.calibrations |= prefixed(SERVER, self._calibrate(model, *rows))

@@ -2,9 +2,8 @@
 
 import secrets
 
-from cafedcl.config.sections import Config
+from cafedcl.config.sections import SITES, Config
 from cafedcl.core.rng import stream
-from cafedcl.federation.privacy import is_unpredictable
 from cafedcl.task.build import check_schedule
 
 
@@ -43,7 +42,7 @@ class Participants:
 
     def _independent(self, round: int) -> list[int]:
         share = self.config.federation.participation
-        if is_unpredictable(self.config):
+        if self.config.privacy.from_system(own_data=self.config.data.name == SITES):
             system = secrets.SystemRandom()
             return [client for client in range(self.clients) if system.random() < share]
         draws = stream(self.config.run.seed, "participants", round).random(self.clients)

@@ -29,11 +29,12 @@ from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
 from cafedcl.federation.checkpoint import memories_of
+from cafedcl.federation.client_privacy import ClientPrivacy, PrivateAggregator
 from cafedcl.federation.clock import Clock
 from cafedcl.federation.defence import Defence, DefendedAggregator, left_out
 from cafedcl.federation.final_scores import FinalScores
 from cafedcl.federation.participants import Participants
-from cafedcl.federation.privacy import Privacy, PrivateAggregator
+from cafedcl.federation.privacy import make_privacy
 from cafedcl.federation.replies import RoundReplies, client_of, gather_notes, in_order
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.federation.watcher import Record, Watcher
@@ -63,7 +64,7 @@ class Federation:
         self.options = self.config.federation
         self.server = ServerOptimizer(self.config.server, self.task)
         self.defence = Defence(self.config.defence, self.task)
-        self.privacy = Privacy(self.config, self.task)
+        self.privacy = make_privacy(self.config, self.task)
         self.watchers = list(watchers)
         self.notices: list[str] = []
         """What differs from what was asked for since the federation was made."""
@@ -114,7 +115,9 @@ class Federation:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done, or the privacy budget allows no more."""
-        return self.round >= self.options.rounds or self.privacy.is_exhausted_by(1)
+        if self.round >= self.options.rounds:
+            return True
+        return self.privacy.is_exhausted_by(self.state, 1)
 
     def run(self) -> list[Record]:
         """Step until the last round, or until a watcher raises StopIteration."""
@@ -123,7 +126,7 @@ class Federation:
             while not self.finished:
                 self.step()
             if self.round < self.options.rounds:
-                why = self.privacy.why_exhausted()
+                why = self.privacy.why_exhausted(self.state)
                 self.notice(f"ended after round {self.round} of {self.options.rounds}: {why}")
         return self.history
 
@@ -150,6 +153,7 @@ class Federation:
                         aggregator.add(checked.up)
             with clock("aggregate"):
                 state, reason = self.update(aggregator, len(replies.good))
+                state = self.privacy.visited(state, present)
         accepted = [] if reason else replies.good
         with clock("evaluate"), step("scoring the models"):
             scores, own, tables = self.evaluate(state, accepted)
@@ -227,14 +231,14 @@ class Federation:
     def aggregator(self) -> ServerStep:
         """Start the server step of a round: the method's own, private or behind a defence."""
         plain = self.method.aggregator(self.server.sent(self.state))
-        if self.privacy.on:
+        if isinstance(self.privacy, ClientPrivacy):
             return PrivateAggregator(plain, self.privacy, self.round)
         return self.defence.aggregator(plain)
 
     def update(self, aggregator: ServerStep, replies: int) -> tuple[Tensors, str]:
         """Return the server's new state, or the old one and why the round does not count."""
         # A private round always counts: whether it does must not depend on who replied.
-        needed = 0 if self.privacy.on else self.options.min_replies
+        needed = 0 if self.privacy.noisy_step else self.options.min_replies
         if replies < needed:
             return self.state, f"{replies} valid replies, federation.min_replies = {needed}"
         state = self.server.step(self.state, aggregator.finish())
@@ -308,8 +312,10 @@ class Federation:
 
     def is_last(self, round: int) -> bool:
         """Return whether a round that runs or has just ended is the last one."""
-        steps_left = round + 1 - self.round
-        return round + 1 == self.options.rounds or self.privacy.is_exhausted_by(steps_left + 1)
+        if round + 1 == self.options.rounds:
+            return True
+        rounds_left = round + 1 - self.round
+        return self.privacy.is_exhausted_by(self.state, rounds_left + 1)
 
     def own_is_due(self, round: int) -> bool:
         """Return whether the clients' own models are scored in this round."""

@@ -66,6 +66,11 @@ class Method:
     Only such a step can be made private. A subclass that overrides a part of the server step, or
     what is sent, has to say so itself.
     """
+    per_image: ClassVar[bool] = False
+    """Whether the loss is a mean over images of terms that depend on one image each, and nothing
+    but weights is sent. Only such a method can have record-level privacy. A subclass that overrides
+    the loss or what is sent has to say so itself.
+    """
     uses_census: bool = False
     """Whether clients use what they are told of all clients' counts, ``most`` and ``total``."""
     sends_absent: bool = False
@@ -95,6 +100,8 @@ class Method:
         super().__init_subclass__(**details)
         if {"summarize", "remember"} & vars(cls).keys() and "replayed" not in vars(cls):
             cls.replayed = False
+        if {"loss", "summarize"} & vars(cls).keys() and "per_image" not in vars(cls):
+            cls.per_image = False
         server_step = {"summarize", "weigh", "update", "aggregator"}
         if server_step & vars(cls).keys() and "averages" not in vars(cls):
             cls.averages = None

@@ -14,6 +14,7 @@ class FedAvg(Method):
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data"
     )
     year = 2017
+    per_image = True
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         """Return the cross-entropy."""

@@ -21,6 +21,7 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     year = 2020
+    per_image = True
     Options = FedProxOptions
     paper = "Li et al., Federated Optimization in Heterogeneous Networks"
 

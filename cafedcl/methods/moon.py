@@ -47,6 +47,7 @@ class Moon(Method):
     year = 2021
     Options = MoonOptions
     replayed = True
+    per_image = True
     paper = "Li et al., Model-Contrastive Federated Learning"
     presets: ClassVar = {"cifar10": {"mu": 5.0}}
 

@@ -25,6 +25,7 @@ from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
 from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.liars import with_flipped_labels
+from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.release import Release
 from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 
@@ -275,10 +276,20 @@ def assemble(
         eval_batch=config.evaluate.batch,
         threads=config.engine.threads,
         onednn=config.engine.onednn == "on",
+        private_steps=private_steps(config),
         release=release,
     )
     test_counts = tuple(len(part) for part in shards.test)
     return Setup(config, task, state, shards.counts, test_counts, shards.names)
+
+
+def private_steps(config: Config) -> PrivateSteps | None:
+    """Return how clients make their steps private; None if they do not."""
+    options = config.privacy
+    if not options.protects_records:
+        return None
+    from_system = options.from_system(own_data=config.data.name == SITES)
+    return PrivateSteps(options.noise, options.clip, config.run.seed, from_system)
 
 
 def told_of_all(config: Config, effective: Tensor) -> tuple[Tensor, Tensor]:

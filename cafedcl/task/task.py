@@ -28,6 +28,7 @@ from cafedcl.data.shards import Shards
 from cafedcl.functional.contrast import shares
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
+from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.release import PLAIN, Release
 
 
@@ -222,6 +223,8 @@ class Task:
     """Images per evaluation batch."""
     threads: int
     onednn: bool
+    private_steps: PrivateSteps | None = None
+    """How clients make their steps private; None if they do not."""
     release: Release = PLAIN
     """What clients tell the server."""
 

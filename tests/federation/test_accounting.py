@@ -6,6 +6,7 @@ import dp_accounting
 import pytest
 from dp_accounting import pld, rdp
 
+from cafedcl.config.privacy_options import PrivacyOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.accounting import Accountant
 
@@ -19,24 +20,24 @@ from cafedcl.federation.accounting import Accountant
     ],
 )
 def test_epsilon_is_the_librarys_for_the_same_events(kind, library, noise, probability, steps):
-    ours = Accountant(kind, noise, probability, 1e-5, "privacy.kind")
+    ours = Accountant(PrivacyOptions(noise=noise, accountant=kind), "privacy.kind")
     theirs = library()
     for _ in range(steps):
         event = dp_accounting.GaussianDpEvent(noise)
         theirs.compose(
             event if probability == 1 else dp_accounting.PoissonSampledDpEvent(probability, event)
         )
-    assert ours.epsilon(steps) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6)
-    assert ours.epsilon(0) == 0.0
+    assert ours.epsilon(probability, steps) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6)
+    assert ours.epsilon(probability, 0) == 0.0
 
 
 def test_sampling_clients_costs_less_than_asking_all():
-    all_of_them, some = (Accountant("rdp", 2.0, q, 1e-5, "privacy.kind") for q in (1.0, 0.1))
-    assert some.epsilon(5) < all_of_them.epsilon(5) / 3
+    accountant = Accountant(PrivacyOptions(noise=2.0), "privacy.kind")
+    assert accountant.epsilon(0.1, 5) < accountant.epsilon(1.0, 5) / 3
 
 
 def test_without_the_library_there_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(CafedclError, match="dp-accounting is not installed; install it") as error:
-        Accountant("rdp", 1.0, 1.0, 1e-5, "privacy.kind = clients")
+        Accountant(PrivacyOptions(), "privacy.kind = clients")
     assert "\n" not in str(error.value)

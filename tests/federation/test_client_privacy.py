@@ -16,7 +16,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import MODEL, pack, under, unpack
 from cafedcl.export import card
 from cafedcl.federation import runs
-from cafedcl.federation.privacy import CLIP, PrivateAggregator
+from cafedcl.federation.client_privacy import CLIP, PrivateAggregator
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods.base import Method
 from cafedcl.report.run_summary import read_run

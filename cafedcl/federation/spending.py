@@ -1,0 +1,80 @@
+"""What a run spends of privacy: nothing, unless a kind of privacy says otherwise."""
+
+from collections.abc import Mapping, Sequence
+
+from cafedcl.config.sections import SITES, Config
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import Tensors
+from cafedcl.task.task import Task
+
+
+class Spending:
+    """Keeps account of the private steps of a run. Without privacy there is nothing to account."""
+
+    noisy_step = False
+    """Whether the server step itself is private."""
+
+    def __init__(self, config: Config, task: Task) -> None:
+        self.config = config
+        self.options = config.privacy
+        self.task = task
+        self.releases = 0
+        """The private rounds so far. A round that is done again with other noise counts again."""
+
+    @property
+    def from_system(self) -> bool:
+        """Whether random numbers come from the operating system, and not from the seed."""
+        return self.options.from_system(own_data=self.config.data.name == SITES)
+
+    def start(self, state: Tensors) -> Tensors:
+        """Return the state before the first round, with what is kept."""
+        return state
+
+    def visited(self, state: Tensors, clients: Sequence[int]) -> Tensors:  # noqa: ARG002
+        """Return the state after a round in which these clients trained."""
+        return state
+
+    def epsilon(self, state: Tensors, rounds: int) -> float:  # noqa: ARG002
+        """Return ε after so many rounds more than there were."""
+        return 0.0
+
+    def after_round(self, state: Tensors) -> dict[str, float]:  # noqa: ARG002
+        """Return what the record of a round says; ``state`` is the one after it."""
+        return {}
+
+    def commit(self, spent: Mapping[str, float]) -> None:
+        """Count the private round that is over."""
+        self.releases = int(spent.get("releases", 0))
+
+    def resume(self, round: int, recorded: int) -> None:
+        """Go on after a checkpoint of a round, where so many private rounds had been recorded.
+
+        The same seed gives the same noise again, and the same state: nothing new is given away.
+        """
+        self.releases = recorded if self.from_system else round
+
+    def is_exhausted_by(self, state: Tensors, rounds: int) -> bool:
+        """Return whether so many rounds more would exceed the budget."""
+        return bool(self.options.budget) and self.epsilon(state, rounds) > self.options.budget
+
+    def why_exhausted(self, state: Tensors) -> str:
+        """Return in words why there is no further round."""
+        return (
+            f"one more round would bring ε to {self.epsilon(state, 1):.4g}, above privacy.budget = "
+            f"{self.options.budget:g}"
+        )
+
+    def spent(self, now: float, later: float) -> dict[str, float]:
+        """Return what is recorded of ε: now, and where there is a budget, after one more round."""
+        found = {"epsilon": now, "delta": self.options.delta, "releases": self.releases + 1}
+        if self.options.budget:
+            found |= {"budget": self.options.budget, "next_epsilon": later}
+        return found
+
+    def check_budget(self, state: Tensors) -> None:
+        """Refuse a budget that the first round exceeds."""
+        if self.is_exhausted_by(state, 1):
+            raise CafedclError(
+                f"privacy.budget = {self.options.budget:g}: the first round alone has ε = "
+                f"{self.epsilon(state, 1):.4g}; raise privacy.noise or the budget"
+            )

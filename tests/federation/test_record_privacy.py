@@ -1,0 +1,125 @@
+"""Record-level differential privacy: accounting per client, resuming, budget, refusals."""
+
+import math
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting import rdp
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import pack, unpack
+from cafedcl.export.card import bounded_privacy
+from cafedcl.federation.record_privacy import VISITS
+from cafedcl.methods import find_method, method_names
+from cafedcl.testing.case import first_difference, result_of
+
+PRIVATE = {"privacy__kind": "records", "privacy__noise": 2.0, "train__iterations": 4}
+
+
+def private(tiny, method="fedavg", **options):
+    return tiny(method, **{**PRIVATE, **options})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbn", "moon", "local"])
+def test_methods_with_losses_of_single_images_run_and_send_no_losses(tiny, method):
+    federation = private(tiny, method)
+    for _ in range(2):
+        record = federation.step()
+        assert (record.status, record.failed, record.loss) == ("ok", [], {})
+    assert record.privacy["epsilon"] > 0
+
+
+def test_the_methods_that_can_are_the_known_ones():
+    found = {name for name in method_names() if find_method(name)[0].per_image}
+    assert found == {"fedavg", "fedprox", "fedbn", "moon", "local", "central"}
+
+
+def test_epsilon_of_every_client_is_the_librarys_for_its_own_steps(tiny):
+    federation = private(tiny, federation__rounds=2)
+    federation.run()
+    visits = federation.state[VISITS]
+    counted = [sum(client in record.participants for record in federation.history)
+               for client in range(5)]  # fmt: skip
+    assert visits.tolist() == counted
+    samples = federation.counts.sum(1).tolist()
+    expected = []
+    for images, rounds in zip(samples, counted, strict=True):
+        batch = math.ceil(images / 4)
+        accountant = rdp.RdpAccountant()
+        gaussian = dp_accounting.GaussianDpEvent(2.0)
+        rate = math.ceil(200 * batch / images) / 200
+        steps = math.ceil(images / batch) * rounds
+        if steps:
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+        expected.append(accountant.get_epsilon(1e-5) if steps else 0.0)
+    spent = federation.history[-1].privacy
+    assert spent["epsilon"] == pytest.approx(max(expected), rel=1e-6)
+    assert spent["least_epsilon"] == pytest.approx(min(expected), rel=1e-6)
+
+
+def test_a_resumed_run_keeps_every_bit_and_every_epsilon(tiny):
+    whole = private(tiny, "moon", federation__rounds=3)
+    result = result_of(whole)
+    interrupted = private(tiny, "moon", federation__rounds=3)
+    interrupted.step()
+    resumed = private(tiny, "moon", federation__rounds=3)
+    resumed.restore(*unpack(pack(*interrupted.snapshot())))
+    assert first_difference(result, result_of(resumed)) is None
+    assert [r.privacy for r in whole.history[1:]] == [r.privacy for r in resumed.history]
+
+
+def test_noise_makes_the_difference(tiny):
+    quiet = private(tiny, privacy__noise=0.1, privacy__clip=1e-3)
+    loud = private(tiny, privacy__noise=500.0, privacy__clip=1e-3)
+    moved = []
+    for federation in (quiet, loud):
+        before = federation.state["model/head.weight"]
+        federation.step()
+        moved.append(float((federation.state["model/head.weight"] - before).norm()))
+    assert moved[1] > 10 * moved[0]
+
+
+def test_rounds_that_were_done_again_count_for_every_client(tiny):
+    federation = private(tiny, privacy__randomness="system")
+    federation.step()
+    once = federation.privacy.epsilon(federation.state, 0)
+    federation.privacy.resume(1, 3)
+    assert federation.privacy.again == 2
+    assert federation.privacy.epsilon(federation.state, 0) > once
+
+
+def test_the_run_ends_before_the_round_that_would_exceed_the_budget(tiny):
+    everyone = {"federation__participation": 1.0, "federation__rounds": 3}
+    limit = private(tiny, **everyone).run()[1].privacy["epsilon"] + 1e-6
+    federation = private(tiny, **everyone, privacy__budget=limit)
+    assert len(federation.run()) == 2
+    assert federation.finished
+    assert "one more round would bring ε to" in federation.notices[-1]
+    with pytest.raises(CafedclError, match="the first round alone has ε"):
+        private(tiny, privacy__budget=0.01)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("cafedcl", {}, "the loss of cafedcl is not a mean over single images"),
+        ("fedlc", {}, "the loss of fedlc"),
+        ("scaffold", {}, "the loss of scaffold"),
+        ("fedavg", {"augment__name": "mixup"}, "augment.name = mixup: synthetic images tell"),
+        ("fedavg", {"privacy__quantile": 0.5}, "the privacy 'records' does not use it"),
+    ],
+)
+def test_what_cannot_be_private_is_refused_in_one_line(tiny, method, options, message):
+    with pytest.raises(CafedclError, match=message) as error:
+        private(tiny, method, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_the_model_card_says_what_the_bound_is_about(tiny):
+    federation = private(tiny)
+    record = federation.step()
+    words = bounded_privacy("here", record.privacy, federation.config.privacy)
+    assert "record-level differential privacy: ε" in words
+    assert torch.equal(federation.state[VISITS] > 0, torch.isin(
+        torch.arange(5), torch.tensor(record.participants)))  # fmt: skip
