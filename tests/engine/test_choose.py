@@ -302,11 +302,11 @@ def test_steps_of_an_average_visit(
     assert LocalSchedule(train, typical, pooled=False, rounds=1).steps(typical) == steps
 
 
-@pytest.mark.parametrize("worth", [False, True])
-def test_auto_compiles_if_the_steps_of_the_whole_run_are_worth_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch, worth: bool
+@pytest.mark.parametrize(("worth", "alike"), [(False, 1), (True, 1), (True, 5)])
+def test_auto_compiles_if_the_steps_of_all_runs_that_share_the_code_are_worth_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, worth: bool, alike: int
 ) -> None:
-    """Three clients in each of two rounds with three epochs of four steps: 72."""
+    """Three clients in each of two rounds with three epochs of four steps: 72 for each run."""
     asked: list[int] = []
 
     def asking(task: object, steps: int) -> bool:
@@ -315,10 +315,10 @@ def test_auto_compiles_if_the_steps_of_the_whole_run_are_worth_it(
 
     monkeypatch.setattr(choose_module, "compiling_pays_off", asking)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    engine = choose_engine(asking_for_captures(make()), pytest.fail)
+    engine = choose_engine(asking_for_captures(make(), alike=alike), pytest.fail)
     assert isinstance(engine, CudaEngine)
     assert engine.device_data.program.compiled == worth
-    assert asked == [72]
+    assert asked == [72 * alike]
 
 
 @pytest.mark.parametrize("choice", ["on", "off"])
@@ -346,3 +346,17 @@ def test_the_compilers_advice_to_use_tf32_is_neither_shown_nor_a_failure_to_comp
     assert isinstance(engine, CudaEngine)
     assert notices == []
     engine.close()
+
+
+def test_the_first_step_is_compiled_for_the_threads_of_the_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the compiler compiles everything again in the first round."""
+    seen: list[int] = []
+    monkeypatch.setattr(CudaEngine, "trial", lambda *_: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    setup = asking_for_captures(make())
+    threads = before + 1
+    choose_engine(replace(setup, task=replace(setup.task, threads=threads)), pytest.fail)
+    assert seen == [threads]
+    assert torch.get_num_threads() == before

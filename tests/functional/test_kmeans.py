@@ -212,7 +212,7 @@ def test_a_class_does_not_feel_the_others() -> None:
 
 def test_padded_it_has_k_rows_of_every_class_and_the_same_centroids() -> None:
     """Classes 2 and 4 have no point, and points of the labels −1 and 8 belong to no class."""
-    z, y, held = mixed()
+    z, y, _ = mixed()
     z = torch.cat([z, torch.randn(5, 8)])
     y = torch.cat([y, torch.tensor([-1, 8, -1, -1, 8])])
     classes = torch.tensor([*range(8), 9])

@@ -35,10 +35,12 @@ from cafedcl.engine.cuda import queued_visit as visit_module
 from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
 from cafedcl.engine.cuda.queued_visit import QueuedVisit
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.rounds import Federation
 from cafedcl.functional.metrics import KINDS
 from cafedcl.methods import method_names
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models import Network
+from cafedcl.task.build import prepare
 
 pytestmark = pytest.mark.usefixtures("plain_kernels", "no_engine_outlives_its_test")
 
@@ -180,6 +182,36 @@ def test_the_layout_that_is_compiled_changes_no_result(
     assert_same(one, other, 1e-5)
     one.step(), other.step()
     assert_same(one, other, 1e-4)
+
+
+def test_a_run_of_another_seed_compiles_nothing(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as dynamo goes: it finds the code of the first run, though all objects are others."""
+    traced: list[object] = []
+
+    def backend(graph: Any, _inputs: object) -> Any:
+        traced.append(graph)
+        return graph.forward
+
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **_: compile(function, backend=backend, dynamic=False)
+    )
+    numbers = []
+    shapes = []
+    for seed in (0, 1):
+        setup = prepare(tiny("cafedcl", run__seed=seed, **EVERYONE).config)
+        options = replace(setup.config.engine, name="cuda", compile="on", precision="fp32")
+        setup = replace(setup, config=replace(setup.config, engine=options))
+        federation = Federation(setup)
+        federation.step()
+        shapes.append((federation.engine.device_data.widths, federation.engine.device_data.steps))
+        numbers.append(len(traced))
+    (widths, steps), other = shapes
+    assert ([width % 8 for width in widths], steps.bit_count()) == ([0] * len(widths), 1)
+    assert (widths, steps) == other
+    assert numbers[1] == numbers[0] > 0
 
 
 @pytest.mark.parametrize("protocol", ["complete", "pfllib"])
