@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "budget",
         "accountant",
         "randomness",
+        "secure",
     ),
     "records": ("noise", "clip", "delta", "budget", "accountant", "randomness"),
 }
@@ -99,6 +100,12 @@ class PrivacyOptions:
         choices=("auto", "seeded", "system"),
     )
 
+    secure: bool = option(
+        False,
+        "flower: secure aggregation, by which the server learns the sum of the sites' "
+        "contributions and no single one",
+    )
+
     @property
     def protects_clients(self) -> bool:
         """Whether the server adds noise that hides every client."""
@@ -118,6 +125,11 @@ class PrivacyOptions:
 
     def contradiction(self) -> str | None:
         """Return which option this kind of privacy would ignore, or None."""
+        if self.secure and self.quantile:
+            return (
+                f"quantile = {self.quantile:g}: with secure aggregation, sites shorten their own "
+                "updates and know privacy.clip only; leave it out"
+            )
         used = {"kind", *KINDS[self.kind]}
         return unused_option(self, used, KINDS, "privacy", self.kind)
 

@@ -18,6 +18,7 @@ from cafedcl.data.dataset import Dataset
 from cafedcl.deploy.population import Population, enrol, prepare_server, prepare_site
 from cafedcl.engine.cpu.messages import result_message
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.contributions import ContributionBounds
 from cafedcl.functional.metrics import count_correct
 
 IMAGES_PER_CLASS = 10
@@ -50,9 +51,16 @@ TELLS = {
     "memory": "which round its memory is of; the memory itself stays at the site",
     "correct": "correct predictions of its own model on its test images, per class",
     "correct/tested": "how many test images of each class it has",
+    "masked": "its contribution under masks: random numbers, of which only the sum makes sense",
+    "keys": "two public keys, made for this sum",
+    "shares": "encrypted shares of its secrets for the others, then some of theirs, in the open",
     "all": "correct predictions of the server's model on its test images, per class",
 }
 """What an entry tells, by its name or the beginning of its name."""
+
+
+SECURE_PARTS = {"client": 0, "keys": ["", ""], "shares": {}}
+"""What a site sends for a secure sum besides its masked vector; the sizes depend on the sites."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,11 @@ def disclosed(config: Config, shape: Shape, classes: int) -> list[Disclosed]:
         # A site keeps its memory, and sends the number of the round instead.
         result = replace(result, memory={"kept in round": torch.tensor(0)})
     found = list(_entries(ENROLMENT, *enrolled.packed()))
-    found += _entries(ROUND, *result_message(result))
+    if config.privacy.secure:
+        size = ContributionBounds(config.privacy, task).contributions(state).size
+        found += _entries(ROUND, {"masked": torch.zeros(size, dtype=torch.int32)}, SECURE_PARTS)
+    else:
+        found += _entries(ROUND, *result_message(result))
     if task.has_server_model:
         predicted = site.predict(state)()
         counted = count_correct({"all": predicted}, own.test_y, classes)
@@ -171,4 +183,6 @@ def limits(config: Config) -> list[str]:
             f"differential privacy of {config.privacy.kind}: the model has a bound ε, which grows "
             "with every round ([privacy]); the server itself sees what is listed above"
         )
+    if config.privacy.secure:
+        lines.append("the server learns the sum of the sites' contributions, and no single one")
     return lines

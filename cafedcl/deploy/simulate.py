@@ -23,6 +23,11 @@ def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]
     """Run a config with its clients as Flower's simulated nodes."""
     if is_remote(config):
         raise CafedclError("data.name = sites: a simulation has no sites; use `cafedcl deploy run`")
+    if config.privacy.secure:
+        raise CafedclError(
+            "privacy.secure = true: a simulation moves clients between processes, where their keys "
+            "would be lost; use `cafedcl deploy`, or leave it out: the sums are the same"
+        )
     if out is None:
         with tempfile.TemporaryDirectory(prefix="cafedcl-") as folder:
             return replace(simulate(config, folder, watchers), path=None)

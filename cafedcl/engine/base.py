@@ -36,6 +36,14 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class SecureSites(Protocol):
+    """An engine whose clients tell the server the sum of their contributions only."""
+
+    def take_sum(self) -> Tensor | None:
+        """Return the sum of the last round, once; None if too few clients stayed to the end."""
+
+
+@runtime_checkable
 class Sites(Protocol):
     """An engine whose clients test on images of their own, which only they have."""
 

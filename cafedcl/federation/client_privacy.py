@@ -9,36 +9,21 @@ What it does not cover: what sites send before the first round, and what the ser
 its state (`docs/privacy.md`).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from cafedcl.config.sections import Config
-from cafedcl.core.contract import Averages, Up
+from cafedcl.core.contract import Up
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import stream
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
+from cafedcl.engine.base import Engine, SecureSites
 from cafedcl.federation.accounting import Accountant
+from cafedcl.federation.contributions import CLIP, ContributionBounds, Contributor
 from cafedcl.federation.spending import Spending
-from cafedcl.federation.updates import Updates
-from cafedcl.functional.private_sums import (
-    BoundedPart,
-    Contributions,
-    capped_weights,
-    next_clip,
-    shortened,
-    system_normal,
-)
+from cafedcl.functional.private_sums import next_clip, shortened, system_normal
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.task import Task
-
-DENOMINATORS = 0.1
-"""The share of the budget that is spent on sums of weights: they are few numbers, and large."""
-QUANTILE = 0.05
-"""The share of a model's budget that is spent on how many updates were shortened."""
-CLIP = "server/privacy/clip"
-"""The state's entry with the clipping length, where it is adapted."""
 
 
 class ClientPrivacy(Spending):
@@ -49,18 +34,9 @@ class ClientPrivacy(Spending):
     def __init__(self, config: Config, task: Task) -> None:
         super().__init__(config, task)
         check_clients(config, task)
-        parameters = task.network.named_parameters()
-        trained = {name for name, weight in parameters if weight.requires_grad}
-        self.trained = [name for name in task.shared() if name in trained]
-        """The weights that are averaged with noise; nobody changes the others."""
+        self.bounds = ContributionBounds(config.privacy, task)
         self.accountant = Accountant(self.options, "privacy.kind = clients")
         self.check_budget({})
-
-    @property
-    def averages(self) -> Averages:
-        """The means that the method's server step is made of."""
-        assert self.task.method.averages is not None
-        return self.task.method.averages
 
     def start(self, state: Tensors) -> Tensors:
         """Return the state before the first round, with what is adapted."""
@@ -68,37 +44,12 @@ class ClientPrivacy(Spending):
             return state
         return {**state, CLIP: torch.tensor(self.options.clip)}
 
-    def clip(self, state: Tensors) -> float:
-        """Return the longest update that a state allows."""
-        return float(state[CLIP]) if self.options.quantile else self.options.clip
-
-    def cap(self, most: float) -> float:
-        """Return the largest weight that counts: the method's own bound, or a number of images."""
-        return float(self.options.samples) if math.isinf(most) else most
-
-    def contributions(self, state: Tensors) -> Contributions:
-        """Return what contributions are made of, each part with its bound and share."""
-        rest = 1 - DENOMINATORS
-        parts: dict[str, BoundedPart] = {}
-        model_share = 1.0
-        if self.averages.classes:
-            model_share = 1 - self.options.share if self.trained else 0.0
-        if self.trained:
-            clip = self.clip(state)
-            size = sum(state[MODEL + name].numel() for name in self.trained)
-            within = QUANTILE if self.options.quantile else 0.0
-            parts["update"] = BoundedPart(size, clip, model_share * (rest - within))
-            parts["weight"] = BoundedPart(1, 1.0, model_share * DENOMINATORS)
-            if within:
-                parts["within"] = BoundedPart(1, 0.5, model_share * within)
-        if self.averages.classes:
-            classes = self.task.method.classes
-            shape = self.task.fields[self.averages.classes.values].shape
-            size = classes * torch.Size(shape).numel()
-            class_share = 1 - model_share
-            parts["values"] = BoundedPart(size, self.options.prototype, class_share * rest)
-            parts["weights"] = BoundedPart(classes, 1.0, class_share * DENOMINATORS)
-        return Contributions(parts)
+    def aggregator(self, plain: Aggregator, round: int, engine: Engine) -> "PrivateAggregator":
+        """Return the private server step of a round."""
+        if not self.options.secure:
+            return PrivateAggregator(plain, self, round)
+        assert isinstance(engine, SecureSites)
+        return SecureAggregator(plain, self, round, engine)
 
     def noise(self, size: int, round: int) -> Tensor:
         """Return the noise of one round, in one draw."""
@@ -128,47 +79,14 @@ class PrivateAggregator:
         self.inner = inner
         self.privacy = privacy
         self.round = round
-        self.layout = privacy.contributions(inner.state)
-        self.updates = Updates({MODEL + n: inner.state[MODEL + n] for n in privacy.trained})
+        self.contributor = Contributor(privacy.bounds, inner.state)
+        self.layout = self.contributor.layout
+        self.updates = self.contributor.updates
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)
 
     def add(self, up: Up) -> None:
         """Take in a reply."""
-        self.total += self.contribution(up)
-
-    def contribution(self, up: Up) -> Tensor:
-        """Return what a reply adds to the sums, on the host. Only the reply itself decides it."""
-        values: Tensors = {}
-        if self.privacy.trained:
-            clip = self.layout.parts["update"].longest
-            update = self.updates.of(up).double().cpu()
-            most = self.privacy.cap(self.privacy.averages.most)
-            weight = capped_weights(self.inner.method.weigh([up]).cpu(), most)
-            values["update"] = weight * shortened(update, clip)
-            values["weight"] = weight
-            within = torch.linalg.vector_norm(update) <= clip
-            values["within"] = within.double() - 0.5
-        values |= self._class_sums(up)
-        return self.layout.vector(values)
-
-    def _class_sums(self, up: Up) -> Tensors:
-        """Return a reply's weighted rows and their weights, by class; the weights have norm 1 at
-        most.
-        """
-        means = self.privacy.averages.classes
-        if means is None:
-            return {}
-        classes = up.tensors["classes"].cpu()
-        rows = up.tensors[means.values].double().cpu().flatten(1)
-        listed = torch.ones(len(classes), dtype=torch.float64)
-        if means.weights:
-            listed = capped_weights(up.tensors[means.weights].cpu(), self.privacy.cap(means.most))
-        weights = torch.zeros(self.layout.parts["weights"].size, dtype=torch.float64)
-        weights[classes] = listed
-        weights = shortened(weights, 1.0)
-        values = torch.zeros(len(weights), rows.shape[1], dtype=torch.float64)
-        values[classes] = shortened(rows, self.privacy.options.prototype)
-        return {"values": weights[:, None] * values, "weights": weights}
+        self.total += self.contributor.contribution(up)
 
     def finish(self) -> Tensors:
         """Return the server's new state. It depends on the replies through noisy sums only."""
@@ -182,7 +100,7 @@ class PrivateAggregator:
 
     def _model(self, sums: Tensors) -> Tensors:
         """Return the model after the round, and the next clipping length where it is adapted."""
-        if not self.privacy.trained:
+        if not self.privacy.bounds.trained:
             return {}
         changed: Tensors = {}
         clip = self.layout.parts["update"].longest
@@ -203,10 +121,13 @@ class PrivateAggregator:
         return changed
 
     def _mean_reply(self, sums: Tensors) -> Up | None:
-        """Return one reply that is the mean of all; None if no class has enough weight."""
-        means = self.privacy.averages.classes
+        """Return one reply that is the mean of all; None if there is no class with enough weight.
+
+        A method that takes no mean per class keeps its state besides the model as it is.
+        """
+        means = self.privacy.bounds.averages.classes
         if means is None:
-            return Up(-1, 1, {})
+            return None
         weights = sums["weights"]
         known = self._counts("weights", weights).nonzero().flatten()
         if not len(known):
@@ -220,13 +141,33 @@ class PrivateAggregator:
                 self.privacy.task.clients.shards
             )
             shares = (weights[known] / expected).clamp(max=1.0)
-            sent[means.weights] = (self.privacy.cap(means.most) * shares).float()
+            sent[means.weights] = (self.privacy.bounds.cap(means.most) * shares).float()
         return Up(-1, 1, moved(sent, self.privacy.task.server_device))
 
     def _counts(self, name: str, weights: Tensor) -> Tensor:
         """Return which noisy sums of weights are large enough to divide by."""
         floor = self.privacy.options.floor * self.layout.deviation(name, self.privacy.options.noise)
         return (weights >= floor) & (weights > 0)
+
+
+class SecureAggregator(PrivateAggregator):
+    """Gets the sum of all contributions from the sites, and never sees a single one."""
+
+    def __init__(
+        self, inner: Aggregator, privacy: ClientPrivacy, round: int, engine: SecureSites
+    ) -> None:
+        super().__init__(inner, privacy, round)
+        self.engine = engine
+
+    def add(self, up: Up) -> None:
+        """Do nothing: a reply only says that its site has taken part in the sum."""
+
+    def finish(self) -> Tensors:
+        """Return the server's new state."""
+        summed = self.engine.take_sum()
+        if summed is not None:
+            self.total = summed
+        return super().finish()
 
 
 def check_clients(config: Config, task: Task) -> None:
@@ -248,6 +189,11 @@ def check_clients(config: Config, task: Task) -> None:
         raise CafedclError(
             f"defence.kind = {config.defence.kind}: it compares clients with each other, so one "
             "client's influence has no bound; leave it out, or leave out privacy.kind = clients"
+        )
+    if config.privacy.secure and config.engine.name != "flower":
+        raise CafedclError(
+            "privacy.secure = true: it hides sites from a server across machines, and needs "
+            "engine.name = flower; in other simulations the sums are the same without it"
         )
     if config.federation.min_replies > 1:
         raise CafedclError(

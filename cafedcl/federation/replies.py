@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Reply
 from cafedcl.core.flat import storage_tensors
 from cafedcl.core.tensors import Tensors, floats, nbytes
+from cafedcl.functional.reply_check import ReplyValidator
+from cafedcl.task.task import Task
 
 
 @dataclass
@@ -68,6 +71,35 @@ class RoundReplies:
             for name in names
         }
         return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+class SummedReplyValidator:
+    """Checks replies under secure aggregation: they say who took part, and nothing else."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+
+    def problem(self, reply: Reply) -> str | None:
+        """Return why a reply is rejected, or None."""
+        up = reply.up
+        if not 0 <= up.client < self.clients:
+            return f"unknown client {up.client}"
+        if up.model or up.tensors or up.notes or reply.correct:
+            return "it has numbers that must not be told under secure aggregation"
+        return None
+
+
+def make_validator(config: Config, task: Task) -> ReplyValidator | SummedReplyValidator:
+    """Return what checks the replies of a run."""
+    if config.privacy.secure:
+        return SummedReplyValidator(len(task.clients.shards))
+    return ReplyValidator(
+        task.shared(),
+        task.fields,
+        task.enrolment.counts,
+        task.claims,
+        task.method.sends_absent,
+    )
 
 
 def gather_notes(replies: Iterable[Reply], clients: int) -> Tensors:

@@ -35,11 +35,17 @@ from cafedcl.federation.defence import Defence, DefendedAggregator, left_out
 from cafedcl.federation.final_scores import FinalScores
 from cafedcl.federation.participants import Participants
 from cafedcl.federation.privacy import make_privacy
-from cafedcl.federation.replies import RoundReplies, client_of, gather_notes, in_order
+from cafedcl.federation.replies import (
+    RoundReplies,
+    client_of,
+    gather_notes,
+    in_order,
+    make_validator,
+)
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
-from cafedcl.functional.reply_check import Kind, ReplyValidator, all_finite, mismatch
+from cafedcl.functional.reply_check import Kind, all_finite, mismatch
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.task import arithmetic
@@ -92,13 +98,7 @@ class Federation:
         self.own = self.evaluator.no_own()
         self.loop = BiasLoop(self.task, self.config.evaluate.loop)
         self.attack = Attack(self.config, self.task)
-        self.validator = ReplyValidator(
-            self.task.shared(),
-            self.task.fields,
-            self.task.enrolment.counts,
-            self.task.claims,
-            self.method.sends_absent,
-        )
+        self.validator = make_validator(self.config, self.task)
 
     @property
     def enrolment(self) -> int:
@@ -232,7 +232,7 @@ class Federation:
         """Start the server step of a round: the method's own, private or behind a defence."""
         plain = self.method.aggregator(self.server.sent(self.state))
         if isinstance(self.privacy, ClientPrivacy):
-            return PrivateAggregator(plain, self.privacy, self.round)
+            return self.privacy.aggregator(plain, self.round, self.engine)
         return self.defence.aggregator(plain)
 
     def update(self, aggregator: ServerStep, replies: int) -> tuple[Tensors, str]:

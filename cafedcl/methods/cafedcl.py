@@ -56,7 +56,10 @@ class CAFedCL(Method):
         bounded = options.weights in ("confidence", "uniform")
         most = 1.0 if bounded else float("inf")
         if self.separable and not options.epsilon:
-            self.averages = Averages(most, ClassMeans(weights="confidence", most=most))
+            # Anchors that stay fixed are no mean of what clients send.
+            averaged = options.anchors == "averaged"
+            means = ClassMeans(weights="confidence", most=most) if averaged else None
+            self.averages = Averages(most, means)
         by_others = options.data_scale in ("max", "sum")
         self.uses_census = options.weights == "confidence" and by_others
         self.sends_absent = options.absent == "literal"

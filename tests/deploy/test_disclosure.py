@@ -54,6 +54,14 @@ def test_the_table_of_the_page_is_what_is_sent(method):
     assert f"| {' | '.join(cells)} |" in PAGE
 
 
+def test_a_secure_sum_tells_a_masked_vector_instead_of_a_model():
+    private = {"kind": "clients", "secure": True}
+    found = [entry for entry in listed("fedavg", privacy=private) if entry.when == ROUND]
+    assert {entry.name for entry in found} == {"client", "keys", "shares", "masked"}
+    weights = next(e.shape for e in listed("fedavg") if e.name == "model")
+    assert next(e.shape for e in found if e.name == "masked") == (weights[0] + 1,)
+
+
 def test_the_limits_are_told_in_words():
     lines = limits(resolve({"method": {"name": "fedavg"}}))
     assert "fewer than 5 images are not reported; class counts are rounded" in lines[0]

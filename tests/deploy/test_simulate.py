@@ -54,6 +54,13 @@ def test_a_federation_on_flower_is_not_made_here():
         Federation(resolve({"engine": {"name": "flower", "device": "cpu"}}))
 
 
+def test_a_simulation_cannot_keep_the_keys_of_secure_sums(tmp_path):
+    secure = {"kind": "clients", "secure": True}
+    config = resolve({"engine": {"name": "flower"}, "privacy": secure})
+    with pytest.raises(CafedclError, match="secure = true: a simulation moves clients"):
+        api.start(config, tmp_path / "run", [])
+
+
 def test_a_simulation_has_no_sites_with_data(tmp_path):
     with pytest.raises(CafedclError, match="use `cafedcl deploy run`"):
         api.start(

@@ -16,7 +16,8 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import MODEL, pack, under, unpack
 from cafedcl.export import card
 from cafedcl.federation import runs
-from cafedcl.federation.client_privacy import CLIP, PrivateAggregator
+from cafedcl.federation.client_privacy import PrivateAggregator
+from cafedcl.federation.contributions import CLIP
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods.base import Method
 from cafedcl.report.run_summary import read_run
@@ -69,8 +70,8 @@ def test_exchanging_one_client_moves_the_sums_by_at_most_one(tiny, method):
             tensors["confidence"] = torch.full_like(tensors["confidence"], weight)
         model = {name: scale * value for name, value in up.model.items()}
         other = replace(up, tensors=tensors, model=model, samples=int(weight))
-        without = total - aggregator.contribution(up)
-        exchanged = without + aggregator.contribution(other)
+        without = total - aggregator.contributor.contribution(up)
+        exchanged = without + aggregator.contributor.contribution(other)
         # Adding or removing a client moves the sums by 1 at most, and exchanging one by 2.
         assert float((total - without).norm()) <= 1 + 1e-9
         assert float((exchanged - without).norm()) <= 1 + 1e-9
@@ -82,11 +83,11 @@ def test_exchanging_one_client_moves_the_sums_by_at_most_one(tiny, method):
 def test_a_contribution_depends_on_the_clients_own_reply_only(tiny):
     federation = private(tiny, "cafedcl")
     ups = replies(federation)
-    first = federation.aggregator().contribution(ups[0])
+    first = federation.aggregator().contributor.contribution(ups[0])
     aggregator = federation.aggregator()
     for up in ups[1:]:
         aggregator.add(up)
-    assert torch.equal(aggregator.contribution(ups[0]), first)
+    assert torch.equal(aggregator.contributor.contribution(ups[0]), first)
     # What clients are told of each other would not be hidden by noise.
     assert not any(float(value.sum()) for value in federation.task.clients.census)
 
@@ -198,6 +199,15 @@ def test_a_class_with_too_little_weight_keeps_its_anchor(tiny):
     assert torch.equal(federation.state["anchors/prototypes"], before)
 
 
+def test_fixed_anchors_leave_the_whole_budget_to_the_model(tiny):
+    averaged, fixed = (private(tiny, "cafedcl", method__anchors=it) for it in ("averaged", "fixed"))
+    shares = [it.aggregator().layout.parts["update"].share for it in (averaged, fixed)]
+    assert shares == pytest.approx([0.7 * 0.9, 0.9])
+    before = fixed.state["anchors/prototypes"]
+    assert fixed.step().status == "ok"
+    assert torch.equal(fixed.state["anchors/prototypes"], before)
+
+
 def test_a_round_without_any_reply_counts_and_spends(tiny):
     federation = private(tiny, federation__dropout=1.0)
     record = federation.step()
@@ -206,8 +216,8 @@ def test_a_round_without_any_reply_counts_and_spends(tiny):
 
 def test_frozen_weights_get_no_noise(tiny):
     federation = private(tiny, privacy__floor=0.0)
-    name = next(iter(federation.privacy.trained))
-    federation.privacy.trained.remove(name)
+    name = next(iter(federation.privacy.bounds.trained))
+    federation.privacy.bounds.trained.remove(name)
     before = federation.state[MODEL + name]
     federation.step()
     after = under(MODEL, federation.state)
@@ -289,4 +299,4 @@ def test_a_liar_moves_the_private_sums_no_more_than_anybody(tiny):
     federation = private(tiny)
     start = under(MODEL, federation.state)
     huge = Up(0, 10**9, {}, model={name: value + 1e9 for name, value in start.items()})
-    assert float(federation.aggregator().contribution(huge).norm()) <= 1 + 1e-9
+    assert float(federation.aggregator().contributor.contribution(huge).norm()) <= 1 + 1e-9

@@ -21,8 +21,10 @@ from cafedcl.deploy.flower.messages import (
     shared_request,
 )
 from cafedcl.deploy.flower.records import OWN, SHARED
+from cafedcl.deploy.flower.secure_round import SecureRound
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.contributions import ContributionBounds
 from cafedcl.task.task import Task
 
 EXTRA_BYTES = 1 << 20
@@ -45,6 +47,7 @@ class FlowerEngine:
         self.mail = mail
         self.nodes = nodes
         self.local = ReferenceEngine(task)
+        self._sum: Tensor | None = None
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Send the jobs of one round to their sites and yield the results."""
@@ -55,6 +58,9 @@ class FlowerEngine:
                 yield Failure(job.client, "its site is not connected")
         asked = {nodes[job.client]: job for job in jobs if job.client in nodes}
         if not asked:
+            return
+        if self.terms.config.privacy.secure:
+            yield from self._sum_securely(asked)
             return
         down = jobs[0].down
         shared = shared_request(TRAIN, down, self.terms)
@@ -68,6 +74,20 @@ class FlowerEngine:
                 yield Failure(client, answer.reason)
             else:
                 yield read_train(answer, client, down.round)
+
+    def _sum_securely(self, asked: dict[int, Job]) -> Results:
+        """Yield what became of every site; the sum of their contributions is kept."""
+        bounds = ContributionBounds(self.terms.config.privacy, self.task)
+        size = bounds.contributions(next(iter(asked.values())).down.tensors).size
+        samples = self.task.enrolment.counts.sum(1).tolist()
+        self._sum, results = SecureRound(asked, self.terms, self.mail, size, samples).run()
+        yield from results
+
+    def take_sum(self) -> Tensor | None:
+        """Return the secure sum of the last round, once; None if there is none."""
+        summed = self._sum
+        self._sum = None
+        return summed
 
     def reply_limit(self, down: Down) -> int:
         """Return the most bytes of a reply: twice this method's largest reply, and some more."""

@@ -13,6 +13,11 @@ from cafedcl.engine.cpu import messages as wire
 ENROL = "enrol"
 TRAIN = "train"
 SURVEY = "survey"
+KEYS = "secure keys"
+SHARES = "secure shares"
+MASKED = "secure vector"
+UNMASK = "secure unmasking"
+"""The four phases of a secure sum; the third one trains."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Request:
     terms: Header
     down: Down
     job: Job
+    own: Header
+    """What is for this site alone."""
 
 
 def enrol_request(config: Config) -> bytes:
@@ -63,9 +70,9 @@ def shared_request(kind: str, down: Down, terms: Terms) -> bytes:
     return pack(down.tensors, {"kind": kind, "round": down.round, "terms": terms.plain()})
 
 
-def client_request(client: int, ticket: Tensors, evaluate: bool) -> bytes:
-    """Return the part of a request for one site."""
-    return pack(ticket, {"client": client, "evaluate": evaluate})
+def client_request(client: int, ticket: Tensors, evaluate: bool, **secure: Any) -> bytes:
+    """Return the part of a request for one site; ``secure`` is what a phase of a sum needs."""
+    return pack(ticket, {"client": client, "evaluate": evaluate, **secure})
 
 
 def read_request(parts: MessageParts) -> Request:
@@ -77,7 +84,7 @@ def read_request(parts: MessageParts) -> Request:
     if OWN in parts:
         ticket, own = unpack(parts[OWN])
     job = Job(own["client"], down, ticket, own["evaluate"])
-    return Request(header["kind"], header["terms"], down, job)
+    return Request(header["kind"], header["terms"], down, job, own)
 
 
 def answer_train(result: Reply | Failure, round: int) -> MessageParts:

@@ -8,20 +8,25 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from cafedcl.config.options import to_plain
 from cafedcl.config.sections import Config
-from cafedcl.core.contract import TICKET, Job, Reply
+from cafedcl.core.contract import TICKET, Failure, Job, Reply
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
-from cafedcl.core.tensors import Header, Tensors, pack, unpack
+from cafedcl.core.tensors import Header, Tensors, moved, pack, unpack
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.deploy.flower.messages import (
     ENROL,
+    KEYS,
+    MASKED,
+    SHARES,
     SURVEY,
     TRAIN,
+    UNMASK,
     Request,
     Terms,
     answer_error,
@@ -30,8 +35,10 @@ from cafedcl.deploy.flower.messages import (
     read_request,
 )
 from cafedcl.deploy.flower.records import MessageParts
+from cafedcl.deploy.flower.secure_sum import SecureMember
 from cafedcl.deploy.population import enrol, is_remote, prepare_site
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.contributions import ContributionBounds, Contributor
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import imported_names, read_file_of, resolve
@@ -98,12 +105,21 @@ class Site:
         self.plugins = plugins
         self._engine: tuple[str, ReferenceEngine] | None = None
         self._dataset: tuple[Header, Dataset] | None = None
+        self._member: tuple[tuple[str, int, int], SecureMember] | None = None
 
     def answer(self, parts: MessageParts, client: int | None) -> MessageParts:
         """Return the answer to a request; an error is an answer too."""
         try:
             request = read_request(parts)
-            handlers = {ENROL: self._enrol, TRAIN: self._train, SURVEY: self._survey}
+            handlers = {
+                ENROL: self._enrol,
+                TRAIN: self._train,
+                SURVEY: self._survey,
+                KEYS: self._secure_keys,
+                SHARES: self._secure_shares,
+                MASKED: self._secure_vector,
+                UNMASK: self._secure_unmasking,
+            }
             return handlers[request.kind](request, client)
         except CafedclError as error:
             return answer_error(str(error))
@@ -123,6 +139,12 @@ class Site:
 
     def _train(self, request: Request, client: int | None) -> MessageParts:
         job, terms = self._accepted(request, client)
+        if terms.config.privacy.secure:
+            raise CafedclError("this run sums securely; a single reply is not given")
+        return answer_train(self._trained(request, job, terms), job.down.round)
+
+    def _trained(self, request: Request, job: Job, terms: Terms) -> Reply | Failure:
+        """Train; the memory stays at the site, and the reply has a ticket for it."""
         engine = self._engine_for(request, terms)
         folder = self._memory_folder(terms, job)
         result = engine.attempt(replace(job, memory=folder.load(job.memory)))
@@ -130,7 +152,47 @@ class Site:
             # A resumed run goes back to one of the last two checkpoints.
             reach = 2 * terms.config.store.checkpoint_every
             result = replace(result, memory=folder.save(job.down.round, result.memory, reach))
-        return answer_train(result, job.down.round)
+        return result
+
+    def _secure_keys(self, request: Request, client: int | None) -> MessageParts:
+        job, terms = self._accepted(request, client)
+        member = SecureMember(job.client)
+        # One sum at a time: the keys of an earlier one are forgotten.
+        self._member = ((terms.run, job.down.round, job.client), member)
+        return answer_plain({}, {"round": job.down.round, "keys": list(member.public)})
+
+    def _secure_shares(self, request: Request, client: int | None) -> MessageParts:
+        job, member = self._summing(request, client)
+        keys = {int(other): (pair[0], pair[1]) for other, pair in request.own["keys"].items()}
+        return answer_plain({}, {"round": job.down.round, "shares": member.shares(keys)})
+
+    def _secure_vector(self, request: Request, client: int | None) -> MessageParts:
+        job, member = self._summing(request, client)
+        _, terms = self._accepted(request, client)
+        result = self._trained(request, job, terms)
+        if isinstance(result, Failure):
+            return answer_error(result.reason)
+        task = self._engine_for(request, terms).task
+        bounds = ContributionBounds(terms.config.privacy, task)
+        contributor = Contributor(bounds, moved(job.down.tensors, task.device))
+        tokens = {int(other): token for other, token in request.own["shares"].items()}
+        masked = member.masked(contributor.contribution(result.up).numpy(), tokens)
+        # PyTorch's whole numbers have signs.
+        vector = torch.from_numpy(masked.view(np.int32))
+        return answer_plain({"masked": vector, **result.memory}, {"round": job.down.round})
+
+    def _secure_unmasking(self, request: Request, client: int | None) -> MessageParts:
+        job, member = self._summing(request, client)
+        shares = member.unmask(request.own["survivors"], request.own["dropped"])
+        return answer_plain({}, {"round": job.down.round, "shares": shares})
+
+    def _summing(self, request: Request, client: int | None) -> tuple[Job, SecureMember]:
+        """Return the job and this site's part in the sum of its round."""
+        job, terms = self._accepted(request, client)
+        key = (terms.run, job.down.round, job.client)
+        if self._member is None or self._member[0] != key:
+            raise CafedclError("this site has no keys for this sum; it may have been restarted")
+        return job, self._member[1]
 
     def _survey(self, request: Request, client: int | None) -> MessageParts:
         _, terms = self._accepted(request, client)
