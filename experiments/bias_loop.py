@@ -28,6 +28,7 @@ import torch
 from cafedcl.core.contract import Job, Reply
 from cafedcl.core.environment import environment
 from cafedcl.core.tensors import Tensors
+from cafedcl.data.shards import ClientRows
 from cafedcl.engine.base import Results
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
@@ -84,7 +85,7 @@ def corrupt(task: Task, kind: str, clients: list[int]) -> Task:
         for k in clients:
             train[k] = torch.stack([train[k][y[train[k]] == c][0] for c in y[train[k]].unique()])
     counts = torch.stack([torch.bincount(y[part], minlength=classes) for part in train])
-    dirty = replace(shards, train=tuple(train), counts=counts)
+    dirty = replace(shards, train=ClientRows.of(train), counts=counts)
     return replace(task.with_clients(data=replace(data, train_y=y), shards=dirty), network=network)
 
 

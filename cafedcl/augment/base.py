@@ -149,7 +149,7 @@ class Nothing(Augmenter):
 
     def synthetic_counts(self, counts: Tensor) -> Tensor:
         """Return zeros."""
-        return torch.zeros_like(counts)
+        return no_images(counts)
 
     def make(self, client: ClientImages) -> SyntheticImages:
         """Return no images."""
@@ -163,7 +163,7 @@ class Resample(Augmenter):
 
     def new_samples(self, counts: Tensor) -> Tensor:
         """Return zeros."""
-        return torch.zeros_like(counts)
+        return no_images(counts)
 
     def make(self, client: ClientImages) -> SyntheticImages:
         """Return copies of real images."""
@@ -171,6 +171,11 @@ class Resample(Augmenter):
         return SyntheticImages(
             client.images(client.draw_same_class(labels)), client.to_device(labels)
         )
+
+
+def no_images(counts: Tensor) -> Tensor:
+    """Return zeros for the clients' counts, which take no memory: there may be many clients."""
+    return counts.new_zeros(()).expand_as(counts)
 
 
 def missing_images(counts: Tensor, options: TailOptions) -> Tensor:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.printable import printable
 
+MANY_CLIENTS = 10_000
+"""From this many clients on, what few of them have is stored and counted without the others."""
+
 
 def client_title(names: Sequence[str], client: int) -> str:
     """Return what a person reads for a client: its name, or ``client 2`` where it has none."""

@@ -1,6 +1,6 @@
 """Each client's images as indices into the training set: hold out, merge, save and load."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -25,12 +25,60 @@ PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
+class ClientRows:
+    """One part of the images of every client, in one tensor.
+
+    A tensor for every client would take a kilobyte each, and there may be a million clients.
+    """
+
+    indices: Tensor
+    """The indices of all clients, one client after another."""
+    offsets: Ints
+    """Where each client begins, and the end: one more than there are clients."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor]) -> "ClientRows":
+        """Return the rows of all clients, given those of each."""
+        indices = torch.cat(list(rows)) if rows else torch.zeros(0, dtype=torch.int64)
+        return cls.of_sizes(indices, np.array([len(part) for part in rows], dtype=np.int64))
+
+    @classmethod
+    def of_sizes(cls, indices: Tensor, sizes: Ints) -> "ClientRows":
+        """Return the rows of clients with the given numbers of them."""
+        return cls(indices, np.concatenate([[0], np.cumsum(sizes)]))
+
+    @property
+    def sizes(self) -> Ints:
+        """The number of each client's images."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        # A range counts negative numbers from the end, and refuses those beyond it.
+        client = range(len(self))[client]
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[client] for client in range(len(self)))
+
+    def to(self, device: torch.device | str) -> "ClientRows":
+        """Return the rows on a device."""
+        return ClientRows(self.indices.to(device), self.offsets)
+
+
+NO_ROWS = ClientRows.of([])
+"""The rows of no clients."""
+
+
+@dataclass(frozen=True)
 class Shards:
     """The images of each client. ``test`` is empty under the complete protocol."""
 
-    train: tuple[Tensor, ...]
-    validation: tuple[Tensor, ...]
-    test: tuple[Tensor, ...]
+    train: ClientRows
+    validation: ClientRows
+    test: ClientRows
     counts: Tensor
     """Training images per client and class n_{k,c}, without the validation part."""
     names: tuple[str, ...] = ()
@@ -43,20 +91,22 @@ class Shards:
         """Return everything but the names as a few tensors, on the host."""
         tensors: Tensors = {"counts": self.counts.cpu()}
         for name in PARTS:
-            parts = getattr(self, name)
-            sizes = [len(part) for part in parts]
-            tensors[f"{name}/sizes"] = torch.tensor(sizes, dtype=torch.int64)
-            tensors[f"{name}/indices"] = torch.zeros(0, dtype=torch.int64)
-            if parts:
-                tensors[f"{name}/indices"] = torch.cat(parts).cpu()
+            rows: ClientRows = getattr(self, name)
+            tensors[f"{name}/sizes"] = torch.from_numpy(rows.sizes)
+            tensors[f"{name}/indices"] = rows.indices.cpu()
         return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Tensors, names: Sequence[str]) -> "Shards":
         """Return the shards that were made into tensors."""
-        train, validation, test = (
-            tensors[f"{name}/indices"].split(tensors[f"{name}/sizes"].tolist()) for name in PARTS
-        )
+        parts = []
+        for name in PARTS:
+            indices = tensors[f"{name}/indices"]
+            sizes = tensors[f"{name}/sizes"]
+            if sizes.dtype != torch.int64 or (sizes < 0).any() or sizes.sum() != len(indices):
+                raise ValueError(f"{name}/sizes does not fit {name}/indices")
+            parts.append(ClientRows.of_sizes(indices, sizes.numpy()))
+        train, validation, test = parts
         return cls(train, validation, test, tensors["counts"], tuple(map(str, names)))
 
 
@@ -105,17 +155,15 @@ def shards_of_owners(
 
     The owner is −1 where an image is not in the part.
     """
-    by_part: list[tuple[Tensor, ...]] = []
+    by_part = []
     for owner in parts:
         if owner is None:
-            by_part.append(())
+            by_part.append(NO_ROWS)
             continue
         order = np.argsort(owner, kind="stable")
         # Unused images (−1) are sorted before client 0's.
         cuts = np.searchsorted(owner[order], np.arange(clients + 1))
-        indices = torch.from_numpy(order)
-        spans = zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
-        by_part.append(tuple(indices[start:end] for start, end in spans))
+        by_part.append(ClientRows(torch.from_numpy(order[cuts[0] :]), cuts - cuts[0]))
     train, validation, test = by_part
     owner = parts[0]
     used = owner >= 0
@@ -127,9 +175,9 @@ def shards_of_owners(
 def merge_clients(shards: Shards) -> Shards:
     """Return all clients' images as one client, for centralised training."""
     return Shards(
-        (torch.cat(shards.train),),
-        (torch.cat(shards.validation),),
-        (torch.cat(shards.test),) if shards.test else (),
+        ClientRows.of([shards.train.indices]),
+        ClientRows.of([shards.validation.indices]),
+        ClientRows.of([shards.test.indices]) if shards.test else NO_ROWS,
         shards.counts.sum(0, keepdim=True),
     )
 
@@ -176,9 +224,8 @@ def _refuse_broken_groups(path: Path, shards: Shards, groups: Ints) -> None:
     A group may have several clients: those of a natural split are what the data say.
     """
     part = np.full(len(groups), -1)
-    for number, indices in enumerate((shards.train, shards.validation, shards.test)):
-        for rows in indices:
-            part[rows.numpy()] = number
+    for number, rows in enumerate((shards.train, shards.validation, shards.test)):
+        part[rows.indices.numpy()] = number
     if broken_group(groups, part) is not None:
         raise CafedclError(
             f"{path}: this split was made without the data's groups: it trains on images of a "
@@ -190,7 +237,7 @@ def _check_shards(path: Path, shards: Shards, labels: Tensor) -> None:
     """Refuse a split that does not fit together, as a damaged file gives."""
     damaged = CafedclError(f"{path}: damaged: export it again with `cafedcl split --export`")
     clients = len(shards.train)
-    parts = (*shards.train, *shards.validation, *shards.test)
+    parts = (shards.train.indices, shards.validation.indices, shards.test.indices)
     if len(shards.validation) != clients or len(shards.test) not in (0, clients) or not clients:
         raise damaged
     if len(shards.names) not in (0, clients):
@@ -202,8 +249,9 @@ def _check_shards(path: Path, shards: Shards, labels: Tensor) -> None:
         raise damaged
     if len(everything.unique()) != len(everything) or len(shards.counts) != clients:
         raise damaged
-    for part, counts in zip(shards.train, shards.counts, strict=True):
-        if not len(part) or not torch.equal(
-            torch.bincount(labels[part], minlength=len(counts)), counts
-        ):
-            raise damaged
+    classes = shards.counts.shape[1]
+    owner = np.repeat(np.arange(clients), shards.train.sizes)
+    pairs = torch.from_numpy(owner) * classes + labels[shards.train.indices]
+    counted = torch.bincount(pairs, minlength=clients * classes)
+    if not shards.train.sizes.all() or not torch.equal(counted, shards.counts.flatten()):
+        raise damaged

@@ -272,10 +272,10 @@ def split(
     shards = shards_of_owners(
         y, classes, clients, (train, validation, test if test_share else None)
     )
-    empty = [client for client, part in enumerate(shards.train) if not len(part)]
-    if empty:
+    empty = np.flatnonzero(shards.train.sizes == 0)
+    if len(empty):
         raise CafedclError(
-            f"split: {client_title(words.clients, empty[0])} has no training images; "
+            f"split: {client_title(words.clients, int(empty[0]))} has no training images; "
             "use a smaller ir or another split"
         )
     return shards

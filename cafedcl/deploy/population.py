@@ -14,7 +14,7 @@ from cafedcl.core.tensors import Header, Tensors
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.data.dataset import mean_and_std, pixel_moments
 from cafedcl.data.own.items import sort_names
-from cafedcl.data.shards import Shards
+from cafedcl.data.shards import NO_ROWS, ClientRows, Shards
 from cafedcl.data.splits import split
 from cafedcl.task.build import Setup, assemble, choose_device, settle
 from cafedcl.task.release import Release
@@ -244,14 +244,15 @@ def prepare_server(config: Config, population: Population) -> Setup:
         test = relabelled(test, population.names, "data.test")
         data = replace(data, test_x=test.test_x, test_y=test.test_y)
     clients = len(population.sites)
+    nothing = ClientRows.of([NO_INDICES] * clients)
     config = replace(config, federation=replace(config.federation, clients=clients))
     setup = assemble(
         config,
         data,
         Shards(
-            (NO_INDICES,) * clients,
-            (NO_INDICES,) * clients,
-            (),
+            nothing,
+            nothing,
+            NO_ROWS,
             population.counts,
             population.sites,
         ),
@@ -277,17 +278,20 @@ def prepare_site(config: Config, data: Dataset, assigned: SiteAssignment, site: 
     counts = torch.zeros(assigned.clients, classes, dtype=torch.int64)
     counts[assigned.client] = torch.bincount(data.train_y[alone.train[0]], minlength=classes)
     shards = Shards(
-        _one_shard(alone.train[0], assigned), _one_shard(alone.validation[0], assigned), (), counts
+        _one_shard(alone.train[0], assigned),
+        _one_shard(alone.validation[0], assigned),
+        NO_ROWS,
+        counts,
     )
     census = (torch.tensor(assigned.most), torch.tensor(assigned.total))
     return assemble(config, data, shards, device, census).task
 
 
-def _one_shard(indices: Tensor, assigned: SiteAssignment) -> tuple[Tensor, ...]:
+def _one_shard(indices: Tensor, assigned: SiteAssignment) -> ClientRows:
     """Return shards of all clients, empty but for this site's."""
     shards = [NO_INDICES] * assigned.clients
     shards[assigned.client] = indices
-    return tuple(shards)
+    return ClientRows.of(shards)
 
 
 def is_remote(config: Config) -> bool:

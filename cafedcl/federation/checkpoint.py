@@ -17,6 +17,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.tensors import Tensors, pack, under, unpack
 from cafedcl.federation.metrics_file import MetricsLine
+from cafedcl.federation.sparse_writing import with_all_rows
 from cafedcl.methods import find_method
 from cafedcl.task.resolve import resolve
 
@@ -59,6 +60,7 @@ class Checkpoint:
         for name, value in tensors.items():
             if name.startswith("state/") and not value.isfinite().all():
                 raise ValueError(f"it has NaN or Inf in '{name}'")
+        tensors = with_all_rows(tensors)
         return cls(header["round"], tensors, header.get("config", {}), header.get("record"))
 
     def check_config(self, config: Config, where: Path) -> None:

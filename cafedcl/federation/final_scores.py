@@ -145,7 +145,7 @@ class FinalScores:
             # A private model must not come with what its clients' images tell without noise.
             if not task.clients.remote and self.config.privacy.kind == "none":
                 shards = task.clients.shards
-                rows = (torch.cat(shards.train), torch.cat(shards.validation))
+                rows = (shards.train.indices, shards.validation.indices)
                 self.calibrations |= prefixed(SERVER, self._calibrate(model, *rows))
             x, y = task.clients.test_set(None)
             if not len(y):

@@ -15,6 +15,7 @@ from cafedcl.core.tensors import pack
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, RunFolder
+from cafedcl.federation.sparse_writing import without_empty_rows
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.models.pretrained import PretrainedEncoder
 
@@ -91,8 +92,14 @@ class Recorder(Watcher):
             self._in_step = True
         with explained(self.path):
             if record.tables:
-                tables = pack(record.tables, {"round": record.round})
-                write_atomically(self.folder.evaluation_file(record.round), tables)
+                evaluator = federation.evaluator
+                tables = without_empty_rows(
+                    record.tables,
+                    len(federation.counts),
+                    follows=not evaluator.sizes and not evaluator.apart,
+                )
+                packed = pack(tables, {"round": record.round})
+                write_atomically(self.folder.evaluation_file(record.round), packed)
             if federation.is_due(record.round, federation.config.store.checkpoint_every):
                 self._write_checkpoint(federation)
             self.folder.metrics_file.append(record.line())
@@ -111,6 +118,7 @@ class Recorder(Watcher):
         """
         lines = [record.line() for record in federation.history]
         tensors, _ = federation.snapshot()
+        tensors = without_empty_rows(tensors, len(federation.counts))
         last = lines[-1] if lines else None
         checkpoint = Checkpoint(federation.round, tensors, federation.config.to_plain(), last)
         checkpoint.write(self.folder.checkpoint_file(federation.round))

@@ -259,7 +259,9 @@ class Federation:
         )
         # Scoring begins on the device before the host gathers what clients sent.
         wait_for_scores = self.begin_scoring(state) if server_due else None
-        own = {name: value.clone() for name, value in self.own.items()}
+        own = self.own
+        if any(reply.correct for reply in replies):
+            own = {name: value.clone() for name, value in self.own.items()}
         for reply in replies:
             if reply.correct and not self.method.pooled:
                 for name, value in self.evaluator.own(reply.up.client, reply.correct).items():

@@ -9,6 +9,13 @@ from safetensors import SafetensorError, safe_open
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
+from cafedcl.federation.sparse_tables import (
+    NUMBER,
+    ROWS,
+    SERVER_CLIENTS,
+    with_all_rows,
+    with_server_clients,
+)
 
 
 def read_environment(file: Path) -> dict[str, Any]:
@@ -41,14 +48,27 @@ def check_environment(about: Any) -> None:
         raise TypeError("flower: an object is expected")
 
 
-def read_tables(file: Path, number: int, wanted: tuple[str, ...]) -> dict[str, Array]:
-    """Return the entries of a round's file that begin with one of the wanted names."""
+def read_tables(
+    file: Path, number: int, wanted: tuple[str, ...], counts: Array | None
+) -> dict[str, Array]:
+    """Return the entries of a round's file that begin with one of the wanted names.
+
+    ``counts`` are the images per client and class, if they are known.
+    """
+    accepted = tuple(prefix + name for prefix in ("", ROWS) for name in wanted)
     with safe_open(str(file), framework="numpy") as packed:
         header = (packed.metadata() or {}).get("header")
         if header is not None and json.loads(header) != {"round": number}:
             raise ValueError(f"it says that it holds {header}, not round {number}")
-        names = [name for name in packed.keys() if name.startswith(wanted)]  # noqa: SIM118
-        return {name: packed.get_tensor(name) for name in names}
+        names = [
+            name
+            for name in packed.keys()  # noqa: SIM118
+            if name.startswith(accepted) or name == NUMBER
+        ]
+        tables = with_all_rows({name: packed.get_tensor(name) for name in names})
+    if counts is None or not SERVER_CLIENTS.startswith(wanted):
+        return tables
+    return with_server_clients(tables, counts)
 
 
 def read_data(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:

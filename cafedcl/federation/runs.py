@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from cafedcl.config.sections import Config, assign
+from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import Tensors, moved, under, unpack
@@ -20,6 +21,7 @@ from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.sparse_writing import whole_tables
 from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
@@ -249,18 +251,21 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         path=folder.path,
         client_names=tuple(about.get("clients", ())),
         window=Window.of(about.get("window", WHOLE_16_BITS.limits), config.data.window),
-        tables=_last_tables(folder, saved.round, warn),
+        tables=_last_tables(folder, saved.round, known["counts"], warn),
     )
 
 
-def _last_tables(folder: RunFolder, rounds: int, warn: Callable[[str], None]) -> Tensors:
+def _last_tables(
+    folder: RunFolder, rounds: int, counts: Array, warn: Callable[[str], None]
+) -> Tensors:
     """Return the tables of the last round of a model; none if that round was not evaluated."""
     file = folder.evaluation_file(rounds - 1)
     lines = folder.metrics_file.read().lines[:rounds]
     if not lines or (lines[-1]["server"] is None and lines[-1]["own"] is None):
         return {}
     try:
-        tables, header = unpack(file.read_bytes())
+        stored, header = unpack(file.read_bytes())
+        tables = whole_tables(stored, counts)
         check_calibrations(tables, header, lines[-1])
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else f"damaged: {error}"

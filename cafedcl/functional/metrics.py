@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.arrays import Array
+from cafedcl.core.client_names import MANY_CLIENTS
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.ranking import f1_scores
 
@@ -52,6 +53,9 @@ def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
     ``recall`` is (classes) or (clients, classes), ``counts`` (clients, classes). Classes without
     test images are left out.
     """
+    if recall.dim() == 1 and counts.dim() == 2 and len(counts) > MANY_CLIENTS:
+        # In parts, so that tables in double precision of a million clients do not fill the memory.
+        return torch.cat([client_accuracy(recall, part) for part in counts.split(MANY_CLIENTS)])
     tested = ~recall.isnan()
     share = counts.double() * tested
     return (share * recall.nan_to_num()).sum(-1) / share.sum(-1)
@@ -190,6 +194,11 @@ class Evaluator:
 
     def own_scores(self, table: Tensors) -> Scores:
         """Return the scores over all clients' own models, as far as they were evaluated."""
+        counts = self.counts
+        if len(counts) >= MANY_CLIENTS:
+            scored = (table["round"] >= 0).nonzero().flatten()
+            counts = counts[scored]
+            table = {name: value[scored] for name, value in table.items()}
         recall = table["all/recall"].double()
         held = spread_of(table["held/score"])
         prior = spread_of(table["prior/score"])
@@ -202,10 +211,8 @@ class Evaluator:
             "prior_mean": prior["client_mean"],
             "prior_std": prior["client_std"],
             "prior_worst": prior["client_worst"],
-            **client_classes(table["all/recall"], self.counts, "client_balanced", "worst_class"),
-            **client_classes(
-                table["prior/recall"], self.counts, "prior_balanced", "prior_worst_class"
-            ),
+            **client_classes(table["all/recall"], counts, "client_balanced", "worst_class"),
+            **client_classes(table["prior/recall"], counts, "prior_balanced", "prior_worst_class"),
             **shot_groups(recall.nanmean(0), self.counts, self.shots),
         }
 

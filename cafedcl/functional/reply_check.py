@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from cafedcl.core.arrays import Array
 from cafedcl.core.contract import SCALAR_NOTES, Claims, Field, Reply, Up
 from cafedcl.core.flat import FlatModel, WeightSlices, storage_tensors
 from cafedcl.core.tensors import MODEL, Tensors, prefixed
@@ -74,8 +75,8 @@ class ReplyValidator:
         )
 
     @cached_property
-    def _enrolled(self) -> list[int]:
-        return [int(samples) for samples in self.counts.sum(1)]
+    def _enrolled(self) -> Array:
+        return self.counts.sum(1).numpy()
 
     @cached_property
     def _model(self) -> dict[str, Kind]:

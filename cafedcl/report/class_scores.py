@@ -81,7 +81,7 @@ def read_class_scores(path: Path, line: MetricsLine) -> ClassScores:
     arrays, header = folder.data()
     names = [printable(name) for name in header["names"]]
     try:
-        tables = read_tables(file, number, WANTED)
+        tables = read_tables(file, number, WANTED, arrays["counts"])
         check_complete(tables, line)
         return summarise_classes(tables, arrays["counts"], names)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -127,7 +127,8 @@ def summarise_classes(tables: Mapping[str, Array], counts: Array, names: list[st
         per_client = known_means(held.T)
         if not np.isnan(per_client).all():
             balanced[protocol] = float(np.nanmean(per_client))
-        stuck = [k for k, row in enumerate(held) if only_class(row, None) is not None]
+        known = held[~np.isnan(held).all(1)]
+        stuck = [row for row in known if only_class(row, None) is not None]
         scored = int((~np.isnan(per_client)).sum())
         if stuck and 2 * len(stuck) >= scored:
             warnings[protocol] = (

@@ -18,6 +18,9 @@ from cafedcl.report.run_summary import RunSummary
 
 MOST_EVALUATIONS = 40
 """Rounds whose tables are read, at most."""
+FEWEST_EVALUATIONS = 2
+MOST_NUMBERS = 20_000_000
+"""Fewer rounds are read where there are so many clients and classes, but at least two."""
 WANTED = (
     "server/c",
     "own/all/",
@@ -113,9 +116,13 @@ def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvalua
     # A link that leads nowhere counts as there, so that it is named below.
     there = [number for number, file in files.items() if os.path.lexists(file)]
     rounds = []
+    counts = None
+    if data is not None:
+        counts = data.counts
+        most = max(FEWEST_EVALUATIONS, min(most, MOST_NUMBERS // data.counts.size))
     for number in spaced(there, most):
         try:
-            tables = read_tables(files[number], number, WANTED)
+            tables = read_tables(files[number], number, WANTED, counts)
             check_tables(tables, run.lines[number], sizes)
             rounds.append(Evaluation(number, tables))
         except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:

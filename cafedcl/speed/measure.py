@@ -169,9 +169,8 @@ def measure(
         synchronize(device)
         start = time.perf_counter() - began
         federation.step()
-        steps = sum(
-            setup.task.schedule.steps(len(part)) for part in setup.task.clients.shards.train
-        )
+        sizes = setup.task.clients.shards.train.sizes.tolist()
+        steps = sum(map(setup.task.schedule.steps, sizes))
         down = federation.down()
         memories = federation.memories
         jobs = [
@@ -197,7 +196,7 @@ def measure(
             # Training was timed in one process, so the overhead is measured in one process too.
             local = federation.engine.local
             serial = median_of(lambda: drain(local, jobs), 1, device)
-    images = sum(len(part) for part in setup.task.clients.shards.train) * workload.epochs
+    images = sum(sizes) * workload.epochs
     return Measurement(
         task=name,
         method=method,

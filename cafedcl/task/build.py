@@ -279,7 +279,7 @@ def assemble(
         private_steps=private_steps(config),
         release=release,
     )
-    test_counts = tuple(len(part) for part in shards.test)
+    test_counts = tuple(shards.test.sizes.tolist())
     return Setup(config, task, state, shards.counts, test_counts, shards.names)
 
 
@@ -304,11 +304,12 @@ def told_of_all(config: Config, effective: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to(shards: Shards, device: torch.device) -> Shards:
-    train, validation, test = (
-        tuple(part.to(device) for part in parts)
-        for parts in (shards.train, shards.validation, shards.test)
+    return replace(
+        shards,
+        train=shards.train.to(device),
+        validation=shards.validation.to(device),
+        test=shards.test.to(device),
     )
-    return replace(shards, train=train, validation=validation, test=test)
 
 
 def check_schedule(config: Config) -> dict[int, set[int]]:

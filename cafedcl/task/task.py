@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,23 @@ from cafedcl.models.base import Network
 from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.release import PLAIN, Release
 
+T = TypeVar("T")
+CLIENTS_KEPT = 10_000
+"""What this many clients know of themselves is kept, so that it is not made for every visit."""
+
+
+class OnDemand(Generic[T]):
+    """Something of every client by its number, made when it is asked for.
+
+    There may be a million clients, of which a thousand take part in a round.
+    """
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self.make = make
+
+    def __getitem__(self, client: int) -> T:
+        return self.make(client)
+
 
 @dataclass(frozen=True)
 class ClientData:
@@ -49,9 +66,11 @@ class ClientData:
     def client(self, index: int) -> Client:
         """Return what a client knows of itself and was told when it enrolled."""
         if index not in self._clients:
+            if len(self._clients) >= CLIENTS_KEPT:
+                self._clients.clear()
             samples = int(self.shards.counts[index].sum())
             holds = self.holds[index].to(self._counts.device)
-            most, total = (value.float().to(self._counts.device) for value in self.census)
+            most, total = self._census
             self._clients[index] = Client(index, samples, self._counts[index], holds, most, total)
         return self._clients[index]
 
@@ -60,13 +79,18 @@ class ClientData:
         return {}
 
     @cached_property
+    def _census(self) -> tuple[Tensor, Tensor]:
+        most, total = (value.float().to(self._counts.device) for value in self.census)
+        return most, total
+
+    @cached_property
     def _counts(self) -> Tensor:
         return self.shards.counts.float().to(self.data.train_x.device)
 
     @cached_property
-    def holds(self) -> tuple[Tensor, ...]:
+    def holds(self) -> "OnDemand[Tensor]":
         """The classes each client has, in order, on the host."""
-        return tuple(counts.nonzero().flatten() for counts in self.shards.counts)
+        return OnDemand(lambda client: self.shards.counts[client].nonzero().flatten())
 
     def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:
         """Return the uint8 test images and labels: the complete set, or under `pfllib` the clients'
@@ -74,7 +98,7 @@ class ClientData:
         """
         if not self.shards.test:
             return self.data.test_x, self.data.test_y
-        indices = torch.cat(self.shards.test) if client is None else self.shards.test[client]
+        indices = self.shards.test.indices if client is None else self.shards.test[client]
         return self.data.train_x[indices], self.data.train_y[indices]
 
     def test_labels(self, client: int) -> Tensor:
@@ -103,21 +127,33 @@ class TailAugmentation:
         return self.augmenter.synthetic_counts(self.clients.shards.counts.cpu()).numpy()
 
     @cached_property
-    def augmented(self) -> tuple[bool, ...]:
+    def augmented(self) -> npt.NDArray[np.bool_]:
         """Which clients have synthetic images."""
-        return tuple(bool(numbers.any()) for numbers in self.synthetic_counts)
+        return np.asarray(self.synthetic_counts.any(1))
 
     @cached_property
-    def rows(self) -> tuple[npt.NDArray[np.int64], ...]:
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """How many images each client trains on, with the synthetic ones."""
+        return np.asarray(self.clients.shards.train.sizes + self.synthetic_counts.sum(1))
+
+    @cached_property
+    def rows(self) -> "OnDemand[npt.NDArray[np.int64]]":
         """The images each client trains on, on the host.
 
         They are rows of the training set, then of the client's synthetic images, which are counted
         on from its end.
         """
         end = len(self.clients.data.train_x)
-        own = [rows.cpu().numpy() for rows in self.clients.shards.train]
-        synthetic = [np.arange(end, end + int(number)) for number in self.synthetic_counts.sum(1)]
-        return tuple(np.concatenate(pair) for pair in zip(own, synthetic, strict=True))
+        on_host = self.clients.shards.train.to("cpu")
+
+        def rows_of(client: int) -> npt.NDArray[np.int64]:
+            own: npt.NDArray[np.int64] = on_host[client].numpy()
+            if not self.augmented[client]:
+                return own
+            number = int(self.synthetic_counts[client].sum())
+            return np.concatenate([own, np.arange(end, end + number)])
+
+        return OnDemand(rows_of)
 
     def learn(self, job: Job) -> Job:
         """Return the job of a client that has learned what its tail augmentation needs."""

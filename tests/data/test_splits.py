@@ -10,7 +10,15 @@ from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.data import splits
-from cafedcl.data.shards import choose_held_out, load_shards, merge_clients, save_shards
+from cafedcl.data.shards import (
+    NO_ROWS,
+    ClientRows,
+    Shards,
+    choose_held_out,
+    load_shards,
+    merge_clients,
+    save_shards,
+)
 from cafedcl.data.splits import dirichlet_per_client, long_tail, pathological
 
 BALANCED = torch.arange(10).repeat(60)
@@ -48,7 +56,7 @@ def dealt(shards, client):
     parts = (
         shards.train[client],
         shards.validation[client],
-        *(part for part in shards.test[client : client + 1]),
+        *([shards.test[client]] if shards.test else []),
     )
     return torch.cat(parts).tolist()
 
@@ -297,7 +305,7 @@ def test_pooled_shards_are_one_client_with_everything():
     assert len(pooled) == 1
     assert sorted(dealt(pooled, 0)) == list(range(600))
     assert pooled.counts.tolist() == [shards.counts.sum(0).tolist()]
-    assert merge_clients(split(BALANCED, 10, 4, SplitOptions(), 0, 0.0)).test == ()
+    assert not merge_clients(split(BALANCED, 10, 4, SplitOptions(), 0, 0.0)).test
 
 
 def test_a_step_tail_keeps_all_of_the_first_half_and_a_share_of_the_rest():
@@ -389,3 +397,26 @@ def test_fifty_thousand_clients_are_split_in_seconds():
     assert time.process_time() - began < 10
     assert len(shards) == 50_000
     assert int(shards.counts.sum()) + sum(len(part) for part in shards.validation) == 400_000
+
+
+def test_rows_of_clients_are_parts_of_one_tensor():
+    parts = [torch.tensor([4, 1]), torch.zeros(0, dtype=torch.int64), torch.tensor([7])]
+    rows = ClientRows.of(parts)
+    assert len(rows) == 3
+    assert rows.sizes.tolist() == [2, 0, 1]
+    assert [part.tolist() for part in rows] == [[4, 1], [], [7]]
+    assert rows[-1].tolist() == [7]
+    assert rows[0].data_ptr() == rows.indices.data_ptr(), "nothing is copied"
+    with pytest.raises(IndexError):
+        rows[3]
+    assert not NO_ROWS
+
+
+@pytest.mark.parametrize(
+    "sizes", [torch.tensor([-1, 4]), torch.tensor([1, 1]), torch.tensor([1.0, 2.0])]
+)
+def test_sizes_that_do_not_fit_the_indices_are_refused(sizes):
+    shards = split(BALANCED, 10, 2, SplitOptions(), 0, 0.0)
+    tensors = {**shards.tensors(), "train/sizes": sizes}
+    with pytest.raises(ValueError, match="train/sizes does not fit"):
+        Shards.from_tensors(tensors, ())

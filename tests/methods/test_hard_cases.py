@@ -10,6 +10,7 @@ import torch
 from quick import QUICK
 
 from cafedcl.core.tensors import pack, unpack
+from cafedcl.data.shards import ClientRows
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import method_names
@@ -51,8 +52,8 @@ def federation_of(name, digits, parts=None, **sections):
             )
         shards = replace(
             setup.task.clients.shards,
-            train=tuple(train),
-            validation=tuple(validation),
+            train=ClientRows.of(train),
+            validation=ClientRows.of(validation),
             counts=counts,
         )
         setup = replace(setup, task=setup.task.with_clients(shards=shards), counts=known)

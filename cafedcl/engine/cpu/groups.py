@@ -6,6 +6,7 @@ It follows from the jobs alone, so every run of a config has the same groups, an
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -56,7 +57,8 @@ def _length(task: Task, job: Job) -> tuple[int, int]:
 
 def widths(task: Task) -> Callable[[int], int]:
     """Return the function that gives the width a batch is padded to."""
-    sizes = {task.schedule.batch_size(len(rows)) for rows in task.clients.shards.train}
+    numbers = np.unique(task.clients.shards.train.sizes)
+    sizes = {task.schedule.batch_size(number) for number in numbers.tolist()}
     return grid if len(sizes) > WIDTHS else lambda width: width
 
 

@@ -267,18 +267,19 @@ def choose_lanes(task: Task, participants: int, streams: int) -> int:
 
 def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> DeviceData:
     """Store the images as the engine reads them, and choose the widths of batches."""
-    sizes = [task.schedule.batch_size(len(rows)) for rows in task.tail.rows]
+    numbers = task.tail.sizes.tolist()
+    sizes = [task.schedule.batch_size(number) for number in numbers]
     if compiled and not task.schedule.options.batch_size:
         step = COMPILED_WIDTH_STEP
         sizes = [step * math.ceil(size / step) for size in sizes]
     shards = task.clients.shards
-    images = sorted(len(a) + len(b) for a, b in zip(shards.train, shards.validation, strict=True))
+    images = sorted((shards.train.sizes + shards.validation.sizes).tolist())
     median = images[len(images) // 2]
     data = task.clients.data
     test_x = data.train_x if shards.test else data.test_x
     all_test_rows = torch.arange(len(test_x), device=test_x.device)
     if shards.test:
-        all_test_rows = torch.cat(shards.test)
+        all_test_rows = shards.test.indices
     device_data = DeviceData(
         task=task,
         program=Program(
@@ -293,7 +294,7 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
         train_x=data.train_x,
         test_x=test_x,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
-        steps=power_of_two(max(task.schedule.steps(len(rows)) for rows in task.tail.rows)),
+        steps=power_of_two(max(map(task.schedule.steps, numbers))),
         embed_batch=min(task.eval_batch, power_of_two(median)),
         broadcast=Broadcast(task.device, task.rounds),
         all_test_rows=all_test_rows,
