@@ -65,6 +65,16 @@ class SiteOptions:
     plugins: bool = option(
         False, "allow the server to use methods and models from this site's own packages"
     )
+    fewest: int = option(
+        5,
+        "smallest number of images for which this site reports a class; a run that asks for less "
+        "is refused",
+        low=1,
+    )
+    details: bool = option(
+        False, "allow runs that ask for exact class counts, raw prototypes or notes"
+    )
+    secure: bool = option(False, "take part only in runs with secure aggregation (privacy.secure)")
     insecure: bool = option(False, "no TLS and no keys: anyone can read the traffic and join")
 
 

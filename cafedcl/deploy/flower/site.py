@@ -37,11 +37,14 @@ from cafedcl.deploy.flower.messages import (
 from cafedcl.deploy.flower.records import MessageParts
 from cafedcl.deploy.flower.secure_sum import SecureMember
 from cafedcl.deploy.population import enrol, is_remote, prepare_site
+from cafedcl.deploy.rules import SiteRules
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds, Contributor
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import imported_names, read_file_of, resolve
+
+ANY_RUN = SiteRules()
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,14 @@ class Site:
         data: str = "",
         device: str = "auto",
         plugins: bool = False,
+        rules: SiteRules = ANY_RUN,
     ) -> None:
         self.home = home
         self.name = name
         self.data = data
         self.device = device
         self.plugins = plugins
+        self.rules = rules
         self._engine: tuple[str, ReferenceEngine] | None = None
         self._dataset: tuple[Header, Dataset] | None = None
         self._member: tuple[tuple[str, int, int], SecureMember] | None = None
@@ -226,6 +231,9 @@ class Site:
             raise CafedclError(
                 f"the server wants to read '{file}' at this site; allow it with plugins = true"
             )
+        problem = self.rules.problem(config) if is_remote(config) else None
+        if problem:
+            raise CafedclError(problem)
         return replace(config, engine=replace(config.engine, device=self.device))
 
     def _own_data(self, config: Config) -> Dataset:

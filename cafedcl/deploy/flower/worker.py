@@ -12,12 +12,14 @@ from cafedcl.core.printable import printable
 from cafedcl.deploy.flower.runtime import Runtime, work_off
 from cafedcl.deploy.flower.site import Site
 from cafedcl.deploy.folders import SiteOptions, read_site
+from cafedcl.deploy.rules import SiteRules
 from cafedcl.deploy.site import ADDRESS, CA, READY, SECRET
 
 
 def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
     """Return a folder's site, and its client number if it holds a simulated shard."""
-    site = Site(folder, options.name, options.data, options.device, options.plugins)
+    rules = SiteRules(options.fewest, options.details, options.secure)
+    site = Site(folder, options.name, options.data, options.device, options.plugins, rules)
     client = None if options.data else options.client
     return site, client
 

@@ -17,6 +17,7 @@ from cafedcl.deploy.flower.messages import enrol_request
 from cafedcl.deploy.flower.records import OWN, SHARED, unwrap, wrap
 from cafedcl.deploy.flower.server_app import GridHost
 from cafedcl.deploy.flower.site import Site
+from cafedcl.deploy.rules import SiteRules
 from cafedcl.federation import runs
 from cafedcl.methods import find_method, method_names
 from cafedcl.terminal.overview import describe_round
@@ -63,6 +64,27 @@ def test_sites_of_a_private_run_tell_no_notes_and_are_hidden_by_noise(config, ho
     # Nobody can predict the noise of a deployment.
     again = federation.privacy
     assert not torch.equal(again.noise(9, 0), again.noise(9, 0))
+
+
+@pytest.mark.parametrize(
+    ("rules", "asked", "reason"),
+    [
+        (SiteRules(fewest=5), {"release__fewest": 2}, "this site reports those with 5 at least"),
+        (SiteRules(details=False), {"release__counts": "exact"}, "release.counts = exact"),
+        (SiteRules(details=False), {"release__notes": "on"}, "release.notes = on"),
+        (SiteRules(secure=True), {}, "takes part in secure sums only"),
+    ],
+)
+def test_a_site_has_the_last_word(rules, asked, reason, config, host, places, net):
+    net.sites[11][0].rules = rules
+    with pytest.raises(CafedclError, match="2 of 3 sites"):
+        host(config("fedavg", **settings(**asked, engine__deadline=0.3)), [], None)
+    request = {SHARED: enrol_request(config("fedavg", **settings(**asked)))}
+    _, header = unpack(net.sites[11][0].answer(request, None)[OWN])
+    assert reason in header["error"]
+    # The defaults of a run go with the defaults of a site.
+    usual = SiteRules(fewest=5, details=False)
+    assert usual.problem(config("fedavg", **settings())) is None
 
 
 @pytest.mark.parametrize("method", METHODS)
