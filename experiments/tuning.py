@@ -15,7 +15,9 @@ names, it writes the study in which every method has the options of its best can
 import argparse
 import json
 import math
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,29 +43,19 @@ from cafedcl.federation.run_folder import RunFolder
 PLAN = Path(__file__).with_name("tuning.toml")
 RESULT = "tuning.json"
 SHARED = "shared.json"
-ENTRIES = ("data", "splits", "hold_out", "score", "options", "scores", "candidates")
+ENTRIES = ("data", "splits", "hold_out", "score", "study", "options", "scores", "candidates")
 
 
 STUDY = """\
-# cafedcl reproduce tuned --scale short
+# cafedcl reproduce {name} --scale short
 #
-# CIFAR-10 as in Table 1. Every method has the options that scored best on held-out images, among
-# the same number of candidates for each method. This file is written by
-# python experiments/tuning.py --from experiments/results/tuning.json --study experiments/tuned.toml
-title = "Table 1 with the same tuning budget for every method"
+{about}
+# This file is written by
+# {command}
+title = {title}
 methods = {methods}
 
-[[settings]]
-name = "cifar10-practical"
-data = "cifar10"
-split = "dirichlet:0.1"
-
-[[settings]]
-name = "cifar10-pathological"
-data = "cifar10"
-split = "pathological:2,ir=10"
-smoke = "pathological:3,ir=10"
-
+{settings}
 {tables}"""
 
 
@@ -75,6 +67,8 @@ class Tuning:
     splits: list[str]
     hold_out: float
     score: str
+    study: dict[str, Any]
+    """Title, description and settings of the study of the best candidates."""
     options: dict[str, Any]
     scores: dict[str, str]
     candidates: dict[str, list[Point]]
@@ -328,15 +322,38 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
                     print(f"{name}: {it['score']} {it['value']:.4f} with {it['best']}", flush=True)
 
 
-def study_of(result: dict[str, Any]) -> str:
-    """Return the text of the study of tuned methods; CAFedCL's best candidate is a preset."""
-    rivals = {name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"}
-    tables = (
-        f"[each.{name}]\n"
-        + "".join(f"{json.dumps(key)} = {to_toml(value)}\n" for key, value in best.items())
-        for name, best in rivals.items()
+def study_of(plan: Tuning, result: dict[str, Any], name: str, command: str) -> str:
+    """Return the text of the study in which every method has the options of its best candidate.
+
+    CAFedCL's method options are the preset `best`, so that only its others are written.
+    """
+    each = {method: it["best"] for method, it in result["methods"].items()}
+    ours = each.pop("cafedcl", {})
+    each["cafedcl:best"] = {
+        key: value for key, value in ours.items() if not key.startswith("method.")
+    }
+    settings = (table("[[settings]]", entry) for entry in plan.study["settings"])
+    tables = (table(f"[each.{quoted(method)}]", best) for method, best in each.items() if best)
+    return STUDY.format(
+        name=name,
+        about=textwrap.fill(plan.study["about"], 118, initial_indent="# ", subsequent_indent="# "),
+        command=command,
+        title=to_toml(plan.study["title"]),
+        methods=to_toml([*plan.study.get("untuned", []), *each]),
+        settings="\n".join(settings),
+        tables="\n".join(tables),
     )
-    return STUDY.format(methods=to_toml([*rivals, "cafedcl:best"]), tables="\n".join(tables))
+
+
+def table(title: str, entries: Mapping[str, Any]) -> str:
+    """Return a table as TOML."""
+    lines = [f"{quoted(key)} = {to_toml(value)}\n" for key, value in entries.items()]
+    return "".join([f"{title}\n", *lines])
+
+
+def quoted(key: str) -> str:
+    """Return a key of TOML, in quotes if it needs them."""
+    return key if re.fullmatch(r"[\w-]+", key) else json.dumps(key)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -378,7 +395,16 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("--study needs --from, the result with the best candidates")
     try:
         if arguments.study:
-            write_atomically(arguments.study, study_of(read_result(arguments.earlier)).encode())
+            plan = Tuning.read(arguments.plan)
+            command = ["python experiments/tuning.py"]
+            if arguments.plan != PLAN:
+                command.append(f"--plan experiments/{arguments.plan.name}")
+            command.append(f"--from experiments/results/{arguments.earlier.name}")
+            command.append(f"--study experiments/{arguments.study.name}")
+            text = study_of(
+                plan, read_result(arguments.earlier), arguments.study.stem, " ".join(command)
+            )
+            write_atomically(arguments.study, text.encode())
         else:
             end(tune(arguments), "run the same command again to retry them")
     except CafedclError as error:

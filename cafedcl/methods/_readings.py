@@ -110,8 +110,16 @@ class CAFedCLOptions:
     )
     inference: str = option(
         "anchors",
-        "how to classify: by global anchors, the client's own prototypes, or the head",
-        choices=("anchors", "own", "head"),
+        "how to classify: by global anchors, the client's own prototypes, or the head; fitted: the "
+        "server's model by a linear classifier that is fitted in closed form to all clients' "
+        "features, with the same weight for every class, and clients by the anchors",
+        choices=("anchors", "own", "head", "fitted"),
+        advanced=True,
+    )
+    ridge: float = option(
+        0.003,
+        "how much the anchors count in the fitted classifier; all images of a class count 1",
+        above=0.0,
         advanced=True,
     )
     init: str = option(

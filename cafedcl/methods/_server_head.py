@@ -1,12 +1,12 @@
 """Methods whose server trains a head of its own: the one that it is scored with."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cafedcl.core.contract import Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.server_sgd import minimise_cross_entropy
+from cafedcl.methods.base import own_mark
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
@@ -24,8 +24,7 @@ class ServerHead(FedAvg):
         return {"anchors/weight": head.weight.detach(), "anchors/bias": head.bias.detach()}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        # Any entry tells `scores` that the model is a client's own.
-        return {"own": torch.ones_like(visit.client.counts[:1])}
+        return own_mark(visit.client)
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         if memory:

@@ -197,6 +197,14 @@ class Method:
         return scores.softmax(-1)
 
 
+def own_mark(client: Client) -> Tensors:
+    """Return what a client remembers if nothing else tells ``scores`` that a model is its own.
+
+    The server's model is scored with an empty memory.
+    """
+    return {"own": torch.ones_like(client.counts[:1])}
+
+
 class Aggregator:
     """The server step of one round: replies are added as they arrive, then the step is finished.
 

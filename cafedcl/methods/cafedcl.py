@@ -20,13 +20,13 @@ from cafedcl.core.contract import (
     Visit,
 )
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.tensors import Tensors
+from cafedcl.core.tensors import Tensors, prefixed
 from cafedcl.functional import confidence as conf
-from cafedcl.functional import contrast
+from cafedcl.functional import contrast, ridge
 from cafedcl.functional.aggregation import Entries, mean_prototypes, no_prototypes, normalise
 from cafedcl.functional.contrast import unit
 from cafedcl.methods._readings import PRESETS, CAFedCLOptions
-from cafedcl.methods.base import Method
+from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
 
 
@@ -60,8 +60,11 @@ class CAFedCL(Method):
             averaged = options.anchors == "averaged"
             means = ClassMeans(weights="confidence", most=most) if averaged else None
             self.averages = Averages(most, means)
+        self.fits = options.inference == "fitted"
+        if self.fits:
+            self.averages = None
         by_others = options.data_scale in ("max", "sum")
-        self.uses_census = options.weights == "confidence" and by_others
+        self.uses_census = self.fits or (options.weights == "confidence" and by_others)
         self.sends_absent = options.absent == "literal"
         self.knows_prior = options.calibrate > 0
         if options.init == "simplex" and dim < classes:
@@ -89,7 +92,12 @@ class CAFedCL(Method):
             table["anchors/prototypes"] = contrast.orthonormal(self.classes, self.dim)
         if self.options.init != "means":
             table["anchors/known"] = torch.ones(self.classes, dtype=torch.bool)
-        return {**table, "server/confidence": torch.zeros(self.classes)}
+        table["server/confidence"] = torch.zeros(self.classes)
+        if self.fits:
+            table["anchors/classifier"] = table["anchors/prototypes"].clone()
+            table["server/gram"] = torch.zeros(self.dim, self.dim, dtype=torch.float64)
+            table["server/targets"] = torch.zeros(self.classes, self.dim, dtype=torch.float64)
+        return table
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
         if self.options.features == "pre-relu":
@@ -170,11 +178,19 @@ class CAFedCL(Method):
         notes["scatter"] = contrast.class_scatter(unit(z), y, self.classes)
         if quality is not None:
             notes["confidence_gen"] = quality
-        return {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}, notes
+        summary = {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}
+        if self.fits:
+            z, y = visit.embed("train", "received")
+            summary |= ridge.moments(unit(z), y, 1 / client.total.to(z).clamp_min(1))
+        return summary, notes
 
     def fields(self, model: Network) -> dict[str, Field]:
         norm = float("inf") if self.options.prototype == "literal" else 1.0 + 1e-4
-        return {"prototypes": Field((self.dim,), norm=norm), "confidence": Field((), low=0.0)}
+        fields = {"prototypes": Field((self.dim,), norm=norm), "confidence": Field((), low=0.0)}
+        if self.fits:
+            # All images of a class weigh 1 together, and every image has a feature of length 1.
+            fields |= ridge.moment_fields(self.classes, self.dim, norm=1.001 * self.classes)
+        return fields
 
     def claims(self, enrolment: Enrolment) -> Claims:
         o = self.options
@@ -185,7 +201,7 @@ class CAFedCL(Method):
         return {"confidence": conf.trust_range(o.weights, most, n_eff, enrolment.counts)}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        kept: Tensors = {}
+        kept = own_mark(visit.client) if self.fits else {}
         if self.options.inference == "own":
             kept["prototypes"] = self.prototypes(visit)
         o = self.options
@@ -215,8 +231,9 @@ class CAFedCL(Method):
         alpha = self.alphas(sent)
         seen = trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
+        classifier = self.fit(state, ups) if self.fits else {}
         if o.anchors == "fixed":
-            return {"server/confidence": kept}
+            return {"server/confidence": kept, **classifier}
         fresh = unit(mean_prototypes(sent["prototypes"], alpha, seen, old))
         if o.momentum:
             fresh = unit((1 - o.momentum) * fresh + o.momentum * old)
@@ -225,10 +242,25 @@ class CAFedCL(Method):
         unseen = old if o.unseen == "keep" else torch.zeros_like(old)
         table = torch.where(seen[:, None], fresh, unseen)
         known = state["anchors/known"] | seen
-        return {"anchors/prototypes": table, "anchors/known": known, "server/confidence": kept}
+        anchors = {"anchors/prototypes": table, "anchors/known": known}
+        return {**anchors, "server/confidence": kept, **classifier}
+
+    def fit(self, state: Tensors, ups: list[Up]) -> Tensors:
+        """Return the classifier that is fitted to the features of all clients.
+
+        What was sent before fades as fast as all clients would be asked once: with all of them in
+        every round, at once.
+        """
+        faded = max(1 - len(ups) / self.clients, 0.0)
+        sums = ridge.summed(ups)
+        sums = {name: faded * state[f"server/{name}"] + value for name, value in sums.items()}
+        found = ridge.fitted(sums, self.options.ridge, state["anchors/prototypes"])
+        return {"anchors/classifier": found, **prefixed("server/", sums)}
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         z = self.embed(model, x)
+        if self.fits and not memory:
+            return contrast.cosine_logits(unit(z), anchors["classifier"], None, self.options.tau)
         p = anchors["prototypes"]
         known = anchors["known"]
         if self.options.inference == "head":

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.contrast import log_shares
-from cafedcl.methods.base import Method
+from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
 
 
@@ -59,8 +58,7 @@ class FedRoD(Method):
         }
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        # Any entry tells `scores` that the model is a client's own, with its personal head.
-        return {"personal": torch.ones_like(visit.client.counts[:1])}
+        return own_mark(visit.client)
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         h = model.features(x)

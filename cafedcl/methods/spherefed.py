@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,7 +9,8 @@ from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.contrast import orthonormal, unit, weighted_average
-from cafedcl.methods.base import Method
+from cafedcl.functional.ridge import fitted, moment_fields, moments, summed
+from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
 
 
@@ -33,6 +33,7 @@ class SphereFed(Method):
     name = "spherefed"
     year = 2022
     Options = SphereFedOptions
+    replayed = True
     paper = "Dong et al., SphereFed: Hyperspherical Federated Learning"
     travels = "model, second moments of features"
     predicts = "calibrated classifier; clients use the fixed one"
@@ -52,26 +53,16 @@ class SphereFed(Method):
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         h, y = visit.embed("train", "received")
-        z = unit(h)
-        return {"gram": z.T @ z, "targets": F.one_hot(y, self.classes).to(z.dtype).T @ z}, {}
+        return moments(unit(h), y, h.new_ones(self.classes)), {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        return {
-            "gram": Field((self.dim, self.dim), per_class=False),
-            "targets": Field((self.classes, self.dim), per_class=False),
-        }
+        return moment_fields(self.classes, self.dim)
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        # Any entry tells `scores` that the model is a client's own.
-        return {"own": torch.ones_like(visit.client.counts[:1])}
+        return own_mark(visit.client)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        gram = torch.stack([up.tensors["gram"] for up in ups]).double().sum(0)
-        targets = torch.stack([up.tensors["targets"] for up in ups]).double().sum(0)
-        ridge = self.options.ridge * torch.eye(self.dim).to(gram)
-        # If liars make it singular, the result is not finite, and the server rejects the step.
-        calibrated = torch.linalg.solve_ex(gram + ridge, targets.T)[0].T
-        return {"anchors/calibrated": calibrated.float().contiguous()}
+        return {"anchors/calibrated": fitted(summed(ups), self.options.ridge)}
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         served = self.options.calibrate and not memory

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cafedcl.compare.study import read_study
 from cafedcl.config.sections import read_file
+from cafedcl.config.split_options import parse_split
 from cafedcl.data import Dataset
 from cafedcl.methods import find_method
+from cafedcl.task.resolve import resolve
 
 FILE = Path(__file__).parents[2] / "experiments" / "tuning.py"
 PLAN = """
@@ -18,6 +21,11 @@ data = "digits"
 splits = ["dirichlet:0.3", "pathological:4"]
 hold_out = 0.2
 score = "server.accuracy"
+[study]
+title = "The best of few"
+about = "As an example."
+untuned = ["local"]
+settings = [{ name = "digits", data = "digits", split = "iid" }]
 [options]
 "federation.rounds" = 1
 "federation.clients" = 3
@@ -188,3 +196,34 @@ def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
     with pytest.raises(SystemExit) as ended:
         tuning["main"](["--from", str(tmp_path / "nothing.json"), "--study", str(written)])
     assert "cannot be read" in str(ended.value.code)
+
+
+def test_a_study_has_the_settings_of_its_plan_and_the_options_of_the_best_candidates(
+    tuning: dict[str, Any], tmp_path: Path
+) -> None:
+    """What is not an option of the method stands in the study for CAFedCL's preset, too."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text(PLAN, encoding="utf-8")
+    best = {
+        "fedavg": {"train.lr": 0.3},
+        "cafedcl": {"method.anchors": "fixed", "server.momentum": 0.5},
+    }
+    result = tmp_path / "found.json"
+    methods = {name: {"best": options} for name, options in best.items()}
+    result.write_text(json.dumps({"methods": methods}), encoding="utf-8")
+    written = tmp_path / "best.toml"
+    assert run(tuning, plan, "--from", str(result), "--study", str(written)) == 0
+    study = read_study(str(written), tmp_path)
+    assert study.title == "The best of few"
+    assert study.methods == ("local", "fedavg", "cafedcl:best")
+    assert [(one.name, one.split) for one in study.settings] == [("digits", "iid")]
+    assert study.each == {"fedavg": {"train.lr": 0.3}, "cafedcl:best": {"server.momentum": 0.5}}
+    assert "experiments/plan.toml --from experiments/results/found.json" in written.read_text()
+
+
+def test_every_setting_of_the_long_tails_can_be_resolved() -> None:
+    study = read_file(FILE.with_name("tuning_long_tail.toml"))["study"]
+    assert len(study["settings"]) == 9
+    for setting in study["settings"]:
+        for split in (setting["split"], setting.get("smoke", setting["split"])):
+            resolve({"data": {"name": setting["data"]}, "split": parse_split(split)})

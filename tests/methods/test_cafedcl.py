@@ -421,6 +421,80 @@ def test_own_prototypes_replace_the_anchors_of_the_classes_held(scene):
     assert method_with().remember(scene.network(method), visit) == {}
 
 
+class Fitting:
+    """Two clients, of which each sends moments of random unit features, and the server's state."""
+
+    def __init__(self, visit_with, clients=2):
+        rng = np.random.default_rng(4)
+        self.ridge = 0.2
+        self.method = CAFedCL(
+            CAFedCLOptions(inference="fitted", ridge=self.ridge, anchors="fixed"),
+            CLASSES,
+            DIM,
+            clients,
+        )
+        self.state = self.method.start(NETWORK)
+        self.z = [unit(rng.normal(size=(number, DIM))) for number in (6, 9)]
+        self.y = [np.array([0, 0, 1, 1, 1, 1]), np.array([0, 2, 2, 2, 2, 2, 2, 2, 2])]
+        self.total = np.array([3.0, 4, 8, 0])
+        self.ups = [self.up(visit_with, k) for k in range(2)]
+
+    def up(self, visit_with, k):
+        part = torch.from_numpy(self.z[k]), torch.from_numpy(self.y[k])
+        counts = np.bincount(self.y[k], minlength=CLASSES)
+        visit = visit_with(
+            torch.from_numpy(counts).double(), anchors=self.anchors(), embed=lambda *_: part
+        )
+        visit = dataclasses.replace(
+            visit, client=dataclasses.replace(visit.client, total=torch.from_numpy(self.total))
+        )
+        return Up(k, len(part[1]), self.method.summarize(NETWORK, visit)[0])
+
+    def anchors(self):
+        prototypes = self.state["anchors/prototypes"].double()
+        return {"prototypes": prototypes, "known": torch.ones(CLASSES, dtype=torch.bool)}
+
+    def expected(self, clients, weights):
+        """Least squares of one-hot targets, by images whose class weighs 1 in all, and anchors."""
+        rows, wanted = [], []
+        for k, weight in zip(clients, weights, strict=True):
+            for z, y in zip(self.z[k], self.y[k], strict=True):
+                root = np.sqrt(weight / self.total[y])
+                rows.append(root * z)
+                wanted.append(root * np.eye(CLASSES)[y])
+        rows += list(np.sqrt(self.ridge) * np.eye(DIM))
+        wanted += list(np.sqrt(self.ridge) * self.state["anchors/prototypes"].numpy().T)
+        return np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0].T
+
+
+def test_the_fitted_classifier_is_balanced_least_squares_around_the_anchors(visit_with):
+    scene = Fitting(visit_with)
+    new = scene.method.update(scene.state, scene.ups)
+    np.testing.assert_allclose(new["anchors/classifier"], scene.expected((0, 1), (1, 1)), atol=1e-5)
+
+
+def test_what_few_clients_sent_fades_as_fast_as_all_would_be_asked_once(visit_with):
+    """With one of four clients in a round, what was sent before counts three quarters."""
+    scene = Fitting(visit_with, clients=4)
+    state = scene.state | scene.method.update(scene.state, scene.ups[:1])
+    new = scene.method.update(state, scene.ups[1:])
+    np.testing.assert_allclose(
+        new["anchors/classifier"], scene.expected((0, 1), (0.75, 1)), atol=1e-5
+    )
+
+
+def test_the_server_predicts_by_the_fitted_classifier_and_clients_by_the_anchors(scene):
+    method = method_with(inference="fitted")
+    network = scene.network(method)
+    visit = scene.visit(method)
+    anchors = visit.anchors | {"classifier": 2 * visit.anchors["prototypes"].flip(0)}
+    memory = method.remember(network, visit)
+    cosines = unit(scene.x @ scene.weight.T) @ scene.p.T
+    for kept, expected in (({}, 2 * cosines[:, ::-1]), (memory, cosines)):
+        scores = method.scores(network, scene.batch.x, anchors, kept).detach()
+        np.testing.assert_allclose(scores * 0.1, expected, atol=1e-12)
+
+
 def test_the_head_predicts_if_asked(scene):
     method = method_with(inference="head", classifier="ce")
     network = scene.network(method)

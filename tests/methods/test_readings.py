@@ -62,8 +62,8 @@ NEEDS = {
     ("gamma", 0.1): {"augment__name": "mixup", "split__alpha": 0.5},
     ("missing", "literal"): {"augment__name": "gan", "augment__steps": 3, "split__alpha": 0.5},
 }
-IDLE = [("half", 3.0)]
-"""What changes nothing with the default scale of conf_data."""
+IDLE = [("half", 3.0), ("ridge", 0.1)]
+"""What changes nothing with the default scale of conf_data, and without a fitted classifier."""
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,9 @@ SUMMARIES = {
     "cafedcl under the received weights": ("cafedcl", {"method__judged": "received"}),
     "cafedcl with absent classes": ("cafedcl", {"method__absent": "literal"}),
     "cafedcl with a memory": ("cafedcl", {"method__inference": "own", "method__calibrate": 1.0}),
+    "cafedcl with a fitted classifier": ("cafedcl", {"method__inference": "fitted"}),
+    "spherefed": ("spherefed", {}),
+    "mp-fedcl": ("mp-fedcl", {}),
     "cafedcl from nothing": (
         "cafedcl",
         {"method__init": "means", "method__prototype_of": "augmented"},

@@ -1,0 +1,47 @@
+"""A linear classifier in closed form: clients send sums over their images, the server solves."""
+
+import torch
+from torch import Tensor
+
+from cafedcl.core.contract import Field, Up
+from cafedcl.core.tensors import Tensors
+
+MOMENTS = ("gram", "targets")
+"""What clients send: Σ w z·zᵀ, (dim, dim), and per class Σ w z, (classes, dim)."""
+
+
+def moments(z: Tensor, y: Tensor, weight: Tensor) -> Tensors:
+    """Return the moments of features, where an image of class c has the weight ``weight[c]``.
+
+    Images with the label −1 are left out.
+    """
+    member = (y[:, None] == torch.arange(len(weight), device=y.device)).to(z.dtype) * weight
+    return {"gram": (z * member.sum(1, keepdim=True)).T @ z, "targets": member.T @ z}
+
+
+def moment_fields(classes: int, dim: int, norm: float = float("inf")) -> dict[str, Field]:
+    """Return the entries of a reply with moments, whose rows have at most the given norm."""
+    return {
+        "gram": Field((dim, dim), norm=norm, per_class=False),
+        "targets": Field((classes, dim), norm=norm, per_class=False),
+    }
+
+
+def summed(ups: list[Up]) -> Tensors:
+    """Return the sums of all clients' moments, in float64."""
+    return {name: torch.stack([up.tensors[name] for up in ups]).double().sum(0) for name in MOMENTS}
+
+
+def fitted(sums: Tensors, ridge: float, prior: Tensor | None = None) -> Tensor:
+    """Return the W that minimises Σ w‖W z − e_y‖² + λ‖W − prior‖², (classes, dim).
+
+    That is (Σ w e_y zᵀ + λ·prior)·(Σ w z zᵀ + λI)⁻¹.
+    """
+    gram = sums["gram"]
+    targets = sums["targets"]
+    if prior is not None:
+        targets = targets + ridge * prior.to(targets)
+    matrix = gram + ridge * torch.eye(len(gram)).to(gram)
+    # If liars make it singular, the result is not finite, and the server rejects the step.
+    solved: Tensor = torch.linalg.solve_ex(matrix, targets.T)[0]
+    return solved.T.float().contiguous()
