@@ -89,6 +89,12 @@ class EvaluateOptions:
     own_every: int = option(
         1, "rounds between evaluations of the clients' own models", low=1, high=MOST_ROUNDS
     )
+    own_images: int = option(
+        0,
+        "test images on which each own model is scored, at least one of every class; 0: all",
+        low=0,
+        high=1_000_000_000,
+    )
     protocol: str = option(
         "complete",
         "complete: the whole test set; pfllib: training and test images merged, then split 75/25 "
@@ -121,7 +127,12 @@ class EvaluateOptions:
     )
 
     def contradiction(self) -> str | None:
-        """Return what is wrong with the limits of many-shot and few-shot classes, or None."""
+        """Return which options do not go together, or None."""
+        if self.own_images and self.protocol == "pfllib":
+            return (
+                f"own_images = {self.own_images}: under the protocol pfllib, each client has its "
+                "own test images, and all of them are used; leave it out"
+            )
         many, few = self.shots
         if many >= few:
             return None

@@ -110,6 +110,21 @@ class Shards:
         return cls(train, validation, test, tensors["counts"], tuple(map(str, names)))
 
 
+def stratified_rows(labels: Tensor, number: int) -> Tensor:
+    """Choose about so many images, evenly spaced in every class; all, in order, for the number 0.
+
+    Each class has its share of them, and at least one if it has any.
+    """
+    if not 0 < number < len(labels):
+        return torch.arange(len(labels))
+    chosen = []
+    for label in labels.unique():
+        rows = (labels == label).nonzero().flatten()
+        wanted = max(1, round(number * len(rows) / len(labels)))
+        chosen.append(rows[torch.arange(wanted) * len(rows) // wanted])
+    return torch.cat(chosen).sort().values
+
+
 def choose_held_out(
     labels: Ints,
     owner: Ints,

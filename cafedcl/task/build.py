@@ -18,7 +18,7 @@ from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
-from cafedcl.data.shards import Shards, merge_clients
+from cafedcl.data.shards import Shards, merge_clients, stratified_rows
 from cafedcl.data.splits import SplitWords, split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
@@ -257,6 +257,7 @@ def assemble(
         data=data.to(device),
         shards=_to(mine, device),
         census=census or told_of_all(config, effective),
+        own_rows=own_rows(config, data, device),
     )
     task = Task(
         method=method,
@@ -301,6 +302,13 @@ def told_of_all(config: Config, effective: Tensor) -> tuple[Tensor, Tensor]:
     if config.privacy.protects_clients:
         return torch.zeros_like(told[0]), torch.zeros_like(told[1])
     return told
+
+
+def own_rows(config: Config, data: Dataset, device: torch.device) -> Tensor | None:
+    """Return the test images that own models are scored on; None for all."""
+    if not 0 < config.evaluate.own_images < len(data.test_y):
+        return None
+    return stratified_rows(data.test_y.cpu(), config.evaluate.own_images).to(device)
 
 
 def _to(shards: Shards, device: torch.device) -> Shards:

@@ -1,11 +1,19 @@
 """A run in a line or two, before its first round: what will be trained, where, and on what."""
 
+import time
+
 import torch
 
 from cafedcl.config.sections import Config
+from cafedcl.core.environment import cores
+from cafedcl.core.steps import spoken
 from cafedcl.task.cost import operations
 from cafedcl.task.task import Task
 
+LONG = 10.0
+"""Seconds of scoring that are announced."""
+MANY_IMAGES = 100_000
+"""Fewer images are scored at once."""
 TRAINING = 3
 """A training step costs about three forward passes: one forward, two for the gradient."""
 
@@ -44,6 +52,46 @@ def cost_line(config: Config, task: Task) -> str:
         f"{how}: {magnitude(forward)}FLOP per image, {magnitude(TRAINING * forward * batch)}FLOP "
         f"per training step of {batch} images"
     )
+
+
+def scoring_line(config: Config, task: Task) -> str:
+    """Return how long it takes to score the clients' own models; nothing if that is short."""
+    clients = config.federation.participants(len(task.clients.shards))
+    everything = len(task.clients.test_set(None)[1])
+    images = len(task.clients.test_labels(0))
+    if task.clients.shards.test:
+        images = everything // len(task.clients.shards)
+    # Too few images to take long; an image is timed only where it may matter.
+    if task.method.pooled or task.clients.remote or images * clients < MANY_IMAGES:
+        return ""
+    processes = 1
+    if task.device.type == "cpu":
+        processes = config.engine.workers or cores()
+    seconds = seconds_per_image(task) * images * clients / processes
+    if seconds < LONG:
+        return ""
+    return (
+        f"scoring {clients:,} own models on {images:,} test images each takes about "
+        f"{spoken(seconds)} whenever it is due; evaluate.own_images scores them on fewer images, "
+        "evaluate.own_every less often"
+    )
+
+
+def seconds_per_image(task: Task) -> float:
+    """Return the seconds that a forward pass takes per image, measured on a batch."""
+    x = task.clients.test_set(0)[0][: task.eval_batch]
+    network = task.network
+    training = network.training
+    network.eval()
+    with torch.no_grad():
+        images = task.clients.data.images(x)
+        # The first pass prepares kernels and memory. Reading a number waits for the device.
+        float(network.features(images).sum())
+        began = time.perf_counter()
+        float(network.features(images).sum())
+        seconds = time.perf_counter() - began
+    network.train(training)
+    return seconds / len(x)
 
 
 def magnitude(number: float) -> str:

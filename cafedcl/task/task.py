@@ -57,6 +57,8 @@ class ClientData:
     shards: Shards
     census: tuple[Tensor, Tensor]
     """The largest and the summed effective count per class over all clients."""
+    own_rows: Tensor | None = None
+    """The test images that own models are scored on, if not all."""
 
     @property
     def remote(self) -> bool:
@@ -93,24 +95,37 @@ class ClientData:
         return OnDemand(lambda client: self.shards.counts[client].nonzero().flatten())
 
     def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:
-        """Return the uint8 test images and labels: the complete set, or under `pfllib` the clients'
-        own (None: all).
+        """Return the uint8 test images and labels of a client's own model, or of the server's.
+
+        It is the complete set or, for own models, a part of it. Under `pfllib` clients have test
+        images of their own (None: those of all).
         """
         if not self.shards.test:
-            return self.data.test_x, self.data.test_y
+            return self._part_of_test_set if client is not None else self._complete_test_set
         indices = self.shards.test.indices if client is None else self.shards.test[client]
         return self.data.train_x[indices], self.data.train_y[indices]
 
     def test_labels(self, client: int) -> Tensor:
         """Return the labels of a client's test images, on the host."""
-        whose = client if self.shards.test else None
+        # Without test images of their own, all clients have the same.
+        whose = client if self.shards.test else 0
         if whose not in self._test_labels:
             self._test_labels[whose] = self.test_set(whose)[1].cpu()
         return self._test_labels[whose]
 
     @cached_property
-    def _test_labels(self) -> dict[int | None, Tensor]:
+    def _test_labels(self) -> dict[int, Tensor]:
         return {}
+
+    @property
+    def _complete_test_set(self) -> tuple[Tensor, Tensor]:
+        return self.data.test_x, self.data.test_y
+
+    @cached_property
+    def _part_of_test_set(self) -> tuple[Tensor, Tensor]:
+        if self.own_rows is None:
+            return self._complete_test_set
+        return self.data.test_x[self.own_rows], self.data.test_y[self.own_rows]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cafedcl.core.steps import WORTH_SHOWING, current
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.watcher import Record, Watcher
-from cafedcl.task.describe import cost_line, first_line
+from cafedcl.task.describe import cost_line, first_line, scoring_line
 from cafedcl.terminal.overview import colour, describe_round, duration, headline, series, sparkline
 
 REFRESH = 8
@@ -39,10 +39,13 @@ class Pace:
 
 
 def description(federation: Federation) -> list[str]:
-    """Return in two lines what is trained, where, on what, and what a step costs."""
+    """Return what is trained, where, on what, what a step costs, and how long scoring takes if it
+    takes long.
+    """
     config = federation.config
     task = federation.task
-    return [first_line(config, task, federation.engine.name), cost_line(config, task)]
+    lines = [first_line(config, task, federation.engine.name), cost_line(config, task)]
+    return [line for line in (*lines, scoring_line(config, task)) if line]
 
 
 class StepLine:

@@ -18,6 +18,7 @@ from cafedcl.data.shards import (
     load_shards,
     merge_clients,
     save_shards,
+    stratified_rows,
 )
 from cafedcl.data.splits import dirichlet_per_client, long_tail, pathological
 
@@ -420,3 +421,14 @@ def test_sizes_that_do_not_fit_the_indices_are_refused(sizes):
     tensors = {**shards.tensors(), "train/sizes": sizes}
     with pytest.raises(ValueError, match="train/sizes does not fit"):
         Shards.from_tensors(tensors, ())
+
+
+def test_a_stratified_part_has_every_class_in_its_share():
+    labels = torch.cat([torch.zeros(900), torch.ones(99), torch.tensor([4.0])]).long()
+    labels = labels[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
+    rows = stratified_rows(labels, 100)
+    assert torch.bincount(labels[rows]).tolist() == [90, 10, 0, 0, 1]
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    assert stratified_rows(labels, 0).tolist() == list(range(1000))
+    assert stratified_rows(labels, 2000).tolist() == list(range(1000))
+    assert len(stratified_rows(labels, 1)) == 3, "one of each class at least"

@@ -12,6 +12,7 @@ import cafedcl
 from cafedcl import api
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Batch, Failure, Job, Reply, Visit
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import MODEL, Tensors, floats, nbytes
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
@@ -497,3 +498,30 @@ def test_a_checkpoint_without_a_kind_of_own_scores_can_be_gone_on_from(tiny):
     second.restore(old, header)
     record = second.step()
     assert 0 < record.own["prior_mean"] <= 1
+
+
+@pytest.mark.parametrize("engine", ["reference", "cpu", "cuda"])
+def test_own_models_are_scored_on_a_part_of_the_test_images(engine: str) -> None:
+    """And only they: the server's model and the training stay as they were."""
+    records = []
+    for number in (0, 50):
+        config = small(
+            evaluate={"own_images": number}, engine={"name": engine, "device": "cpu", "stack": 1}
+        )
+        with Federation(config) as federation:
+            records.append(federation.step())
+            labels = federation.task.clients.test_labels(0)
+    whole, part = records
+    assert 45 <= len(labels) <= 55
+    assert len(labels.unique()) == 10
+    assert part.server == whole.server
+    assert part.own is not None
+    assert whole.own is not None
+    assert part.own["accuracy"] == pytest.approx(whole.own["accuracy"], abs=0.2)
+    images = part.own["accuracy"] * len(labels) * len(part.participants)
+    assert images == pytest.approx(round(images), abs=1e-3), "a share of the chosen images"
+
+
+def test_clients_with_test_images_of_their_own_use_all_of_them() -> None:
+    with pytest.raises(CafedclError, match="own_images = 5: under the protocol pfllib"):
+        small(evaluate={"own_images": 5, "protocol": "pfllib"})

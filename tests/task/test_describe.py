@@ -1,7 +1,8 @@
 import pytest
 
+from cafedcl.task import describe
 from cafedcl.task.build import prepare
-from cafedcl.task.describe import cost_line, first_line, magnitude
+from cafedcl.task.describe import cost_line, first_line, magnitude, scoring_line
 from cafedcl.task.resolve import gather
 
 
@@ -28,3 +29,23 @@ def test_a_frozen_part_and_a_named_model_are_told(digits):
     setup = prepare(config, digits)
     assert " trained); cpu engine" in (first_line(setup.config, setup.task, "cpu"))
     assert cost_line(setup.config, setup.task).startswith("cnn8: ")
+
+
+def test_scoring_that_takes_long_is_announced_with_what_shortens_it(digits, monkeypatch):
+    setup = prepare(gather(device="cpu", clients=4, settings=["engine.workers=2"]), digits)
+    assert scoring_line(setup.config, setup.task) == ""
+    monkeypatch.setattr(describe, "MANY_IMAGES", 1000)
+    assert scoring_line(setup.config, setup.task) == "", "it takes less than a second"
+    monkeypatch.setattr(describe, "seconds_per_image", lambda _: 0.5)
+    line = scoring_line(setup.config, setup.task)
+    assert line.startswith("scoring 4 own models on 359 test images each takes about 6 min")
+    assert "evaluate.own_images" in line
+    pooled = prepare(gather(method="central", device="cpu", clients=4), digits)
+    assert scoring_line(pooled.config, pooled.task) == ""
+
+
+def test_an_image_is_timed_and_the_network_left_as_it_was(digits):
+    setup = prepare(gather(device="cpu", clients=4), digits)
+    setup.task.network.train()
+    assert 0 < describe.seconds_per_image(setup.task) < 1
+    assert setup.task.network.training

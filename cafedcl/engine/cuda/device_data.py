@@ -72,13 +72,17 @@ class DeviceData:
         return {}
 
     def test_rows(self, client: int | None) -> Tensor:
-        """Return the rows of ``test_x`` to score: all, or under `pfllib` a client's own.
+        """Return the rows of ``test_x`` to score: all, those for own models, or under `pfllib` a
+        client's own.
 
         It is the same tensor every time, so that it need not be copied again.
         """
         parts = self.task.clients.shards.test
         if parts and client is not None:
             return parts[client]
+        own_rows = self.task.clients.own_rows
+        if own_rows is not None and client is not None:
+            return own_rows
         return self.all_test_rows
 
     def synthetic_room(self) -> Tensors:
