@@ -1,7 +1,9 @@
 """`cafedcl reproduce`: run a table or figure of the paper, and compare it with the paper."""
 
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,14 +14,22 @@ from cafedcl.cli.options import Quiet, Settings, with_flags
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.printable import printable
+from cafedcl.core.steps import spoken, step
 from cafedcl.terminal.console import console, headed
 
 if TYPE_CHECKING:
+    from cafedcl.compare.cost import Costs
+    from cafedcl.compare.jobs import RunOutcome, RunSpec
     from cafedcl.compare.results import Member
+    from cafedcl.compare.run import Means
     from cafedcl.compare.study import Study, StudyScale
 
 FILE = "reproduce.toml"
 TABLE_FILE = "table.md"
+USUAL = "fedavg"
+"""The method whose run is measured, if it is among those of a setting."""
+LONG = 200
+"""Rounds from which a study is measured beforehand, even if nobody asks."""
 
 
 @with_flags("data_dir")
@@ -63,6 +73,18 @@ def reproduce(
             "one is used. Repeatable.",
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Start only runs that are expected to end within this time, such as 30m or 2h. "
+            "Repeat the command for the others.",
+        ),
+    ] = None,
+    cost: Annotated[
+        bool,
+        typer.Option("--cost", help="Measure and print what the runs would cost; run nothing."),
+    ] = False,
     *,
     flags: Flags,
     settings: Settings = None,
@@ -77,12 +99,16 @@ def reproduce(
     To resume after an interruption, repeat the command.
 
     Finished runs are kept, and used again with other settings, methods or seeds.
+
+    Before a long study, short runs measure what it will cost on this device.
     """
+    from cafedcl.compare.cost import parse_duration
     from cafedcl.compare.plan import planned, stored_plan, words_of
-    from cafedcl.compare.pool import run_all
-    from cafedcl.compare.run import Means, end, scheduled
+    from cafedcl.compare.run import Means, end
     from cafedcl.compare.study import folder_of, read_scales, read_study
 
+    begun = time.monotonic()
+    seconds = None if budget is None else parse_duration(budget, "--budget")
     folder = folder_of()
     scales = read_scales(folder)
     if study is None:
@@ -119,27 +145,108 @@ def reproduce(
             for one in chosen.settings
         ]
         absent = unreadable(dict.fromkeys(one.data for one, _ in asked), overrides)
-        todo = [
-            job
+        todo = {
+            one.name: [job for job in its if job.folder not in known]
             for one, its in asked
             if one.data not in absent
-            for job in its
-            if job.folder not in known
-        ]
+        }
         left_out = [f"{one.name}: {absent[one.data]}" for one, _ in asked if one.data in absent]
-        if todo:
-            rounds = sum(job.rounds for job in todo)
-            with scheduled("the same command", (len(todo), rounds), {}, means) as pool:
-                # One seed of every method first: a table is complete before the next seed starts.
-                outcomes = run_all(sorted(todo, key=lambda job: job.seed), pool)
-        if todo or sources:
+        costs = None
+        if cost or seconds is not None or (not means.silent and is_long(todo)):
+            costs = measured(todo, means, seconds)
+        if cost:
+            return
+        if costs is not None and seconds is not None:
+            costs = costs.until(begun + seconds)
+        outcomes = run_study(todo, means, costs)
+        if outcomes or sources:
             write_results(place, whole, wanted, size, elsewhere, means.silent)
         for line in left_out:
             print(printable(f"skipped: {line}"), file=sys.stderr)
-    if todo:
-        end(outcomes, "try them again with the same command")
+    end(outcomes, "try them again with the same command")
     if left_out:
         raise typer.Exit(1)
+
+
+def is_long(todo: "Mapping[str, Sequence[RunSpec]]") -> bool:
+    """Return whether the runs that are not finished are worth a measurement beforehand."""
+    jobs = [job for its in todo.values() for job in its if not job.finished]
+    return sum(job.rounds for job in jobs) >= LONG
+
+
+def measured(
+    todo: "Mapping[str, Sequence[RunSpec]]", means: "Means", budget: float | None
+) -> "Costs":
+    """Measure what runs cost, by a short run for every setting, and print it."""
+    from cafedcl.compare.cost import MEASURED_ROUNDS, Costs, measure
+    from cafedcl.compare.pool import run_all
+    from cafedcl.compare.run import scheduled
+
+    left: dict[str, list[RunSpec]] = {}
+    for name, its in todo.items():
+        jobs = [job for job in its if not job.finished]
+        if jobs:
+            # The run that is measured comes first.
+            left[name] = sorted(jobs, key=lambda job: job.code[-1] != USUAL)
+    screen = console()
+    if not left:
+        if not means.silent:
+            screen.print("all runs are finished")
+        return Costs({})
+    silently = replace(means, quiet=True, as_json=False)
+    size = (len(left), MEASURED_ROUNDS * len(left))
+    with (
+        step("measuring what the runs cost", total=len(left), unit="settings"),
+        scheduled("the same command", size, {}, silently) as pool,
+    ):
+        slots = len(pool.slots)
+        costs = measure(list(left.values()), lambda short: run_all(short, pool))
+    if means.silent:
+        return costs
+    for name, its in left.items():
+        each = costs.total(its, 1) / len(its)
+        screen.print(
+            f"{name}: {len(its)} runs of about {spoken(each)}: {spoken(costs.total(its, slots))}",
+            soft_wrap=True,
+        )
+    jobs = [job for its in left.values() for job in its]
+    whole = costs.total(jobs, slots)
+    methods = ", ".join(dict.fromkeys(its[0].code[-1] for its in left.values()))
+    screen.print(
+        f"in all {len(jobs)} runs, {slots} at a time: about {spoken(whole)} "
+        f"(measured with {methods}; other methods differ)",
+        soft_wrap=True,
+    )
+    if budget is not None and whole > budget:
+        screen.print(
+            f"about {budget / whole:.0%} of them fit into {spoken(budget)}: "
+            "one seed of every method first",
+            soft_wrap=True,
+        )
+    return costs
+
+
+def run_study(
+    todo: "Mapping[str, Sequence[RunSpec]]", means: "Means", costs: "Costs | None"
+) -> "list[RunOutcome]":
+    """Execute the runs of a study; those that do not fit into the time are left for later."""
+    from cafedcl.compare.pool import run_all
+    from cafedcl.compare.run import scheduled
+
+    # One seed of every method first: a table is complete before the next seed starts.
+    jobs = sorted((job for its in todo.values() for job in its), key=lambda job: job.seed)
+    if not jobs:
+        return []
+    size = (len(jobs), sum(job.rounds for job in jobs))
+    with scheduled("the same command", size, {}, means) as pool:
+        outcomes = run_all(jobs, pool, costs)
+    left = len(jobs) - len(outcomes)
+    if left and not means.silent:
+        console().print(
+            f"{left} runs did not fit into the time; repeat the command to run them",
+            soft_wrap=True,
+        )
+    return outcomes
 
 
 def unreadable(names: Iterable[str], overrides: Sequence[str]) -> dict[str, CafedclError]:

@@ -28,6 +28,8 @@ class RunSpec:
     """Data, model and method: runs that agree in them can share compiled code."""
     alike: int = 1
     """How many runs of the plan share it."""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
+    """The config that the arguments stand for."""
 
     @classmethod
     def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "RunSpec":
@@ -48,7 +50,8 @@ class RunSpec:
                 else:
                     settings += ["--set", f"{name}={to_toml(value)}"]
         code = config.data.name, config.model.name, config.method.name
-        return cls(out, place, (*arguments, *settings), config.federation.rounds, code)
+        rounds = config.federation.rounds
+        return cls(out, place, (*arguments, *settings), rounds, code, tables=tables)
 
     @property
     def folder(self) -> Path:

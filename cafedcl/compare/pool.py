@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from cafedcl.compare.jobs import (
     DeviceShare,
@@ -220,8 +221,23 @@ def last_words(log: Path, status: int) -> str:
     return f"ended with status {status} before its last round"
 
 
-def run_all(jobs: Iterable[RunSpec], pool: Pool) -> list[RunOutcome]:
-    """Execute all unfinished runs, and return all outcomes in the order of their end."""
+class Allowance(Protocol):
+    """Decides which runs may still start."""
+
+    def fits(self, job: RunSpec) -> bool:
+        """Return whether a run may start now."""
+
+    def learn(self, outcome: RunOutcome) -> None:
+        """Take note of a run that has ended."""
+
+
+def run_all(
+    jobs: Iterable[RunSpec], pool: Pool, allowance: Allowance | None = None
+) -> list[RunOutcome]:
+    """Execute all unfinished runs, and return all outcomes in the order of their end.
+
+    With an allowance, a run that does not fit is passed over, and has no outcome if it never fits.
+    """
     outcomes: list[RunOutcome] = []
     waiting: deque[RunSpec] = deque()
     for job in sharing_code(list(jobs)):
@@ -231,9 +247,21 @@ def run_all(jobs: Iterable[RunSpec], pool: Pool) -> list[RunOutcome]:
         else:
             waiting.append(job)
     while waiting or pool.running:
-        while waiting and pool.free:
-            pool.start(waiting.popleft())
-        outcomes += pool.wait()
+        while pool.free:
+            fitting = (one for one in waiting if allowance is None or allowance.fits(one))
+            chosen = next(fitting, None)
+            if chosen is None:
+                break
+            waiting.remove(chosen)
+            pool.start(chosen)
+        if not pool.running:
+            # Time only runs out: what does not fit now never will.
+            break
+        ended = pool.wait()
+        outcomes += ended
+        if allowance is not None:
+            for outcome in ended:
+                allowance.learn(outcome)
     return outcomes
 
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,10 @@ def departures(run: RunSummary) -> dict[str, Any]:
     names = {
         section: {"name": run.settings[f"{section}.name"]} for section in ("method", "augment")
     }
-    usual = flat(resolve(names).to_plain())
+    config = resolve(names)
+    # In a study, clients have no data that only they may see.
+    config = replace(config, release=config.release.settled(own_data=False))
+    usual = flat(config.to_plain())
     return {
         name: value
         for name, value in run.settings.items()

@@ -321,3 +321,30 @@ def test_without_a_name_all_studies_are_listed(
     listed = run().output
     for name in (*study_names(HOME), "--scale smoke", "--scale paper"):
         assert name in listed
+
+
+@pytest.mark.usefixtures("shared_processes")
+def test_what_a_study_costs_is_measured_and_only_what_fits_is_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    part = ["--scale", "smoke", "--out", str(out), "--jobs", "1", "--devices", "cpu"]
+    part += ["--only", "cifar10-practical", "--methods", "fedavg", "--seeds", "2"]
+    shown = run("table1", *part, "--cost")
+    assert shown.exit_code == 0, shown.output
+    assert "cifar10-practical: 2 runs of about " in shown.output
+    assert "in all 2 runs, 1 at a time: about " in shown.output
+    assert not list(out.rglob("metrics.jsonl")), "nothing is run"
+    none = run("table1", *part, "--budget", "0.001s")
+    assert none.exit_code == 0, none.output
+    assert "% of them fit into 0 s: one seed of every method first" in none.output
+    assert "2 runs did not fit into the time; repeat the command to run them" in none.output
+    assert not list(out.rglob("metrics.jsonl"))
+    whole = run("table1", *part, "--budget", "1h", "--quiet")
+    assert whole.exit_code == 0, whole.output
+    assert len(list(out.rglob("metrics.jsonl"))) == 2
+    assert "all runs are finished" in run("table1", *part, "--cost").output
+
+
+def test_a_budget_that_is_no_time_is_one_line(tmp_path: Path) -> None:
+    ended = run("table1", "--out", str(tmp_path / "out"), "--budget", "soon")
+    assert isinstance(ended.exception, CafedclError)
+    assert "--budget soon: a time is expected, such as 90s, 30m or 1h30m" in str(ended.exception)
