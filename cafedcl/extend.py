@@ -8,7 +8,8 @@ its own. Equation numbers are those of the CAFedCL paper.
 
 What a method is made of
     `Method`, `FedAvg`, `NoOptions`, `option`; what it gets and returns: `Batch`, `Visit`, `Client`,
-    `Up`, `Field`, `Tensors`; what a client may claim: `Claims`, from the `Enrolment`.
+    `Up`, `Field`, `Tensors`; what a client may claim: `Claims`, from the `Enrolment`; the means
+    that the server takes, for privacy: `Averages`, `ClassMeans`.
 
 Losses and prototypes
     `unit` (x/‖x‖), `weighted_average` and `cross_entropy` (by batch.weight), `class_sums` and
@@ -34,7 +35,18 @@ Names of tensors
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.augment.transforms import Transform
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Shape, Up, Visit
+from cafedcl.core.contract import (
+    Averages,
+    Batch,
+    Claims,
+    ClassMeans,
+    Client,
+    Enrolment,
+    Field,
+    Shape,
+    Up,
+    Visit,
+)
 from cafedcl.core.tensors import Tensors, prefixed, under, without
 from cafedcl.data.dataset import Dataset
 from cafedcl.functional.aggregation import (
@@ -73,8 +85,10 @@ __all__ = [
     "Aggregator",
     "Augmenter",
     "Average",
+    "Averages",
     "Batch",
     "Claims",
+    "ClassMeans",
     "Client",
     "ClientImages",
     "Dataset",

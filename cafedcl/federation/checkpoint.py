@@ -21,7 +21,15 @@ from cafedcl.federation.sparse_writing import with_all_rows
 from cafedcl.methods import find_method
 from cafedcl.task.resolve import resolve
 
-MAY_CHANGE = ("engine.", "store.", "data.dir", "data.download", "evaluate.batch")
+MAY_CHANGE = (
+    "engine.",
+    "store.",
+    "data.dir",
+    "data.download",
+    "evaluate.batch",
+    "privacy.budget",
+    "privacy.accountant",
+)
 """Options that may differ when a run is resumed. `federation.rounds` may be raised besides."""
 
 

@@ -261,6 +261,9 @@ def test_a_run_that_its_budget_ended_is_finished(tmp_path):
     assert any(f"is private: {epsilon} at δ = 1e-05" in note for note in notes)
     assert epsilon in describe_round(finished.records[-1])
     assert f"client-level differential privacy: {epsilon} at δ = 1e-05" in card.privacy(finished)
+    # A larger budget lets it go on.
+    runs.change_config(folder, ["privacy.budget=100.0"])
+    assert len(runs.resume(tmp_path / "run", warn=lambda _: None).records) == 9
 
 
 @pytest.mark.parametrize(("randomness", "releases"), [("seeded", [1, 2, 3]), ("system", [1, 2, 4])])
