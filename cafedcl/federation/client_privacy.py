@@ -38,6 +38,11 @@ class ClientPrivacy(Spending):
         self.accountant = Accountant(self.options, "privacy.kind = clients")
         self.check_budget({})
 
+    @property
+    def expected(self) -> float:
+        """The mean number of clients in a round. How many there are in one would tell who."""
+        return self.config.federation.participation * len(self.task.clients.shards)
+
     def start(self, state: Tensors) -> Tensors:
         """Return the state before the first round, with what is adapted."""
         if not self.options.quantile:
@@ -112,10 +117,7 @@ class PrivateAggregator:
             moved_weights = self.updates.applied(mean.to(received.device, received.dtype))
             changed |= prefixed(MODEL, moved_weights)
         if "within" in sums:
-            expected = self.privacy.config.federation.participation * len(
-                self.privacy.task.clients.shards
-            )
-            within = float(sums["within"]) / expected + 0.5
+            within = float(sums["within"]) / self.privacy.expected + 0.5
             after = next_clip(clip, within, self.privacy.options.quantile)
             changed[CLIP] = torch.tensor(after)
         return changed
@@ -137,10 +139,7 @@ class PrivateAggregator:
         shape = self.privacy.task.fields[means.values].shape
         sent = {"classes": known, means.values: rows.view(len(known), *shape).float()}
         if means.weights:
-            expected = self.privacy.config.federation.participation * len(
-                self.privacy.task.clients.shards
-            )
-            shares = (weights[known] / expected).clamp(max=1.0)
+            shares = (weights[known] / self.privacy.expected).clamp(max=1.0)
             sent[means.weights] = (self.privacy.bounds.cap(means.most) * shares).float()
         return Up(-1, 1, moved(sent, self.privacy.task.server_device))
 
