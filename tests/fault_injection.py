@@ -9,6 +9,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,38 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, strike: Strike) -> No
 
 
 class Pictures:
-    """Copies the folder at every call, as a process leaves it that is killed there."""
+    """Copies the folder at every call, as a process leaves it that is killed there.
+
+    Some calls change nothing that can be seen, such as fsync; then there is no second copy.
+    """
 
     def __init__(self, folder: Path, album: Path) -> None:
         self.folder = folder
         self.album = album
+        self.calls = 0
         self.taken: list[Path] = []
+        self.seen: set[bytes] = set()
 
     def __call__(self, name: str) -> None:
         """Take a picture."""
-        if self.folder.exists():
-            place = self.album / f"{len(self.taken):03d} {name}"
-            self.taken.append(Path(shutil.copytree(self.folder, place)))
+        if not self.folder.exists():
+            return
+        self.calls += 1
+        content = content_of(self.folder)
+        if content in self.seen:
+            return
+        self.seen.add(content)
+        place = self.album / f"{self.calls:03d} {name}"
+        self.taken.append(Path(shutil.copytree(self.folder, place)))
+
+
+def content_of(folder: Path) -> bytes:
+    """Return a digest of the names and the content of all files of a folder."""
+    hasher = blake2b()
+    for path in sorted(folder.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        hasher.update(f"{path.relative_to(folder)} {len(content)} ".encode() + content)
+    return hasher.digest()
 
 
 class FullDisk:

@@ -210,6 +210,22 @@ def test_the_growth_on_the_page_is_that_of_the_result_file() -> None:
         assert f"| {few:{form}} | {many:{form}} | {many / few:.2f} |" in SPEED, key
 
 
+def test_the_growth_to_a_million_clients_on_the_page_is_that_of_the_result_file() -> None:
+    result = measured("growth-many-cpu")
+    cases = [runs[0] for runs in result["runs"].values()]
+    assert [case["task"]["clients"] for case in cases] == [10_000, 100_000, 1_000_000]
+    for key, form in (
+        ("setup_s", ".1f"),
+        ("round_s", ".1f"),
+        ("peak_mib", ".0f"),
+        ("folder_kib_per_round", ".0f"),
+    ):
+        row = " | ".join(f"{case[key]:{form}}" for case in cases)
+        assert f"| {row} |" in SPEED, key
+    assert f"{result['growth']['bytes_per_further_client']:.0f} bytes of memory" in SPEED
+    assert " ".join(result["environment"]["command"]) in SPEED
+
+
 def test_the_excess_drifts_on_the_page_are_those_of_the_result_file() -> None:
     result = json.loads(
         (HOME / "experiments" / "results" / "bias_loop.json").read_text(encoding="utf-8")

@@ -97,6 +97,8 @@ class Recorder(Watcher):
                     record.tables,
                     len(federation.counts),
                     follows=not evaluator.sizes and not evaluator.apart,
+                    # The last round's file tells of all clients.
+                    only=None if federation.finished else record.round,
                 )
                 packed = pack(tables, {"round": record.round})
                 write_atomically(self.folder.evaluation_file(record.round), packed)

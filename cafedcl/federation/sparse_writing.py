@@ -9,24 +9,35 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.federation import sparse_tables
 from cafedcl.federation.sparse_tables import CONFUSION, NUMBER, ROWS, SERVER_CLIENTS
 
-BY_CLIENT = ("own/", "notes/", "scores/own/")
+OWN = "own/"
+OWN_ROUND = OWN + "round"
+"""The round in which each client's own model was scored last."""
+BY_CLIENT = (OWN, "notes/", "scores/own/")
 """Prefixes of the tables with a row for every client."""
 
 
-def without_empty_rows(tables: Tensors, clients: int, *, follows: bool = False) -> Tensors:
+def without_empty_rows(
+    tables: Tensors, clients: int, *, follows: bool = False, only: int | None = None
+) -> Tensors:
     """Return tables as they are stored.
 
     ``follows`` says that each client's accuracy under the server's model follows from the confusion
-    matrix, and need not be stored.
+    matrix, and need not be stored. ``only`` is a round: then results of own models are stored only
+    if they are of this round, since those before are in the files of their rounds.
     """
     if clients < MANY_CLIENTS:
         return tables
     stored: Tensors = {NUMBER: torch.tensor([clients])}
+    new: Tensor | None = None
+    if only is not None and OWN_ROUND in tables:
+        new = (tables[OWN_ROUND] == only).nonzero().flatten()
     for name, value in tables.items():
         if name == SERVER_CLIENTS and follows:
             continue
         if name.startswith(BY_CLIENT) and len(value) == clients:
             rows = known_rows(value)
+            if new is not None and name.startswith(OWN):
+                rows = new
             stored[ROWS + name] = rows
             stored[name] = value[rows]
         else:

@@ -343,7 +343,8 @@ def test_a_run_killed_at_any_call_that_writes_ends_as_one_never_killed(
     with monkeypatch.context() as patch:
         install(patch, whole, pictures)
         start_or_resume(whole, method)
-    assert len(pictures.taken) >= 60
+    assert pictures.calls >= 60
+    assert len(pictures.taken) >= 40, "as many states of the folder"
     expected = result(whole)
     for path in pictures.taken:
         start_or_resume(path, method)
