@@ -165,6 +165,12 @@ class EngineOptions:
         "cuda: compile the training step; auto: if the run is long enough to make up for it",
         choices=("auto", "on", "off"),
     )
+    gpus: int = option(
+        1,
+        "cuda: number of GPUs that clients are dealt to, beginning with engine.device",
+        low=1,
+        high=1024,
+    )
     alike: int = option(
         1,
         "cuda: runs of this method and model that share compiled code, which decides whether "

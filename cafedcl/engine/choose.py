@@ -1,9 +1,11 @@
 """Which engine runs a config."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from cafedcl.config.sections import Config
@@ -14,8 +16,9 @@ from cafedcl.engine.base import Engine
 from cafedcl.engine.cpu.groups import choose_size, stacking_obstacle
 from cafedcl.engine.cpu.workers import CpuEngine
 from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
+from cafedcl.engine.cuda.several import SeveralGpus
 from cafedcl.engine.reference import ReferenceEngine
-from cafedcl.task.build import Setup
+from cafedcl.task.build import Setup, prepare
 from cafedcl.task.task import Task, arithmetic
 
 SLOW_LAYERS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
@@ -102,11 +105,11 @@ def _cuda_engine(setup: Setup, participants: int, notice: Notice) -> Engine:
 
 def _try_captured(
     setup: Setup, participants: int, *, compiled: bool
-) -> tuple[CudaEngine | None, str | None]:
+) -> tuple[CudaEngine | SeveralGpus | None, str | None]:
     """Return an engine that has captured a first step, or why there is none."""
     what = "compiling the training step" if compiled else "capturing the training step"
     expected = COMPILE_SECONDS if compiled else 0.0
-    engine = CudaEngine(setup.task, setup.config.engine, participants, compiled=compiled)
+    engine = _captured(setup, participants, compiled=compiled)
     try:
         # As in a round: the compiler would compile everything again for another number of threads.
         with step(what, expected=expected), arithmetic(setup.task):
@@ -115,6 +118,35 @@ def _try_captured(
         engine.close()
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
     return engine, None
+
+
+def _captured(setup: Setup, participants: int, *, compiled: bool) -> CudaEngine | SeveralGpus:
+    """Return the engine of one GPU, or one for each of several."""
+    options = setup.config.engine
+    share = math.ceil(participants / options.gpus)
+    tasks = [setup.task]
+    for device in further_devices(setup.task.device, options.gpus):
+        config = replace(setup.config, engine=replace(options, device=device))
+        # The same data and split, from the same seed, on another device.
+        tasks.append(prepare(config).task)
+    engines = [CudaEngine(task, options, share, compiled=compiled) for task in tasks]
+    return engines[0] if len(engines) == 1 else SeveralGpus(engines)
+
+
+def further_devices(first: torch.device, number: int) -> list[str]:
+    """Return the names of the devices after the first, or say that there are not so many.
+
+    On a host, which the engine runs on in tests, it stands for all of them.
+    """
+    if first.type != "cuda":
+        return [str(first)] * (number - 1)
+    begin = first.index or 0
+    there = torch.cuda.device_count()
+    if begin + number > there:
+        raise CafedclError(
+            f"engine.gpus = {number}: there are {there - begin} CUDA devices from {first} on"
+        )
+    return [f"cuda:{index}" for index in range(begin + 1, begin + number)]
 
 
 def compiling_pays_off(task: Task, steps: int) -> bool:

@@ -4,6 +4,7 @@ A captured step reads one row of each table, so it serves every client whose bat
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,6 +23,8 @@ STEP_COST = 16.0
 """What a step costs besides its images, counted in images."""
 ACCEPTED_COST = 1.1
 """Padding is good enough if all steps together cost no more than this factor of the unpadded."""
+_DRAWING = threading.Lock()
+"""Threads draw in turn: PyTorch has one generator for all of them."""
 MOST_SIZES = 128
 """How many different batch sizes are considered when widths are chosen."""
 
@@ -76,7 +79,7 @@ def make_schedule(
     keys: dict[str, object] = {"weight": (images, size), "first": steps, "rate": (round, steps)}
     if task.transforms:
         sizes = [int(number) for number in pattern.sizes] * options.epochs
-        with torch_stream(task.seed, "client", client, round):
+        with _DRAWING, torch_stream(task.seed, "client", client, round):
             drawn = [task.transforms.draw(number) for number in sizes]
         for name in drawn[0]:
             tables[f"draw/{name}"] = _padded([draws[name] for draws in drawn], width)
