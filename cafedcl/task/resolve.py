@@ -34,6 +34,7 @@ def resolve(tables: Mapping[str, Any]) -> Config:
         section: read_options(cls, tables.get(section, {}), section)
         for section, cls in SECTIONS.items()
     }
+    refuse_privacy_without_kind(tables.get("privacy", {}))
     name, chosen = _choice(tables, "method", "cafedcl")
     name, plus, suffix = name.partition("+")
     tail, given = _choice(tables, "augment", suffix or "none")
@@ -45,6 +46,18 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     options = read_options(method.Options, {**preset, **chosen}, "method")
     augment = Choice(tail, read_options(find_augmenter(tail).Options, given, "augment"))
     return Config(method=Choice(name, options), augment=augment, **sections)
+
+
+def refuse_privacy_without_kind(given: Mapping[str, Any]) -> None:
+    """Raise an error if privacy has options but no kind: somebody believes that there is some.
+
+    Options that differ from their defaults would be refused anyway; these may be equal to them.
+    """
+    if given and "kind" not in given:
+        raise CafedclError(
+            f"privacy.{next(iter(given))}: it is set, but privacy.kind is not, so nothing would be "
+            "private; set privacy.kind to clients or records"
+        )
 
 
 def _choice(tables: Mapping[str, Any], section: str, default: str) -> tuple[str, dict[str, Any]]:

@@ -1,5 +1,7 @@
 import pytest
 
+from cafedcl.config.privacy_options import PrivacyOptions
+from cafedcl.core.errors import CafedclError
 from cafedcl.task.resolve import gather, imported_names, resolve
 
 
@@ -39,3 +41,13 @@ def test_the_config_of_a_run_folder_can_be_run_again(tmp_path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("format = 2\n\n" + config.to_toml())
     assert gather(file) == config
+
+
+@pytest.mark.parametrize("name", ["noise", "clip", "budget"])
+def test_options_of_privacy_without_a_kind_are_refused_even_if_they_are_the_defaults(
+    name: str,
+) -> None:
+    usual = getattr(PrivacyOptions(), name)
+    with pytest.raises(CafedclError, match=rf"privacy\.{name}: .* privacy\.kind is not"):
+        resolve({"privacy": {name: usual}})
+    assert resolve({"privacy": {"kind": "none", name: usual}}).privacy == PrivacyOptions()
