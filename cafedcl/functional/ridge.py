@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.contract import Field, Up
-from cafedcl.core.tensors import Tensors
+from cafedcl.core.tensors import Tensors, prefixed
 
 MOMENTS = ("gram", "targets")
 """What clients send: Σ w z·zᵀ, (dim, dim), and per class Σ w z, (classes, dim)."""
@@ -45,3 +45,25 @@ def fitted(sums: Tensors, ridge: float, prior: Tensor | None = None) -> Tensor:
     # If liars make it singular, the result is not finite, and the server rejects the step.
     solved: Tensor = torch.linalg.solve_ex(matrix, targets.T)[0]
     return solved.T.float().contiguous()
+
+
+def start_classifier(prior: Tensor) -> Tensors:
+    """Return the state of a classifier that is fitted anew in every round: at first, its prior."""
+    classes, dim = prior.shape
+    return {
+        "anchors/classifier": prior.clone(),
+        "server/gram": torch.zeros(dim, dim, dtype=torch.float64),
+        "server/targets": torch.zeros(classes, dim, dtype=torch.float64),
+    }
+
+
+def refitted(state: Tensors, ups: list[Up], share: float, ridge: float) -> Tensors:
+    """Return the state of the classifier after a round with a ``share`` of all clients.
+
+    What was sent before fades as fast as all clients would be asked once: with all of them in every
+    round, at once. The prior is the prototypes that the round began with.
+    """
+    faded = max(1 - share, 0.0)
+    sums = {name: faded * state[f"server/{name}"] + new for name, new in summed(ups).items()}
+    found = fitted(sums, ridge, state["anchors/prototypes"])
+    return {"anchors/classifier": found, **prefixed("server/", sums)}

@@ -1,4 +1,6 @@
-"""CAFedCL's options. Where the paper leaves a point open, ``literal`` follows its exact wording.
+"""CAFedCL's options, and what follows from them alone.
+
+Where the paper leaves a point open, ``literal`` follows its exact wording.
 
 docs/cafedcl.md explains every reading and why the default was chosen.
 """
@@ -6,7 +8,12 @@ docs/cafedcl.md explains every reading and why the default was chosen.
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor, nn
+
 from cafedcl.config.options import option
+from cafedcl.core.contract import Averages, ClassMeans, Client
+from cafedcl.core.tensors import Tensors
+from cafedcl.functional import confidence as conf
 
 WEIGHTS = ("confidence", "uniform", "counts", "inverse-variance")
 """The kinds of client weights."""
@@ -215,3 +222,54 @@ class CAFedCLOptions:
                 "method.prototype_of = 'real'"
             )
         return None
+
+
+def averages_of(options: CAFedCLOptions) -> Averages | None:
+    """Return the means that the server's step is made of; None if it is made of anything else."""
+    if options.encoder_weight != "raw" or options.epsilon or options.inference == "fitted":
+        return None
+    bounded = options.weights in ("confidence", "uniform")
+    most = 1.0 if bounded else float("inf")
+    # Anchors that stay fixed are no mean of what clients send.
+    averaged = options.anchors == "averaged"
+    return Averages(most, ClassMeans(weights="confidence", most=most) if averaged else None)
+
+
+def head_parts(options: CAFedCLOptions, classes: int, dim: int) -> nn.ModuleDict:
+    """Return the projection and the classifier, if there are any."""
+    # Both are made in any case, so that the random weights of one do not depend on the other.
+    project = nn.Linear(dim, dim)
+    classify = nn.Linear(dim, classes)
+    parts = nn.ModuleDict()
+    if options.features == "projected":
+        parts["project"] = project
+    if options.classifier == "ce":
+        parts["classify"] = classify
+    return parts
+
+
+def judged(
+    options: CAFedCLOptions, client: Client, signals: Tensors, logits: Tensor, y: Tensor, p: Tensor
+) -> tuple[Tensor, Tensors]:
+    """Return a client's confidence in its prototypes ``p`` (Eq. 9), and notes of its parts.
+
+    ``logits`` and ``y`` are of its validation images, ``signals`` of its tail augmentation.
+    """
+    o = options
+    made = signals.get("synthetic")
+    quality = signals.get("quality")
+    n_eff = conf.effective_counts(client.counts, made, o.gamma)
+    u = conf.uncertainty(logits, y, len(p), o.uncertainty, o.unvalidated)
+    data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
+    val = conf.validation_confidence(u, o.beta)
+    blend = conf.confidence(data, val, o.w, quality, made, o.missing).clamp(*o.clip)
+    trust = conf.trust(o.weights, blend, n_eff, client.counts, p)
+    notes = {
+        "confidence": trust,
+        "confidence_data": data,
+        "confidence_val": val,
+        "uncertainty": u,
+    }
+    if quality is not None:
+        notes["confidence_gen"] = quality
+    return trust, notes

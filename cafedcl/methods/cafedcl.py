@@ -8,26 +8,19 @@ found by name in functional/contrast.py, confidence.py and aggregation.py.
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import (
-    Averages,
-    Batch,
-    Claims,
-    ClassMeans,
-    Client,
-    Enrolment,
-    Field,
-    Up,
-    Visit,
-)
+from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.tensors import Tensors, prefixed
+from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
 from cafedcl.functional import contrast, ridge
 from cafedcl.functional.aggregation import Entries, mean_prototypes, no_prototypes, normalise
 from cafedcl.functional.contrast import unit
-from cafedcl.methods._readings import PRESETS, CAFedCLOptions
+from cafedcl.methods._readings import PRESETS, CAFedCLOptions, averages_of, head_parts, judged
 from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
+
+FRAMES = {"simplex": contrast.simplex, "orthonormal": contrast.orthonormal}
+"""Anchors before the first round, by `method.init`."""
 
 
 class CAFedCL(Method):
@@ -53,16 +46,8 @@ class CAFedCL(Method):
         super().__init__(options, classes, dim, clients)
         self.epsilon = options.epsilon
         self.separable = options.encoder_weight == "raw"
-        bounded = options.weights in ("confidence", "uniform")
-        most = 1.0 if bounded else float("inf")
-        if self.separable and not options.epsilon:
-            # Anchors that stay fixed are no mean of what clients send.
-            averaged = options.anchors == "averaged"
-            means = ClassMeans(weights="confidence", most=most) if averaged else None
-            self.averages = Averages(most, means)
         self.fits = options.inference == "fitted"
-        if self.fits:
-            self.averages = None
+        self.averages = averages_of(options)
         by_others = options.data_scale in ("max", "sum")
         self.uses_census = self.fits or (options.weights == "confidence" and by_others)
         self.sends_absent = options.absent == "literal"
@@ -74,29 +59,17 @@ class CAFedCL(Method):
             )
 
     def head(self) -> nn.Module:
-        # Both are made in any case, so that the random weights of one do not depend on the other.
-        project = nn.Linear(self.dim, self.dim)
-        classify = nn.Linear(self.dim, self.classes)
-        parts = nn.ModuleDict()
-        if self.options.features == "projected":
-            parts["project"] = project
-        if self.options.classifier == "ce":
-            parts["classify"] = classify
-        return parts
+        return head_parts(self.options, self.classes, self.dim)
 
     def start(self, model: Network) -> Tensors:
         table = no_prototypes(self.classes, self.dim)
-        if self.options.init == "simplex":
-            table["anchors/prototypes"] = contrast.simplex(self.classes, self.dim)
-        if self.options.init == "orthonormal":
-            table["anchors/prototypes"] = contrast.orthonormal(self.classes, self.dim)
         if self.options.init != "means":
+            make = FRAMES[self.options.init]
+            table["anchors/prototypes"] = make(self.classes, self.dim)
             table["anchors/known"] = torch.ones(self.classes, dtype=torch.bool)
         table["server/confidence"] = torch.zeros(self.classes)
         if self.fits:
-            table["anchors/classifier"] = table["anchors/prototypes"].clone()
-            table["server/gram"] = torch.zeros(self.dim, self.dim, dtype=torch.float64)
-            table["server/targets"] = torch.zeros(self.classes, self.dim, dtype=torch.float64)
+            table |= ridge.start_classifier(table["anchors/prototypes"])
         return table
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
@@ -156,28 +129,13 @@ class CAFedCL(Method):
         o = self.options
         client = visit.client
         p = self.prototypes(visit)
-        made = visit.signals.get("synthetic")
-        quality = visit.signals.get("quality")
-        n_eff = conf.effective_counts(client.counts, made, o.gamma)
         z, y = visit.embed("validation", o.judged)
         anchors = visit.anchors["prototypes"]
         logits = contrast.cosine_logits(unit(z), anchors, self.known(visit), o.tau)
-        u = conf.uncertainty(logits, y, self.classes, o.uncertainty, o.unvalidated)
-        data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
-        val = conf.validation_confidence(u, o.beta)
-        blend = conf.confidence(data, val, o.w, quality, made, o.missing).clamp(*o.clip)
-        trust = conf.trust(o.weights, blend, n_eff, client.counts, p)
+        trust, notes = judged(o, client, visit.signals, logits, y, p)
         sent = client.holds if o.absent == "mask" else torch.arange(self.classes, device=p.device)
-        notes = {
-            "confidence": trust,
-            "confidence_data": data,
-            "confidence_val": val,
-            "uncertainty": u,
-        }
         z, y = visit.embed("train", "trained")
         notes["scatter"] = contrast.class_scatter(unit(z), y, self.classes)
-        if quality is not None:
-            notes["confidence_gen"] = quality
         summary = {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}
         if self.fits:
             z, y = visit.embed("train", "received")
@@ -231,7 +189,9 @@ class CAFedCL(Method):
         alpha = self.alphas(sent)
         seen = trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
-        classifier = self.fit(state, ups) if self.fits else {}
+        classifier: Tensors = {}
+        if self.fits:
+            classifier = ridge.refitted(state, ups, len(ups) / self.clients, o.ridge)
         if o.anchors == "fixed":
             return {"server/confidence": kept, **classifier}
         fresh = unit(mean_prototypes(sent["prototypes"], alpha, seen, old))
@@ -244,18 +204,6 @@ class CAFedCL(Method):
         known = state["anchors/known"] | seen
         anchors = {"anchors/prototypes": table, "anchors/known": known}
         return {**anchors, "server/confidence": kept, **classifier}
-
-    def fit(self, state: Tensors, ups: list[Up]) -> Tensors:
-        """Return the classifier that is fitted to the features of all clients.
-
-        What was sent before fades as fast as all clients would be asked once: with all of them in
-        every round, at once.
-        """
-        faded = max(1 - len(ups) / self.clients, 0.0)
-        sums = ridge.summed(ups)
-        sums = {name: faded * state[f"server/{name}"] + value for name, value in sums.items()}
-        found = ridge.fitted(sums, self.options.ridge, state["anchors/prototypes"])
-        return {"anchors/classifier": found, **prefixed("server/", sums)}
 
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         z = self.embed(model, x)
