@@ -24,6 +24,7 @@ STUDIES = [
     "ablation",
     "creff",
     "fedloge",
+    "flamby",
     "sensitivity",
     "sensitivity_plain",
     "skin",
