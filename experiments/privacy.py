@@ -15,8 +15,10 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
+
+from attacks import cell
 
 FILE = Path(__file__).parent / "results" / "privacy.json"
 ROUNDS = 20
@@ -173,15 +175,6 @@ def values(result: dict[str, Any], score: str, **wanted: Any) -> list[float]:
         for row in result["runs"]
         if all(row[name] == value for name, value in wanted.items())
     ]
-
-
-def cell(found: list[float]) -> str:
-    """Return a mean with its standard error."""
-    if not found:
-        return "–"
-    if len(found) == 1:
-        return f"{found[0]:.1f}"
-    return f"{mean(found):.1f} ± {stdev(found) / len(found) ** 0.5:.1f}"
 
 
 def epsilon(result: dict[str, Any], noise: float) -> str:

@@ -302,9 +302,7 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
                 name: scored(name, next(iter(of_method.values())), jobs[name], earlier)
                 for name, of_method in sweeps.items()
             }
-            command = ["python", "experiments/tuning.py", "--seeds", str(arguments.seeds)]
-            if arguments.plan != PLAN:
-                command += ["--plan", f"experiments/{arguments.plan.name}"]
+            command = [*command_of(arguments.plan), "--seeds", str(arguments.seeds)]
             for setting in settings:
                 command += ["--set", setting]
             result = {
@@ -320,6 +318,12 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
             if not arguments.quiet:
                 for name, it in result["methods"].items():
                     print(f"{name}: {it['score']} {it['value']:.4f} with {it['best']}", flush=True)
+
+
+def command_of(plan: Path) -> list[str]:
+    """Return how the command of a plan begins."""
+    command = ["python", "experiments/tuning.py"]
+    return command if plan == PLAN else [*command, "--plan", f"experiments/{plan.name}"]
 
 
 def study_of(plan: Tuning, result: dict[str, Any], name: str, command: str) -> str:
@@ -396,11 +400,11 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         if arguments.study:
             plan = Tuning.read(arguments.plan)
-            command = ["python experiments/tuning.py"]
-            if arguments.plan != PLAN:
-                command.append(f"--plan experiments/{arguments.plan.name}")
-            command.append(f"--from experiments/results/{arguments.earlier.name}")
-            command.append(f"--study experiments/{arguments.study.name}")
+            command = [
+                *command_of(arguments.plan),
+                *("--from", f"experiments/results/{arguments.earlier.name}"),
+                *("--study", f"experiments/{arguments.study.name}"),
+            ]
             text = study_of(
                 plan, read_result(arguments.earlier), arguments.study.stem, " ".join(command)
             )

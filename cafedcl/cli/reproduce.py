@@ -152,8 +152,9 @@ def reproduce(
         }
         left_out = [f"{one.name}: {absent[one.data]}" for one, _ in asked if one.data in absent]
         costs = None
-        if cost or seconds is not None or (not means.silent and is_long(todo)):
-            costs = measured(todo, means, seconds)
+        left = unfinished(todo)
+        if cost or seconds is not None or (not means.silent and is_long(left)):
+            costs = measured(left, means, seconds)
         if cost:
             return
         if costs is not None and seconds is not None:
@@ -168,26 +169,29 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def is_long(todo: "Mapping[str, Sequence[RunSpec]]") -> bool:
-    """Return whether the runs that are not finished are worth a measurement beforehand."""
-    jobs = [job for its in todo.values() for job in its if not job.finished]
-    return sum(job.rounds for job in jobs) >= LONG
+def unfinished(todo: "Mapping[str, Sequence[RunSpec]]") -> "dict[str, list[RunSpec]]":
+    """Return the runs of every setting that are not finished; the one to measure comes first."""
+    left = {name: [job for job in its if not job.finished] for name, its in todo.items()}
+    return {
+        name: sorted(jobs, key=lambda job: job.code[-1] != USUAL)
+        for name, jobs in left.items()
+        if jobs
+    }
+
+
+def is_long(left: "Mapping[str, Sequence[RunSpec]]") -> bool:
+    """Return whether these runs are worth a measurement beforehand."""
+    return sum(job.rounds for its in left.values() for job in its) >= LONG
 
 
 def measured(
-    todo: "Mapping[str, Sequence[RunSpec]]", means: "Means", budget: float | None
+    left: "Mapping[str, Sequence[RunSpec]]", means: "Means", budget: float | None
 ) -> "Costs":
-    """Measure what runs cost, by a short run for every setting, and print it."""
+    """Measure what unfinished runs cost, by a short run for every setting, and print it."""
     from cafedcl.compare.cost import MEASURED_ROUNDS, Costs, measure
     from cafedcl.compare.pool import run_all
     from cafedcl.compare.run import scheduled
 
-    left: dict[str, list[RunSpec]] = {}
-    for name, its in todo.items():
-        jobs = [job for job in its if not job.finished]
-        if jobs:
-            # The run that is measured comes first.
-            left[name] = sorted(jobs, key=lambda job: job.code[-1] != USUAL)
     screen = console()
     if not left:
         if not means.silent:

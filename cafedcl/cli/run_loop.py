@@ -30,6 +30,25 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    forget_compiled_code()
+
+
+def forget_compiled_code() -> None:
+    """Forget all compiled code if there is so much of it that the next run might not be compiled.
+
+    The next runs share code with earlier ones. But PyTorch compiles a function for a limited number
+    of shapes and options, and after that runs it uncompiled.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return
+    import torch
+
+    from cafedcl.engine.cuda.step import RECOMPILE_LIMIT
+
+    if utils.counters["stats"]["unique_graphs"] >= RECOMPILE_LIMIT // 2:
+        torch._dynamo.reset()
+        utils.counters.clear()
 
 
 if __name__ == "__main__":
