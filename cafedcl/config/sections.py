@@ -260,6 +260,11 @@ class Config:
     privacy: PrivacyOptions = PrivacyOptions()  # noqa: RUF009
     release: ReleaseOptions = ReleaseOptions()  # noqa: RUF009
 
+    @property
+    def at_sites(self) -> bool:
+        """Whether the training images are at sites, which have data of their own."""
+        return self.data.name == SITES
+
     def to_plain(self) -> dict[str, Any]:
         """Return the config as nested plain values; ``resolve`` reads them back."""
         choices = {name: getattr(self, name) for name in CHOICES}

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from cafedcl.config.sections import SITES, Config
+from cafedcl.config.sections import Config
 from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
@@ -202,7 +202,7 @@ def site_shards(config: Config, data: Dataset) -> Shards:
 
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
     """Return a site's enrolment: what it may tell of its counts, and no more."""
-    release = Release(config.release.settled(own_data=is_remote(config)))
+    release = Release(config.release.settled(own_data=config.at_sites))
     counts = release.counts(site_shards(config, data).counts[0])
     if not counts.any():
         raise CafedclError(
@@ -292,8 +292,3 @@ def _one_shard(indices: Tensor, assigned: SiteAssignment) -> ClientRows:
     shards = [NO_INDICES] * assigned.clients
     shards[assigned.client] = indices
     return ClientRows.of(shards)
-
-
-def is_remote(config: Config) -> bool:
-    """Return whether a config's training images are at sites."""
-    return config.data.name == SITES

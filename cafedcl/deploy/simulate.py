@@ -8,7 +8,6 @@ from pathlib import Path
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
-from cafedcl.deploy.population import is_remote
 from cafedcl.deploy.programs import require_flower
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.submit import submit
@@ -21,7 +20,7 @@ from cafedcl.federation.watcher import Watcher
 
 def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> Run:
     """Run a config with its clients as Flower's simulated nodes."""
-    if is_remote(config):
+    if config.at_sites:
         raise CafedclError("data.name = sites: a simulation has no sites; use `cafedcl deploy run`")
     if config.privacy.secure:
         raise CafedclError(

@@ -2,7 +2,7 @@
 
 import secrets
 
-from cafedcl.config.sections import SITES, Config
+from cafedcl.config.sections import Config
 from cafedcl.core.rng import stream
 from cafedcl.task.build import check_schedule
 
@@ -42,7 +42,7 @@ class Participants:
 
     def _independent(self, round: int) -> list[int]:
         share = self.config.federation.participation
-        if self.config.privacy.from_system(own_data=self.config.data.name == SITES):
+        if self.config.privacy.from_system(own_data=self.config.at_sites):
             system = secrets.SystemRandom()
             return [client for client in range(self.clients) if system.random() < share]
         draws = stream(self.config.run.seed, "participants", round).random(self.clients)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from cafedcl.config.sections import SITES, Config
+from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.task.task import Task
@@ -24,7 +24,7 @@ class Spending:
     @property
     def from_system(self) -> bool:
         """Whether random numbers come from the operating system, and not from the seed."""
-        return self.options.from_system(own_data=self.config.data.name == SITES)
+        return self.options.from_system(own_data=self.config.at_sites)
 
     def start(self, state: Tensors) -> Tensors:
         """Return the state before the first round, with what is kept."""

@@ -75,7 +75,7 @@ def choose_device(name: str) -> torch.device:
 
 def load_data(config: Config) -> Dataset:
     """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
-    if config.data.name == SITES:
+    if config.at_sites:
         raise CafedclError(
             "data.name = sites: that is for a deployment on Flower; see `cafedcl deploy --help`"
         )
@@ -116,7 +116,7 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
         engine = replace(engine, onednn="off" if is_arm() or model.name == "cnn8" else "on")
     engine = settle_engine(engine, device)
     engine = replace(engine, device=str(device))
-    release = config.release.settled(own_data=source.name == SITES)
+    release = config.release.settled(own_data=config.at_sites)
     return replace(config, model=model, engine=engine, data=source, split=dealt, release=release)
 
 
@@ -250,7 +250,7 @@ def assemble(
     check_replies(config, len(mine))
     make_augmenter = find_augmenter(config.augment.name)
     augmenter = make_augmenter(config.augment.options, data.classes, data.shape, config.run.seed)
-    release = Release(config.release.settled(own_data=config.data.name == SITES))
+    release = Release(config.release.settled(own_data=config.at_sites))
     told = release.counts(mine.counts)
     effective = method.effective_counts(told, augmenter.new_samples(told))
     clients = ClientData(
@@ -289,7 +289,7 @@ def private_steps(config: Config) -> PrivateSteps | None:
     options = config.privacy
     if not options.protects_records:
         return None
-    from_system = options.from_system(own_data=config.data.name == SITES)
+    from_system = options.from_system(own_data=config.at_sites)
     return PrivateSteps(options.noise, options.clip, config.run.seed, from_system)
 
 

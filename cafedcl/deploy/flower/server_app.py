@@ -16,7 +16,7 @@ from cafedcl.deploy.flower.mail import Mail
 from cafedcl.deploy.flower.messages import Terms
 from cafedcl.deploy.flower.roster import Roster, SiteKeys, T, read_simulated_client
 from cafedcl.deploy.folders import read_server
-from cafedcl.deploy.population import EnrolmentLimits, Population, is_remote, prepare_server
+from cafedcl.deploy.population import EnrolmentLimits, Population, prepare_server
 from cafedcl.federation import runs
 from cafedcl.federation.journal import Journal
 from cafedcl.federation.rounds import Federation
@@ -78,7 +78,7 @@ class GridHost:
         mail = Mail(self.grid, config.engine.deadline)
         stored = folder.environment().get("flower", {}) if folder else {}
         run = stored.get("run") or secrets.token_hex(8)
-        if is_remote(config):
+        if config.at_sites:
             federation, sites = self._remote(config, watchers, mail, run, folder)
         else:
             federation = self._simulated(config, watchers, mail, run, folder)

@@ -36,7 +36,7 @@ from cafedcl.deploy.flower.messages import (
 )
 from cafedcl.deploy.flower.records import MessageParts
 from cafedcl.deploy.flower.secure_sum import SecureMember
-from cafedcl.deploy.population import enrol, is_remote, prepare_site
+from cafedcl.deploy.population import enrol, prepare_site
 from cafedcl.deploy.rules import SiteRules
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds, Contributor
@@ -134,7 +134,7 @@ class Site:
 
     def _enrol(self, request: Request, client: int | None) -> MessageParts:
         config = self._allowed(request.terms["config"])
-        if is_remote(config):
+        if config.at_sites:
             return answer_plain(*enrol(config, self._own_data(config), self.name).packed())
         if client is None:
             raise CafedclError(
@@ -231,7 +231,7 @@ class Site:
             raise CafedclError(
                 f"the server wants to read '{file}' at this site; allow it with plugins = true"
             )
-        problem = self.rules.problem(config) if is_remote(config) else None
+        problem = self.rules.problem(config) if config.at_sites else None
         if problem:
             raise CafedclError(problem)
         return replace(config, engine=replace(config.engine, device=self.device))
