@@ -197,8 +197,8 @@ class Federation:
             yield from in_order(arriving, clients)
 
     def received(self, result: Reply | Failure, down: Down) -> Reply | Failure:
-        """Return a result as it arrives: liars have changed theirs, and entries per class are on
-        the server's device.
+        """Return a result as it arrives: liars have changed theirs, and all that is sent besides
+        the model is on the server's device.
         """
         if isinstance(result, Failure):
             return result
@@ -208,7 +208,7 @@ class Federation:
         away = {
             name: value
             for name, value in up.tensors.items()
-            if name in self.task.per_class and value.device != device
+            if value.device != device
         }
         if not away:
             return result

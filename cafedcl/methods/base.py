@@ -82,8 +82,8 @@ class Method:
     """
     needs_one_rate: ClassVar[bool] = False
     """Whether it takes all weights to have one learning rate, as through ``visit.rates``."""
-    server_trains: ClassVar[bool] = False
-    """Whether ``update`` trains, which is faster on the device than on the host."""
+    server_trains: bool = False
+    """Whether ``update`` trains or fits a model, which is faster on the device than on the host."""
     depends_on_rounds: ClassVar[bool] = False
     """Whether training depends on the number of rounds, as through ``visit.progress``.
 

@@ -47,6 +47,7 @@ class CAFedCL(Method):
         self.epsilon = options.epsilon
         self.separable = options.encoder_weight == "raw"
         self.fits = options.inference == "fitted"
+        self.server_trains = self.fits
         self.averages = averages_of(options)
         by_others = options.data_scale in ("max", "sum")
         self.uses_census = self.fits or (options.weights == "confidence" and by_others)

@@ -286,7 +286,7 @@ class Task:
 
     @cached_property
     def server_device(self) -> torch.device:
-        """Where the server keeps its state besides the model, and what clients send per class.
+        """Where the server keeps its state, and what clients send, besides the model.
 
         Means of a few numbers are fastest on the host. The state is on the device if nothing is
         sent per class, or if the server trains; but not on MPS, which has no float64 to take means
@@ -302,9 +302,7 @@ class Task:
 
     @cached_property
     def per_class(self) -> frozenset[str]:
-        """The names of what clients send per class, which is small: the server works on it on its
-        own device.
-        """
+        """The names of what clients send per class."""
         names = {name for name, field in self.fields.items() if field.per_class}
         return frozenset({"classes", *names} if names else ())
 

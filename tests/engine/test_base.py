@@ -29,6 +29,12 @@ def test_the_servers_state_is_on_the_device_unless_it_is_means_of_what_clients_s
     assert task.server_device == (torch.device("cpu") if on_host else AWAY)
 
 
+def test_a_fitted_classifier_is_fitted_on_the_device(tiny: Tiny) -> None:
+    task = away(tiny("cafedcl", method__inference="fitted")).task
+    assert task.per_class
+    assert task.server_device == AWAY
+
+
 def test_what_clients_send_per_class_does_not_depend_on_where_it_is_kept(tiny: Tiny) -> None:
     assert (
         tiny("fedtgp").task.per_class
@@ -39,17 +45,22 @@ def test_what_clients_send_per_class_does_not_depend_on_where_it_is_kept(tiny: T
 
 
 @pytest.mark.parametrize(("method", "home"), [("fedtgp", AWAY), ("fedproto", torch.device("cpu"))])
-def test_per_class_entries_of_a_reply_and_the_restored_state_go_home(
+def test_what_a_client_sends_besides_its_model_and_the_restored_state_go_home(
     tiny: Tiny, method: str, home: torch.device
 ) -> None:
     federation = away(tiny(method))
-    tensors = {"classes": torch.tensor([1]), "prototypes": torch.zeros(1, 16)}
+    tensors = {
+        "classes": torch.tensor([1]),
+        "prototypes": torch.zeros(1, 16),
+        "gram": torch.zeros(2, 2),
+    }
     first = Reply(Up(0, 3, tensors, model={"w": torch.zeros(2)}), {}, {})
     reply = federation.received(first, Down(0, {}))
     assert isinstance(reply, Reply)
     assert {name: value.device for name, value in sent(reply.up).items()} == {
         "classes": home,
         "prototypes": home,
+        "gram": home,
         "model/w": torch.device("cpu"),
     }
     federation.restore(*federation.snapshot())
