@@ -5,8 +5,8 @@
     python experiments/attacks.py --read                              # only print the tables
 
 20 clients, Dirichlet 0.1, of which 4 lie. On the digits a run has 20 rounds of one local epoch. On
-CIFAR-10 it is the `short` scale of scales.toml. The results, experiments/results/attacks-DATA.json,
-grow run by run: what the file has is not repeated.
+CIFAR-10 it is the `short` scale of `cafedcl reproduce`. The results,
+experiments/results/attacks-DATA.json, grow run by run: what the file has is not repeated.
 """
 
 import argparse

@@ -8,8 +8,8 @@ splits and seeds, measured on training images that are held out; the test set is
 
 The same command resumes an interrupted tuning and runs candidates that were added. `--from
 tuning.json` uses the scores of an earlier result with the same settings, so that only other
-candidates are run. `--study experiments/tuned.toml` runs nothing: from the result that --from
-names, it writes the study in which every method has the options of its best candidate.
+candidates are run. `--study cafedcl/compare/studies/tuned.toml` runs nothing: from the result
+that --from names, it writes the study in which every method has the options of its best candidate.
 """
 
 import argparse
@@ -403,7 +403,7 @@ def main(words: Sequence[str] | None = None) -> None:
             command = [
                 *command_of(arguments.plan),
                 *("--from", f"experiments/results/{arguments.earlier.name}"),
-                *("--study", f"experiments/{arguments.study.name}"),
+                *("--study", f"cafedcl/compare/studies/{arguments.study.name}"),
             ]
             text = study_of(
                 plan, read_result(arguments.earlier), arguments.study.stem, " ".join(command)

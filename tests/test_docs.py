@@ -338,10 +338,17 @@ def test_the_wheel_holds_the_whole_package_and_works(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("cafedcl/")}
         archive.extractall(tmp_path / "installed")
-    files = [*(HOME / "cafedcl").rglob("*.py"), *(HOME / "cafedcl" / "report" / "static").iterdir()]
+    package = HOME / "cafedcl"
+    files = [
+        *package.rglob("*.py"),
+        *(package / "report" / "static").iterdir(),
+        *(package / "compare" / "studies").glob("*.toml"),
+    ]
     assert packed == {str(file.relative_to(HOME)) for file in files} | {"cafedcl/py.typed"}
     code = (
         "import cafedcl, sys; assert cafedcl.__file__.startswith(sys.path[0]), cafedcl.__file__\n"
+        "from cafedcl.compare.study import read_scales, read_study, study_names\n"
+        "assert read_scales() and [read_study(name) for name in study_names()]\n"
         "from cafedcl.methods import find_method, method_names\n"
         "print([find_method(name)[0].name for name in method_names()])"
     )

@@ -41,7 +41,10 @@ def reproduce(
         ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke, short, medium or paper; see experiments/scales.toml.")
+        str,
+        typer.Option(
+            help="smoke, short, medium, paper or protocol; without a study, all are explained."
+        ),
     ] = "short",
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds; the default depends on the scale.", min=1)
@@ -105,14 +108,13 @@ def reproduce(
     from cafedcl.compare.cost import parse_duration
     from cafedcl.compare.plan import planned, stored_plan, words_of
     from cafedcl.compare.run import Means, end
-    from cafedcl.compare.study import folder_of, read_scales, read_study
+    from cafedcl.compare.study import read_scales, read_study
 
     begun = time.monotonic()
     seconds = None if budget is None else parse_duration(budget, "--budget")
-    folder = folder_of()
-    scales = read_scales(folder)
+    scales = read_scales()
     if study is None:
-        list_studies(folder)
+        list_studies()
         return
     if scale not in scales:
         raise CafedclError(
@@ -120,7 +122,7 @@ def reproduce(
         )
     place = out or Path("runs") / f"{Path(study).stem}-{scale}"
     size = scales[scale]
-    whole = read_study(study, folder)
+    whole = read_study(study)
     part = (words_of(only or ()), words_of(methods or ()))
     chosen = whole.only(*part).at(size)
     data_dir = flags.get("data_dir")
@@ -271,18 +273,18 @@ def unreadable(names: Iterable[str], overrides: Sequence[str]) -> dict[str, Cafe
     return absent
 
 
-def list_studies(folder: Path) -> None:
+def list_studies() -> None:
     """List the studies and the scales."""
     from cafedcl.compare.study import read_scales, read_study, study_names
 
     screen = console()
-    for name in study_names(folder):
-        study = read_study(name, folder)
+    for name in study_names():
+        study = read_study(name)
         screen.print(headed(name, study.title), soft_wrap=True)
         screen.print(
             f"    {', '.join(one.name for one in study.settings)}", style="dim", soft_wrap=True
         )
-    for name, scale in read_scales(folder).items():
+    for name, scale in read_scales().items():
         screen.print(f"--scale {name}  {scale.about}", soft_wrap=True)
 
 

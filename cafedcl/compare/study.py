@@ -13,12 +13,10 @@ from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.slug import slug
 from cafedcl.task.resolve import resolve
 
-SCALES = "scales.toml"
-OTHERS = (SCALES, "tuning.toml", "tuning_long_tail.toml")
-"""Files in the folder of studies that are not studies."""
-FOLDER = Path("experiments")
-HOME = Path(__file__).parents[2] / FOLDER
-"""The folder of studies in a checkout; an installed package uses that of the working folder."""
+STUDIES = Path(__file__).with_name("studies")
+"""The folder of the studies, which are part of the package."""
+SCALES = STUDIES / "scales.toml"
+"""The sizes at which every study can be run; the only file in the folder that is not a study."""
 
 
 @dataclass(frozen=True)
@@ -145,26 +143,16 @@ class Study:
             )
 
 
-def folder_of() -> Path:
-    """Return the folder that holds the studies."""
-    for folder in (FOLDER, HOME):
-        if (folder / SCALES).is_file():
-            return folder
-    raise CafedclError(
-        f"{FOLDER}: there are no studies here (no {SCALES}); they are in the project's checkout"
-    )
+def study_names() -> list[str]:
+    """Return the names of all studies of the package."""
+    return sorted(path.stem for path in STUDIES.glob("*.toml") if path != SCALES)
 
 
-def study_names(folder: Path) -> list[str]:
-    """Return the names of all studies."""
-    return sorted(path.stem for path in folder.glob("*.toml") if path.name not in OTHERS)
-
-
-def read_study(name: str, folder: Path) -> Study:
-    """Read a study by its name, or by the path of its file."""
-    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+def read_study(name: str) -> Study:
+    """Read a study of the package by its name, or one of your own by the path of its file."""
+    path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not path.is_file():
-        raise CafedclError(f"{name}: there is no such study; {nearest(name, study_names(folder))}")
+        raise CafedclError(f"{name}: there is no such study; {nearest(name, study_names())}")
     table = read_file(path)
     settings = tuple(
         build_from_table(StudySetting, one, f"{path}: settings")
@@ -182,12 +170,11 @@ def read_study(name: str, folder: Path) -> Study:
     return made
 
 
-def read_scales(folder: Path) -> dict[str, StudyScale]:
+def read_scales() -> dict[str, StudyScale]:
     """Return all scales by name."""
-    path = folder / SCALES
     return {
-        name: build_from_table(StudyScale, table, f"{path}: {name}")
-        for name, table in read_file(path).items()
+        name: build_from_table(StudyScale, table, f"{SCALES}: {name}")
+        for name, table in read_file(SCALES).items()
     }
 
 

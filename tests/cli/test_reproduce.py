@@ -7,12 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
-from cafedcl.compare.study import (
-    HOME,
-    folder_of,
-    read_study,
-    study_names,
-)
+from cafedcl.compare.study import read_study, study_names
 from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import paper_position
@@ -33,7 +28,7 @@ def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(
     else uses them. Four methods stand for all.
     """
     methods = ["fedavg", "fedproto", "cafedcl", "cafedcl+gan"]
-    assert set(methods) <= set(read_study("table1", HOME).methods)
+    assert set(methods) <= set(read_study("table1").methods)
     out = str(tmp_path / "out")
     spent = processor_seconds()
     part = ["--scale", "smoke", "--out", out, "--jobs", "1", "--devices", "cpu"]
@@ -59,7 +54,7 @@ def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(
             ("practical", "dirichlet:0.1"),
             ("pathological", "pathological:3,ir=10"),
         )
-        for method in sorted(methods, key=read_study("table1", HOME).methods.index)
+        for method in sorted(methods, key=read_study("table1").methods.index)
     ]
     assert results["unfinished"] == {}
     command = " ".join(results["environment"]["command"])
@@ -255,7 +250,7 @@ def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_the_papers_figures_stand_beside_ours() -> None:
-    practical = read_study("table1", HOME).settings[0]
+    practical = read_study("table1").settings[0]
     config = resolve(
         {
             "data": {"name": practical.data},
@@ -310,16 +305,15 @@ def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str, said: str
     path = tmp_path / "mine.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CafedclError, match=said):
-        read_study(str(path), HOME)
+        read_study(str(path))
 
 
 def test_without_a_name_all_studies_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert folder_of() == HOME
     listed = run().output
-    for name in (*study_names(HOME), "--scale smoke", "--scale paper"):
+    for name in (*study_names(), "--scale smoke", "--scale paper"):
         assert name in listed
 
 

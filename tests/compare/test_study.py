@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cafedcl.compare.study import (
-    HOME,
+    STUDIES,
     Study,
     StudyScale,
     StudySetting,
@@ -20,7 +20,7 @@ from cafedcl.task.resolve import gather
 
 PROTOCOLS = ["creff", "fedloge"]
 """Studies that repeat the protocols of other papers, with their own networks and rounds."""
-STUDIES = [
+NAMES = [
     "ablation",
     "creff",
     "fedloge",
@@ -36,9 +36,9 @@ STUDIES = [
 
 
 def test_every_study_opens_with_the_command_that_runs_it() -> None:
-    assert study_names(HOME) == STUDIES
-    for name in STUDIES:
-        first = (HOME / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+    assert study_names() == NAMES
+    for name in NAMES:
+        first = (STUDIES / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
         scale = "protocol" if name in PROTOCOLS else "short"
         assert first == f"# cafedcl reproduce {name} --scale {scale}"
 
@@ -50,7 +50,7 @@ def test_every_study_opens_with_the_command_that_runs_it() -> None:
 def test_a_protocol_of_another_paper_is_run_with_its_own_sizes(
     name: str, model: str, clients: int, sampled: int, rounds: int
 ) -> None:
-    for setting in read_study(name, HOME).at(read_scales(HOME)["protocol"]).settings:
+    for setting in read_study(name).at(read_scales()["protocol"]).settings:
         words = [f"{key}={to_toml(value)}" for key, value in setting.options.items()]
         config = gather(data=setting.data, split=setting.split, settings=words)
         federation = config.federation
@@ -63,13 +63,13 @@ def test_a_protocol_of_another_paper_is_run_with_its_own_sizes(
         assert config.split.ir in (10, 50, 100)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
 def test_every_run_of_every_study_is_a_config_that_can_be(
     name: str, scale: str, tmp_path: Path
 ) -> None:
-    size = read_scales(HOME)[scale]
-    study = read_study(name, HOME).at(size)
+    size = read_scales()[scale]
+    study = read_study(name).at(size)
     for setting in study.settings:
         jobs = list(study.jobs(tmp_path, setting, size.seeds, ()))
         assert len({job.folder for job in jobs}) == len(jobs)
@@ -78,7 +78,7 @@ def test_every_run_of_every_study_is_a_config_that_can_be(
 
 
 def test_the_tables_have_the_methods_and_settings_of_the_paper() -> None:
-    one, two = (read_study(name, HOME) for name in ("table1", "table2"))
+    one, two = (read_study(name) for name in ("table1", "table2"))
     printed = set(FIRST["dirichlet", "cifar10"])
     for study in (one, two):
         assert printed <= set(study.methods)
@@ -87,7 +87,7 @@ def test_the_tables_have_the_methods_and_settings_of_the_paper() -> None:
     )
     assert [s.name for s in two.settings] == ["-".join(column) for column in COLUMNS_2]
     for name, without in (("no-confagg-uniform", 1), ("no-confagg-counts", 1), ("no-geo", 1)):
-        assert sum(name in method for method in read_study("ablation", HOME).methods) == without + 1
+        assert sum(name in method for method in read_study("ablation").methods) == without + 1
 
 
 def test_an_option_is_varied_alone_and_its_usual_value_is_run_once(tmp_path: Path) -> None:
@@ -126,11 +126,11 @@ def test_settings_that_become_the_same_at_a_scale_are_run_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_at_the_smoke_scale_the_digits_can_be_dealt_in_every_setting(
     name: str, digits: Dataset
 ) -> None:
-    for setting in read_study(name, HOME).at(read_scales(HOME)["smoke"]).settings:
+    for setting in read_study(name).at(read_scales()["smoke"]).settings:
         clients = setting.options["federation.clients"]
         prepare(
             gather(data=setting.data, split=setting.split, clients=clients, device="cpu"), digits
@@ -149,7 +149,7 @@ data = "digits"
 split = "iid"
 """
     (tmp_path / "tuned.toml").write_text(text, encoding="utf-8")
-    study = read_study(str(tmp_path / "tuned.toml"), HOME)
+    study = read_study(str(tmp_path / "tuned.toml"))
     jobs = {
         job.place: job.arguments
         for job in study.jobs(tmp_path, study.settings[0], 1, ["train.epochs=1"])
@@ -158,4 +158,4 @@ split = "iid"
     assert all("train.epochs=1" in words for words in jobs.values())
     (tmp_path / "bad.toml").write_text(text.replace("cafedcl = {", "cafedc = {"), encoding="utf-8")
     with pytest.raises(CafedclError, match=r"each: cafedc: .*did you mean 'cafedcl'"):
-        read_study(str(tmp_path / "bad.toml"), HOME)
+        read_study(str(tmp_path / "bad.toml"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cafedcl.compare.study import read_study
+from cafedcl.compare.study import STUDIES, read_study
 from cafedcl.config.sections import read_file
 from cafedcl.config.split_options import parse_split
 from cafedcl.data import Dataset
@@ -181,14 +181,14 @@ def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
             ["--from", str(FILE.parent / "results" / "tuning.json"), "--study", str(written)]
         )
     assert ended.value.code == 0
-    assert written.read_text(encoding="utf-8") == (FILE.parent / "tuned.toml").read_text(
+    assert written.read_text(encoding="utf-8") == (STUDIES / "tuned.toml").read_text(
         encoding="utf-8"
     )
     study = read_file(written)
     assert study["each"] == {
         name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"
     }
-    assert study["settings"] == read_file(FILE.parent / "table1.toml")["settings"][:2]
+    assert study["settings"] == read_file(STUDIES / "table1.toml")["settings"][:2]
     preset = find_method("cafedcl:best")[1]
     assert {f"method.{name}": value for name, value in preset.items()} == result["methods"][
         "cafedcl"
@@ -213,7 +213,7 @@ def test_a_study_has_the_settings_of_its_plan_and_the_options_of_the_best_candid
     result.write_text(json.dumps({"methods": methods}), encoding="utf-8")
     written = tmp_path / "best.toml"
     assert run(tuning, plan, "--from", str(result), "--study", str(written)) == 0
-    study = read_study(str(written), tmp_path)
+    study = read_study(str(written))
     assert study.title == "The best of few"
     assert study.methods == ("local", "fedavg", "cafedcl:best")
     assert [(one.name, one.split) for one in study.settings] == [("digits", "iid")]
