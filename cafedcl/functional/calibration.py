@@ -38,14 +38,22 @@ def calibration_error(bins: Tensor) -> float | None:
 def fit_temperature(scores: Tensor, y: Tensor) -> float:
     """Return the temperature T that gives softmax(scores / T) the smallest cross-entropy.
 
-    The cross-entropy is convex in 1/T, so a golden-section search finds it.
+    The cross-entropy is convex in 1/T, so a golden-section search finds it. Its targets are those
+    of Platt 1999: of N images, the true class has the probability (N + 1) / (N + 2), and the other
+    classes share the rest. If all of a few images are predicted rightly, targets of 1 would be
+    fitted best by T = 0, and every prediction would be called certain.
     """
     scores = scores.double()
     # A class that cannot be predicted has −∞, of which no finite loss can be made.
+    predictable = scores.isfinite()
     scores = scores.clamp_min(-1e6)
+    others = predictable & ~F.one_hot(y, scores.shape[1]).bool()
+    share = others / others.sum(1, keepdim=True).clamp_min(1)
+    target = F.one_hot(y, scores.shape[1]) * (len(y) + 1) + share
+    target = target / (len(y) + 2)
 
     def loss(log_temperature: Tensor) -> float:
-        return float(F.cross_entropy(scores / log_temperature.exp(), y))
+        return float(F.cross_entropy(scores / log_temperature.exp(), target))
 
     low, high = torch.tensor(RANGE, dtype=torch.float64).log()
     ratio = (5**0.5 - 1) / 2

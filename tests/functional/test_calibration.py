@@ -42,3 +42,10 @@ def test_the_temperature_undoes_a_factor_of_the_scores(factor: float) -> None:
 def test_a_class_that_cannot_be_predicted_does_no_harm() -> None:
     scores = torch.tensor([[3.0, 0.0, -torch.inf], [0.0, 2.0, -torch.inf], [1.0, 0.0, -torch.inf]])
     assert 0.01 < fit_temperature(scores, torch.tensor([0, 1, 1])) < 100
+
+
+def test_a_few_images_that_are_all_right_do_not_make_predictions_certain() -> None:
+    """Of n images without an error, the mean confidence is (n + 1) / (n + 2)."""
+    scores = torch.tensor([[3.0, 0.0, -torch.inf], [0.0, 3.0, -torch.inf]]).repeat(4, 1)
+    found = fit_temperature(scores, torch.tensor([0, 1]).repeat(4))
+    assert float((scores / found).softmax(1).max(1).values.mean()) == pytest.approx(9 / 10)
