@@ -63,14 +63,21 @@ def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -
     return model
 
 
-def about(run: Run, model: ServedModel) -> dict[str, str]:
-    """Return what a file says of itself, as texts."""
+def about(run: Run, model: ServedModel) -> dict[str, Any]:
+    """Return what a file says of itself."""
     return {
-        "classes": json.dumps(list(model.classes)),
-        "shape": json.dumps(list(model.shape)),
+        "classes": list(model.classes),
+        "shape": list(model.shape),
         "method": run.config.label,
-        "outputs": json.dumps(outputs(model)),
-        "calibration_images": str(model.calibration_images),
+        "outputs": outputs(model),
+        "calibration_images": model.calibration_images,
+    }
+
+
+def as_texts(says: dict[str, Any]) -> dict[str, str]:
+    """Return values as texts, for formats that store nothing else; lists are written as JSON."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value in says.items()
     }
 
 
@@ -85,7 +92,7 @@ def exported_program(model: ServedModel) -> torch.export.ExportedProgram:
         )
 
 
-def write_torch(model: ServedModel, says: dict[str, str], out: Path) -> None:
+def write_torch(model: ServedModel, says: dict[str, Any], out: Path) -> None:
     """Write a program that `torch.export.load` reads; no other package is needed to run it."""
     with quiet():
         torch.export.save(
@@ -93,7 +100,7 @@ def write_torch(model: ServedModel, says: dict[str, str], out: Path) -> None:
         )
 
 
-def write_onnx(model: ServedModel, says: dict[str, str], out: Path) -> None:
+def write_onnx(model: ServedModel, says: dict[str, Any], out: Path) -> None:
     """Write an ONNX file; what it says of itself is in its metadata."""
     for package in ("onnx", "onnxscript"):
         try:
@@ -112,15 +119,17 @@ def write_onnx(model: ServedModel, says: dict[str, str], out: Path) -> None:
             verbose=False,
         )
     assert made is not None
-    made.model.metadata_props.update(says)
+    made.model.metadata_props.update(as_texts(says))
     made.save(out, external_data=False)
 
 
-def write_safetensors(model: ServedModel, says: dict[str, str], out: Path) -> None:
+def write_safetensors(model: ServedModel, says: dict[str, Any], out: Path) -> None:
     """Write all tensors of the model; `load_safetensors` reads them into a run's model."""
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     # Two weights that share their memory are refused, so every one is a copy.
-    save_file({name: value.clone() for name, value in tensors.items()}, out, metadata=says)
+    save_file(
+        {name: value.clone() for name, value in tensors.items()}, out, metadata=as_texts(says)
+    )
 
 
 def load_safetensors(path: str | Path, run: Run, client: int | str | None = None) -> ServedModel:

@@ -68,6 +68,8 @@ class ServedModel(nn.Module):
         self.register_buffer("temperature", temperature.detach().float().clone())
         limits = {name: value for name, value in calibration.items() if "/" in name}
         self.limits = BufferDict(limits)
+        # It predicts and is not trained, so its results can be used as plain numbers.
+        self.requires_grad_(requires_grad=False)
         self.eval()
 
     @property

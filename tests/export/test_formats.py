@@ -57,13 +57,14 @@ def test_every_method_has_a_model_that_can_be_called_and_exported(
     assert clients_of(method)
     for client in clients_of(method):
         expected = run.predict(images, client)
-        with torch.no_grad():
-            found = run.served(client)(images)
+        found = run.served(client)(images)
+        assert not found.requires_grad
         assert torch.allclose(found, expected.probabilities, atol=1e-6)
         assert torch.equal(found.argmax(1), expected.labels)
         program = exported_program(run.served(client)).module()
         for number in (1, 5):
             probabilities = program(images[:number])[0]
+            assert not probabilities.requires_grad
             assert torch.allclose(probabilities, found[:number], atol=1e-5)
 
 
@@ -103,7 +104,7 @@ def test_a_file_for_pytorch_needs_nothing_else(
     program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
     found = program(digits.test_x[:3])[0]
     assert torch.allclose(found, run.predict(digits.test_x[:3]).probabilities, atol=1e-5)
-    assert json.loads(json.loads(extra["about.json"])["classes"]) == list(run.names)
+    assert json.loads(extra["about.json"])["classes"] == list(run.names)
 
 
 def test_safetensors_are_read_back_into_the_model(
