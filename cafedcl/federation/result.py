@@ -84,6 +84,28 @@ class Run:
         values = recalls(table).tolist()
         return {name: v for name, v in zip(self.names, values, strict=True) if not math.isnan(v)}
 
+    @property
+    def clients(self) -> "pd.DataFrame":
+        """A row per client: its training images, and accuracies after the last round.
+
+        ``server`` is the accuracy of the server's model on the client's own mix of classes, and
+        ``own`` that of the client's own model. ``own_all`` is the plain accuracy of the client's
+        own model on the complete test set. A method without such a model has no such column.
+        """
+        import pandas as pd
+
+        columns = {
+            "server": "server/clients",
+            "own": "own/all/score",
+            "own_all": "own/all/accuracy",
+        }
+        found = {"images": self.counts.sum(1).numpy()}
+        for column, table in columns.items():
+            if table in self.tables:
+                found[column] = self.tables[table].numpy()
+        titles = [client_title(self.client_names, client) for client in range(len(self.counts))]
+        return pd.DataFrame(found, index=titles)
+
     # Matplotlib takes a second to import, and most processes draw nothing.
     def plot_curves(self) -> "NotebookFigure":
         """Draw accuracy, balanced accuracy and the mean of the clients' own models over rounds."""

@@ -53,6 +53,23 @@ def test_recall_is_that_of_the_confusion_matrix(run: Run) -> None:
     assert list(run.recall.values()) == pytest.approx(table.diagonal() / table.sum(1))
 
 
+def test_the_table_of_clients_agrees_with_the_scores(run: Run) -> None:
+    table = run.clients
+    assert table["images"].tolist() == run.counts.sum(1).tolist()
+    scores = run.records[-1]
+    assert table["server"].mean() == pytest.approx(scores["server"]["client_mean"])
+    assert table["own"].mean() == pytest.approx(scores["own"]["client_mean"])
+    assert table["own_all"].mean() == pytest.approx(scores["own"]["accuracy"])
+
+
+def test_a_method_without_a_servers_model_has_no_column_for_it(
+    tiny: Callable[..., Federation],
+) -> None:
+    federation = tiny("local", federation__participation=1.0)
+    federation.run()
+    assert list(_result(federation, None).clients) == ["images", "own", "own_all"]
+
+
 def test_a_file_a_folder_and_several_files_are_classified(
     run: Run, digits: Dataset, tmp_path: Path
 ) -> None:
