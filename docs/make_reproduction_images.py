@@ -31,7 +31,7 @@ PROTOCOLS = {
 }
 """Title, score of accuracy and marker of each protocol."""
 BASE = "fedavg"
-HIGHLIGHT = {"cafedcl": "#fbe3d0", "cafedcl:best": "#fdf0e6"}
+HIGHLIGHT = {"cafedcl": "#fbe3d0", "cafedcl:fixed-anchors": "#fdf0e6"}
 WORDS = {
     "cifar10-practical": "CIFAR-10, Dirichlet 0.1",
     "cifar10-pathological": "CIFAR-10, 2 classes per client, IR 10",
@@ -88,12 +88,12 @@ def overview(records: Records) -> Figure:
             for method in dict.fromkeys(one["method"] for one in mine):
                 found = paired(scores(mine, method, score), scores(mine, BASE, score))
                 if found and method not in (BASE, "central") and "+" not in method:
-                    best = method.endswith(":best")
+                    fixed = method.endswith(":fixed-anchors")
                     shape = {
-                        "marker": "D" if best else "o",
+                        "marker": "D" if fixed else "o",
                         "markersize": 7 if method in HIGHLIGHT else 4.5,
                     }
-                    face = "white" if best else series_style(method).colour
+                    face = "white" if fixed else series_style(method).colour
                     at = min(max(mean(found), low), high)
                     ax.plot(
                         at,

@@ -67,7 +67,7 @@ class Job(NamedTuple):
 
 JOBS = {
     "digits": Job(
-        ("cafedcl", "fedavg", "cafedcl:best"),
+        ("cafedcl", "fedavg", "cafedcl:fixed-anchors"),
         ATTACKS,
         DEFENCES,
         20,

@@ -35,7 +35,7 @@ TITLES = {
     "client_std": "client std",
     "client_worst": "worst clients",
 }
-OURS = ("cafedcl", "cafedcl:best")
+OURS = ("cafedcl", "cafedcl:fixed-anchors", "cafedcl:best")
 REFERENCES = ("local", "central")
 """Reference rows: training without federation, and with all data in one place."""
 

@@ -329,11 +329,11 @@ def command_of(plan: Path) -> list[str]:
 def study_of(plan: Tuning, result: dict[str, Any], name: str, command: str) -> str:
     """Return the text of the study in which every method has the options of its best candidate.
 
-    CAFedCL's method options are the preset `best`, so that only its others are written.
+    CAFedCL's method options are a preset, which the plan names; only its others are written.
     """
     each = {method: it["best"] for method, it in result["methods"].items()}
     ours = each.pop("cafedcl", {})
-    each["cafedcl:best"] = {
+    each[plan.study["ours"]] = {
         key: value for key, value in ours.items() if not key.startswith("method.")
     }
     settings = (table("[[settings]]", entry) for entry in plan.study["settings"])

@@ -5,7 +5,7 @@ from typing import Any
 from cafedcl.config.split_options import OWN_OPTIONS, used_options
 from cafedcl.core.errors import CafedclError
 
-FORMAT = 2
+FORMAT = 3
 """The version of run folders that this code writes; it reads all versions before."""
 
 
@@ -15,7 +15,7 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     ``default`` is the version of tables that have no number.
 
     Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
-    latter is today's `cpu`. Its preset `fixed-anchors` is today's `best`.
+    latter is today's `cpu`. The preset `best` of version 2 is today's `fixed-anchors`.
     """
     recorded = "format" in tables or default < FORMAT
     version = tables.pop("format", default)
@@ -25,13 +25,11 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
         )
     if recorded:
         _leave_out_ignored(tables)
-    if version > 1:
-        return tables
     method = tables.get("method")
-    if isinstance(method, dict) and method.get("name") == "cafedcl:fixed-anchors":
-        method["name"] = "cafedcl:best"
+    if version == 2 and isinstance(method, dict) and method.get("name") == "cafedcl:best":
+        method["name"] = "cafedcl:fixed-anchors"
     engine = tables.get("engine")
-    if isinstance(engine, dict):
+    if version == 1 and isinstance(engine, dict):
         on_cpu = str(engine.get("device", "cpu")).startswith("cpu")
         names = {"graphs": "cuda", "eager": "cpu" if on_cpu else "reference"}
         name = engine.get("name")

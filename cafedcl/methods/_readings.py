@@ -24,10 +24,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "no-confagg-uniform": {"weights": "uniform"},
     "no-confagg-counts": {"weights": "counts"},
     "inverse-variance": {"weights": "inverse-variance"},
-    "best": {"anchors": "fixed"},
+    "fixed-anchors": {"anchors": "fixed"},
+    "best": {
+        "anchors": "fixed",
+        "tau": 0.3,
+        "calibrate": 0.5,
+        "smoothing": 1.0,
+        "lam_align": 0.0,
+        "lam_geo": 0.0,
+        "inference": "fitted",
+    },
 }
-"""``best`` scored highest on held-out images, among as many candidates as every other method had
-(docs/reproduction.md).
+"""``best`` scored highest on held-out images under two splits, among as many candidates as every
+other method had (experiments/tuning_long_tail.toml).
 """
 
 

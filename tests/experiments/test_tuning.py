@@ -22,6 +22,7 @@ splits = ["dirichlet:0.3", "pathological:4"]
 hold_out = 0.2
 score = "server.accuracy"
 [study]
+ours = "cafedcl:best"
 title = "The best of few"
 about = "As an example."
 untuned = ["local"]
@@ -189,7 +190,7 @@ def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
         name: it["best"] for name, it in result["methods"].items() if name != "cafedcl"
     }
     assert study["settings"] == read_file(STUDIES / "table1.toml")["settings"][:2]
-    preset = find_method("cafedcl:best")[1]
+    preset = find_method("cafedcl:fixed-anchors")[1]
     assert {f"method.{name}": value for name, value in preset.items()} == result["methods"][
         "cafedcl"
     ]["best"]

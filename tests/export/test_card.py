@@ -8,7 +8,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.export.card import model_card
 from cafedcl.federation.result import Run
 
-OLD = Path(__file__).parents[1] / "federation" / "version_0.1" / "cafedcl"
+OLD = Path(__file__).parents[1] / "federation" / "old_runs" / "format_1" / "cafedcl"
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,9 @@ def test_in_a_run_the_drift_is_that_of_the_anchors_from_the_mean_embedding_of_al
     assert (last["loop/injected"] >= last["loop/injected_best"] - 1e-7).all()
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedproc", "fednh", "fedtgp", "cafedcl:best"])
+@pytest.mark.parametrize(
+    "method", ["fedproto", "fedproc", "fednh", "fedtgp", "cafedcl:fixed-anchors"]
+)
 def test_every_method_with_prototypes_shows_its_drift(tiny, method):
     tables = Tables()
     federation = tiny(method)

@@ -15,14 +15,13 @@ from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import resume
 from cafedcl.report.runs import read_runs
 
-FOLDER = Path(__file__).parent / "version_0.1"
-OLD = sorted(path for path in FOLDER.iterdir() if path.is_dir())
+FOLDER = Path(__file__).parent / "old_runs"
+OLD = sorted(FOLDER.glob("format_*/*"))
 RESUMED = [path for path in OLD if path.name != "fixed-anchors"]
 
 
-def test_there_are_folders_of_every_version() -> None:
-    assert {path.name for path in OLD} == {"cafedcl", "fedbn", "fixed-anchors"}
-    assert FORMAT == 2, "add folders that the version before has written"
+def test_there_are_folders_of_every_format_before_this_one() -> None:
+    assert {path.parent.name for path in OLD} == {f"format_{n}" for n in range(1, FORMAT)}
 
 
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
@@ -36,7 +35,7 @@ def test_an_old_run_is_loaded_and_predicts(path: Path) -> None:
 
 
 def test_an_old_run_that_would_go_on_differently_is_refused(tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(FOLDER / "fixed-anchors", tmp_path / "run"))
+    copy = Path(shutil.copytree(FOLDER / "format_1" / "fixed-anchors", tmp_path / "run"))
     with pytest.raises(CafedclError, match="synthetic images counted differently"):
         resume(copy, warn=lambda message: None)
 
@@ -52,7 +51,7 @@ def test_an_old_run_is_resumed_to_the_same_end(path: Path, tmp_path: Path) -> No
     resume(copy, warn=lambda message: None)
     found, header = unpack(last.read_bytes())
     assert header["round"] == 2
-    # Own models are scored in one more way today.
+    # Own models are scored in one more way since format 2.
     added = {f"own/prior/{what}" for what in ("score", "accuracy", "recall")}
     assert found.keys() == expected.keys() | added
     for name, value in expected.items():
@@ -65,8 +64,22 @@ def test_an_old_run_is_resumed_to_the_same_end(path: Path, tmp_path: Path) -> No
 
 def test_old_runs_are_reported() -> None:
     summary = read_runs([FOLDER])
-    assert [run.state for run in summary.runs] == ["finished"] * 3
-    assert {run.method for run in summary.runs} == {"cafedcl", "fedbn", "cafedcl:best+mixup"}
+    assert {run.state for run in summary.runs} == {"finished"}
+    fixed = "cafedcl:fixed-anchors"
+    assert sorted(run.method for run in summary.runs) == [
+        "cafedcl",
+        fixed,
+        f"{fixed}+mixup",
+        "fedbn",
+    ]
+
+
+def test_the_preset_best_of_format_2_is_todays_fixed_anchors() -> None:
+    config = RunFolder.open(FOLDER / "format_2" / "best").config()
+    assert config.method.name == "cafedcl:fixed-anchors"
+    assert upgrade({"format": FORMAT, "method": {"name": "cafedcl:best"}}) == {
+        "method": {"name": "cafedcl:best"}
+    }
 
 
 def test_an_engine_keeps_its_meaning() -> None:
@@ -84,5 +97,5 @@ def test_a_folder_of_a_later_version_is_refused_in_one_line(tmp_path: Path) -> N
     shutil.copytree(OLD[0], tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
     config.write_text(f"format = {FORMAT + 1}\n" + config.read_text())
-    with pytest.raises(CafedclError, match="this version of cafedcl reads up to 2; update cafedcl"):
+    with pytest.raises(CafedclError, match=f"reads up to {FORMAT}; update cafedcl"):
         RunFolder.open(tmp_path / "run").config()

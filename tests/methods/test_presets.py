@@ -198,7 +198,7 @@ def test_synthetic_images_do_not_raise_the_weight_of_a_prototype_of_real_ones(ti
 
 
 def test_fixed_anchors_never_move(tiny):
-    federation = tiny("cafedcl:best", federation__rounds=3)
+    federation = tiny("cafedcl:fixed-anchors", federation__rounds=3)
     start = federation.state["anchors/prototypes"].clone()
     federation.run()
     assert torch.equal(federation.state["anchors/prototypes"], start)

@@ -60,7 +60,7 @@ def furthest(one: Federation, other: Federation) -> float:
     )
 
 
-@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("method", [*method_names(), "cafedcl:best"])
 def test_a_round_on_the_gpu_is_the_round_on_the_cpu(method: str) -> None:
     """To a relative 1e-3 of the norm: float32 convolutions in another order over 40 steps."""
     assert (
@@ -72,7 +72,7 @@ def test_a_round_on_the_gpu_is_the_round_on_the_cpu(method: str) -> None:
     )
 
 
-@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("method", [*method_names(), "cafedcl:best"])
 def test_captured_steps_are_the_eager_steps(method: str) -> None:
     """To a relative 1e-5, in fp32: padded batches, several streams, other kernels."""
     captured = one_round(method, name="cuda", device="cuda", streams=3)
