@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/pip --quiet --disable-pip-version-check install --no-compi
 # Many containers set this. Then every process would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint setup wheel clean
+.PHONY: help demo test lint docs setup wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
@@ -27,6 +27,10 @@ lint: setup  ## linter, formatter and type checker
 	$(BIN)/mypy
 	$(BIN)/python tools/architecture.py --check
 
+docs: $(VENV)/.docs  ## build the website into build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs build/docs
+	@echo "open build/docs/index.html"
+
 wheel: setup  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
@@ -41,6 +45,12 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	@$(PIP_INSTALL) torch
 	@$(PIP_INSTALL) setuptools wheel
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Not part of the setup: whoever tests need not wait for it.
+$(VENV)/.docs: $(VENV)/.done
+	@echo "adding what the website needs to $(VENV) …"
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 clean:  ## remove everything that was built

@@ -16,6 +16,7 @@ from safetensors.torch import save as _save
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+"""Tensors by name: the weights of a model, the state of a server, the terms of a loss."""
 Header = dict[str, Any]
 
 MODEL = "model/"

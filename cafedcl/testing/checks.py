@@ -289,6 +289,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "resume": check_resume,
     "wire": check_wire,
 }
+"""All checks by name, in the order in which `check_method` runs them."""
 
 
 def check_method(

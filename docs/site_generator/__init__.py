@@ -1,0 +1,1 @@
+"""The parts of the website that are made from the code when it is built."""
