@@ -25,6 +25,7 @@ lint: setup  ## linter, formatter and type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=docs $(BIN)/mypy --package site_generator
 	$(BIN)/python tools/architecture.py --check
 
 docs: $(VENV)/.docs  ## build the website into build/docs

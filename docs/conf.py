@@ -49,6 +49,8 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
+# Most blocks are commands; a block of Python says so.
+highlight_language = "none"
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 

@@ -308,7 +308,7 @@ def test_every_augmentation_is_on_its_page() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [*HOME.glob("*.md"), *(HOME / "docs").glob("*.md")]:
+    for page in [*HOME.glob("*.md"), *(HOME / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if target.startswith("https://"):
                 continue
