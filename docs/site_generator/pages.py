@@ -1,4 +1,4 @@
-"""Fills the marks of a page: `<!-- generated: KIND -->` becomes what the code says today.
+"""Fills the marks of a page: a line `<!-- generated: KIND -->` becomes what the code says today.
 
 On GitHub a mark is an invisible comment. What stands between a mark and `<!-- /generated -->` is
 for GitHub only. So a page with marks reads well without them.
@@ -11,10 +11,10 @@ from pathlib import Path
 from site_generator import api, commands, links, methods, navigation, options, rooms
 
 MARK = re.compile(
-    r"<!-- generated: (?P<kind>\S+)(?: (?P<word>\S+))? -->\n?"
+    r"^<!-- generated: (?P<kind>\S+)(?: (?P<word>\S+))? -->\n?"
     # The part for GitHub reaches to the end mark, unless another mark comes first.
     r"(?:(?P<instead>(?:(?!<!-- generated:).)*?)<!-- /generated -->\n?)?",
-    re.DOTALL,
+    re.DOTALL | re.MULTILINE,
 )
 
 MAKERS: dict[str, Callable[[re.Match[str], str], str]] = {

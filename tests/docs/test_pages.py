@@ -21,6 +21,11 @@ def test_a_mark_without_an_end_takes_nothing_of_the_next_one() -> None:
     assert "\nkept\n" in filled("p", text)
 
 
+def test_a_mark_in_a_sentence_is_left_alone() -> None:
+    text = "Write `<!-- generated: KIND -->` in a line of its own."
+    assert filled("p", text) == text
+
+
 def test_an_unknown_mark_ends_the_build() -> None:
     with pytest.raises(ValueError, match="p: generated: methds: there is no such mark"):
         filled("p", "<!-- generated: methds -->")
@@ -30,7 +35,7 @@ def test_every_mark_on_the_pages_is_known_and_every_maker_is_used() -> None:
     used = {
         kind
         for path in MARKED
-        for kind in re.findall(r"<!-- generated: (\S+)", path.read_text(encoding="utf-8"))
+        for kind in re.findall(r"^<!-- generated: (\S+)", path.read_text("utf-8"), re.MULTILINE)
     }
     assert used == set(MAKERS)
 
