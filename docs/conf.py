@@ -56,10 +56,11 @@ pygments_dark_style = "monokai"
 
 
 def read_page(_: Sphinx, page: str, source: list[str]) -> None:
-    """Fill in what the code says; Sphinx takes the text out of the list."""
-    # A notebook is JSON; it has no marks.
-    if not page.startswith("tutorials/"):
-        source[0] = finished(page, source[0])
+    """Fill in what the code says; Sphinx takes the text out of the list.
+
+    Notebooks come here as JSON, in which links look the same.
+    """
+    source[0] = finished(page, source[0])
 
 
 def as_mathml(node: nodes.Element, *, alone: bool) -> str:

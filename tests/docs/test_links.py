@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from site_generator.links import text_of_page, with_downloads
 
@@ -17,6 +19,12 @@ def test_markdown_outside_the_docs_is_a_page_or_a_download(
     page: str, link: str, shown: str
 ) -> None:
     assert with_downloads(page, f"See [this]({link}).") == f"See [this]({shown})."
+
+
+def test_links_of_a_notebook_are_changed_in_its_json() -> None:
+    cell = json.dumps({"source": ['see "[home](../../README.md#does-it-help)"\n']})
+    changed = json.loads(with_downloads("tutorials/01-first-steps", cell))
+    assert changed["source"] == ['see "[home](../index.md#does-it-help)"\n']
 
 
 def test_a_page_can_be_a_file_of_the_root_with_links_as_seen_from_the_docs() -> None:
