@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from cafedcl.augment import AUGMENTERS, find_augmenter
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import SECTIONS
+from cafedcl.deploy.folders import ServerOptions, SiteOptions
 from site_generator.markdown import code, plain, table
 
 TYPES = {
@@ -50,6 +51,12 @@ def options_table(options: type[Any]) -> str:
 def sections_page() -> str:
     """Return all sections of a config, the augmentations' own options included."""
     return "".join(_sections())
+
+
+def deployment_files() -> str:
+    """Return the options of the files that `cafedcl deploy init` writes."""
+    files = {"server.toml": ServerOptions, "site.toml": SiteOptions}
+    return "".join(f"### {name}\n\n{options_table(its)}" for name, its in files.items())
 
 
 def _sections() -> Iterator[str]:

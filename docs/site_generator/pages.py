@@ -20,6 +20,7 @@ MARK = re.compile(
 MAKERS: dict[str, Callable[[re.Match[str], str], str]] = {
     "api": lambda mark, _: api.module_page(mark["word"]),
     "commands": lambda _mark, _: commands.commands_page(),
+    "deployment-files": lambda _mark, _: options.deployment_files(),
     "imports": lambda mark, _: rooms.imports_table(mark["instead"]),
     "method-details": lambda _, page: methods.details(Path(page).name),
     "method-facts": lambda _, page: methods.facts(Path(page).name),

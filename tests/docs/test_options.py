@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from site_generator.options import options_table, sections_page, type_words
+from site_generator.options import deployment_files, options_table, sections_page, type_words
 
 from cafedcl.config.options import option
 from cafedcl.config.sections import SECTIONS
@@ -41,3 +41,9 @@ def test_every_option_of_every_section_is_on_the_page(section: str) -> None:
 )
 def test_types_are_words(hint: object, words: str) -> None:
     assert type_words(hint) == words
+
+
+def test_the_files_of_a_deployment_are_there() -> None:
+    server, site = deployment_files().split("### site.toml")
+    assert "| `port` |" in server
+    assert "| `plugins` | true or false | `false` |" in site
