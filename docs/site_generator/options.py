@@ -35,17 +35,18 @@ def options_table(options: type[Any]) -> str:
     if not fields:
         return "It has no options.\n\n"
     hints = get_type_hints(options)
+    # The meaning comes second, because a phone shows the first two columns.
     rows = [
         [
             code(field.name),
-            type_words(hints[field.name]),
+            plain(field.metadata["meaning"]),
             code(to_toml(field.default)),
             plain(str(field.metadata["limits"])),
-            plain(field.metadata["meaning"]),
+            type_words(hints[field.name]),
         ]
         for field in fields
     ]
-    return table(["option", "type", "default", "limits", "meaning"], rows)
+    return table(["option", "meaning", "default", "limits", "type"], rows)
 
 
 def sections_page() -> str:

@@ -13,4 +13,5 @@ def imports_table(drawing: str) -> str:
     for room, below in ARROW.findall(drawing):
         imported.setdefault(room, []).append(code(below))
     rows = [[code(room), ", ".join(its)] for room, its in imported.items()]
-    return table(["folder", "imports"], rows)
+    text = "What each folder imports; imports that follow from others are left out.\n\n"
+    return text + table(["folder", "imports"], rows)

@@ -50,7 +50,7 @@ def test_what_a_client_sends_besides_is_listed(name: str, words: str) -> None:
 
 def test_options_and_presets_of_a_method_are_on_its_page() -> None:
     text = methods.details("moon")
-    assert "| `mu` | number | `1.0` | ≥ 0 |" in text
+    assert "| `mu` | weight μ of the contrastive term | `1.0` | ≥ 0 | number |" in text
     assert "| `moon:cifar10` | `mu = 5.0` |" in text
 
 

@@ -15,11 +15,11 @@ class Some:
     kind: str = option("one", "which kind", choices=("one", "two"))
 
 
-def test_a_row_has_type_default_limits_and_meaning() -> None:
+def test_a_row_has_meaning_default_limits_and_type() -> None:
     rows = options_table(Some).splitlines()[2:4]
     assert rows == [
-        r"| `share` | number | `0.5` | \> 0, ≤ 1 | a share of \$all |",
-        r'| `kind` | text | `"one"` | one \| two | which kind |',
+        r"| `share` | a share of \$all | `0.5` | \> 0, ≤ 1 | number |",
+        r'| `kind` | which kind | `"one"` | one \| two | text |',
     ]
 
 
@@ -46,4 +46,4 @@ def test_types_are_words(hint: object, words: str) -> None:
 def test_the_files_of_a_deployment_are_there() -> None:
     server, site = deployment_files().split("### site.toml")
     assert "| `port` |" in server
-    assert "| `plugins` | true or false | `false` |" in site
+    assert "| `false` |  | true or false |" in site
