@@ -77,3 +77,80 @@ def test_moments_of_unit_features_are_no_longer_than_their_weights_together(
     for name, value in sums.items():
         assert tuple(value.shape) == fields[name].shape
         assert float(value.norm(dim=-1).max()) <= fields[name].norm * (1 + 1e-12)
+
+
+# docs/theory.md, "The fitted classifier"
+
+
+def balanced(z: torch.Tensor, y: torch.Tensor, classes: int = CLASSES) -> torch.Tensor:
+    """The weights under which every class counts the same."""
+    return 1 / torch.bincount(y[y >= 0], minlength=classes).clamp_min(1).to(z)
+
+
+@given(st.integers(2, 30), st.integers(1, 6), st.integers(0, 1000))
+def test_the_division_among_clients_does_not_change_the_classifier(
+    number: int, clients: int, seed: int
+) -> None:
+    z, y = images(number, seed)
+    weight = balanced(z, y)
+    owners = torch.from_numpy(np.random.default_rng(seed).integers(0, clients, number))
+    ups = [Up(k, 1, moments(z[owners == k], y[owners == k], weight)) for k in range(clients)]
+    anchors = torch.eye(CLASSES, DIM).double()
+    torch.testing.assert_close(
+        fitted(summed(ups), 0.1, anchors), fitted(moments(z, y, weight), 0.1, anchors)
+    )
+
+
+@given(st.integers(1, 5), st.integers(0, CLASSES - 1), st.integers(0, 1000))
+def test_a_class_counts_the_same_however_frequent_it_is(times: int, chosen: int, seed: int) -> None:
+    z, y = images(20, seed)
+    more = torch.cat([torch.arange(20), *[torch.nonzero(y == chosen)[:, 0]] * times])
+    anchors = torch.eye(CLASSES, DIM).double()
+    found = [
+        fitted(moments(a, b, balanced(a, b)), 0.1, anchors) for a, b in ((z, y), (z[more], y[more]))
+    ]
+    torch.testing.assert_close(found[0], found[1])
+
+
+@given(st.floats(1e-3, 10), st.integers(0, 1000))
+def test_features_on_their_anchors_give_the_anchors_back(ridge: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    anchors = torch.from_numpy(np.linalg.qr(rng.normal(size=(DIM, CLASSES)))[0].T)
+    y = torch.from_numpy(rng.permutation([0, 0, 0, 0, 1, 1, 2]))
+    z = anchors[y]
+    found = fitted(moments(z, y, balanced(z, y)), ridge, anchors)
+    torch.testing.assert_close(found, anchors.float())
+
+
+def test_a_linear_distortion_misleads_the_anchors_and_not_the_fit() -> None:
+    """All features are drawn towards the first anchor, until it is the nearest to all of them."""
+    anchors = torch.eye(CLASSES, DIM).double()
+    distortion = torch.eye(DIM).double()
+    distortion[0] += 2
+    y = torch.tensor([0, 1, 1, 2])
+    z = anchors[y] @ distortion.T
+    z = z / z.norm(dim=1, keepdim=True)
+    assert (z @ anchors.T).argmax(1).tolist() == [0, 0, 0, 0]
+    found = fitted(moments(z, y, balanced(z, y)), 1e-6, anchors).double()
+    assert (z @ found.T).argmax(1).tolist() == y.tolist()
+
+
+def test_a_class_without_images_keeps_its_anchor_where_no_other_class_is() -> None:
+    """The other two classes lie on the first two axes, with a weight of 1 along each."""
+    anchors = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0.6, 0.8, 0]]).double()
+    z = anchors[:2]
+    y = torch.tensor([0, 1])
+    ridge = 0.25
+    found = fitted(moments(z, y, balanced(z, y)), ridge, anchors)[2]
+    shrunk = 0.6 * ridge / (1 + ridge)
+    torch.testing.assert_close(found, torch.tensor([0.0, shrunk, 0.8, 0.0]))
+
+
+@given(st.integers(3, 30), st.integers(0, 1000))
+def test_what_a_client_adds_has_the_trace_of_its_shares(number: int, seed: int) -> None:
+    z, y = images(number, seed)
+    z = z / z.norm(dim=1, keepdim=True)
+    mine = slice(0, number // 2)
+    shares = [int((y[mine] == c).sum()) / max(int((y == c).sum()), 1) for c in range(CLASSES)]
+    added = moments(z[mine], y[mine], balanced(z, y))["gram"]
+    assert float(added.trace()) == pytest.approx(sum(shares), abs=1e-9)
