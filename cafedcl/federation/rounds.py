@@ -205,11 +205,7 @@ class Federation:
         result = self.attack.tampered(result, down)
         up = result.up
         device = self.task.server_device
-        away = {
-            name: value
-            for name, value in up.tensors.items()
-            if value.device != device
-        }
+        away = {name: value for name, value in up.tensors.items() if value.device != device}
         if not away:
             return result
         return replace(result, up=replace(up, tensors={**up.tensors, **moved(away, device)}))
