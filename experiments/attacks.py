@@ -10,13 +10,13 @@ experiments/results/attacks-DATA.json, grow run by run: what the file has is not
 """
 
 import argparse
-import json
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
+
+from growing import GrowingResult, cell
 
 RESULTS = Path(__file__).parent / "results"
 ATTACKS = (
@@ -140,45 +140,23 @@ def keys(job: Job, methods: list[str], seeds: int) -> Iterator[Key]:
                     yield Key(method, attack, defence, seed)
 
 
-def key_of(row: dict[str, Any]) -> Key:
-    """Return which run a row is the result of."""
-    return Key(*(row[name] for name in Key._fields))
+def results(data: str) -> GrowingResult[Key]:
+    """Return the results of a data set so far."""
+    job = JOBS[data]
+    shared = {"data": data, "rounds": job.rounds, "settings": job.settings}
+    return GrowingResult(RESULTS / f"attacks-{data}.json", Key, shared)
 
 
-def result_file(data: str) -> Path:
-    """Return where the results of a data set are."""
-    return RESULTS / f"attacks-{data}.json"
-
-
-def read(data: str) -> dict[str, Any]:
-    """Return the results so far."""
-    file = result_file(data)
-    if not file.exists():
-        job = JOBS[data]
-        return {"data": data, "rounds": job.rounds, "settings": job.settings, "runs": []}
-    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return stored
-
-
-def write(data: str, result: dict[str, Any]) -> None:
-    """Write the results."""
-    result["runs"].sort(key=lambda row: [str(part) for part in key_of(row)])
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in result["runs"])
-    head = json.dumps({name: value for name, value in result.items() if name != "runs"}, indent=1)
-    text = f'{head[:-2]},\n "runs": [\n{rows}\n ]\n}}\n'
-    result_file(data).write_text(text, encoding="utf-8")
-
-
-def accuracies(result: dict[str, Any], method: str) -> dict[tuple[str, str], list[float]]:
+def accuracies(result: GrowingResult[Key], method: str) -> dict[tuple[str, str], list[float]]:
     """Return the accuracies in % of all seeds, by attack and defence."""
     found: dict[tuple[str, str], list[float]] = {}
-    for row in result["runs"]:
+    for row in result.rows:
         if row["method"] == method:
             found.setdefault((row["attack"], row["defence"]), []).append(100 * row["accuracy"])
     return found
 
 
-def table(result: dict[str, Any], method: str) -> str:
+def table(result: GrowingResult[Key], method: str) -> str:
     """Return accuracy in % per attack and defence, as mean ± standard error over seeds."""
     found = accuracies(result, method)
     defences = [name for name in DEFENCES if any(name == defence for _, defence in found)]
@@ -191,22 +169,13 @@ def table(result: dict[str, Any], method: str) -> str:
     return "\n".join(lines)
 
 
-def cell(values: list[float]) -> str:
-    """Return a mean with its standard error."""
-    if not values:
-        return "–"
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}"
-
-
-def losses(result: dict[str, Any], method: str, defence: str) -> dict[str, tuple[float, float]]:
+def losses(result: GrowingResult[Key], method: str, defence: str) -> dict[str, tuple[float, float]]:
     """Return the points lost by each attack under a defence, with their standard errors.
 
     They are paired by seed with the honest run without any defence, whose clients and images are
     the same. The loss by `none` is what the defence costs where nobody lies.
     """
-    runs = {key_of(row): 100 * row["accuracy"] for row in result["runs"]}
+    runs = {result.key_of(row): 100 * row["accuracy"] for row in result.rows}
     lost: dict[str, tuple[float, float]] = {}
     for attack in ATTACKS:
         points = [
@@ -231,17 +200,10 @@ def main() -> None:
     given = parser.parse_args()
     job = JOBS[given.data]
     methods = given.methods or list(job.methods)
-    result = read(given.data)
+    result = results(given.data)
     if not given.read:
-        done = {key_of(row) for row in result["runs"]}
-        missing = [key for key in keys(job, methods, given.seeds) if key not in done]
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        with ProcessPoolExecutor(given.jobs) as pool:
-            waiting = [pool.submit(run_one, given.data, given.folder, key) for key in missing]
-            for number, future in enumerate(as_completed(waiting), 1):
-                result["runs"].append(future.result())
-                write(given.data, result)
-                print(f"{number} of {len(missing)}", end="\r", flush=True)
+        work = partial(run_one, given.data, given.folder)
+        result.run_missing(keys(job, methods, given.seeds), work, given.jobs)
     for method in methods:
         print(f"\n{method}\n\n{table(result, method)}")
         for attack, (points, error) in losses(result, method, "peers").items():

@@ -8,10 +8,10 @@ draws the digits' results of attacks.py.
 import argparse
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import matplotlib as mpl
-from attacks import accuracies, read
+from attacks import Key, accuracies, results
+from growing import GrowingResult
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from theory_panels import STYLE
@@ -36,7 +36,7 @@ DEFENCES = {
 }
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: GrowingResult[Key], path: Path) -> None:
     """Draw one panel per method: attacks down, accuracy across, a marker per defence."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 3.6), layout="constrained")
@@ -80,7 +80,7 @@ def main() -> None:
     """Draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("path", type=Path, help="the file to write: .svg, .png or .pdf")
-    draw(read("digits"), parser.parse_args().path)
+    draw(results("digits"), parser.parse_args().path)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,28 @@
 """What privacy costs: accuracy of common and rare classes against ε, and what clients do not tell.
 
     python experiments/privacy.py --seeds 3 --jobs 2
+    python experiments/privacy.py --data fashion-mnist --data-dir FOLDER
     python experiments/privacy.py --read              # only print the tables
 
-The digits with a long tail (ir = 5) at 200 clients, Dirichlet 0.5, 20 rounds, everyone in every
-round. `noise` adds client-level noise to FedAvg and to CAFedCL with different weights of clients.
-`release` limits what 20 clients tell, one limit after the other. The results,
-experiments/results/privacy.json, grow run by run: what the file has is not repeated.
+200 clients, Dirichlet 0.5, 20 rounds, everyone in every round. The digits and Fashion-MNIST have a
+long tail (ir = 5), HAM10000 has its own. `noise` adds client-level noise to FedAvg and to CAFedCL
+with different weights of clients. `release` limits what 20 clients tell, one limit after the
+other; only the digits have this study. The results, experiments/results/privacy-DATA.json, grow run
+by run: what the file has is not repeated.
 """
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from attacks import cell
+from growing import GrowingResult, cell
 
-FILE = Path(__file__).parent / "results" / "privacy.json"
+RESULTS = Path(__file__).parent / "results"
 ROUNDS = 20
-SPLIT = "dirichlet:0.5,ir=5"
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "cafedcl, confidence": {"method.data_scale": "saturating"},
@@ -54,8 +54,6 @@ LIMITS: dict[str, dict[str, Any]] = {
 LIMITED = ("fedavg", "cafedcl, confidence")
 """The methods whose clients tell less."""
 SETTINGS: dict[str, Any] = {
-    "model.name": "mlp",
-    "model.width": 0.25,
     "train.epochs": 3,
     "train.iterations": 2,
     "evaluate.every": ROUNDS,
@@ -63,6 +61,28 @@ SETTINGS: dict[str, Any] = {
     "evaluate.loop": 0,
     "evaluate.full": False,
     "engine.workers": 1,
+}
+"""The options of all runs."""
+
+
+class Job(NamedTuple):
+    """A data set: how it is split, and with which options clients train."""
+
+    split: str
+    settings: dict[str, Any]
+    studies: tuple[str, ...] = ("noise",)
+
+
+JOBS = {
+    "digits": Job(
+        "dirichlet:0.5,ir=5",
+        {**SETTINGS, "model.name": "mlp", "model.width": 0.25},
+        ("noise", "release"),
+    ),
+    "fashion-mnist": Job(
+        "dirichlet:0.5,ir=5", {**SETTINGS, "model.name": "mlp", "data.images": 10_000}
+    ),
+    "ham10000": Job("dirichlet:0.5", {**SETTINGS, "model.name": "cnn4"}),
 }
 PRIVATE = {"privacy.kind": "clients", "privacy.samples": 3, "privacy.quantile": 0.5}
 SCORES = ("accuracy", "balanced", "worst_class", "client_std")
@@ -78,24 +98,27 @@ class Key(NamedTuple):
     seed: int
 
 
-def run_one(key: Key) -> dict[str, Any]:
+def run_one(data: str, folder: str, key: Key) -> dict[str, Any]:
     """Train once; return the scores of the server's model, and ε."""
     import torch
 
     import cafedcl
 
     torch.set_num_threads(1)
-    settings = {**SETTINGS, **METHODS[key.method], **LIMITS[key.limit]}
+    job = JOBS[data]
+    settings = {**job.settings, **METHODS[key.method], **LIMITS[key.limit]}
     if key.noise:
         settings |= {**PRIVATE, "privacy.noise": key.noise}
+    if folder:
+        settings["data.dir"] = folder
     run = cafedcl.run(
         key.method.partition(",")[0],
-        data="digits",
-        split=SPLIT,
+        data=data,
+        split=job.split,
         clients=200 if key.study == "noise" else 20,
         rounds=ROUNDS,
         seed=key.seed,
-        device="cpu",
+        device="cpu" if job.settings["model.name"] == "mlp" else "auto",
         settings=settings,
     )
     line = run.records[-1]
@@ -108,20 +131,24 @@ def run_one(key: Key) -> dict[str, Any]:
     return row
 
 
-def mean_weight(method: str) -> float:
+def mean_weight(data: str, folder: str, method: str) -> float:
     """Return the mean weight of clients in the first round of seed 0, in units of its bound."""
     from cafedcl.federation.rounds import Federation
     from cafedcl.task.resolve import gather
 
-    chosen = {**SETTINGS, **METHODS[method], **PRIVATE, "federation.rounds": ROUNDS}
+    job = JOBS[data]
+    chosen = {**job.settings, **METHODS[method], **PRIVATE, "federation.rounds": ROUNDS}
     federation = Federation(
         gather(
             method=method.partition(",")[0],
-            data="digits",
-            split=SPLIT,
+            data=data,
+            split=job.split,
             clients=200,
             device="cpu",
-            settings=[f"{name}={json.dumps(value)}" for name, value in chosen.items()],
+            settings=[
+                f"{name}={json.dumps(value)}"
+                for name, value in {**chosen, "data.dir": folder}.items()
+            ],
         )
     )
     aggregator = federation.aggregator()
@@ -130,60 +157,53 @@ def mean_weight(method: str) -> float:
     return round(mean(float(aggregator.layout.sums(one)["weight"]) for one in vectors), 3)
 
 
-def keys(seeds: int) -> Iterator[Key]:
+def rarest(data: str, folder: str) -> list[int]:
+    """Return the two classes with the fewest training images."""
+    import cafedcl
+
+    job = JOBS[data]
+    counts = cafedcl.split(
+        job.split, data, clients=200, settings={**job.settings, "data.dir": folder}
+    )
+    ordered = counts.sum().to_numpy().argsort(kind="stable")
+    return sorted(int(c) for c in ordered[:2])
+
+
+def keys(data: str, seeds: int) -> Iterator[Key]:
     """Yield all runs, one seed after the other."""
+    studies = JOBS[data].studies
     for seed in range(seeds):
         for noise in NOISES:
             for method in METHODS:
                 yield Key("noise", method, noise, "none", seed)
-        for limit in LIMITS:
+        for limit in LIMITS if "release" in studies else ():
             for method in LIMITED:
                 yield Key("release", method, 0.0, limit, seed)
 
 
-def key_of(row: dict[str, Any]) -> Key:
-    """Return which run a row is the result of."""
-    return Key(*(row[name] for name in Key._fields))
+def results(data: str) -> GrowingResult[Key]:
+    """Return the results of a data set so far."""
+    job = JOBS[data]
+    shared = {"data": data, "split": job.split, "rounds": ROUNDS, "settings": job.settings}
+    return GrowingResult(RESULTS / f"privacy-{data}.json", Key, shared)
 
 
-def read() -> dict[str, Any]:
-    """Return the results so far."""
-    if not FILE.exists():
-        return {
-            "data": "digits",
-            "split": SPLIT,
-            "rounds": ROUNDS,
-            "settings": SETTINGS,
-            "runs": [],
-        }
-    stored: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return stored
-
-
-def write(result: dict[str, Any]) -> None:
-    """Write the results."""
-    result["runs"].sort(key=lambda row: [str(part) for part in key_of(row)])
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in result["runs"])
-    head = json.dumps({name: value for name, value in result.items() if name != "runs"}, indent=1)
-    FILE.write_text(f'{head[:-2]},\n "runs": [\n{rows}\n ]\n}}\n', encoding="utf-8")
-
-
-def values(result: dict[str, Any], score: str, **wanted: Any) -> list[float]:
+def values(result: GrowingResult[Key], score: str, **wanted: Any) -> list[float]:
     """Return a score of all seeds in %; ``wanted`` chooses the runs."""
     return [
         100 * row[score]
-        for row in result["runs"]
+        for row in result.rows
         if all(row[name] == value for name, value in wanted.items())
     ]
 
 
-def epsilon(result: dict[str, Any], noise: float) -> str:
+def epsilon(result: GrowingResult[Key], noise: float) -> str:
     """Return the ε that a noise multiplier has after all rounds."""
-    found = {row["epsilon"] for row in result["runs"] if row["noise"] == noise and "epsilon" in row}
+    found = {row["epsilon"] for row in result.rows if row["noise"] == noise and "epsilon" in row}
     return f"{max(found):.1f}" if found else "∞"
 
 
-def noise_table(result: dict[str, Any], score: str) -> str:
+def noise_table(result: GrowingResult[Key], score: str) -> str:
     """Return a score per method and noise, as mean ± standard error over seeds."""
     heads = [f"ε = {epsilon(result, noise)}" for noise in NOISES]
     lines = [f"| method | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
@@ -194,7 +214,7 @@ def noise_table(result: dict[str, Any], score: str) -> str:
     return "\n".join(lines)
 
 
-def release_table(result: dict[str, Any]) -> str:
+def release_table(result: GrowingResult[Key]) -> str:
     """Return the balanced accuracy per limit and method, as mean ± standard error over seeds."""
     lines = [f"| limit | {' | '.join(LIMITED)} |", "|---" * (len(LIMITED) + 1) + "|"]
     for limit in LIMITS:
@@ -204,13 +224,14 @@ def release_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def rare_recall(result: dict[str, Any], method: str, noise: float) -> list[float]:
+def rare_recall(result: GrowingResult[Key], method: str, noise: float) -> list[float]:
     """Return the mean recall of the two rarest classes in %, of all seeds."""
-    rows = [row for row in result["runs"] if row["study"] == "noise" and row["method"] == method]
-    return [50 * sum(row["recall"][-2:]) for row in rows if row["noise"] == noise]
+    rows = [row for row in result.rows if row["study"] == "noise" and row["method"] == method]
+    rare = result.content["rarest"]
+    return [50 * sum(row["recall"][c] for c in rare) for row in rows if row["noise"] == noise]
 
 
-def rare_table(result: dict[str, Any]) -> str:
+def rare_table(result: GrowingResult[Key]) -> str:
     """Return the recall of the two rarest classes per method and noise."""
     heads = [f"ε = {epsilon(result, noise)}" for noise in NOISES]
     lines = [f"| method | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
@@ -223,27 +244,26 @@ def rare_table(result: dict[str, Any]) -> str:
 def main() -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", choices=list(JOBS), default="digits")
+    parser.add_argument("--data-dir", default="", help="folder with data files")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--read", action="store_true", help="only print the tables")
     given = parser.parse_args()
-    result = read()
+    result = results(given.data)
     if not given.read:
-        done = {key_of(row) for row in result["runs"]}
-        missing = [key for key in keys(given.seeds) if key not in done]
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        with ProcessPoolExecutor(given.jobs) as pool:
-            waiting = [pool.submit(run_one, key) for key in missing]
-            for future in as_completed(waiting):
-                result["runs"].append(future.result())
-                write(result)
-        if "weights" not in result:
-            result["weights"] = {method: mean_weight(method) for method in METHODS}
-            write(result)
+        where = (given.data, given.data_dir)
+        if "rarest" not in result.content:
+            result.content["rarest"] = rarest(*where)
+        result.run_missing(keys(given.data, given.seeds), partial(run_one, *where), given.jobs)
+        if "weights" not in result.content:
+            result.content["weights"] = {method: mean_weight(*where, method) for method in METHODS}
+            result.write()
     for title, score in (("balanced accuracy", "balanced"), ("client std", "client_std")):
         print(f"{title}, %\n\n{noise_table(result, score)}\n")
     print(f"recall of the two rarest classes, %\n\n{rare_table(result)}\n")
-    print(f"balanced accuracy with limits, %\n\n{release_table(result)}")
+    if "release" in JOBS[given.data].studies:
+        print(f"balanced accuracy with limits, %\n\n{release_table(result)}")
 
 
 if __name__ == "__main__":

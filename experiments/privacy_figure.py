@@ -8,12 +8,12 @@ draws the results of privacy.py.
 import argparse
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import matplotlib as mpl
+from growing import GrowingResult
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from privacy import METHODS, NOISES, epsilon, rare_recall, read, values
+from privacy import METHODS, NOISES, Key, epsilon, rare_recall, results, values
 from theory_panels import STYLE
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a marker each.
@@ -33,7 +33,7 @@ LOOKS = dict(
 )
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: GrowingResult[Key], path: Path) -> None:
     """Draw two panels over the noise, from none to most."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 3.8), layout="constrained")
@@ -79,7 +79,7 @@ def main() -> None:
     """Draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("path", type=Path, help="the file to write: .svg, .png or .pdf")
-    draw(read(), parser.parse_args().path)
+    draw(results("digits"), parser.parse_args().path)
 
 
 if __name__ == "__main__":

@@ -37,13 +37,13 @@ def test_only_what_is_missing_is_run_and_the_table_has_means_and_errors(
     monkeypatch.setattr(attacks, "RESULTS", tmp_path)
     monkeypatch.setattr(attacks, "JOBS", {"digits": job})
     monkeypatch.setattr(attacks, "run_one", run_one)
-    monkeypatch.setattr(attacks, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(attacks.GrowingResult, "executor", ThreadPoolExecutor)
     words = ["--seeds", "2", "--methods", "fedavg"]
     monkeypatch.setattr(sys, "argv", ["attacks.py", *words])
     attacks.main()
     assert attacks.Key("fedavg", "none", "none", 0) not in asked
     assert len(asked) == 3
-    assert len(attacks.read("digits")["runs"]) == 4
+    assert len(attacks.results("digits").rows) == 4
     printed = capsys.readouterr().out
     # 90 and 80 have the mean 85 and the standard error 7.07/√2.
     assert "| `none` | 85.0 ± 5.0 | 75.0 ± 0.0 |" in printed

@@ -16,11 +16,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="u
 
 
 def test_every_setting_is_one_that_there_is() -> None:
-    for method, options in privacy.METHODS.items():
-        for limit in privacy.LIMITS.values():
-            noisy = {**privacy.SETTINGS, **options, **limit, **privacy.PRIVATE}
-            settings = [f"{name}={json.dumps(value)}" for name, value in noisy.items()]
-            gather(method=method.partition(",")[0], split=privacy.SPLIT, settings=settings)
+    for data, job in privacy.JOBS.items():
+        for method, options in privacy.METHODS.items():
+            for limit in privacy.LIMITS.values():
+                noisy = {**job.settings, **options, **limit, **privacy.PRIVATE}
+                settings = [f"{name}={json.dumps(value)}" for name, value in noisy.items()]
+                base = method.partition(",")[0]
+                gather(method=base, data=data, split=job.split, settings=settings)
 
 
 def test_only_what_is_missing_is_run(
@@ -28,45 +30,53 @@ def test_only_what_is_missing_is_run(
 ) -> None:
     asked: list[privacy.Key] = []
 
-    def run_one(key: privacy.Key) -> dict[str, Any]:
+    def run_one(data: str, folder: str, key: privacy.Key) -> dict[str, Any]:
+        assert (data, folder) == ("digits", "")
         asked.append(key)
         scores = dict.fromkeys(privacy.SCORES, 0.5)
         found = {**key._asdict(), **scores, "recall": [1.0, 0.2, 0.4]}
         return {**found, "epsilon": 3.0} if key.noise else found
 
-    there = run_one(privacy.Key("noise", "fedavg", 0.0, "none", 0))
+    there = run_one("digits", "", privacy.Key("noise", "fedavg", 0.0, "none", 0))
     asked.clear()
-    file = tmp_path / "privacy.json"
+    file = tmp_path / "privacy-digits.json"
     file.write_text(json.dumps({"data": "digits", "runs": [there]}))
-    monkeypatch.setattr(privacy, "FILE", file)
+    monkeypatch.setattr(privacy, "RESULTS", tmp_path)
     monkeypatch.setattr(privacy, "run_one", run_one)
-    monkeypatch.setattr(privacy, "mean_weight", lambda method: 0.5)
-    monkeypatch.setattr(privacy, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(privacy, "rarest", lambda data, folder: [1, 2])
+    monkeypatch.setattr(privacy, "mean_weight", lambda data, folder, method: 0.5)
+    monkeypatch.setattr(privacy.GrowingResult, "executor", ThreadPoolExecutor)
     monkeypatch.setattr(sys, "argv", ["privacy.py", "--seeds", "1"])
     privacy.main()
-    assert len(asked) == len(set(privacy.keys(1))) - 1
-    assert len(privacy.read()["runs"]) == len(asked) + 1
+    assert len(asked) == len(set(privacy.keys("digits", 1))) - 1
+    assert len(privacy.results("digits").rows) == len(asked) + 1
     printed = capsys.readouterr().out
     assert "| method | ε = ∞ | ε = 3.0 |" in printed
-    # The recall of the last two classes.
+    # The mean recall of classes 1 and 2.
     assert "| fedavg | 30.0 | 30.0 |" in printed
 
 
 def test_the_tables_of_the_page_are_those_of_the_result_file() -> None:
-    result = privacy.read()
+    result = privacy.results("digits")
     assert privacy.noise_table(result, "balanced") in PAGE
     assert privacy.noise_table(result, "client_std") in PAGE
     assert privacy.rare_table(result) in PAGE
     assert privacy.release_table(result) in PAGE
 
 
+def test_the_rarest_classes_are_those_with_the_fewest_images() -> None:
+    """Of a long tail, the last ones."""
+    assert privacy.rarest("digits", "") == [8, 9]
+    assert privacy.results("digits").content["rarest"] == [8, 9]
+
+
 def test_the_figure_is_drawn_from_the_result_file(tmp_path: Path) -> None:
-    draw(privacy.read(), tmp_path / "privacy.svg")
+    draw(privacy.results("digits"), tmp_path / "privacy.svg")
     assert "recall of the two rarest classes" in (tmp_path / "privacy.svg").read_text()
 
 
 def test_the_weights_on_the_page_are_those_of_the_result_file() -> None:
-    weights = privacy.read()["weights"]
+    weights = privacy.results("digits").content["weights"]
     words = (
         f"clients weigh {weights['cafedcl, confidence']} on average "
         f"(counts: {weights['cafedcl, counts']}, uniform: {weights['cafedcl, uniform']:g})"
