@@ -118,7 +118,7 @@ def run_one(data: str, folder: str, key: Key) -> dict[str, Any]:
         clients=200 if key.study == "noise" else 20,
         rounds=ROUNDS,
         seed=key.seed,
-        device="cpu" if job.settings["model.name"] == "mlp" else "auto",
+        device="cpu" if data == "digits" else "auto",
         settings=settings,
     )
     line = run.records[-1]
