@@ -1,7 +1,7 @@
 """The navigation of the website: its sections and the pages in each."""
 
 SECTIONS = {
-    "Start": ("install", "quickstart"),
+    "Start": ("install", "quickstart", "comparison"),
     "Tutorials": ("tutorials/*",),
     "Guides": (
         "data",
