@@ -29,19 +29,19 @@ def run(
     *,
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[Watcher] | None = None,
     **flags: Unpack[RunFlags],
 ) -> Run:
     """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
 
-    In a notebook, progress is shown unless ``watchers`` are given.
+    In a notebook, progress is shown unless ``watchers`` are given; with ``watchers=[]`` nothing is.
 
     ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
     ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets
     any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
     """
     config = gather(settings=as_words(settings), method=method, data=data, **flags)
-    return start(config, out, watchers or notebook_watchers())
+    return start(config, out, notebook_watchers() if watchers is None else watchers)
 
 
 def as_words(settings: Mapping[str, Any] | None) -> list[str]:
@@ -67,7 +67,7 @@ def start(
 
 def resume(
     path: str | Path,
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[Watcher] | None = None,
     warn: Callable[[str], None] = print,
     settings: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -78,7 +78,8 @@ def resume(
     run is computed and stored (``engine.…``, ``store.…``).
     """
     folder = RunFolder.open(path)
-    watchers = watchers or notebook_watchers()
+    if watchers is None:
+        watchers = notebook_watchers()
     if settings:
         runs.change_config(folder, as_words(settings))
     if folder.config().engine.name == "flower":

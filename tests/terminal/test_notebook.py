@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+import cafedcl
 from cafedcl.federation.rounds import Federation
+from cafedcl.federation.watcher import Watcher
 from cafedcl.terminal.notebook import NotebookProgress, in_notebook, notebook_watchers
 
 
@@ -55,3 +57,12 @@ def test_a_notebook_sees_the_rounds_go_by(shown: Shown, tiny: Callable[..., Fede
     assert "balanced" in last
     federation.notice("<b>")
     assert "note: &lt;b&gt;" in shown.pages[-1]
+
+
+@pytest.mark.parametrize(("watchers", "seen"), [(None, True), ([], False)])
+def test_progress_is_shown_unless_watchers_are_given(
+    shown: Shown, watchers: list[Watcher] | None, seen: bool
+) -> None:
+    settings = {"model.name": "mlp", "train.epochs": 1, "engine.workers": 1}
+    cafedcl.run("fedavg", clients=3, rounds=1, settings=settings, watchers=watchers)
+    assert bool(shown.pages) == seen
