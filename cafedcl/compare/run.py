@@ -194,9 +194,8 @@ def write_best(
         words = ", ".join(f"{name}={inner}" for name, inner in point.items())
         screen = console()
         screen.print(f"best: {words}", style="bold", soft_wrap=True)
-        seeds = f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
         screen.print(
-            f"{plan.score} {value:.4f}, mean over {seeds}, on {measured_on}", soft_wrap=True
+            f"{plan.score} {value:.4f}, {plan.mean_words}, on {measured_on}", soft_wrap=True
         )
         screen.print(f"written: {path}  (cafedcl run {path})", soft_wrap=True)
 

@@ -185,13 +185,15 @@ class Sweep:
         line = last_scored(lines, self.score)
         return None if line is None else value_of(line, self.score)
 
+    @property
+    def mean_words(self) -> str:
+        """What a score is the mean of, in words."""
+        return f"mean over {self.seeds} seed{'s' if self.seeds > 1 else ''}"
+
     def best_toml(self, point: Point, value: float, measured_on: str) -> str:
         """Return the best point as a config for `cafedcl run`, with its score as a comment."""
         chosen = ", ".join(f"{name} = {to_toml(inner)}" for name, inner in point.items())
-        head = (
-            f"# {chosen}\n"
-            f"# {self.score} = {value:.6f}, mean over {self.seeds} seeds, on {measured_on}\n\n"
-        )
+        head = f"# {chosen}\n# {self.score} = {value:.6f}, {self.mean_words}, on {measured_on}\n\n"
         return head + resolve(self.tables(point)).to_toml()
 
     def to_plain(self) -> dict[str, Any]:

@@ -318,7 +318,7 @@ def test_the_command_searches_says_on_what_and_writes_the_best(
     assert best.data.name == "digits"
     assert best.federation.rounds == ROUNDS
     assert 0.01 < best.train.lr < 0.3
-    assert "143 images held out" in (out / "best.toml").read_text()
+    assert "mean over 1 seed, on 143 images held out" in (out / "best.toml").read_text()
     again = call("--resume", out, "--quiet")
     assert (again.exit_code, again.output) == (0, "")
     assert len(launcher.launched) == 4
