@@ -28,8 +28,10 @@ lint: setup  ## linter, formatter and type checker
 	MYPYPATH=docs $(BIN)/mypy --package site_generator
 	$(BIN)/python tools/architecture.py --check
 
+# `make docs NOTEBOOKS=off` leaves the tutorials without outputs.
+NOTEBOOKS ?= force
 docs: $(VENV)/.docs  ## build the website into build/docs
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs build/docs
+	$(BIN)/python -m sphinx --jobs auto --quiet --fail-on-warning --keep-going --fresh-env -D nb_execution_mode=$(NOTEBOOKS) --doctree-dir build/doctrees docs build/docs
 	@echo "open build/docs/index.html"
 
 wheel: setup  ## build the wheel into dist/
