@@ -40,7 +40,7 @@ nb_execution_raise_on_error = True
 if shutil.which("nginx") is None:
     # A deployment runs behind nginx. Without it the page shows no outputs.
     nb_execution_excludepatterns = ["tutorials/05-*"]
-    LOGGER.info("tutorial 05 is not executed: nginx is not installed")
+    print("tutorial 05 is not executed: nginx is not installed")
 # Progress that a cell prints on standard error is not part of what it explains.
 nb_output_stderr = "remove"
 

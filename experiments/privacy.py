@@ -12,7 +12,6 @@ by run: what the file has is not repeated.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -98,6 +97,11 @@ class Key(NamedTuple):
     seed: int
 
 
+def shared(data: str, folder: str) -> dict[str, Any]:
+    """Return the options of all runs on a data set; without a folder, it is looked for as ever."""
+    return {**JOBS[data].settings, "data.dir": folder}
+
+
 def run_one(data: str, folder: str, key: Key) -> dict[str, Any]:
     """Train once; return the scores of the server's model, and ε."""
     import torch
@@ -106,11 +110,9 @@ def run_one(data: str, folder: str, key: Key) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     job = JOBS[data]
-    settings = {**job.settings, **METHODS[key.method], **LIMITS[key.limit]}
+    settings = {**shared(data, folder), **METHODS[key.method], **LIMITS[key.limit]}
     if key.noise:
         settings |= {**PRIVATE, "privacy.noise": key.noise}
-    if folder:
-        settings["data.dir"] = folder
     run = cafedcl.run(
         key.method.partition(",")[0],
         data=data,
@@ -133,22 +135,19 @@ def run_one(data: str, folder: str, key: Key) -> dict[str, Any]:
 
 def mean_weight(data: str, folder: str, method: str) -> float:
     """Return the mean weight of clients in the first round of seed 0, in units of its bound."""
+    from cafedcl.api import as_words
     from cafedcl.federation.rounds import Federation
     from cafedcl.task.resolve import gather
 
-    job = JOBS[data]
-    chosen = {**job.settings, **METHODS[method], **PRIVATE, "federation.rounds": ROUNDS}
     federation = Federation(
         gather(
             method=method.partition(",")[0],
             data=data,
-            split=job.split,
+            split=JOBS[data].split,
             clients=200,
+            rounds=ROUNDS,
             device="cpu",
-            settings=[
-                f"{name}={json.dumps(value)}"
-                for name, value in {**chosen, "data.dir": folder}.items()
-            ],
+            settings=as_words({**shared(data, folder), **METHODS[method], **PRIVATE}),
         )
     )
     aggregator = federation.aggregator()
@@ -161,10 +160,8 @@ def rarest(data: str, folder: str) -> list[int]:
     """Return the two classes with the fewest training images."""
     import cafedcl
 
-    job = JOBS[data]
-    counts = cafedcl.split(
-        job.split, data, clients=200, settings={**job.settings, "data.dir": folder}
-    )
+    split = JOBS[data].split
+    counts = cafedcl.split(split, data, clients=200, settings=shared(data, folder))
     ordered = counts.sum().to_numpy().argsort(kind="stable")
     return sorted(int(c) for c in ordered[:2])
 
@@ -184,8 +181,8 @@ def keys(data: str, seeds: int) -> Iterator[Key]:
 def results(data: str) -> GrowingResult[Key]:
     """Return the results of a data set so far."""
     job = JOBS[data]
-    shared = {"data": data, "split": job.split, "rounds": ROUNDS, "settings": job.settings}
-    return GrowingResult(RESULTS / f"privacy-{data}.json", Key, shared)
+    about = {"data": data, "split": job.split, "rounds": ROUNDS, "settings": job.settings}
+    return GrowingResult(RESULTS / f"privacy-{data}.json", Key, about)
 
 
 def values(result: GrowingResult[Key], score: str, **wanted: Any) -> list[float]:
