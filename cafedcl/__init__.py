@@ -17,6 +17,8 @@ from cafedcl.core.version import __version__
 
 if TYPE_CHECKING:
     from cafedcl.api import resume, run, split
+    from cafedcl.compare.python import ComparisonResult, sweep
+    from cafedcl.compare.run import SweepResult
     from cafedcl.config.sections import Config
     from cafedcl.core.errors import CafedclError
     from cafedcl.federation.result import Run
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CafedclError",
+    "ComparisonResult",
     "Config",
     "Federation",
     "Record",
     "Run",
+    "SweepResult",
     "Watcher",
     "__version__",
     "compare",
@@ -41,20 +45,24 @@ __all__ = [
     "resume",
     "run",
     "split",
+    "sweep",
 ]
 
 _HOME = {
     "CafedclError": "core.errors",
+    "ComparisonResult": "compare.python",
     "Config": "config.sections",
     "Federation": "federation.rounds",
     "Record": "federation.watcher",
     "Run": "federation.result",
+    "SweepResult": "compare.run",
     "Watcher": "federation.watcher",
     "load": "federation.runs",
     "resolve": "task.resolve",
     "resume": "api",
     "run": "api",
     "split": "api",
+    "sweep": "compare.python",
 }
 _CALLED = {"compare": "compare.python", "export": "api", "report": "api"}
 """Functions that have the name of a folder of the package, and where they are."""
@@ -68,9 +76,22 @@ class _CallableFolder(ModuleType):
     """
 
     def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._function()(*given, **named)
+
+    def _function(self) -> Any:
         name = self.__name__.rpartition(".")[2]
-        function = getattr(import_module(f"cafedcl.{_CALLED[name]}"), name)
-        return function(*given, **named)
+        return getattr(import_module(f"cafedcl.{_CALLED[name]}"), name)
+
+    # Notebooks and editors show these two for what is about to be called.
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return str(self._function().__doc__)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        return signature(self._function())
 
 
 class _Face(ModuleType):

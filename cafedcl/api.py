@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from cafedcl.config.flags import RunFlags
 from cafedcl.config.options import to_toml
-from cafedcl.config.sections import Config
+from cafedcl.config.sections import Config, full_name
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.federation import runs
@@ -25,7 +25,7 @@ __all__ = ["Run", "export", "load", "report", "resume", "run", "split", "start"]
 
 def run(
     method: str = "cafedcl",
-    data: str = "digits",
+    data: str | Path = "digits",
     *,
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -40,13 +40,23 @@ def run(
     ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets
     any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
     """
-    config = gather(settings=as_words(settings), method=method, data=data, **flags)
+    config = gather(settings=as_words(settings), method=method, data=str(data), **flags)
     return start(config, out, notebook_watchers() if watchers is None else watchers)
 
 
 def as_words(settings: Mapping[str, Any] | None) -> list[str]:
     """Return settings as the command line writes them, ``section.key=value``."""
+    for name in settings or ():
+        check_name("settings", name)
     return [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
+
+
+def check_name(argument: str, name: str) -> None:
+    """Raise an error for the name of an option that does not name its section."""
+    if "." not in name:
+        meant = full_name(name)
+        advice = f"did you mean '{meant}'?" if meant else "a name such as 'train.lr' is expected"
+        raise CafedclError(f"{argument}: '{name}': {advice}")
 
 
 def start(
@@ -126,7 +136,7 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.ht
 
 def split(
     how: str | None = None,
-    data: str = "digits",
+    data: str | Path = "digits",
     *,
     settings: Mapping[str, Any] | None = None,
     **flags: Unpack[RunFlags],
@@ -141,7 +151,7 @@ def split(
     from cafedcl.task.build import load_data, settle_split
 
     chosen: RunFlags = {**flags, "split": how} if how else flags
-    config = gather(settings=as_words(settings), data=data, **chosen)
+    config = gather(settings=as_words(settings), data=str(data), **chosen)
     images = load_data(config)
     _, shards = settle_split(config, images)
     clients = [client_title(shards.names, client) for client in range(len(shards))]

@@ -41,6 +41,8 @@ if shutil.which("nginx") is None:
     # A deployment runs behind nginx. Without it the page shows no outputs.
     nb_execution_excludepatterns = ["tutorials/05-*"]
     print("tutorial 05 is not executed: nginx is not installed")
+# Quotes and dots only: dashes would turn the options of commands in small print into "—scale".
+smartquotes_action = "qe"
 # Progress that a cell prints on standard error is not part of what it explains.
 nb_output_stderr = "remove"
 

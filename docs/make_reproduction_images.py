@@ -7,6 +7,7 @@ out of date.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +43,10 @@ WORDS = {
     "fashion-practical": "Fashion-MNIST, Dirichlet 0.1",
     "fashion-pathological": "Fashion-MNIST, 2 classes per client, IR 10",
     "ham10000": "skin lesions, Dirichlet 0.5, 10 clients",
+    "cifar10-ir10": "CIFAR-10, 2 classes per client, IR 10",
+    "cifar10-ir50": "CIFAR-10, 2 classes per client, IR 50",
+    "cifar10-ir100": "CIFAR-10, 2 classes per client, IR 100",
+    "ham10000-sources": "skin lesions, four real sources",
 }
 VARIANTS = {
     "cafedcl:no-confagg-uniform": "uniform weights",
@@ -59,6 +64,17 @@ RARE = {
 """The scores in the figure of skin lesions: of the server's model, and of the clients' own."""
 REACH = {"server.accuracy": (-16, 13), "server.client_std": (-13, 16)}
 """Limits of the overview's axes; values beyond them are drawn at the edge."""
+BEHIND = {
+    "server.balanced": "server: balanced accuracy",
+    "own.client_mean": "own models: client mean",
+}
+"""The scores in the figure of long tails: points behind the best method of each setting."""
+FARTHEST = 16
+"""Points behind the best at which the axis of long tails ends; what is beyond is at the edge."""
+BEST = "cafedcl:best"
+REFERENCES = ("local", "central")
+LEADERS = (("#009E73", "s"), ("#8F72D8", "^"), ("#B8477A", "v"), ("#A5673F", "P"))
+"""Colours and markers of rivals that lead in a setting: the styles by name are too much alike."""
 
 Records = Sequence[ResultRow]
 Make = Callable[[Records], Figure]
@@ -180,6 +196,76 @@ def dots(
     ax.invert_yaxis()
     if named:
         ax.get_yticklabels()[methods.index(OURS)].set_fontweight("bold")
+
+
+@figure("long_tail")
+def long_tail(records: Records) -> Figure:
+    """Every method's distance to the best one of each setting; who leads somewhere has a colour."""
+    settings = dict(by_setting(records))
+    means = {
+        (score, setting): {
+            method: mean(its.values())
+            for method in dict.fromkeys(one["method"] for one in mine)
+            if method not in REFERENCES and (its := scores(mine, method, score))
+        }
+        for score in BEHIND
+        for setting, mine in settings.items()
+    }
+    first = {
+        max(found, key=lambda name: found[name])
+        for (score, _), found in means.items()
+        if score.startswith("server")
+    }
+    named = {
+        **dict(zip(sorted(first - {BEST, BASE, OURS}), itertools.cycle(LEADERS), strict=False)),
+        BASE: (series_style(BASE).colour, "o"),
+        OURS: (series_style(OURS).colour, "o"),
+        BEST: (series_style(OURS).colour, "D"),
+    }
+    sizes = {OURS: 6.5, BEST: 8}
+    picture, axes = sheet(len(BEHIND), 1, height=0.32 * len(settings) + 1.1)
+    for ax, (score, words) in zip(axes, BEHIND.items(), strict=True):
+        for row, setting in enumerate(settings):
+            ax.axhline(row, color="#e4e6ea", linewidth=0.8, zorder=0)
+            found = means[score, setting]
+            best = max(found.values())
+            # Named methods are drawn last, so that grey dots do not hide them.
+            for method in sorted(found, key=lambda name: name in named):
+                at = max(found[method] - best, -FARTHEST)
+                colour, marker = named.get(method, ("#c3c7ce", "o"))
+                hollow = method in (OURS, BEST)
+                ax.plot(
+                    at,
+                    row,
+                    linestyle="none",
+                    marker=marker,
+                    color=colour,
+                    mfc="none" if hollow else colour,
+                    markeredgewidth=1.6 if hollow else 0.6,
+                    markersize=sizes.get(method, 5 if method in named else 3.5),
+                    label=method if method in named else "others",
+                )
+        ax.set_xlim(-FARTHEST - 0.7, 0.7)
+        labels = [WORDS.get(name, name) for name in settings] if ax is axes[0] else []
+        ax.set_yticks(range(len(settings)), labels)
+        ax.invert_yaxis()
+        ax.set_title(words, loc="left")
+        ax.set_xlabel("points behind the best of the setting")
+    shown = {
+        label: handle
+        for ax in axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    order = [name for name in [*named, "others"] if name in shown]
+    picture.legend(
+        [shown[name] for name in order],
+        order,
+        loc="outside lower center",
+        ncols=len(order),
+        columnspacing=1,
+        handletextpad=0.2,
+    )
+    return picture
 
 
 @figure("ablation")

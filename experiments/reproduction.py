@@ -1,7 +1,7 @@
-"""Write the tables of docs/reproduction.md from the result files.
+"""Write the tables of docs/reproduction.md, long-tails.md and paper.md from the result files.
 
-    python experiments/reproduction.py            # write the page
-    python experiments/reproduction.py --check    # exit status 1 if the page is not up to date
+    python experiments/reproduction.py            # write the pages
+    python experiments/reproduction.py --check    # exit status 1 if a page is not up to date
 
 A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from every file
 RESULT*.json in experiments/results: results of `cafedcl reproduce` or of experiments/tuning.py.
@@ -18,7 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reproduction_leaders import leaders_table, missing_text, settings_table
 from reproduction_notes import small_print
+from reproduction_paper import (
+    behind_table,
+    coverage_table,
+    protocol_table,
+    repeats_table,
+    short_note,
+    variants_table,
+)
 from reproduction_tables import (
     BALANCED,
     ablation_table,
@@ -35,7 +44,7 @@ from cafedcl.compare.results import ResultRow
 from cafedcl.core.errors import CafedclError, nearest
 
 HOME = Path(__file__).parents[1]
-PAGE = HOME / "docs" / "reproduction.md"
+PAGES = tuple(HOME / "docs" / f"{name}.md" for name in ("reproduction", "long-tails", "paper"))
 RESULTS = HOME / "experiments" / "results"
 NAMES = (
     "table1",
@@ -47,6 +56,7 @@ NAMES = (
     "tuned",
     "tuning",
     "long-tail-tuning",
+    "long_tail",
 )
 BLOCK = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 MARK = re.compile(r"<!-- (?:table:\S+|/table) -->")
@@ -60,6 +70,16 @@ def of_runs(table: Callable[[Sequence[ResultRow]], str], result: Mapping[str, An
     return table(result["runs"]) + small_print(result)
 
 
+def of_tuned_runs(table: Callable[[Sequence[ResultRow]], str], result: Mapping[str, Any]) -> str:
+    """Return a table of runs whose options are those of a tuning, which has a table of its own."""
+    return table(result["runs"]) + small_print(result, own=False)
+
+
+def in_short(table: Callable[[Sequence[ResultRow]], str], result: Mapping[str, Any]) -> str:
+    """Return a table of runs that has its own note, or none."""
+    return table(result["runs"]) if result["runs"] else ""
+
+
 KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "methods": partial(of_runs, methods_table),
     "tests": partial(of_runs, rivals_table),
@@ -68,9 +88,22 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "ablation": partial(of_runs, ablation_table),
     "sensitivity": partial(of_runs, sensitivity_table),
     "skin": partial(of_runs, skin_table),
+    "leaders": partial(of_tuned_runs, lambda runs: leaders_table(runs) + missing_text(runs)),
+    "settings": partial(of_tuned_runs, settings_table),
     "tuning": tuning_table,
+    "methods-in-short": partial(in_short, lambda runs: methods_table(runs) + short_note(runs)),
+    "leaders-in-short": partial(
+        in_short, lambda runs: leaders_table(runs) + missing_text(runs) + short_note(runs)
+    ),
+    "protocol": partial(in_short, protocol_table),
+    "variants": partial(in_short, variants_table),
+    "behind": partial(in_short, behind_table),
 }
-ACROSS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {"ranks": ranks_table}
+ACROSS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
+    "ranks": ranks_table,
+    "coverage": coverage_table,
+    "repeats": repeats_table,
+}
 
 
 def block(name: str, results: Path) -> str:
@@ -106,36 +139,40 @@ def filled(page: str, results: Path) -> str:
     """Return the page with its tables filled from the result files."""
     marks = MARK.findall(page)
     if any(("/table" in mark) != bool(at % 2) for at, mark in enumerate(marks)) or len(marks) % 2:
-        raise CafedclError("docs/reproduction.md: every <!-- table:… --> needs its <!-- /table -->")
+        raise CafedclError("every <!-- table:… --> needs its <!-- /table -->")
     return BLOCK.sub(lambda found: found[1] + block(found[2], results) + found[3], page)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Write the page, or check it."""
+    """Write the pages, or check them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; exit status 1 if the page is not up to date",
+        help="write nothing; exit status 1 if a page is not up to date",
     )
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page", type=Path, action="append", help="a page instead of all pages")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="the folder with the result files"
     )
     arguments = parser.parse_args(words)
-    try:
-        now = arguments.page.read_text(encoding="utf-8")
-        wanted = filled(now, arguments.results)
-    except OSError as error:
-        sys.exit(f"error: {arguments.page}: cannot be read: {error.strerror}")
-    except CafedclError as error:
-        sys.exit(f"error: {error}")
-    if arguments.check and now != wanted:
-        sys.exit(f"{arguments.page}: not up to date; run python experiments/reproduction.py")
-    if not arguments.check:
-        arguments.page.write_text(wanted, encoding="utf-8")
+    stale = []
+    for page in arguments.page or PAGES:
+        try:
+            now = page.read_text(encoding="utf-8")
+            wanted = filled(now, arguments.results)
+        except OSError as error:
+            sys.exit(f"error: {page}: cannot be read: {error.strerror}")
+        except CafedclError as error:
+            sys.exit(f"error: {page}: {error}")
+        if now != wanted and arguments.check:
+            stale.append(str(page))
+        elif now != wanted:
+            page.write_text(wanted, encoding="utf-8")
+    if stale:
+        sys.exit(f"{', '.join(stale)}: not up to date; run python experiments/reproduction.py")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,11 @@ ENGINES_0_1 = {"graphs": "cuda", "eager": "reference"}
 """What version 0.1, which wrote some of the result files, called the engines."""
 
 
-def small_print(result: Mapping[str, Any]) -> str:
-    """Return the line below a table: models, seeds, devices, versions and the command."""
+def small_print(result: Mapping[str, Any], own: bool = True) -> str:
+    """Return the line below a table: models, seeds, devices, versions and the command.
+
+    ``own`` adds the options that only some methods have.
+    """
     records = result["runs"]
     where = result["environment"]
 
@@ -72,19 +75,23 @@ def small_print(result: Mapping[str, Any]) -> str:
     unfinished = len(result["unfinished"])
     if unfinished:
         words.append(f"{unfinished} run{'s' if unfinished > 1 else ''} not finished")
-    words += own_options(records)
+    if own:
+        words += own_options(records)
     return f"<sub>{'; '.join(words)}; <code>{' '.join(where['command'])}</code></sub>\n\n"
 
 
 def own_options(records: Sequence[ResultRow]) -> list[str]:
-    """Return the train and method options that differ between the runs of a setting."""
+    """Return the options of training, server and method that differ between a setting's runs."""
     settings = [mine for _, mine in by_setting(records)]
     found: dict[str, dict[str, Any]] = {}
     for mine in settings:
         shared = set.intersection(*(set(map(repr, one["options"].items())) for one in mine))
         for one in mine:
             for name, value in one["options"].items():
-                if name.startswith(("train.", "method.")) and repr((name, value)) not in shared:
+                if (
+                    name.startswith(("train.", "server.", "method."))
+                    and repr((name, value)) not in shared
+                ):
                     found.setdefault(one["method"], {})[name] = value
     if not found:
         return []

@@ -34,6 +34,7 @@ TITLES = {
     "client_mean": "client mean",
     "client_std": "client std",
     "client_worst": "worst clients",
+    "prior_mean": "client mean with prior",
 }
 OURS = ("cafedcl", "cafedcl:fixed-anchors", "cafedcl:best")
 REFERENCES = ("local", "central")
@@ -43,6 +44,16 @@ REFERENCES = ("local", "central")
 def methods_of(records: Sequence[ResultRow]) -> list[str]:
     """Return the methods in the order of the file."""
     return list(dict.fromkeys(one["method"] for one in records))
+
+
+def by_method(records: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
+    """Return the runs of every method, in the order of the file."""
+    return {name: [one for one in records if one["method"] == name] for name in methods_of(records)}
+
+
+def higher_is_better(score: str) -> bool:
+    """Return whether a larger value of a score is better."""
+    return not score.endswith("std")
 
 
 def title_of(score: str) -> str:
@@ -59,10 +70,10 @@ def marked(rows: Mapping[str, Sequence[ResultRow]], wanted: Sequence[str]) -> di
             name: Cell(tuple(scores(records, records[0]["method"], score).values()))
             for name, records in rows.items()
         }
-        # Training on all data in one place is a reference and never marked as the best.
-        means = [None if name == "central" else cell.mean for name, cell in cells.items()]
+        # References are never marked as the best.
+        means = [None if name in REFERENCES else cell.mean for name, cell in cells.items()]
         for (name, cell), rank in zip(
-            cells.items(), ranks(means, higher=not score.endswith("std")), strict=True
+            cells.items(), ranks(means, higher=higher_is_better(score)), strict=True
         ):
             found[name].append(f"**{cell.text}**" if rank == 1 else cell.text)
     return found
@@ -81,7 +92,7 @@ def overview(records: Sequence[ResultRow], wanted: Sequence[str], paper: bool) -
     """Return a table per setting: methods × scores, and the paper's figures if it has any."""
     text = ""
     for setting, mine in by_setting(records):
-        rows = {name: [one for one in mine if one["method"] == name] for name in methods_of(mine)}
+        rows = by_method(mine)
         figures = paper_figures(mine[0]) if paper else {}
         paper_head = ["paper: accuracy", "paper: std"] if figures else []
         head = ["method", *map(title_of, wanted), *paper_head, "seeds"]
@@ -180,7 +191,7 @@ def claims_table(records: Sequence[ResultRow]) -> str:
     lines = []
     for setting, mine in by_setting(records):
         for score in MAIN:
-            higher = not score.endswith("std")
+            higher = higher_is_better(score)
             rivals = {
                 name: scores(mine, name, score)
                 for name in methods_of(mine)
@@ -326,7 +337,7 @@ def ranks_table(results: Sequence[Mapping[str, Any]]) -> str:
     for score in MAIN:
         places: dict[str, list[int]] = {name: [] for name in names}
         for mine in settings:
-            sign = -1 if score.endswith("std") else 1
+            sign = 1 if higher_is_better(score) else -1
             found = {name: scores(mine, name, score) for name in names}
             means = {name: sign * mean(its.values()) for name, its in found.items() if its}
             for name, value in means.items():

@@ -15,9 +15,7 @@ that --from names, it writes the study in which every method has the options of 
 import argparse
 import json
 import math
-import re
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
+from tuning_study import study_of
 
 from cafedcl.compare.jobs import RunOutcome, RunSpec
 from cafedcl.compare.plan import words_of
@@ -44,19 +42,6 @@ PLAN = Path(__file__).with_name("tuning.toml")
 RESULT = "tuning.json"
 SHARED = "shared.json"
 ENTRIES = ("data", "splits", "hold_out", "score", "study", "options", "scores", "candidates")
-
-
-STUDY = """\
-# cafedcl reproduce {name} --scale short
-#
-{about}
-# This file is written by
-# {command}
-title = {title}
-methods = {methods}
-
-{settings}
-{tables}"""
 
 
 @dataclass(frozen=True)
@@ -326,40 +311,6 @@ def command_of(plan: Path) -> list[str]:
     return command if plan == PLAN else [*command, "--plan", f"experiments/{plan.name}"]
 
 
-def study_of(plan: Tuning, result: dict[str, Any], name: str, command: str) -> str:
-    """Return the text of the study in which every method has the options of its best candidate.
-
-    CAFedCL's method options are a preset, which the plan names; only its others are written.
-    """
-    each = {method: it["best"] for method, it in result["methods"].items()}
-    ours = each.pop("cafedcl", {})
-    each[plan.study["ours"]] = {
-        key: value for key, value in ours.items() if not key.startswith("method.")
-    }
-    settings = (table("[[settings]]", entry) for entry in plan.study["settings"])
-    tables = (table(f"[each.{quoted(method)}]", best) for method, best in each.items() if best)
-    return STUDY.format(
-        name=name,
-        about=textwrap.fill(plan.study["about"], 118, initial_indent="# ", subsequent_indent="# "),
-        command=command,
-        title=to_toml(plan.study["title"]),
-        methods=to_toml([*plan.study.get("untuned", []), *each]),
-        settings="\n".join(settings),
-        tables="\n".join(tables),
-    )
-
-
-def table(title: str, entries: Mapping[str, Any]) -> str:
-    """Return a table as TOML."""
-    lines = [f"{quoted(key)} = {to_toml(value)}\n" for key, value in entries.items()]
-    return "".join([f"{title}\n", *lines])
-
-
-def quoted(key: str) -> str:
-    """Return a key of TOML, in quotes if it needs them."""
-    return key if re.fullmatch(r"[\w-]+", key) else json.dumps(key)
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line, tune, and report failures."""
     parser = argparse.ArgumentParser(
@@ -405,16 +356,13 @@ def main(words: Sequence[str] | None = None) -> None:
                 *("--from", f"experiments/results/{arguments.earlier.name}"),
                 *("--study", f"cafedcl/compare/studies/{arguments.study.name}"),
             ]
-            text = study_of(
-                plan, read_result(arguments.earlier), arguments.study.stem, " ".join(command)
-            )
+            result = read_result(arguments.earlier)
+            text = study_of(plan.study, result, arguments.study.stem, " ".join(command))
             write_atomically(arguments.study, text.encode())
         else:
             end(tune(arguments), "run the same command again to retry them")
     except CafedclError as error:
         sys.exit(f"error: {error}")
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
     sys.exit(0)
 
 

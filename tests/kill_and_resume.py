@@ -19,9 +19,10 @@ from cafedcl.task.resolve import resolve
 
 CONFIG = {
     "method": {"name": "cafedcl"},
+    "data": {"images": 300},
     "model": {"name": "mlp", "width": 0.1},
     "train": {"epochs": 1, "iterations": 1},
-    "federation": {"clients": 4, "rounds": 50, "participation": 0.75, "dropout": 0.1},
+    "federation": {"clients": 4, "rounds": 25, "participation": 0.75, "dropout": 0.1},
     "engine": {"workers": 1},
     "store": {"checkpoint_every": 2},
 }

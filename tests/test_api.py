@@ -1,3 +1,5 @@
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -22,10 +24,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_package_exports_exactly_these_names() -> None:
     names = [
         "CafedclError",
+        "ComparisonResult",
         "Config",
         "Federation",
         "Record",
         "Run",
+        "SweepResult",
         "Watcher",
         "__version__",
         "compare",
@@ -36,6 +40,7 @@ def test_the_package_exports_exactly_these_names() -> None:
         "resume",
         "run",
         "split",
+        "sweep",
     ]
     assert cafedcl.__all__ == names
     assert all(getattr(cafedcl, name) is not None for name in names)
@@ -155,3 +160,24 @@ def test_a_split_is_a_table_of_clients_and_classes() -> None:
     assert table.shape == (5, 10)
     assert list(table.index) == [f"client {k}" for k in range(5)]
     assert ((table > 0).sum(axis=1) <= 2).all()
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("lr", r"^lr: there is no such argument; it is an option: settings=\{'train\.lr': …\}$"),
+        ("round", "^round: there is no such argument; did you mean 'rounds'"),
+        ("nonsense", "^nonsense: there is no such argument; "),
+    ],
+)
+def test_an_argument_that_does_not_exist_is_one_line(flag: str, said: str) -> None:
+    for call in (cafedcl.run, cafedcl.split):
+        with pytest.raises(CafedclError, match=said):
+            call(**{flag: 1})
+
+
+@pytest.mark.parametrize("name", ["compare", "export", "report"])
+def test_a_function_with_the_name_of_a_folder_shows_its_own_arguments(name: str) -> None:
+    folder = getattr(cafedcl, name)
+    assert list(inspect.signature(folder).parameters)[-1] in ("quiet", "licence", "out")
+    assert inspect.getdoc(folder).startswith(("Train several", "Write a run's", "Write one HTML"))

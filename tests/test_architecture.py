@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,23 @@ FLOOR = {room: n for n, rooms in enumerate(architecture["FLOORS"]) for room in r
 @cache
 def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(file)))
+
+
+@cache
+def libraries_of(file: Path) -> set[str]:
+    """Return the packages that a file imports, also inside of functions."""
+    found = set()
+    for node in nodes_of(file):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +89,30 @@ def test_the_report_needs_no_pytorch_at_all() -> None:
 @pytest.mark.parametrize("library", ["typer", "flwr"])
 def test_a_library_is_used_in_its_own_folder_only(library: str) -> None:
     home = {"typer": PACKAGE / "cli", "flwr": PACKAGE / "deploy" / "flower"}[library]
-    for file in FILES:
-        if home in file.parents:
-            continue
-        for node in ast.walk(tree_of(file)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            assert all(name.split(".")[0] != library for name in names), file
+    users = {file for file in FILES if library in libraries_of(file)}
+    assert users, "nobody uses it"
+    assert [file for file in users if home not in file.parents] == []
 
 
-def calls_of(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+def calls_of(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.Call]]:
     """Return all calls with the last part of the called name."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             found.append((node.func.id if isinstance(node.func, ast.Name) else name, node))
     return found
 
 
+def called(call: ast.Call) -> str:
+    """Return the last part of a called name."""
+    return calls_of([call])[0][0]
+
+
 def is_safe_to_print(value: ast.expr) -> bool:
     """Return whether a value is our own text, JSON, or a text made printable."""
     if isinstance(value, ast.Call):
-        return calls_of(value)[0][0] in ("printable", "dumps")
+        return called(value) in ("printable", "dumps")
     return isinstance(value, ast.Constant)
 
 
@@ -103,7 +121,7 @@ def test_no_text_from_elsewhere_is_read_as_markup_or_printed_raw(file: Path) -> 
     """Names and messages come from users and their files: "[/]" must not be markup for rich, and
     an escape sequence must not reach the terminal.
     """
-    for name, call in calls_of(tree_of(file)):
+    for name, call in calls_of(nodes_of(file)):
         where = f"{file}:{call.lineno}"
         words = {keyword.arg: keyword.value for keyword in call.keywords}
         if name in ("Console", "PrintableConsole", "TextColumn"):
@@ -115,7 +133,7 @@ def test_no_text_from_elsewhere_is_read_as_markup_or_printed_raw(file: Path) -> 
             for title in {"title", "subtitle"} & words.keys():
                 value = words[title]
                 assert isinstance(value, ast.Call), f"{where}: make the {title} a Text"
-                assert calls_of(value)[0][0] == "Text", f"{where}: make the {title} a Text"
+                assert called(value) == "Text", f"{where}: make the {title} a Text"
         elif isinstance(call.func, ast.Name) and name == "print":
             assert all(map(is_safe_to_print, call.args)), f"{where}: print(printable(...))"
         elif name == "print":

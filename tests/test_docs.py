@@ -44,7 +44,8 @@ def python_blocks(text: str) -> list[str]:
 def test_the_readme_example_works(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = python_blocks(README)
     assert len([line for line in block.splitlines() if line]) <= 10
-    exec(block.replace("rounds=20", 'rounds=1, settings={"engine.workers": 1}'), {})
+    settings = {"engine.workers": 1, "train.epochs": 1, "train.iterations": 1}
+    exec(block.replace("rounds=20", f"rounds=1, settings={settings}"), {})
     out = capsys.readouterr().out
     assert "server.client_std" in out
     assert "torch.Size([10, 64])" in out
@@ -86,6 +87,7 @@ def test_every_reading_is_explained() -> None:
 def test_the_number_of_advanced_options_on_the_page_is_right() -> None:
     advanced = [field.metadata["advanced"] for field in dataclasses.fields(CAFedCLOptions)]
     assert f"{sum(advanced)} of the {len(advanced)} options are marked as advanced" in CAFEDCL
+    assert f"# all {len(advanced)} options\n" in CAFEDCL
 
 
 def test_every_method_names_its_paper() -> None:
@@ -281,12 +283,6 @@ def test_the_numbers_on_tail_augmentation_are_those_of_the_result_file() -> None
         for key in ("accuracy_p", "few_p", "client_std_p"):
             if row.get(key, 1) < 0.05:
                 assert f"p = {row[key]:.3f}" in text, (row["augment"], key)
-
-
-def test_the_tables_of_the_reproduction_are_those_of_the_result_files() -> None:
-    script = [sys.executable, str(HOME / "experiments" / "reproduction.py"), "--check"]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_augmentation_in_the_guide_works(
@@ -521,7 +517,7 @@ def test_peers_finds_liars_and_leaves_few_others_out(data: str, rounds: int, sha
 FLIPPED = (("digits", "cafedcl"), ("cifar10", "cafedcl"), ("digits", "fedavg"))
 
 
-@pytest.mark.parametrize("name", ["overview", "table1", "skin", "ablation"])
+@pytest.mark.parametrize("name", ["overview", "table1", "skin", "long_tail", "ablation"])
 def test_the_figures_of_the_reproduction_are_drawn_from_the_files_that_are_there(name: str) -> None:
     drawing = runpy.run_path(str(HOME / "docs" / "make_reproduction_images.py"))
     picture = (HOME / "docs" / "images" / f"reproduction-{name}.svg").read_text(encoding="utf-8")

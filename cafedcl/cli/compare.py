@@ -25,7 +25,10 @@ Seeds = Annotated[int | None, typer.Option(help="Number of seeds; by default 1."
 FirstSeed = Annotated[int | None, typer.Option(help="The first seed; by default 0.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Runs at a time per device; by default one per core, or one per GPU."),
+    typer.Option(
+        help="Runs at a time per device; by default one per core, or up to five on a GPU that they "
+        "can share."
+    ),
 ]
 Devices = Annotated[
     list[str] | None,
@@ -76,14 +79,14 @@ def compare(
     To resume after an interruption, repeat the command or use --resume OUT.
     """
     from cafedcl.compare.plan import Comparison, stored_plan, words_of
-    from cafedcl.compare.run import Means, run_comparison
+    from cafedcl.compare.run import Means, end_comparison, run_comparison
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
         planned = (config, methods, data, splits, seeds, first_seed, out, settings)
         refuse_with_resume(*planned, *flags.values())
-        stored = stored_plan(resume, Comparison.FILE, "compare")
-        run_comparison(Comparison.from_plain(stored), resume, means)
+        plan = Comparison.from_plain(stored_plan(resume, Comparison.FILE, "compare"))
+        end_comparison(run_comparison(plan, resume, means), resume)
         return
     plan = Comparison.make(
         methods=words_of(methods or ()),
@@ -95,7 +98,8 @@ def compare(
         flags=flags,
         settings=settings or (),
     )
-    run_comparison(plan, check_out(out), means)
+    place = check_out(out)
+    end_comparison(run_comparison(plan, place, means), place)
 
 
 @with_flags("method", "data", "split", "clients", "rounds", "data_dir")
@@ -171,7 +175,7 @@ def sweep(
     To extend a search, repeat the command with a larger --tune.
     """
     from cafedcl.compare.plan import stored_plan
-    from cafedcl.compare.run import Means, run_sweep
+    from cafedcl.compare.run import Means, end_sweep, run_sweep
     from cafedcl.compare.sweep import Sweep, parse_ranges, parse_values, sweep_settings
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
@@ -180,22 +184,23 @@ def sweep(
         planned = (config, seeds, first_seed, out, settings)
         refuse_with_resume(*searched, *planned, *flags.values())
         plan = Sweep.from_plain(stored_plan(resume, Sweep.FILE, "sweep"))
-        run_sweep(plan, resume, tune, means)
+        end_sweep(run_sweep(plan, resume, tune, means), resume)
         return
-    check_kind(grid, tune, [*(ranges or ()), *(choices or ())], prune)
-    plan = Sweep(
-        settings=sweep_settings(read_config_file(config), flags, settings or ()),
-        seeds=1 if seeds is None else seeds,
-        first_seed=first_seed or 0,
-        score=score or "server.accuracy",
-        on=on or ("validation" if tune else "test"),
-        hold_out=0.1 if hold_out is None else hold_out,
+    plan = Sweep.make(
+        sweep_settings(read_config_file(config), flags, settings or ()),
+        tune=tune,
         grid=parse_values(grid or (), "--grid"),
         ranges=parse_ranges(ranges or ()),
         choices=parse_values(choices or (), "--choice"),
+        score=score,
+        on=on,
+        hold_out=hold_out,
         prune=bool(prune),
+        seeds=seeds,
+        first_seed=first_seed,
     )
-    run_sweep(plan, check_out(out), tune, means)
+    place = check_out(out)
+    end_sweep(run_sweep(plan, place, tune, means), place)
 
 
 def watch(
@@ -241,23 +246,4 @@ def refuse_with_resume(*others: Any) -> None:
         raise CafedclError(
             "--resume: the folder holds the plan; "
             "only --jobs, --devices, --ray, --tune, --quiet and --json can be added"
-        )
-
-
-def check_kind(
-    grid: list[str] | None, tune: int | None, space: list[str], prune: bool | None
-) -> None:
-    """Raise an error for a sweep that is neither a grid nor a search, or both."""
-    if grid and (tune or space or prune):
-        raise CafedclError(
-            "--grid: it cannot be combined with --tune, --range, --choice or --prune"
-        )
-    if not grid and not tune:
-        raise CafedclError(
-            "give --grid SECTION.KEY=VALUE,VALUE, or --tune N with --range or --choice"
-        )
-    if tune and not space:
-        raise CafedclError(
-            "--tune: name what to search with --range SECTION.KEY=LOW..HIGH "
-            "or --choice SECTION.KEY=A,B"
         )

@@ -193,10 +193,10 @@ def report(
     screen = console()
     for run in summary.set_aside:
         screen.print(f"{run.state}: {run.path}: {run.problem}", style="yellow", soft_wrap=True)
-    screen.print(
-        f"written: {out}  ({out.stat().st_size / 1e6:.1f} MB, {len(summary.runs)} runs)",
-        soft_wrap=True,
-    )
+    number = len(summary.runs)
+    runs_read = f"{number} run{'' if number == 1 else 's'}"
+    size = out.stat().st_size / 1e6
+    screen.print(f"written: {out}  ({size:.1f} MB, {runs_read})", soft_wrap=True)
 
 
 def figures(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import DeviceShare, Handle, Launcher
-from cafedcl.compare.mps import MultiProcessService
+from cafedcl.compare.mps import MultiProcessService, runs_per_gpu
 from cafedcl.compare.pool import POLL
 from cafedcl.compare.processes import LocalLauncher
 from cafedcl.core.environment import QUEUES, cores
@@ -37,17 +37,21 @@ def choose_launcher(
     here = list(devices)
     if not here:
         here = [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
-    if jobs is None:
-        jobs = max(1, cores() // threads) if here == ["cpu"] else 1
-    shares = [device_share(device, jobs) for device in here]
+    if here == ["cpu"]:
+        each = jobs or max(1, cores() // threads)
+        return LocalLauncher([device_share("cpu")] * each)
+    each = jobs or runs_per_gpu()
+    shares = [device_share(device, each) for device in here]
     service = None
-    if jobs > 1 and any(share.device == "cuda" for share in shares):
+    if each > 1 and any(share.device == "cuda" for share in shares):
         service = MultiProcessService()
-        service.start()
+        if not service.start() and jobs is None:
+            # Without the service, runs that share a GPU would only wait for each other.
+            return LocalLauncher([device_share(device) for device in here])
         shares = [
             replace(share, variables={**share.variables, **service.variables}) for share in shares
         ]
-    return LocalLauncher(shares * jobs, service)
+    return LocalLauncher(shares * each, service)
 
 
 def device_share(device: str, jobs: int = 1) -> DeviceShare:

@@ -10,13 +10,32 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from cafedcl.core.environment import cores
+
 CONTROL = "nvidia-cuda-mps-control"
 """The program that starts the service, and that it is controlled with."""
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 """The environment variable by which processes find the service."""
 LOGS = "CUDA_MPS_LOG_DIRECTORY"
+MEMORY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+"""The command that prints the memory of every GPU in MiB. PyTorch could tell it, too, but would
+open the GPU in a process that only starts runs.
+"""
+MOST_RUNS = 5
+"""The most runs that share a GPU by default."""
+MEMORY_OF_A_RUN = 16 * 1024
+"""MiB of a GPU's memory for every run that shares it by default: enough for small and
+medium-sized networks.
+"""
+CORES_OF_A_RUN = 2
+"""Cores for every run that shares a GPU by default: one prepares steps, one loads and scores."""
 ANSWER_SECONDS = 30.0
 """How long the service may take to answer."""
+
+
+def is_available() -> bool:
+    """Return whether the user runs the service, or has the program that starts it."""
+    return PIPES in os.environ or shutil.which(CONTROL) is not None
 
 
 class MultiProcessService:
@@ -33,10 +52,12 @@ class MultiProcessService:
             return {}
         return {PIPES: str(self.folder), LOGS: str(self.folder)}
 
-    def start(self) -> None:
-        """Start the service, unless the user runs one or this machine has none."""
-        if PIPES in os.environ or shutil.which(CONTROL) is None:
-            return
+    def start(self) -> bool:
+        """Start the service, unless the user runs one; return whether there is one now."""
+        if PIPES in os.environ:
+            return True
+        if shutil.which(CONTROL) is None:
+            return False
         self.folder = Path(tempfile.mkdtemp(prefix="cafedcl-mps-"))
         try:
             self._call("-d")
@@ -47,6 +68,7 @@ class MultiProcessService:
             servers = []
         if not servers:
             self.stop()
+        return bool(servers)
 
     def stop(self) -> None:
         """End the service; no process uses it any more."""
@@ -75,3 +97,20 @@ class MultiProcessService:
             start_new_session=True,
         )
         return done.stdout
+
+
+def runs_per_gpu() -> int:
+    """Return how many runs may share a GPU, if there is a service for it and the user does not say.
+
+    The GPU with the least memory decides.
+    """
+    if not is_available():
+        return 1
+    try:
+        told = subprocess.run(
+            MEMORY, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True
+        )
+        memory = min(int(line) for line in told.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 1
+    return max(1, min(MOST_RUNS, memory // MEMORY_OF_A_RUN, cores() // CORES_OF_A_RUN))

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,13 @@ from cafedcl.task.resolve import resolve
 from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
     from cafedcl.compare.tune import Search
 
 BEST = "best.toml"
+NO_SCORE = "no point of the sweep has a score: every run failed or diverged"
 MOST_TRIALS = 10
 """Trials in the table of a search, at most."""
 
@@ -46,7 +50,52 @@ class Means:
         return self.quiet or self.as_json
 
 
-def run_comparison(plan: Comparison, out: Path, means: Means) -> None:
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep has found."""
+
+    plan: Sweep
+    measured_on: str
+    """The images that the points were scored on, in words."""
+    points: Sequence[tuple[Point, float | None]]
+    """All points with their scores, the best first; None for a point without a score."""
+    outcomes: Sequence[RunOutcome]
+
+    @property
+    def best(self) -> Point:
+        """The options of the best point, by name: settings for `cafedcl.run`."""
+        return dict(self._best()[0])
+
+    @property
+    def value(self) -> float:
+        """The score of the best point."""
+        return self._best()[1]
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """A row per point, the best first: its options and its score."""
+        import pandas as pd
+
+        return pd.DataFrame([{**point, self.plan.score: value} for point, value in self.points])
+
+    @property
+    def has_score(self) -> bool:
+        """Whether any point has a score."""
+        return any(value is not None for _, value in self.points)
+
+    def _best(self) -> tuple[Point, float]:
+        point, value = self.points[0]
+        if value is None:
+            raise CafedclError(NO_SCORE)
+        return point, value
+
+    def _repr_html_(self) -> str:
+        """Return the table and what it was measured on, for notebooks."""
+        words = f"{self.plan.score}: {self.plan.mean_words}, on {self.measured_on}"
+        return f"{self.table.to_html(index=False)}<p>{escape(words)}</p>"
+
+
+def run_comparison(plan: Comparison, out: Path, means: Means) -> list[RunOutcome]:
     """Execute all runs that are not finished, and print the table."""
     jobs = plan.jobs(out)
     with planned(out, plan.to_plain(), Comparison.FILE, Comparison.COMMAND):
@@ -61,31 +110,26 @@ def run_comparison(plan: Comparison, out: Path, means: Means) -> None:
             outcomes = run_all(jobs, pool)
     if not means.silent:
         show_table(out)
-    end(outcomes, again(out, Comparison.COMMAND))
+    return outcomes
 
 
-def run_sweep(plan: Sweep, out: Path, trials: int | None, means: Means) -> None:
+def run_sweep(plan: Sweep, out: Path, trials: int | None, means: Means) -> SweepResult:
     """Execute the grid or the search, and print its table and its best point."""
     with planned(out, plan.to_plain(), Sweep.FILE, Sweep.COMMAND):
         measured_on = plan.prepare(out)
         if not means.silent:
             console().print(f"{plan.score} is measured on {measured_on}", soft_wrap=True)
-        if plan.grid:
-            outcomes, best = run_grid(plan, out, means)
-        else:
-            outcomes, best = run_search(plan, out, trials, means)
-        if best is not None:
-            write_best(plan, out, *best, measured_on, means.silent)
-    if plan.grid:
-        end(outcomes, again(out, Sweep.COMMAND))
-    else:
-        end(outcomes, "their trials are not part of the search")
+        execute = run_grid if plan.grid else partial(run_search, trials)
+        result = SweepResult(plan, measured_on, *execute(plan, out, means))
+        if result.has_score:
+            write_best(result, out, means.silent)
+    return result
 
 
 def run_grid(
     plan: Sweep, out: Path, means: Means
-) -> tuple[list[RunOutcome], tuple[Point, float] | None]:
-    """Run every point of a grid; returns the outcomes, and the best of the finished points."""
+) -> tuple[list[tuple[Point, float | None]], list[RunOutcome]]:
+    """Run every point of a grid; returns the points with their scores, and how the runs ended."""
     points = [(point, plan.jobs(out, plan.place(point), point)) for point in plan.points()]
     jobs = [job for seed in zip(*(jobs for _, jobs in points), strict=True) for job in seed]
     size = (len(jobs), sum(job.rounds for job in jobs))
@@ -93,19 +137,17 @@ def run_grid(
         outcomes = run_all(jobs, pool)
     if not means.silent:
         show_table(out)
-    scored = [
-        (point, plan.value(jobs)) for point, jobs in points if all(job.finished for job in jobs)
-    ]
-    finite = [(point, value) for point, value in scored if not math.isnan(value)]
-    if not finite:
-        return outcomes, None
-    sign = 1 if plan.higher else -1
-    return outcomes, max(finite, key=lambda pair: sign * pair[1])
+    scored: list[tuple[Point, float | None]] = []
+    for point, jobs in points:
+        value = plan.value(jobs) if all(job.finished for job in jobs) else math.nan
+        scored.append((point, None if math.isnan(value) else value))
+    sign = -1 if plan.higher else 1
+    return sorted(scored, key=lambda one: (one[1] is None, sign * (one[1] or 0.0))), outcomes
 
 
 def run_search(
-    plan: Sweep, out: Path, trials: int | None, means: Means
-) -> tuple[list[RunOutcome], tuple[Point, float] | None]:
+    trials: int | None, plan: Sweep, out: Path, means: Means
+) -> tuple[list[tuple[Point, float | None]], list[RunOutcome]]:
     """Search until there are ``trials`` trials; by default the number of the last search."""
     from cafedcl.compare.tune import Search
 
@@ -119,7 +161,7 @@ def run_search(
         search.run(number, pool)
     if not means.silent:
         console().print(trial_table(search))
-    return search.failures, search.best()
+    return [(point, value) for _, _, value, point in search.rows()], search.failures
 
 
 @contextmanager
@@ -183,21 +225,37 @@ def trial_table(search: "Search") -> "Table":
     return table
 
 
-def write_best(
-    plan: Sweep, out: Path, point: Point, value: float, measured_on: str, silent: bool
-) -> None:
+def write_best(result: SweepResult, out: Path, silent: bool) -> None:
     """Write the best point as a config file, and print it."""
+    plan = result.plan
     path = out / BEST
     with explained(out):
-        write_atomically(path, plan.best_toml(point, value, measured_on).encode())
+        text = plan.best_toml(result.best, result.value, result.measured_on)
+        write_atomically(path, text.encode())
     if not silent:
-        words = ", ".join(f"{name}={inner}" for name, inner in point.items())
+        words = ", ".join(f"{name}={inner}" for name, inner in result.best.items())
         screen = console()
         screen.print(f"best: {words}", style="bold", soft_wrap=True)
         screen.print(
-            f"{plan.score} {value:.4f}, {plan.mean_words}, on {measured_on}", soft_wrap=True
+            f"{plan.score} {result.value:.4f}, {plan.mean_words}, on {result.measured_on}",
+            soft_wrap=True,
         )
         screen.print(f"written: {path}  (cafedcl run {path})", soft_wrap=True)
+
+
+def end_comparison(outcomes: Sequence[RunOutcome], out: Path) -> None:
+    """End a command that ran a comparison."""
+    end(outcomes, again(out, Comparison.COMMAND))
+
+
+def end_sweep(result: SweepResult, out: Path) -> None:
+    """End a command that ran a sweep."""
+    if result.plan.grid:
+        end(result.outcomes, again(out, Sweep.COMMAND))
+    else:
+        end(result.outcomes, "their trials are not part of the search")
+    if not result.has_score:
+        raise CafedclError(f"{out}: {NO_SCORE}")
 
 
 def again(out: Path, command: str) -> str:
@@ -205,12 +263,17 @@ def again(out: Path, command: str) -> str:
     return f"try them again with: {way_on(command, {}, out)}"
 
 
+def failed_runs(outcomes: Sequence[RunOutcome]) -> list[RunOutcome]:
+    """Return the runs that have failed."""
+    return [outcome for outcome in outcomes if outcome.status == "failed"]
+
+
 def end(outcomes: Sequence[RunOutcome], then: str) -> None:
     """Print the failed runs and the advice ``then`` on standard error, and exit with status 1.
 
     If no run has failed, it does nothing.
     """
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    failed = failed_runs(outcomes)
     for outcome in failed:
         line = f"failed: {outcome.job.folder}: {outcome.error}  (log: {outcome.job.log})"
         print(printable(line), file=sys.stderr)

@@ -1,6 +1,5 @@
-"""Sweeps of options: a grid, or the space of a search; and held-out images to choose by."""
+"""Sweeps of options: a grid, or the space of a search."""
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -9,8 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
-
+from cafedcl.compare.held_out import HELD_OUT, write_held_out
 from cafedcl.compare.jobs import RunSpec
 from cafedcl.compare.plan import (
     Tables,
@@ -24,7 +22,6 @@ from cafedcl.config.flags import Flags, set_flags
 from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import assign
 from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.slug import slug
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
@@ -45,7 +42,6 @@ SWEEP_SCORES = tuple(f"server.{key}" for key in COMMON_SCORES) + tuple(
     f"own.{key}"
     for key in (*COMMON_SCORES, "held_mean", "held_std", "prior_mean", "prior_std", "prior_worst")
 )
-HELD_OUT = "held-out.npz"
 
 Point = dict[str, Any]
 """Values of the swept options, by flat names."""
@@ -74,6 +70,52 @@ class Sweep:
     FILE = "sweep.toml"
     COMMAND = "sweep"
 
+    @classmethod
+    def make(
+        cls,
+        settings: dict[str, Any],
+        *,
+        tune: int | None,
+        grid: Mapping[str, Sequence[Any]],
+        ranges: Mapping[str, str],
+        choices: Mapping[str, Sequence[Any]],
+        score: str | None,
+        on: str | None,
+        hold_out: float | None,
+        prune: bool,
+        seeds: int | None,
+        first_seed: int | None,
+    ) -> "Sweep":
+        """Make a plan; None stands for the default.
+
+        Raises an error for a sweep that is neither a grid nor a search, or both.
+        """
+        if grid and (tune or ranges or choices or prune):
+            raise CafedclError(
+                "--grid: it cannot be combined with --tune, --range, --choice or --prune"
+            )
+        if not grid and not tune:
+            raise CafedclError(
+                "give --grid SECTION.KEY=VALUE,VALUE, or --tune N with --range or --choice"
+            )
+        if tune and not ranges and not choices:
+            raise CafedclError(
+                "--tune: name what to search with --range SECTION.KEY=LOW..HIGH "
+                "or --choice SECTION.KEY=A,B"
+            )
+        return cls(
+            settings=settings,
+            seeds=1 if seeds is None else seeds,
+            first_seed=first_seed or 0,
+            score=score or "server.accuracy",
+            on=on or ("validation" if tune else "test"),
+            hold_out=0.1 if hold_out is None else hold_out,
+            grid={name: list(values) for name, values in grid.items()},
+            ranges=dict(ranges),
+            choices={name: list(values) for name, values in choices.items()},
+            prune=prune,
+        )
+
     def __post_init__(self) -> None:
         """Raise an error for a sweep that cannot be run."""
         check_seeds(self.seeds, self.first_seed)
@@ -91,6 +133,8 @@ class Sweep:
                 f"--hold-out {self.hold_out:g}: expected a fraction between 0 and 1, such as 0.1"
             )
         for name, values in {**self.grid, **self.choices}.items():
+            if not values:
+                raise CafedclError(f"{name}: there are no values to try")
             for value in values:
                 resolve(self.tables({name: value}))
         for name, text in self.ranges.items():
@@ -139,8 +183,9 @@ class Sweep:
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             tables = with_one_worker(self.tables(point, seed))
             if self.on == "validation":
-                # The held-out file has images of the final size, so they are not resized again.
-                overlay(tables, {"data.name": str((out / HELD_OUT).resolve()), "data.size": 0})
+                # How the original data are read (columns, sizes, number of images) is settled in
+                # the held-out file, which has other names for them.
+                tables["data"] = {"name": str((out / HELD_OUT).resolve())}
             jobs.append(RunSpec.of(out, f"{place}/s{seed}", tables))
         return jobs
 
@@ -313,56 +358,3 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, Any]:
             raise CafedclError(f"--range {name.strip()}: it is given twice")
         found[name.strip()] = bounds.strip()
     return found
-
-
-def write_held_out(out: Path, tables: Tables, share: float) -> str:
-    """Write a data set whose test images are held out of the training images of each class.
-
-    The same images are held out for every seed and every search. Returns a description of them.
-    """
-    from cafedcl.core.rng import draw_by_class, stream
-    from cafedcl.data import load_dataset
-    from cafedcl.data.checked import part_of
-    from cafedcl.data.shards import choose_held_out
-
-    path = out / HELD_OUT
-    config = resolve(tables)
-    if not path.is_file():
-        data = load_dataset(config.data)
-        natural = config.split.kind == "natural" or (
-            config.split.kind == "auto" and len(data.owners) > 0 and data.owner_kind == "natural"
-        )
-        if natural or config.split.kind in ("source", "file"):
-            raise CafedclError(
-                f"split.kind = {config.split.kind}: natural and file splits cannot be combined "
-                "with --hold-out; choose another --split, or score on the test set with --on test"
-            )
-        labels = data.train_y.numpy()
-        # A fixed stream, not the seed of the sweep: all searches choose by the same images.
-        rng = stream(0, "held out for tuning")
-        held = np.zeros(len(labels), dtype=np.bool_)
-        groups = data.groups.numpy()
-        if len(groups):
-            held = choose_held_out(labels, np.zeros_like(labels), share, rng, groups)
-        else:
-            held[draw_by_class(labels, part_of(np.bincount(labels), share), rng)] = True
-        images = data.train_x.numpy()
-        content = io.BytesIO()
-        arrays: dict[str, Any] = {
-            "x_train": images[~held],
-            "y_train": labels[~held],
-            "x_test": images[held],
-            "y_test": labels[held],
-            "classes": np.array(data.names),
-        }
-        if len(groups):
-            arrays |= {"group_train": groups[~held], "group_test": groups[held]}
-        np.savez(content, **arrays)
-        with explained(out):
-            write_atomically(path, content.getvalue())
-    with np.load(path) as stored:
-        number = len(stored["y_test"])
-    return (
-        f"{number} images held out of the training set of {config.data.name}; "
-        "the test set was not used"
-    )

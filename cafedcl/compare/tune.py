@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from cafedcl.compare.jobs import RunOutcome, RunSpec
 from cafedcl.compare.pool import Pool, skipped
 from cafedcl.compare.sweep import Point, Sweep
-from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
 if TYPE_CHECKING:
@@ -176,13 +175,6 @@ class Search:
             self.trial(frozen.number, dict(frozen.params))
             for frozen in self.study.get_trials(states=states)
         ]
-
-    def best(self) -> tuple[Point, float]:
-        """Return the best point and its score."""
-        if not self.finished():
-            reason = f": {self.failures[-1].error}" if self.failures else ""
-            raise CafedclError(f"{self.out}: no trial has a score yet{reason}")
-        return dict(self.study.best_params), float(self.study.best_value)
 
     def rows(self) -> list[tuple[int, str, float | None, Point]]:
         """Return number, state, score and point of all trials, the best first."""

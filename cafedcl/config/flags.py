@@ -4,12 +4,14 @@ Every other option is set by its full name, such as ``--set train.lr=0.05``.
 """
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, TypedDict
 
 from cafedcl.config.privacy_options import replaced_privacy
-from cafedcl.config.sections import section_of
+from cafedcl.config.sections import full_name, section_of
 from cafedcl.config.split_options import replaced_split
 from cafedcl.config.trust_options import replaced_attack, replaced_defence
+from cafedcl.core.errors import CafedclError, nearest
 
 FLAGS = {
     "method": "method.name",
@@ -69,9 +71,19 @@ class Flags(RunFlags, total=False):
     data: str | None
 
 
+def instead_of(name: str) -> str:
+    """Return what somebody probably means by a flag that does not exist."""
+    option = full_name(name)
+    if option is not None and not get_close_matches(name, FLAGS, cutoff=0.8):
+        return f"it is an option: settings={{'{option}': …}}"
+    return nearest(name, list(FLAGS))
+
+
 def set_flags(tables: dict[str, Any], flags: Flags) -> None:
     """Write the given flags into the tables of a config."""
     for name, value in flags.items():
+        if name not in FLAGS:
+            raise CafedclError(f"{name}: there is no such argument; {instead_of(name)}")
         if value is None:
             continue
         if name in SHORT_FORMS:

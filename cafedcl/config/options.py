@@ -10,6 +10,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cafedcl.core.errors import CafedclError, nearest
@@ -112,10 +113,16 @@ def meaning(field: "Field[Any]") -> str:
     return f"{text} ({limits})" if limits else text
 
 
+@cache
+def _type_hints(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of a class's fields; Python evaluates their text anew at every call."""
+    return get_type_hints(cls)
+
+
 def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """Build options from plain values; a wrong key or value is a CafedclError of one line."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = get_type_hints(cls)
+    hints = _type_hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, raw in table.items():
         if key not in fields:

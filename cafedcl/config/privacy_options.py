@@ -49,13 +49,13 @@ class PrivacyOptions:
     )
     clip: float = option(
         1.0,
-        "longest update of the model, or gradient of one image; longer ones are shortened",
+        "longest update of the model, or gradient of one image; longer ones are clipped",
         above=0.0,
         high=1e6,
     )
     quantile: float = option(
         0.0,
-        "adapt clip in every round, such that this share of the updates is not shortened; 0: clip "
+        "adapt clip in every round, such that this share of the updates is not clipped; 0: clip "
         "stays as it is",
         low=0.0,
         high=0.99,
@@ -64,7 +64,7 @@ class PrivacyOptions:
         100, "images that a client counts for at most, where clients are weighted by images", low=1
     )
     prototype: float = option(
-        1.0, "longest prototype; longer ones are shortened", above=0.0, high=1e6
+        1.0, "longest prototype; longer ones are clipped", above=0.0, high=1e6
     )
     share: float = option(
         0.3,
@@ -127,7 +127,7 @@ class PrivacyOptions:
         """Return which option this kind of privacy would ignore, or None."""
         if self.secure and self.quantile:
             return (
-                f"quantile = {self.quantile:g}: with secure aggregation, sites shorten their own "
+                f"quantile = {self.quantile:g}: with secure aggregation, sites clip their own "
                 "updates and know privacy.clip only; leave it out"
             )
         used = {"kind", *KINDS[self.kind]}

@@ -307,6 +307,14 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 
+def full_name(key: str) -> str | None:
+    """Return an option of this name with its section, such as ``train.lr``, or None."""
+    for section, options in SECTIONS.items():
+        if key in {field.name for field in dataclasses.fields(options)}:
+            return f"{section}.{key}"
+    return None
+
+
 def label(method: str, augment: str) -> str:
     """Return the name of a method with a tail augmentation, such as ``fedproto+gan``."""
     return method if augment == "none" else f"{method}+{augment}"

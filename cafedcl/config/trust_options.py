@@ -68,7 +68,7 @@ class DefenceOptions:
 
     kind: str = option(
         "none",
-        "how the server combines replies. none: as the method says; clip: shorten updates, and "
+        "how the server combines replies. none: as the method says; clip: clip updates, and "
         "pull prototypes in, that are far beyond the median; peers: clip, and leave out clients "
         "whose updates do not agree with those of clients with similar classes; trimmed-mean, "
         "median: of every coordinate; "

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def environment(command: list[str], device: str) -> dict[str, Any]:
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": {package: package_version(package) for package in PACKAGES},
         "platform": platform.platform(),
         "machine": platform.machine(),
         "device": device,
@@ -53,16 +54,21 @@ def environment(command: list[str], device: str) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+@cache
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package, or None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
+@cache
 def _commit() -> str | None:
     """Return the commit of the checkout this package runs from, marked if it was changed; None
     outside of one.
+
+    It is asked for once in a process: what is committed later is not what this process runs.
     """
     home = Path(__file__).parent
     git = ["git", "-C", str(home)]

@@ -19,6 +19,7 @@ from cafedcl.deploy.population import Population, enrol, prepare_server, prepare
 from cafedcl.engine.cpu.messages import result_message
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds
+from cafedcl.federation.privacy import check_privacy
 from cafedcl.functional.metrics import count_correct
 
 IMAGES_PER_CLASS = 10
@@ -50,7 +51,7 @@ TELLS = {
     "notes": "for people to read; no method uses it",
     "memory": "which round its memory is of; the memory itself stays at the site",
     "correct": "correct predictions of its own model on its test images, per class",
-    "correct/tested": "how many test images of each class it has",
+    "correct/tested": "how many test images of each class it has, told like its counts",
     "masked": "its contribution under masks: random numbers, of which only the sum makes sense",
     "keys": "two public keys, made for this sum",
     "shares": "encrypted shares of its secrets for the others, then some of theirs, in the open",
@@ -100,6 +101,8 @@ def disclosed(config: Config, shape: Shape, classes: int) -> list[Disclosed]:
     own = made_up(shape, classes)
     enrolled = enrol(config, own, "a site")
     setup = prepare_server(config, Population.of([enrolled]))
+    # A list of what a run sends that nobody can start would only mislead.
+    check_privacy(setup.config, setup.task)
     assigned = Population.of([enrolled]).assignment("a site", setup.task.clients.census)
     task = prepare_site(setup.config, own, assigned, "a site")
     site = ReferenceEngine(task)
@@ -128,7 +131,10 @@ def _entries(when: str, tensors: Tensors, header: Mapping[str, Any]) -> Iterator
     weights = {name: value for name, value in tensors.items() if name.startswith("model/")}
     others = {name: value for name, value in tensors.items() if name not in weights}
     for name, value in header.items():
-        yield Disclosed(when, name, _shape(value), len(str(value)), _tells(name))
+        tells = _tells(name)
+        if name == "seconds" and not value:
+            tells = "always 0, since no notes are sent"
+        yield Disclosed(when, name, _shape(value), len(str(value)), tells)
     if weights:
         numbers = sum(value.numel() for value in weights.values())
         yield Disclosed(when, "model", (numbers,), _bytes(weights.values()), _tells("model"))

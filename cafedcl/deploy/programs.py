@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
+from cafedcl.deploy import FLOWER
 
 FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -29,7 +30,7 @@ PATIENCE = 60.0
 
 def require_flower() -> None:
     """Raise an error that says what to install if Flower is missing."""
-    optional("flwr", "cafedcl[flower]", "engine.name = flower")
+    optional("flwr", FLOWER, "engine.name = flower")
 
 
 def flower_environment(home: Path) -> dict[str, str]:

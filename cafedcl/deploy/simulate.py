@@ -8,6 +8,7 @@ from pathlib import Path
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
+from cafedcl.deploy import FLOWER
 from cafedcl.deploy.programs import require_flower
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.submit import submit
@@ -46,7 +47,7 @@ def _run_simulation(
     config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int
 ) -> Run:
     require_flower()
-    optional("ray", "cafedcl[flower]", "a simulation on Flower")
+    optional("ray", FLOWER, "a simulation on Flower")
     from cafedcl.deploy.flower.control import Control
 
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:

@@ -1,4 +1,4 @@
-"""The gradient of a private step: that of every image is shortened before they are summed."""
+"""The gradient of a private step: that of every image is clipped before they are summed."""
 
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -6,7 +6,7 @@ from torch.func import functional_call, grad, vmap
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.tensors import Tensors
-from cafedcl.functional.private_sums import shortened
+from cafedcl.functional.private_sums import clipped
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -36,7 +36,7 @@ class LossOfOneImage(nn.Module):
 def summed_gradients(
     flat: FlatNetwork, loss: LossOfOneImage, batch: Batch, longest: float
 ) -> Tensor:
-    """Return the sum of all images' gradients, each shortened to ``longest``, as one vector.
+    """Return the sum of all images' gradients, each clipped to ``longest``, as one vector.
 
     Adding or removing an image moves the sum by at most ``longest``.
     """
@@ -53,5 +53,5 @@ def summed_gradients(
             continue
         gradients = per_image(weights, x, y, weight)
         rows = flat.flatten_stacked([gradients[f"network.{name}"] for name in flat.slices])
-        total += shortened(rows, longest).sum(0)
+        total += clipped(rows, longest).sum(0)
     return total

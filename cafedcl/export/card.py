@@ -148,7 +148,8 @@ def probabilities(model: ServedModel) -> str:
     if model.knows_limits:
         words.append(
             "The second result, `strangeness`, is above 1 for images that are unlike those seen in "
-            "training; 99.5 % of the validation images are below."
+            "training, by their features or by their pixels; each limit is one that 99.5 % of the "
+            "validation images keep to."
         )
     return " ".join(words)
 

@@ -107,7 +107,8 @@ def write_onnx(model: ServedModel, says: dict[str, Any], out: Path) -> None:
             import_module(package)
         except ImportError:
             raise CafedclError(
-                f"--to onnx: the package {package} is missing; pip install 'cafedcl[onnx]'"
+                f"--to onnx: the package {package} is missing; "
+                "pip install onnx onnxscript onnxruntime"
             ) from None
     with torch.no_grad(), quiet():
         made = torch.onnx.export(

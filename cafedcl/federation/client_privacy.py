@@ -21,7 +21,7 @@ from cafedcl.engine.base import Engine, SecureSites
 from cafedcl.federation.accounting import Accountant
 from cafedcl.federation.contributions import CLIP, ContributionBounds, Contributor
 from cafedcl.federation.spending import Spending
-from cafedcl.functional.private_sums import next_clip, shortened, system_normal
+from cafedcl.functional.private_sums import clipped, next_clip, system_normal
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.task import Task
 
@@ -112,7 +112,7 @@ class PrivateAggregator:
         if self._counts("weight", sums["weight"]):
             # The mean of updates is no longer than any of them may be. Shortening a noisy mean to
             # that length brings it closer to the mean without noise, and never farther away.
-            mean = shortened(sums["update"] / sums["weight"], clip)
+            mean = clipped(sums["update"] / sums["weight"], clip)
             received = self.updates.received
             moved_weights = self.updates.applied(mean.to(received.device, received.dtype))
             changed |= prefixed(MODEL, moved_weights)
@@ -135,7 +135,7 @@ class PrivateAggregator:
         if not len(known):
             return None
         rows = sums["values"].view(len(weights), -1)[known] / weights[known, None]
-        rows = shortened(rows, self.privacy.options.prototype)
+        rows = clipped(rows, self.privacy.options.prototype)
         shape = self.privacy.task.fields[means.values].shape
         sent = {"classes": known, means.values: rows.view(len(known), *shape).float()}
         if means.weights:
@@ -202,7 +202,7 @@ def check_clients(config: Config, task: Task) -> None:
     if config.privacy.quantile and not task.shared():
         raise CafedclError(
             f"privacy.quantile = {config.privacy.quantile:g}: {method.name} averages no model, so "
-            "there are no updates to shorten; leave it out"
+            "there are no updates to clip; leave it out"
         )
     buffers = dict(task.network.named_buffers())
     running = [name for name in task.shared() if name in buffers]

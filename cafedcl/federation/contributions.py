@@ -13,14 +13,14 @@ from cafedcl.functional.private_sums import (
     BoundedPart,
     Contributions,
     capped_weights,
-    shortened,
+    clipped,
 )
 from cafedcl.task.task import Task
 
 DENOMINATORS = 0.1
 """The share of the budget that is spent on sums of weights: they are few numbers, and large."""
 QUANTILE = 0.05
-"""The share of a model's budget that is spent on how many updates were shortened."""
+"""The share of a model's budget that is spent on how many updates were clipped."""
 CLIP = "server/privacy/clip"
 """The state's entry with the clipping length, where it is adapted."""
 
@@ -91,7 +91,7 @@ class Contributor:
             update = self.updates.of(up).double().cpu()
             most = self.bounds.cap(self.bounds.averages.most)
             weight = capped_weights(self.bounds.task.method.weigh([up]).cpu(), most)
-            values["update"] = weight * shortened(update, clip)
+            values["update"] = weight * clipped(update, clip)
             values["weight"] = weight
             within = torch.linalg.vector_norm(update) <= clip
             values["within"] = within.double() - 0.5
@@ -112,7 +112,7 @@ class Contributor:
             listed = capped_weights(up.tensors[means.weights].cpu(), self.bounds.cap(means.most))
         weights = torch.zeros(self.layout.parts["weights"].size, dtype=torch.float64)
         weights[classes] = listed
-        weights = shortened(weights, 1.0)
+        weights = clipped(weights, 1.0)
         values = torch.zeros(len(weights), rows.shape[1], dtype=torch.float64)
-        values[classes] = shortened(rows, self.bounds.options.prototype)
+        values[classes] = clipped(rows, self.bounds.options.prototype)
         return {"values": weights[:, None] * values, "weights": weights}

@@ -151,5 +151,6 @@ def as_images(x: Any, shape: Shape) -> Tensor:
         raise CafedclError(
             f"images have shape {tuple(images.shape)}; "
             f"this run expects (N, {channels}, {height}, {width})"
+            + (f" or (N, {height}, {width})" if channels == 1 else "")
         )
     return images

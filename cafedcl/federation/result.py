@@ -230,7 +230,10 @@ class Run:
         if client is not None:
             who = client_title(self.client_names, client)
             if not self.memories.get(client):
-                raise CafedclError(f"{who}: this method stores no per-client models")
+                raise CafedclError(
+                    f"{who}: this method stores no per-client models; leave the client out, or "
+                    "train one that does, such as fedproto, fedrod or local"
+                )
             weights |= under(MODEL, self.memories[client])
             if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
                 raise CafedclError(f"{who}: its model is stored at its site, and never leaves it")

@@ -89,7 +89,9 @@ class RunFolder:
         folder = cls(path)
         if not folder.begun:
             if folder.path.is_dir():
-                raise CafedclError(f"{path}: there is no run here (no {CONFIG})")
+                below = sorted(folder.path.glob(f"*/{CONFIG}"))
+                advice = f"; did you mean {below[0].parent}?" if below else ""
+                raise CafedclError(f"{path}: there is no run here (no {CONFIG}){advice}")
             raise CafedclError(f"{path}: there is no such folder")
         return folder
 

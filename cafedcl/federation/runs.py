@@ -1,7 +1,6 @@
 """Runs: started, resumed, and loaded from their folder."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 
 from cafedcl.config.sections import Config, assign
 from cafedcl.core.arrays import Array
+from cafedcl.core.environment import package_version
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import Tensors, moved, under, unpack
@@ -77,9 +77,10 @@ def resume(
                 warn(f"{metrics.problem}; the rounds after round {saved.round} are trained again")
         federation = host(config, watchers, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
-        if made_with not in (None, version("torch")):
+        torch_version = package_version("torch")
+        if made_with not in (None, torch_version):
             warn(
-                f"{path}: made with torch {made_with}, this is {version('torch')}: "
+                f"{path}: made with torch {made_with}, this is {torch_version}: "
                 "later rounds may differ in the last bits"
             )
         recorder = Recorder(folder)

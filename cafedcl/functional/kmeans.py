@@ -143,7 +143,8 @@ class PointGroups:
         index = torch.arange(used.shape[1], device=used.device)
         for _ in range(ITERATIONS):
             distances = self.distances(centres).masked_fill_(unused, torch.inf)
-            nearest = distances.argmin(2, keepdim=True)
+            # The same as argmin, which takes sixteen times as long on a CPU along such a dimension.
+            nearest = distances.min(2, keepdim=True).indices
             member = (nearest == index[:, None]) * self.times[:, None, None]
             sums = (member.flatten(1, 2) @ self.points).view_as(centres)
             size = member.sum(3, keepdim=True)

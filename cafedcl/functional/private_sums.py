@@ -1,7 +1,7 @@
 """Sums to which no client adds more than a bounded amount, and noise for them.
 
 A client's contribution is one vector. It has parts, such as an update of the model and its weight,
-each of which is shortened to its longest length. Divided by that length and multiplied by the root
+each of which is clipped to its longest length. Divided by that length and multiplied by the root
 of its share of the budget, all parts together have at most norm 1: that is the sensitivity of the
 sum. Noise of one standard deviation is added to all coordinates, so a part with a larger share has
 less noise in its own unit.
@@ -51,11 +51,11 @@ class Contributions:
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return a client's contribution; its norm is at most 1, whatever the values are."""
         pieces = [
-            shortened(values[name].double().flatten(), part.longest) / part.unit
+            clipped(values[name].double().flatten(), part.longest) / part.unit
             for name, part in self.parts.items()
         ]
         # The norm of all parts together is at most 1 but for rounding, which this takes away.
-        return shortened(torch.cat(pieces), 1.0)
+        return clipped(torch.cat(pieces), 1.0)
 
     def sums(self, total: Tensor) -> dict[str, Tensor]:
         """Return the parts of a sum of contributions, in their own units."""
@@ -68,8 +68,8 @@ class Contributions:
         return noise * self.parts[name].unit
 
 
-def shortened(vectors: Tensor, longest: float) -> Tensor:
-    """Return vectors, or the rows of a table, with those that are too long shortened."""
+def clipped(vectors: Tensor, longest: float) -> Tensor:
+    """Return vectors, or the rows of a table, with those that are too long clipped."""
     lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     factors: Tensor = (longest / lengths.clamp_min(TINIEST)).clamp(max=1.0)
     return vectors * factors

@@ -10,13 +10,33 @@ MOMENTS = ("gram", "targets")
 """What clients send: Σ w z·zᵀ, (dim, dim), and per class Σ w z, (classes, dim)."""
 
 
-def moments(z: Tensor, y: Tensor, weight: Tensor) -> Tensors:
-    """Return the moments of features, where an image of class c has the weight ``weight[c]``.
+def moments(z: Tensor, y: Tensor, weight: Tensor, target: Tensor | None = None) -> Tensors:
+    """Return the moments of features, where an image of class c has the weight ``weight[c]``, and
+    its score is to be ``target[c]``, by default 1.
 
     Images with the label −1 are left out.
     """
     member = (y[:, None] == torch.arange(len(weight), device=y.device)).to(z.dtype) * weight
-    return {"gram": (z * member.sum(1, keepdim=True)).T @ z, "targets": member.T @ z}
+    wanted = member if target is None else member * target
+    return {"gram": (z * member.sum(1, keepdim=True)).T @ z, "targets": wanted.T @ z}
+
+
+def balanced_moments(z: Tensor, y: Tensor, total: Tensor, gain: float) -> Tensors:
+    """Return moments in which all images of a class, ``total`` over all clients, weigh 1 together.
+
+    With ``gain``, images of rare classes are to score higher than those of frequent ones.
+    """
+    target = rare_targets(total, gain) if gain else None
+    return moments(z, y, 1 / total.clamp_min(1), target)
+
+
+def rare_targets(total: Tensor, gain: float) -> Tensor:
+    """Return (n_min / n_c)^gain for the number of images n_c of each class.
+
+    It is 1 for the rarest class that has images, and less for frequent ones.
+    """
+    rarest = torch.where(total > 0, total, torch.inf).amin()
+    return (rarest / total.clamp_min(1)).clamp(max=1.0) ** gain
 
 
 def moment_fields(classes: int, dim: int, norm: float = float("inf")) -> dict[str, Field]:

@@ -16,7 +16,7 @@ def at_most(share: float, number: int) -> int:
 
 
 def clip_factors(lengths: Tensor, factor: float) -> Tensor:
-    """Return the factors that shorten vectors to at most ``factor`` median lengths; 1 for most."""
+    """Return the factors that clip vectors to at most ``factor`` median lengths; 1 for most."""
     limit = factor * middle(lengths)
     return torch.where(lengths > limit, limit / lengths.clamp_min(1e-30), torch.ones_like(lengths))
 

@@ -3,18 +3,26 @@
 import importlib
 import inspect
 import pkgutil
+from functools import cache
 from typing import Any
 
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import import_path, is_module
 
 
-def method_names() -> list[str]:
-    """Return the names of all methods, without importing them."""
+@cache
+def _method_names() -> tuple[str, ...]:
+    """Look through the folder once: every config that is read asks several times."""
     modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(
+    names = (
         name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_")
     )
+    return tuple(sorted(names))
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, without importing them."""
+    return list(_method_names())
 
 
 def is_import_path(name: str) -> bool:

@@ -138,6 +138,14 @@ class CAFedCLOptions:
         above=0.0,
         advanced=True,
     )
+    rare_gain: float = option(
+        0.0,
+        "exponent η of the fitted classifier's targets: an image of a class with n_c images is to "
+        "score (n_min / n_c)^η, so rare classes score higher; 0: all score alike",
+        low=0.0,
+        high=1.0,
+        advanced=True,
+    )
     init: str = option(
         "orthonormal", "anchors before the first round", choices=("orthonormal", "simplex", "means")
     )

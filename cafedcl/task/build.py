@@ -32,7 +32,11 @@ from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
 """The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
-OWNED = {"natural": "no clients of its own", "source": "no sources that images come from"}
+OWNED = {
+    "natural": "no clients of its own; put images into folders CLIENT/CLASS, or name the column of "
+    "the clients with data.client",
+    "source": "no sources that images come from",
+}
 """The splits in which images have the clients that the data say, and what others lack."""
 
 
@@ -68,7 +72,8 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise CafedclError(
-            f"engine.device = '{name}': this machine cannot use it: {reason}"
+            f"engine.device = '{name}': this machine cannot use it: {reason}; choose another one, "
+            "such as cpu"
         ) from None
     return device
 
@@ -157,7 +162,7 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
         if kind != owned:
             raise CafedclError(
                 f"split.kind = {kind}: the data set '{config.data.name}' has {OWNED[kind]}"
-                + (f"; use --split {owned}" if owned else "")
+                + (f"; or use --split {owned}" if owned else "")
             )
         clients = int(data.owners.max()) + 1
     options = replace(config.split, kind=kind)

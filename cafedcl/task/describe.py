@@ -7,6 +7,7 @@ import torch
 from cafedcl.config.sections import Config
 from cafedcl.core.environment import cores
 from cafedcl.core.steps import spoken
+from cafedcl.task.build import OWNED
 from cafedcl.task.cost import operations
 from cafedcl.task.task import Task
 
@@ -33,10 +34,14 @@ def first_line(config: Config, task: Task, engine: str) -> str:
     tested = len(task.clients.test_set(None)[1])
     test = f" and {tested:,} test" if tested else ""
     clients = config.federation.clients
+    who = f"{clients:,} client{'s' * (clients != 1)}"
+    if config.split.kind not in (*OWNED, "file") and not config.at_sites:
+        # Whoever gives images without clients should see that these are made up.
+        who += f" ({config.split.kind})"
     return (
         f"{config.label} on {config.data.name}: {config.model.name}, {size}; {engine} engine on "
-        f"{where}; {clients:,} client{'s' * (clients != 1)}, {images:,} training{test} images of "
-        f"{shape} pixels, {task.clients.data.classes} classes"
+        f"{where}; {who}, {images:,} training{test} images of {shape} pixels, "
+        f"{task.clients.data.classes} classes"
     )
 
 

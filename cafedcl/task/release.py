@@ -67,11 +67,19 @@ class Release:
         return replace(reply, up=up, correct=self.tested(reply.correct))
 
     def tested(self, correct: Tensors) -> Tensors:
-        """Return test results without the classes of which too few images were tested."""
+        """Return test results as they are told: nothing of classes with too few test images, and
+        numbers of correct predictions out of the number of test images that is told.
+
+        A recall stays what it is, up to rounding. Where counts are withheld it is in whole percent.
+        """
         if not correct:
             return correct
-        enough = correct["tested"] >= self.options.fewest
-        return {name: value * enough for name, value in correct.items()}
+        exact = correct["tested"]
+        told = self.counts(exact)
+        if self.options.counts == "withheld":
+            told = torch.where(told > 0, 100, 0)
+        scale = told.double() / exact.clamp_min(1)
+        return {name: (value * scale).round().to(value.dtype) for name, value in correct.items()}
 
     def _reported_rows(self, up: Up, client: Client, fields: Mapping[str, Field]) -> Up:
         """Return what is sent with zeros for classes that the client does not report.

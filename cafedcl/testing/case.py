@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -41,7 +42,10 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its settings, and small federations of it."""
+    """A method with its settings, and small federations of it.
+
+    Checks share the federations that are kept here: they look at them and leave them as they are.
+    """
 
     method: str
     settings: dict[str, Any]
@@ -65,6 +69,39 @@ class Case:
         setup = prepare(self.config(**others), self.digits)
         return Federation(setup, engine=ReferenceEngine(setup.task))
 
+    @cached_property
+    def begun(self) -> Federation:
+        """A federation before its first round."""
+        return self.federation()
+
+    @cached_property
+    def after_one_round(self) -> Federation:
+        """A federation after its first round."""
+        federation = self.federation()
+        federation.step()
+        return federation
+
+    @cached_property
+    def finished(self) -> Federation:
+        """A federation after its last round."""
+        federation = self.federation()
+        federation.run()
+        return federation
+
+    @cached_property
+    def replies(self) -> list[Reply]:
+        """The replies of all clients in the first round, on the reference engine."""
+        federation = self.begun
+        engine = ReferenceEngine(federation.task)
+        down = Down(0, federation.method.broadcast(federation.state))
+        replies = []
+        for client in range(len(federation.task.clients.shards)):
+            result = engine.attempt(Job(client, down, {}, True))
+            if isinstance(result, Failure):
+                raise self.fail(f"a client fails: {result.reason}")
+            replies.append(result)
+        return replies
+
     def fail(self, reason: str) -> ConformanceError:
         """Return the error that says what is wrong."""
         return ConformanceError(f"method '{self.method}': {reason}")
@@ -87,21 +124,6 @@ def first_difference(one: Tensors, other: Tensors) -> str | None:
         if not torch.equal(one[name].nan_to_num(-1), other[name].nan_to_num(-1)):
             return name
     return None
-
-
-def replied(case: Case, federation: Federation, down: Down, client: int = 0) -> Reply:
-    """Return a client's reply on the reference engine."""
-    result = ReferenceEngine(federation.task).attempt(Job(client, down, {}, True))
-    if isinstance(result, Failure):
-        raise case.fail(f"a client fails: {result.reason}")
-    return result
-
-
-def replies_of(case: Case, federation: Federation) -> list[Up]:
-    """Return what all clients send in the first round."""
-    down = Down(0, federation.method.broadcast(federation.state))
-    clients = range(len(federation.task.clients.shards))
-    return [replied(case, federation, down, client).up for client in clients]
 
 
 def aggregated(method: Method, state: Tensors, ups: Iterable[Up]) -> Tensors:
@@ -142,7 +164,8 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
     client = task.clients.client(0)
     counts = {name: getattr(client, name).double() for name in ("counts", "most", "total")}
     client = replace(client, **counts)
-    network = task.network.double().train()
+    # The federation's own network stays as it is, for other checks.
+    network = deepcopy(task.network).double().train()
     received = {**doubled(task.initial), **under(MODEL, sent), **under(MODEL, kept)}
     network.load_state_dict(received)
     network.zero_grad()

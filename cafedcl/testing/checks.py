@@ -27,8 +27,6 @@ from cafedcl.testing.case import (
     first_difference,
     loss_and_gradient,
     no_value_is_read,
-    replied,
-    replies_of,
     result_of,
 )
 
@@ -53,9 +51,9 @@ def check_rounds(case: Case) -> None:
 
     The first axis of a tensor may grow.
     """
-    federation = case.federation()
-    before = {name: (value.dtype, value.shape[1:]) for name, value in federation.state.items()}
-    for record in federation.run():
+    before = {name: (value.dtype, value.shape[1:]) for name, value in case.begun.state.items()}
+    federation = case.finished
+    for record in federation.history:
         if record.status != "ok" or record.failed:
             reason = str(record.failed[0]["reason"]) if record.failed else record.reason
             if reason.endswith("was not asked for"):
@@ -71,9 +69,10 @@ def check_rounds(case: Case) -> None:
 
 def check_seed(case: Case) -> None:
     """The random seed alone decides the result."""
-    one = result_of(case.federation(**{"run.seed": 1}))
-    same = result_of(case.federation(**{"run.seed": 1}))
-    other = result_of(case.federation(**{"run.seed": 2}))
+    seed = case.finished.config.run.seed
+    one, _ = case.finished.snapshot()
+    same = result_of(case.federation())
+    other = result_of(case.federation(**{"run.seed": seed + 1}))
     name = first_difference(one, same)
     if name is not None:
         raise case.fail(f"two runs with the same seed differ in '{name}'")
@@ -83,8 +82,7 @@ def check_seed(case: Case) -> None:
 
 def check_padding(case: Case) -> None:
     """Images of weight 0 change neither the loss, nor its gradient, nor the scratch tensors."""
-    federation = case.federation()
-    federation.step()
+    federation = case.after_one_round
     batch = batch_of(federation, 12)
     generator = torch.Generator().manual_seed(0)
     junk = 3 * torch.randn(5, *batch.x.shape[1:], generator=generator, dtype=torch.float64)
@@ -104,8 +102,7 @@ def check_padding(case: Case) -> None:
 
 def check_only_padding(case: Case) -> None:
     """A batch of padding alone gives finite losses and gradients."""
-    federation = case.federation()
-    federation.step()
+    federation = case.after_one_round
     batch = batch_of(federation, 6)
     empty = batch._replace(weight=torch.zeros_like(batch.weight))
     for name, value in loss_and_gradient(federation, empty).items():
@@ -115,8 +112,7 @@ def check_only_padding(case: Case) -> None:
 
 def check_no_value_is_read(case: Case) -> None:
     """A loss reads no tensor's value, so that it can be captured once and replayed."""
-    federation = case.federation()
-    federation.step()
+    federation = case.after_one_round
     loss = federation.method.loss
 
     def guarded(*arguments: Any) -> Tensors:
@@ -129,9 +125,8 @@ def check_no_value_is_read(case: Case) -> None:
 
 def check_reply(case: Case) -> None:
     """A reply is what ``fields`` says, and one with NaN is rejected."""
-    federation = case.federation()
-    down = Down(0, federation.method.broadcast(federation.state))
-    reply = replied(case, federation, down)
+    federation = case.begun
+    reply = case.replies[0]
     validator = ReplyValidator(
         federation.task.shared(), federation.task.fields, federation.task.clients.shards.counts
     )
@@ -150,8 +145,8 @@ def check_reply(case: Case) -> None:
 
 def check_order(case: Case) -> None:
     """The order in which replies arrive changes the new state by rounding errors only."""
-    federation = case.federation()
-    ups = replies_of(case, federation)
+    federation = case.begun
+    ups = [reply.up for reply in case.replies]
     # A server that draws random numbers has the same ones in both cases, as in a round.
     with torch_stream(0, "server", 0):
         one = aggregated(federation.method, federation.state, ups)
@@ -164,8 +159,7 @@ def check_order(case: Case) -> None:
 
 def check_broadcast(case: Case) -> None:
     """Only weights and anchors are sent, and personal weights stay with their clients."""
-    federation = case.federation()
-    federation.step()
+    federation = case.after_one_round
     sent = federation.method.broadcast(federation.state)
     others = without((MODEL, ANCHORS), sent)
     if others:
@@ -180,11 +174,10 @@ def check_broadcast(case: Case) -> None:
 
 def check_server_model(case: Case) -> None:
     """The server's model is scored without personal weights."""
-    federation = case.federation()
+    federation = case.after_one_round
     task = federation.task
     if not task.personal or not task.has_server_model:
         return
-    federation.step()
     plain = federation.engine.predict(federation.state)()
     spoilt = {name: torch.full_like(task.initial[name], 1e3) for name in task.personal}
     with patch.dict(task.initial, spoilt):
@@ -246,11 +239,8 @@ ENGINES: dict[str, Callable[[Case, Federation], Any]] = {
 
 def check_resume(case: Case) -> None:
     """A run that is resumed from a checkpoint ends with the same bits."""
-    whole = case.federation()
-    expected = result_of(whole)
-    interrupted = case.federation()
-    interrupted.step()
-    tensors, header = unpack(pack(*interrupted.snapshot()))
+    expected, _ = case.finished.snapshot()
+    tensors, header = unpack(pack(*case.after_one_round.snapshot()))
     resumed = case.federation()
     resumed.restore(tensors, header)
     name = first_difference(expected, result_of(resumed))
@@ -260,9 +250,7 @@ def check_resume(case: Case) -> None:
 
 def check_wire(case: Case) -> None:
     """A reply survives the way between two processes bit for bit."""
-    federation = case.federation()
-    down = Down(0, federation.method.broadcast(federation.state))
-    reply = replied(case, federation, down)
+    reply = case.replies[0]
     received = to_result(Message(*unpack(pack(*result_message(reply)))))
     assert isinstance(received, Reply)
     for part in ("tensors", "model", "notes"):

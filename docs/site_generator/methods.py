@@ -131,7 +131,7 @@ def results(name: str, folder: Path = RESULTS) -> str:
         )
     return (
         "In %, mean ± standard deviation over seeds. [What the scores mean](../runs.md); "
-        "[all methods beside each other](../reproduction.md).\n\n"
+        "[all methods beside each other](../long-tails.md).\n\n"
     ) + text
 
 

@@ -231,8 +231,17 @@ def test_another_one_is_one_class(tiny: Tiny) -> None:
 # in a federation
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", method_names())
+# A method sees batches with weights and does not know where the images come from. So every method
+# runs with one kind, and every kind with methods that count, keep or compare images differently.
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        (method, kind)
+        for method in method_names()
+        for kind in KINDS
+        if kind == "gaussian" or method in ("cafedcl", "fedproto", "central")
+    ],
+)
 def test_every_method_runs_with_every_augmentation(tiny: Tiny, method: str, kind: str) -> None:
     federation = skewed(tiny, method, kind)
     record = federation.step()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
 FILE = Path(__file__).parents[2] / "benchmarks" / "encoders.py"
 
 
 @pytest.fixture(scope="module")
 def encoders() -> dict[str, Any]:
+    pytest.importorskip("transformers")
     return runpy.run_path(str(FILE))
 
 

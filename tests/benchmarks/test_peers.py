@@ -4,7 +4,7 @@ its arithmetic.
 
 import importlib
 import json
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -148,24 +148,29 @@ def test_ours_and_the_plain_loop_train_the_same_resnet(
     assert ours.loss == pytest.approx(plain.loss, rel=1e-3)
 
 
-def test_ours_and_the_plain_loop_do_the_same_work(jobs: Any, tmp_path: Path) -> None:
-    path, results = tmp_path / "digits.npz", {}
+@pytest.fixture
+def torch_as_before() -> Any:
+    """Drivers choose threads and kernels for their process."""
+    threads = torch.get_num_threads()
+    onednn = torch.backends.mkldnn.enabled
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.mkldnn.enabled = onednn
+
+
+@pytest.mark.usefixtures("peers", "torch_as_before")
+def test_ours_and_the_plain_loop_do_the_same_work(
+    jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scripts run in this process: each would import PyTorch anew."""
+    path = tmp_path / "digits.npz"
+    results = {}
     jobs.save(jobs.make(jobs.find_job("digits", "tiny")), path)
     for system in ("ours", "plain"):
         out = tmp_path / f"{system}.json"
-        command = [
-            sys.executable,
-            FOLDER / f"drive_{system}.py",
-            "digits",
-            "--scale",
-            "tiny",
-            "--rounds",
-            "2",
-        ]
-        done = subprocess.run(
-            [*command, "--data", path, "--out", out], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        words = ["digits", "--scale", "tiny", "--rounds", "2", "--data", path, "--out", out]
+        monkeypatch.setattr(sys, "argv", [f"drive_{system}.py", *map(str, words)])
+        runpy.run_path(str(FOLDER / f"drive_{system}.py"), run_name="__main__")
         results[system] = json.loads(out.read_text())
     ours, plain = results["ours"], results["plain"]
     assert ours["steps"] == plain["steps"] == [60, 60]

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,12 @@ from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
+from cafedcl.deploy import FLOWER
 from cafedcl.deploy.flower.control import NodeStatus, RunStatus
 from cafedcl.deploy.folders import node_names, read_server, read_site
 from cafedcl.deploy.server import Server
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def invoke(*words):
@@ -272,5 +276,6 @@ def test_without_flower_one_line_says_what_to_install(tmp_path):
         # On a slow machine lines before it say what takes so long.
         error = done.stderr.splitlines()[-1]
         assert error.startswith("error: engine.name = flower: ")
-        assert "pip install cafedcl[flower]" in error
+        assert f"pip install {FLOWER}" in error
+        assert FLOWER.strip("'") in PROJECT.read_text(encoding="utf-8")
         assert done.stderr.count("error") == 1

@@ -2,7 +2,7 @@ import sys
 from collections import Counter, defaultdict
 
 import pytest
-import torch._dynamo.utils
+import torch
 
 from cafedcl.cli.run_loop import forget_compiled_code
 from cafedcl.engine.cuda.step import RECOMPILE_LIMIT
@@ -11,6 +11,9 @@ from cafedcl.engine.cuda.step import RECOMPILE_LIMIT
 @pytest.fixture
 def resets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often compiled code was forgotten."""
+    # Imported here, because it takes seconds in every process that collects tests.
+    import torch._dynamo.utils
+
     found: list[int] = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: found.append(1))
     return found

@@ -25,6 +25,7 @@ NAMES = [
     "creff",
     "fedloge",
     "flamby",
+    "long_tail",
     "sensitivity",
     "sensitivity_plain",
     "skin",

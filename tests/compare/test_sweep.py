@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 from comparing import scored_line
@@ -14,13 +13,12 @@ from cafedcl.cli.compare import sweep as command
 from cafedcl.compare import pool as schedule_pool
 from cafedcl.compare.jobs import DeviceShare, Handle, RunSpec
 from cafedcl.compare.pool import Pool, View
-from cafedcl.compare.sweep import Range, Sweep, parse_ranges, parse_values, write_held_out
+from cafedcl.compare.sweep import Range, Sweep, parse_ranges, parse_values
 from cafedcl.compare.tune import Search
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
-from cafedcl.data import load_dataset
 from cafedcl.federation.checkpoint import Checkpoint
-from cafedcl.task.resolve import gather, resolve
+from cafedcl.task.resolve import gather
 
 ROUNDS = 6
 
@@ -178,31 +176,6 @@ def test_a_mistake_in_a_sweep_is_one_line(changes: dict[str, Any], said: str) ->
         made(**changes)
 
 
-def test_images_are_held_out_of_the_training_set(tmp_path: Path) -> None:
-    tables = {"split": {"kind": "iid"}}
-    said = write_held_out(tmp_path, tables, 0.1)
-    before = load_dataset(resolve(tables).data)
-    after = load_dataset(resolve({"data": {"name": str(tmp_path / "held-out.npz")}}).data)
-    held = f"{len(after.test_y)} images held out of the training set of digits"
-    assert said == f"{held}; the test set was not used"
-    assert len(after.train_y) + len(after.test_y) == len(before.train_y)
-    assert abs(len(after.test_y) / len(before.train_y) - 0.1) < 0.01
-    assert set(after.test_y.tolist()) == set(range(10))
-    assert after.names == before.names
-    images = {image.tobytes() for image in before.train_x.numpy()}
-    assert all(
-        image.tobytes() in images
-        for image in np.concatenate([after.train_x.numpy(), after.test_x.numpy()])
-    )
-    written = (tmp_path / "held-out.npz").stat().st_mtime_ns
-    assert write_held_out(tmp_path, tables, 0.1) == said
-    assert (tmp_path / "held-out.npz").stat().st_mtime_ns == written
-    with pytest.raises(CafedclError, match="natural and file splits cannot be combined with"):
-        write_held_out(tmp_path / "other", {"split": {"kind": "natural"}}, 0.1)
-    job = made(on="validation").jobs(tmp_path, "x", {})[0]
-    assert str(tmp_path / "held-out.npz") in job.arguments
-
-
 def test_the_search_finds_the_optimum_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     plan, launcher = made(**TUNED, seeds=2), Instant()
     Search(plan, tmp_path).run(12, Pool(launcher, View()))
@@ -214,17 +187,16 @@ def test_the_search_finds_the_optimum_and_goes_on_where_it_stopped(tmp_path: Pat
     assert not set(first) & set(launcher.launched[24:])
     rates = {frozen.params["train.lr"] for frozen in search.study.get_trials()}
     assert len(rates) == 30, "no point was proposed twice"
-    point, value = search.best()
+    _, _, value, point = search.rows()[0]
     assert point["method.geo"] == "cross"
     assert 0.03 < point["train.lr"] < 0.08
-    assert value > 0.88
-    assert search.rows()[0][2] == value
+    assert value == search.study.best_value > 0.88
 
 
 def test_a_score_of_spread_is_made_small(tmp_path: Path) -> None:
     search = Search(made(**TUNED, score="server.client_std"), tmp_path)
     search.run(8, Pool(Instant(), View()))
-    assert search.best()[1] == min(row[2] for row in search.rows() if row[2] is not None)
+    assert search.rows()[0][2] == min(row[2] for row in search.rows() if row[2] is not None)
 
 
 def test_an_interrupted_trial_is_gone_on_with(tmp_path: Path) -> None:
@@ -250,13 +222,6 @@ def test_a_failed_trial_is_left_out(tmp_path: Path) -> None:
     assert [(number, state) for number, state, _, _ in search.rows()][-1] == (1, "fail")
     assert [outcome.error for outcome in search.failures] == ["on fire"]
     assert "trial-0001/s1" not in launcher.launched, "its other seeds are not run"
-    nothing = Instant(1)
-    nothing.broken = {"trial-0000/s0"}
-    (tmp_path / "lost").mkdir()
-    lost = Search(made(**TUNED), tmp_path / "lost")
-    lost.run(1, Pool(nothing, View()))
-    with pytest.raises(CafedclError, match="no trial has a score yet: on fire"):
-        lost.best()
 
 
 def test_what_is_below_the_median_is_given_up(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cafedcl.core.contract import Up
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.disclosure import ENROLMENT, ROUND, disclosed, limits
 from cafedcl.deploy.population import Enrolled
 from cafedcl.methods import find_method, method_names
@@ -60,6 +61,12 @@ def test_a_secure_sum_tells_a_masked_vector_instead_of_a_model():
     assert {entry.name for entry in found} == {"client", "keys", "shares", "masked"}
     weights = next(e.shape for e in listed("fedavg") if e.name == "model")
     assert next(e.shape for e in found if e.name == "masked") == (weights[0] + 1,)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("clients", "the counts of all"), ("records", "")])
+def test_what_a_run_would_refuse_is_refused_here(kind, said):
+    with pytest.raises(CafedclError, match=rf"privacy\.kind = {kind}: .*{said}"):
+        listed("cafedcl", privacy={"kind": kind})
 
 
 def test_the_limits_are_told_in_words():

@@ -141,10 +141,10 @@ def test_a_hostile_server_runs_no_code_at_a_site(deployment, evil):
         assert len(nodes) == 2
         contents = [wrap({SHARED: b"x"}), RecordDict({"x": ConfigRecord({"run": "id"})})]
         messages = [
-            Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=60.0)
+            Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=DEADLINE)
             for node, content in zip(nodes, contents, strict=True)
         ]
-        answers = list(grid.send_and_receive(messages, timeout=40))
+        answers = list(grid.send_and_receive(messages, timeout=DEADLINE))
         assert len(answers) == 2
         for answer in answers:
             assert "not the app of cafedcl" in answer.error.reason
@@ -178,7 +178,7 @@ def test_the_sites_go_on_working_and_the_operator_hears_of_the_strangers_run(
             "model": {"name": "mlp"},
             "train": {"epochs": 1, "iterations": 2},
             "federation": {"clients": 2, "rounds": 2},
-            "engine": {"name": "flower", "device": "cpu", "deadline": 60.0},
+            "engine": {"name": "flower", "device": "cpu", "deadline": DEADLINE},
         }
     )
     finished = server.run(config, tmp_path / "run", [Notes()])

@@ -11,7 +11,7 @@ import pytest
 
 from cafedcl.deploy.guard import run
 
-STAY = "import time; print('here', flush=True); time.sleep(60)"
+STAY = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAY}"
 OWNER = """
 import sys

@@ -12,11 +12,11 @@ from cafedcl.deploy.programs import ServerProcess, descendants, flower_environme
 
 CHILD = """
 import subprocess, sys, time
-command = [sys.executable, "-c", "import time; time.sleep(60)"]
+command = [sys.executable, "-c", "import time; time.sleep(600)"]
 child = subprocess.Popen(command, start_new_session=True)
 print(child.pid, flush=True)
 {}
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -73,7 +73,7 @@ def test_the_last_error_in_a_log_says_more_than_its_last_line(tmp_path):
 
 def test_a_process_that_takes_too_long_is_named(tmp_path):
     process = ServerProcess(
-        [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, tmp_path / "log"
+        [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, tmp_path / "log"
     )
     with pytest.raises(CafedclError, match=r"node: not ready within 0.1 s; see"):
         process.wait_until(lambda: False, "node", 0.1)

@@ -1,13 +1,16 @@
 """A run on Flower's simulation engine, with Ray, from Python."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from comparing import wherever
 
 pytest.importorskip("flwr")
-pytest.importorskip("ray")
+if find_spec("ray") is None:
+    # Importing it takes seconds, in every process that collects tests.
+    pytest.skip("ray is not installed", allow_module_level=True)
 
 import cafedcl
 from cafedcl import api

@@ -13,7 +13,7 @@ from cafedcl.deploy.folders import ServerOptions, SiteOptions, make_folders
 from cafedcl.deploy.programs import ServerProcess
 from cafedcl.deploy.site import RunningSite
 
-STAY = "import time; time.sleep(60)"
+STAY = "import time; time.sleep(600)"
 
 
 @pytest.fixture

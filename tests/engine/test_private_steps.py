@@ -33,14 +33,14 @@ def one_by_one(engine, loss, batch):
     return torch.stack(rows)
 
 
-def test_without_shortening_the_sum_is_that_of_ordinary_gradients(site):
+def test_without_clipping_the_sum_is_that_of_ordinary_gradients(site):
     engine, loss, batch = site
     expected = one_by_one(engine, loss, batch).sum(0)
     total = summed_gradients(engine.flat, loss, batch, 1e9)
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_every_image_is_shortened_by_itself(site):
+def test_every_image_is_clipped_by_itself(site):
     engine, loss, batch = site
     rows = one_by_one(engine, loss, batch)
     lengths = rows.norm(dim=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from reproduction_statistics import compared, holm, verdict
 
 from cafedcl.core.errors import CafedclError
@@ -313,6 +314,182 @@ def test_options_that_only_some_methods_have_are_said(page: dict[str, Any], tmp_
     ]
     write(tmp_path, "tuned", runs)
     assert "options of its own: fedavg train.lr=0.03;" in page["block"]("tuned:methods", tmp_path)
+
+
+def long_tail_runs(seeds: int) -> list[dict[str, Any]]:
+    """Two settings; the best rival of the first is not that of the second."""
+    points = {
+        "a": {"fedavg": 0.5, "moon": 0.6, "cafedcl:best": 0.55, "cafedcl": 0.8, "central": 0.9},
+        "b": {"fedavg": 0.5, "moon": 0.4, "cafedcl:best": 0.7},
+    }
+    # The spread differs between methods, so that their differences vary.
+    return [
+        record(method, seed, value + 0.01 * seed * len(method) / 10, setting=setting)
+        for setting, its in points.items()
+        for method, value in its.items()
+        for seed in range(seeds)
+    ]
+
+
+def test_the_leaders_have_rank_best_rival_and_what_is_missing(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    write(tmp_path, "long_tail", long_tail_runs(1))
+    text = page["block"]("long_tail:leaders", tmp_path)
+    # CAFedCL as in the paper and central are no rivals. A smaller spread is better.
+    assert cells(text, "`a`")[1:4] == [
+        "55.0 (2 of 3); `moon` 60.0",
+        "55.0 (2 of 3); `moon` 60.0",
+        "55.0 (2 of 3); `fedavg` 50.0",
+    ]
+    assert cells(text, "`b`")[1] == "70.0 (1 of 3); `fedavg` 50.0"
+    assert "Not finished: b: `cafedcl`, `central`." in text
+
+
+def test_the_leaders_are_tested_with_three_seeds_and_corrected_over_settings(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    runs = long_tail_runs(3)
+    write(tmp_path, "long_tail", runs)
+    text = page["block"]("long_tail:leaders", tmp_path)
+    pairs = {"a": "moon", "b": "fedavg"}
+
+    def values(setting: str, method: str) -> list[float]:
+        return [
+            one["server"]["balanced"]
+            for one in runs
+            if (one["setting"], one["method"]) == (setting, method)
+        ]
+
+    paired = scipy.stats.ttest_rel
+    ps = {
+        setting: paired(values(setting, "cafedcl:best"), values(setting, rival)).pvalue
+        for setting, rival in pairs.items()
+    }
+    small, large = sorted(ps, key=lambda setting: ps[setting])
+    corrected = {small: 2 * ps[small], large: max(ps[large], 2 * ps[small])}
+    for setting, p in corrected.items():
+        said = cells(text, f"`{setting}`")[1].rpartition("; p ")[2]
+        assert said == ("< 0.001" if p < 0.001 else f"{p:.3f}")
+
+
+def test_every_method_stands_in_every_setting(page: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, "long_tail", long_tail_runs(1))
+    text = page["block"]("long_tail:settings", tmp_path).partition("**own: client mean**")[0]
+    assert cells(text, "method")[1:] == ["a", "b"]
+    assert cells(text, "`cafedcl`")[1:] == ["**80.00**", "–"]
+    assert cells(text, "`central`")[1:] == ["90.00", "–"]
+    assert cells(text, "`cafedcl:best`")[1:] == ["55.00", "**70.00**"]
+
+
+def test_points_above_fedavg_depend_on_which_models_are_scored(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    server = {"fedavg": [0.4, 0.5], "moon": [0.42, 0.5], "cafedcl": [0.5, 0.6]}
+    server["fedprox"] = [0.4, 0.4998]
+    own = {"fedavg": 0.8, "moon": 0.7, "cafedcl": 0.85, "fedproto": 0.9, "cafedcl:best": 0.9}
+    own["fedprox"] = 0.8
+    runs = [
+        record(
+            method,
+            seed,
+            None,
+            server={"accuracy": server[method][seed]} if method in server else {},
+            own={"client_mean": value},
+        )
+        for method, value in own.items()
+        for seed in range(2)
+    ]
+    write(tmp_path, "table1", runs)
+    text = page["block"]("table1:protocol", tmp_path)
+    # The paper's Table 1 has FedAvg at 60.32, MOON at 82.06 and FedProto at 88.33.
+    assert cells(text, "`fedprox`")[2] == "+0.0", "and not -0.0"
+    assert cells(text, "`moon`")[1:] == ["+21.7", "+1.0", "-10.0", "+25.0"]
+    assert cells(text, "`fedproto`")[1:] == ["+28.0", "–", "+10.0", "+45.0"]
+    assert cells(text, "`cafedcl`")[1:] == ["+30.8", "+10.0", "+5.0", "+40.0"]
+    assert "cafedcl:best" not in text, "the paper does not have it"
+    assert text.endswith("<sub>resnet18, width 0.5; 100 rounds; seeds 0 to 1</sub>\n\n")
+
+
+def test_variants_of_all_settings_stand_in_one_table(page: dict[str, Any], tmp_path: Path) -> None:
+    points = {
+        "a": {"cafedcl": [0.5, 0.6, 0.7], "cafedcl:no-geo": [0.4, 0.55, 0.67], "fedproto": [0.1]},
+        "b": {"cafedcl": [0.5, 0.5, 0.5], "cafedcl:no-geo": [0.5, 0.6]},
+    }
+    runs = [
+        record(method, seed, value, setting=setting)
+        for setting, its in points.items()
+        for method, values in its.items()
+        for seed, value in enumerate(values)
+    ]
+    write(tmp_path, "ablation", runs)
+    text = page["block"]("ablation:variants", tmp_path)
+    gaps = [-10.0, -5.0, -3.0]
+    error = np.std(gaps, ddof=1) / math.sqrt(3)
+    p = scipy.stats.ttest_1samp(gaps, 0).pvalue
+    assert cells(text, "`cafedcl:no-geo`")[1:] == [f"-6.00 ± {error:.2f} ({p:.3f})"] * 2 + [
+        "n/a",
+        "n/a",
+    ]
+    assert "fedproto" not in text
+
+
+def test_points_behind_the_best_are_means_over_the_settings_that_a_method_has(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    write(tmp_path, "long_tail", long_tail_runs(1))
+    text = page["block"]("long_tail:behind", tmp_path)
+    # In setting a the best is `cafedcl` with 80, in b `cafedcl:best` with 70; central is no rival.
+    assert cells(text, "`cafedcl:best`")[1:4] == ["12.5 (25.0)", "1", "2"]
+    assert cells(text, "`cafedcl`")[1:4] == ["0.0 (0.0)", "1", "1"]
+    assert cells(text, "`fedavg`")[1:] == ["25.0 (30.0)", "0", "2"] * 2
+    assert "central" not in text
+    rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert rows == ["cafedcl", "cafedcl:best", "fedavg", "moon"]
+
+
+def test_the_coverage_counts_settings_methods_runs_and_seeds(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    runs = [record("fedavg", seed, 0.5) for seed in range(3)] + [record("moon", 0, 0.5)]
+    write(tmp_path, "table1-short", runs)
+    write(tmp_path, "table2-short", [record("fedavg", 4, 0.5, setting="other")])
+    for name in ("table1", "table2"):
+        path = tmp_path / f"{name}-short.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**content, "study": name, "scale": {"name": "short"}}))
+    text = page["block"]("table1+table2:coverage", tmp_path)
+    network = ["resnet18, width 0.5", "100"]
+    assert cells(text, "`table1`, short")[1:] == ["1", "2", "4", *network, "1 to 3"]
+    assert cells(text, "`table2`, short")[1:] == ["1", "1", "1", *network, "1"]
+
+
+def test_repeats_are_runs_of_the_same_configuration_with_other_scores(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    first = [record("moon", 0, 0.50), record("moon", 1, 0.6), record("central", 0, 0.7)]
+    tuned = record("moon", 1, 0.1, options={"train.lr": 0.5})
+    second = [
+        record("moon", 0, 0.53),
+        record("moon", 1, 0.6),
+        tuned,
+        record("moon", 2, 0.4),
+        record("central", 0, 0.75, own={}, options={"evaluate.every": 5}),
+        record("moon", 0, 0.9, changed={"method.mu": 1.0}),
+    ]
+    write(tmp_path, "table1", first)
+    write(tmp_path, "ablation", second)
+    write(tmp_path, "skin", [record("moon", 2, 0.41), record("moon", 2, 0.4)])
+    text = page["block"]("table1+ablation+skin:repeats", tmp_path)
+    # Seed 1 is the same run in two files; the tuned and the changed run are other configurations.
+    assert cells(text, "federated methods, server: accuracy")[1:] == ["2", "2.00", "3.00"]
+    assert cells(text, "federated methods, own: client mean")[1:] == ["2", "2.00", "3.00"]
+    assert cells(text, "`local` and `central`, server: accuracy")[1:] == ["1", "5.00", "5.00"]
+    assert "`local` and `central`, own" not in text
+
+
+def test_the_tables_on_the_pages_are_those_of_the_result_files(page: dict[str, Any]) -> None:
+    page["main"](["--check"])
 
 
 def test_a_page_is_written_and_a_stale_one_is_found(page: dict[str, Any], tmp_path: Path) -> None:

@@ -163,12 +163,11 @@ def test_every_round_has_its_own_noise_and_a_repeated_round_has_the_same(tiny):
 @pytest.mark.parametrize("method", ["fedavg", "cafedcl"])
 def test_a_resumed_run_keeps_every_bit_and_every_epsilon(tiny, method):
     options = {"federation__rounds": 3, "privacy__quantile": 0.5, "federation__participation": 0.6}
-    whole = private(tiny, method, **options)
+    whole, resumed = (private(tiny, method, **options) for _ in range(2))
+    whole.step()
+    interrupted = pack(*whole.snapshot())
     result = result_of(whole)
-    interrupted = private(tiny, method, **options)
-    interrupted.step()
-    resumed = private(tiny, method, **options)
-    resumed.restore(*unpack(pack(*interrupted.snapshot())))
+    resumed.restore(*unpack(interrupted))
     assert first_difference(result, result_of(resumed)) is None
     assert [r.privacy for r in whole.history[1:]] == [r.privacy for r in resumed.history]
 

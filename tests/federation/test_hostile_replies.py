@@ -78,7 +78,7 @@ def honest(method: str) -> tuple[Any, dict[str, bytes]]:
         "train": {"epochs": 1, "iterations": 1},
         "split": {"kind": "pathological", "classes": 4},
         "federation": {"clients": 3, "rounds": 2},
-        "evaluate": {"loop": 0},
+        "evaluate": {"loop": 0, "full": False},
         "engine": {"name": "reference"},
     }
     setup = prepare(resolve(tables))

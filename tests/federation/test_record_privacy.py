@@ -2,10 +2,8 @@
 
 import math
 
-import dp_accounting
 import pytest
 import torch
-from dp_accounting import rdp
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
@@ -36,6 +34,10 @@ def test_the_methods_that_can_are_the_known_ones():
 
 
 def test_epsilon_of_every_client_is_the_librarys_for_its_own_steps(tiny):
+    # Imported here, because it takes seconds in every process that collects tests.
+    import dp_accounting
+    from dp_accounting import rdp
+
     federation = private(tiny, federation__rounds=2)
     federation.run()
     visits = federation.state[VISITS]
@@ -59,12 +61,11 @@ def test_epsilon_of_every_client_is_the_librarys_for_its_own_steps(tiny):
 
 
 def test_a_resumed_run_keeps_every_bit_and_every_epsilon(tiny):
-    whole = private(tiny, "moon", federation__rounds=3)
+    whole, resumed = (private(tiny, "moon", federation__rounds=3) for _ in range(2))
+    whole.step()
+    interrupted = pack(*whole.snapshot())
     result = result_of(whole)
-    interrupted = private(tiny, "moon", federation__rounds=3)
-    interrupted.step()
-    resumed = private(tiny, "moon", federation__rounds=3)
-    resumed.restore(*unpack(pack(*interrupted.snapshot())))
+    resumed.restore(*unpack(interrupted))
     assert first_difference(result, result_of(resumed)) is None
     assert [r.privacy for r in whole.history[1:]] == [r.privacy for r in resumed.history]
 

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,23 +59,29 @@ def finish(config: Config) -> Federation:
     return federation
 
 
+@cache
+def finished(method: str = "cafedcl") -> Federation:
+    """A finished run that tests compare others with; they leave it as it is."""
+    return finish(small(method))
+
+
 METHODS = ["cafedcl", "central", "fedavg", "fedproto", "local"]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_bits(method: str) -> None:
-    first, second = finish(small(method)), finish(small(method))
+    first, second = finished(method), finish(small(method))
     assert lines(first) == lines(second)
     assert same_bits(first.snapshot()[0], second.snapshot()[0])
 
 
 def test_another_seed_gives_other_bits() -> None:
-    assert lines(finish(small())) != lines(finish(small(run={"seed": 1})))
+    assert lines(finished()) != lines(finish(small(run={"seed": 1})))
 
 
 @pytest.mark.parametrize("method", ["cafedcl", "fedproto"])
 def test_worker_processes_give_the_same_bits_as_serial(method: str) -> None:
-    serial, parallel = finish(small(method)), finish(small(method, engine={"workers": 2}))
+    serial, parallel = finished(method), finish(small(method, engine={"workers": 2}))
     assert lines(serial) == lines(parallel)
     assert same_bits(serial.snapshot()[0], parallel.snapshot()[0])
 
@@ -90,7 +97,7 @@ def test_the_order_of_clients_changes_nothing() -> None:
     setup = prepare(small())
     reversed_ = Federation(setup, engine=Shuffled(setup.task))
     reversed_.run()
-    assert lines(reversed_) == lines(finish(small()))
+    assert lines(reversed_) == lines(finished())
 
 
 class Listening(ReferenceEngine):
@@ -237,8 +244,18 @@ SPOILS = {
 }
 
 
+@pytest.fixture(scope="module")
+def without_client_1() -> Federation:
+    """A federation after a round in which client 1 drops out."""
+    federation = Federation(small(federation={"drop": ["0:1"]}))
+    federation.step()
+    return federation
+
+
 @pytest.mark.parametrize("reason", SPOILS)
-def test_a_bad_reply_is_rejected_with_its_reason_and_the_round_goes_on(reason: str) -> None:
+def test_a_bad_reply_is_rejected_with_its_reason_and_the_round_goes_on(
+    without_client_1: Federation, reason: str
+) -> None:
     setup = prepare(small())
     engine = Tampered(setup.task)
     engine.spoil = SPOILS[reason]
@@ -247,9 +264,9 @@ def test_a_bad_reply_is_rejected_with_its_reason_and_the_round_goes_on(reason: s
     assert record.status == "ok"
     assert [failure["client"] for failure in record.failed] == [1]
     assert reason in record.failed[0]["reason"]
-    without = Federation(small(federation={"drop": ["0:1"]}))
-    without.step()
-    assert same_bits(federation.state, without.state), "a rejected client must have no influence"
+    assert same_bits(federation.state, without_client_1.state), (
+        "a rejected client must have no influence"
+    )
 
 
 def test_if_all_replies_are_bad_the_global_state_is_unchanged() -> None:
@@ -432,14 +449,11 @@ def test_watchers_see_every_round_and_every_client() -> None:
 
 
 def test_a_snapshot_brings_a_federation_back_bit_for_bit() -> None:
-    whole = finish(small("fedproto", federation={"rounds": 4}))
-    first, second = (
-        Federation(small("fedproto", federation={"rounds": 4})),
-        Federation(small("fedproto", federation={"rounds": 4})),
-    )
-    first.step()
-    first.step()
-    second.restore(*first.snapshot())
+    whole, second = (Federation(small("fedproto", federation={"rounds": 4})) for _ in range(2))
+    whole.step()
+    whole.step()
+    second.restore(*whole.snapshot())
+    whole.run()
     second.run()
     assert lines(second) == lines(whole)[2:]
     assert same_bits(second.snapshot()[0], whole.snapshot()[0])

@@ -132,12 +132,12 @@ def test_without_options_the_state_and_the_run_are_as_ever(tiny):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_resumed_run_keeps_every_bit(tiny, name):
     options = settings(name, federation__rounds=3)
-    whole = result_of(tiny("cafedcl", **options))
-    interrupted = tiny("cafedcl", **options)
-    interrupted.step()
-    resumed = tiny("cafedcl", **options)
-    resumed.restore(*unpack(pack(*interrupted.snapshot())))
-    assert first_difference(whole, result_of(resumed)) is None
+    whole, resumed = (tiny("cafedcl", **options) for _ in range(2))
+    whole.step()
+    interrupted = pack(*whole.snapshot())
+    result = result_of(whole)
+    resumed.restore(*unpack(interrupted))
+    assert first_difference(result, result_of(resumed)) is None
 
 
 @pytest.mark.parametrize("name", ["momentum", "all"])

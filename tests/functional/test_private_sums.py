@@ -12,8 +12,8 @@ from cafedcl.functional.private_sums import (
     BoundedPart,
     Contributions,
     capped_weights,
+    clipped,
     next_clip,
-    shortened,
     system_normal,
 )
 
@@ -34,7 +34,7 @@ def test_a_contribution_within_its_bounds_is_summed_as_it_is():
     torch.testing.assert_close(sums["weight"], 2 * values["weight"].double())
 
 
-def test_a_longer_part_is_shortened_without_turning():
+def test_a_longer_part_is_clipped_without_turning():
     sums = LAYOUT.sums(
         LAYOUT.vector({"update": torch.tensor([3.0, 0.0, 4.0]), "weight": torch.tensor([9.0])})
     )
@@ -47,10 +47,10 @@ def test_a_part_with_a_larger_share_has_less_noise_in_its_own_unit():
     assert LAYOUT.deviation("weight", 2.0) == pytest.approx(2.0 / math.sqrt(0.4))
 
 
-def test_rows_are_shortened_one_by_one():
+def test_rows_are_clipped_one_by_one():
     rows = torch.tensor([[3.0, 4.0], [0.1, 0.0], [0.0, 0.0]])
     expected = torch.tensor([[0.6, 0.8], [0.1, 0.0], [0.0, 0.0]])
-    torch.testing.assert_close(shortened(rows, 1.0), expected)
+    torch.testing.assert_close(clipped(rows, 1.0), expected)
 
 
 def test_weights_count_up_to_the_largest_one():

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cafedcl.core.contract import Up
-from cafedcl.functional.ridge import MOMENTS, fitted, moment_fields, moments, summed
+from cafedcl.functional.ridge import (
+    MOMENTS,
+    fitted,
+    moment_fields,
+    moments,
+    rare_targets,
+    summed,
+)
 
 CLASSES, DIM = 3, 4
 
@@ -30,6 +37,27 @@ def test_moments_are_weighted_sums_over_the_images_of_a_class(number: int, seed:
             targets[label] += float(weight[label]) * point
     np.testing.assert_allclose(found["gram"], gram, atol=1e-10)
     np.testing.assert_allclose(found["targets"], targets, atol=1e-10)
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=8), st.floats(0.0, 1.0))
+def test_targets_are_1_for_the_rarest_class_and_fall_with_the_number_of_images(
+    total: list[int], gain: float
+) -> None:
+    found = rare_targets(torch.tensor(total).double(), gain).tolist()
+    there = [n for n in total if n]
+    for n, target in zip(total, found, strict=True):
+        assert 0 < target <= 1
+        if n:
+            assert target == pytest.approx((min(there) / n) ** gain)
+
+
+def test_a_target_scales_the_row_of_its_class_and_no_other() -> None:
+    """Least squares are linear in what they are to give."""
+    z, y = images(30, 5)
+    weight = torch.tensor([0.5, 2.0, 1.0]).double()
+    plain = fitted(moments(z, y, weight), 0.3)
+    scaled = fitted(moments(z, y, weight, torch.tensor([1.0, 0.25, 0.5]).double()), 0.3)
+    np.testing.assert_allclose(scaled, plain * torch.tensor([[1.0], [0.25], [0.5]]), atol=1e-6)
 
 
 @pytest.mark.parametrize("prior", [False, True])

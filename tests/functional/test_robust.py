@@ -41,7 +41,7 @@ def test_no_point_near_the_geometric_median_is_closer_to_all(seed, rows):
         assert total(centre) <= total(centre + 0.01 * random.normal(size=3)) + 1e-6
 
 
-def test_vectors_longer_than_the_median_are_shortened_to_it():
+def test_vectors_longer_than_the_median_are_clipped_to_it():
     lengths = torch.tensor([1.0, 2.0, 3.0, 100.0, 0.0])
     assert robust.clip_factors(lengths, 1.0).tolist() == pytest.approx([1, 1, 2 / 3, 0.02, 1])
     assert robust.clip_factors(lengths, 50.0).tolist() == [1] * 5

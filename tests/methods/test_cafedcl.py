@@ -424,15 +424,14 @@ def test_own_prototypes_replace_the_anchors_of_the_classes_held(scene):
 class Fitting:
     """Two clients, of which each sends moments of random unit features, and the server's state."""
 
-    def __init__(self, visit_with, clients=2):
+    def __init__(self, visit_with, clients=2, rare_gain=0.0):
         rng = np.random.default_rng(4)
         self.ridge = 0.2
-        self.method = CAFedCL(
-            CAFedCLOptions(inference="fitted", ridge=self.ridge, anchors="fixed"),
-            CLASSES,
-            DIM,
-            clients,
+        self.rare_gain = rare_gain
+        options = CAFedCLOptions(
+            inference="fitted", ridge=self.ridge, rare_gain=rare_gain, anchors="fixed"
         )
+        self.method = CAFedCL(options, CLASSES, DIM, clients)
         self.state = self.method.start(NETWORK)
         self.z = [unit(rng.normal(size=(number, DIM))) for number in (6, 9)]
         self.y = [np.array([0, 0, 1, 1, 1, 1]), np.array([0, 2, 2, 2, 2, 2, 2, 2, 2])]
@@ -455,20 +454,24 @@ class Fitting:
         return {"prototypes": prototypes, "known": torch.ones(CLASSES, dtype=torch.bool)}
 
     def expected(self, clients, weights):
-        """Least squares of one-hot targets, by images whose class weighs 1 in all, and anchors."""
+        """Least squares by images whose class weighs 1 in all, and anchors. The rarest class has
+        three images; its target is 1.
+        """
         rows, wanted = [], []
         for k, weight in zip(clients, weights, strict=True):
             for z, y in zip(self.z[k], self.y[k], strict=True):
                 root = np.sqrt(weight / self.total[y])
                 rows.append(root * z)
-                wanted.append(root * np.eye(CLASSES)[y])
+                target = (3 / self.total[y]) ** self.rare_gain
+                wanted.append(root * target * np.eye(CLASSES)[y])
         rows += list(np.sqrt(self.ridge) * np.eye(DIM))
         wanted += list(np.sqrt(self.ridge) * self.state["anchors/prototypes"].numpy().T)
         return np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0].T
 
 
-def test_the_fitted_classifier_is_balanced_least_squares_around_the_anchors(visit_with):
-    scene = Fitting(visit_with)
+@pytest.mark.parametrize("rare_gain", [0.0, 0.5])
+def test_the_fitted_classifier_is_balanced_least_squares_around_the_anchors(visit_with, rare_gain):
+    scene = Fitting(visit_with, rare_gain=rare_gain)
     new = scene.method.update(scene.state, scene.ups)
     np.testing.assert_allclose(new["anchors/classifier"], scene.expected((0, 1), (1, 1)), atol=1e-5)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
+from quick import QUICK
 
 from cafedcl.augment import AUGMENTERS, find_augmenter
 from cafedcl.config.sections import SECTIONS
@@ -57,16 +58,22 @@ class Case(NamedTuple):
         return tables
 
 
+def named(section: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that choose a method or an augmentation, with some of its options."""
+    return {f"{section}.{key}": value for key, value in {"name": name, **options}.items()}
+
+
 def declared() -> Iterator[tuple[dict[str, Any], str, dataclasses.Field[Any], Any]]:
     """Yield every option with the settings it needs, its name, its declaration and its type."""
     classes: list[tuple[dict[str, Any], str, type[Any]]] = [
         ({}, section, cls) for section, cls in SECTIONS.items()
     ]
     classes += [
-        ({"method.name": name}, "method", find_method(name)[0].Options) for name in method_names()
+        (named("method", name, QUICK.get(name, {})), "method", find_method(name)[0].Options)
+        for name in method_names()
     ]
     classes += [
-        ({"augment.name": name}, "augment", find_augmenter(name).Options) for name in AUGMENTERS
+        (named("augment", name, {}), "augment", find_augmenter(name).Options) for name in AUGMENTERS
     ]
     for needs, section, cls in classes:
         hints = get_type_hints(cls)

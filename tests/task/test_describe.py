@@ -18,7 +18,7 @@ def test_the_first_lines_name_model_device_clients_images_and_cost(digits):
     setup = prepare(gather(device="cpu", clients=4, split="iid"), digits)
     line = first_line(setup.config, setup.task, "reference")
     assert line.startswith("cafedcl on digits: cnn8, 13.1 k parameters; reference engine on cpu; ")
-    assert "4 clients, 1,292 training and 359 test images of 8×8 pixels, 10 classes" in line
+    assert "4 clients (iid), 1,292 training and 359 test images of 8×8 pixels, 10 classes" in line
     cost = cost_line(setup.config, setup.task)
     assert cost.startswith("cnn8, chosen for images of 8×8: 57.9 kFLOP per image, ")
     assert "MFLOP per training step of" in cost

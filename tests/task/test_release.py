@@ -112,6 +112,33 @@ def test_test_results_of_few_images_are_left_out():
     assert release.tested({}) == {}
 
 
+@given(
+    st.lists(
+        st.integers(0, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 30),
+)
+def test_recalls_are_told_but_not_how_many_images_were_tested(results, grid):
+    exact = torch.tensor([n for n, _ in results])
+    right = torch.tensor([hits for _, hits in results])
+    for how in ("rounded", "withheld"):
+        release = Release(ReleaseOptions(5, how, grid, "raw", "on"))
+        told = release.tested({"tested": exact, "all": right})
+        wanted = release.counts(exact) if how == "rounded" else 100 * (exact >= 5)
+        assert told["tested"].tolist() == wanted.tolist()
+        assert torch.equal(release.tested(told)["all"], told["all"])
+        for n, hits, tested, correct in zip(
+            *(values.tolist() for values in (exact, right, told["tested"], told["all"])),
+            strict=True,
+        ):
+            if tested:
+                assert abs(correct / tested - hits / n) <= 0.5 / tested + 1e-9
+            else:
+                assert correct == 0
+
+
 def test_synthetic_images_do_not_tell_how_many_real_ones_are_missing(tiny):
     federation = tiny("cafedcl", augment__name="gaussian", **SAFE, federation__participation=1.0)
     record = federation.step()

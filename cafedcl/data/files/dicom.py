@@ -25,9 +25,7 @@ def require_pydicom() -> Any:
     try:
         return importlib.import_module("pydicom")
     except ImportError:
-        raise CafedclError(
-            "reading DICOM images needs pydicom; pip install cafedcl[dicom]"
-        ) from None
+        raise CafedclError("reading DICOM images needs pydicom; pip install pydicom") from None
 
 
 def read_dicom(file: BinaryIO) -> GreyValues | Image.Image:

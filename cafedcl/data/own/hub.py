@@ -34,7 +34,7 @@ def read_hub(name: str, options: DataOptions) -> tuple[Dataset, Remarks]:
         datasets: Any = importlib.import_module("datasets")
     except ImportError:
         raise CafedclError(
-            f"{name}: reading it needs Hugging Face datasets; pip install cafedcl[hf]"
+            f"{name}: reading it needs Hugging Face datasets; pip install datasets"
         ) from None
     if name.startswith(PREFIX) and not options.download:
         raise CafedclError(

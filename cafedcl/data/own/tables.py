@@ -69,9 +69,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
             return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
         return pd.read_parquet(path).fillna("")
     except ImportError:
-        raise CafedclError(
-            f"{path}: reading Parquet needs pyarrow; pip install cafedcl[parquet]"
-        ) from None
+        raise CafedclError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # pyarrow has its own errors

@@ -101,7 +101,7 @@ def short_config(method: str = "cafedcl", **settings: Any) -> Config:
     return resolve(tables)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config() -> Callable[..., Config]:
     return short_config
 

@@ -104,7 +104,8 @@ def test_tail_augmentation_works_where_the_data_are(config, host, places):
 
 
 def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, places, net):
-    federation = host(config(**settings(release__fewest=1)), [], None)
+    told = {"release__fewest": 1, "release__counts": "exact"}
+    federation = host(config(**settings(**told)), [], None)
     federation.run()
     right = np.zeros((3, 10))
     tested = np.zeros((3, 10))
@@ -123,6 +124,14 @@ def test_the_server_model_is_scored_at_every_site_on_its_own_part(config, host, 
     assert scores["client_mean"] == pytest.approx(clients.mean())
     assert scores["client_std"] == pytest.approx(clients.std())
     assert scores["client_worst"] == pytest.approx(clients.min())
+
+
+def test_sites_do_not_tell_how_many_test_images_they_have(config, host, places, net):
+    federation = host(config(**settings()), [], None)
+    federation.run()
+    told = federation.engine.survey(federation.state)["tested"]
+    assert told.sum() > 0
+    assert not (told % 10).any()
 
 
 def test_a_server_with_test_images_scores_on_them_and_clients_still_on_their_own(

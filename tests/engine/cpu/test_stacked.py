@@ -30,7 +30,7 @@ WAYS = {
     "unequal steps": {"train__epochs": 2, "train__batch_size": 60},
     "all options": {
         "train__epochs": 2,
-        "train__batch_size": 80,
+        "train__batch_size": 100,
         "train__momentum": 0.5,
         "train__clip": 0.5,
         "train__lr_decay": 0.9,
@@ -90,8 +90,16 @@ def assert_near(one: Tensors, other: Tensors, within: float) -> None:
 # against the reference engine
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", METHODS)
+# Steps are unequal and batches are padded under all options too, so plain ones need few methods.
+@pytest.mark.parametrize(
+    ("method", "way"),
+    [
+        (method, way)
+        for method in METHODS
+        for way in WAYS
+        if way == "all options" or method in ("fedavg", "cafedcl", "scaffold")
+    ],
+)
 def test_a_round_is_the_reference_engines_round(
     tiny: Tiny, groups: list[int], method: str, way: str
 ) -> None:
@@ -100,7 +108,12 @@ def test_a_round_is_the_reference_engines_round(
     Neither is scored, which is not compared here.
     """
     unscored = {"federation__rounds": 3, "evaluate__every": 9, "evaluate__own_every": 9}
-    one, other = pair(tiny, method, **UNEQUAL, **WAYS[way], **unscored, train__lr=0.03)
+    few = {**UNEQUAL, "federation__clients": 4}
+    one, other = pair(tiny, method, **few, **WAYS[way], **unscored, train__lr=0.03)
+    sizes = [len(rows) for rows in one.task.clients.shards.train]
+    if way == "all options":
+        assert len({-(-size // 100) for size in sizes}) > 1, "steps are unequal"
+        assert all(size % 100 for size in sizes), "every last batch is padded"
     for within in (1e-5, 1e-4):
         here, there = one.step(), other.step()
         assert (here.failed, here.traffic) == ([], there.traffic)
@@ -142,7 +155,7 @@ def test_replies_are_the_reference_engines_with_scores_and_notes(
 
 
 def test_a_group_gives_the_same_bits_whether_its_steps_are_recorded_or_played(tiny: Tiny) -> None:
-    federation = tiny("cafedcl", **UNEQUAL, train__epochs=2, train__batch_size=20)
+    federation = tiny("cafedcl", **UNEQUAL, train__epochs=2, train__batch_size=60)
     down = Down(0, federation.method.broadcast(federation.state))
     jobs = [Job(client, down, {}, False) for client in range(5)]
     engine = StackedClients(federation.task, 5)

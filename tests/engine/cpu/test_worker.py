@@ -31,7 +31,7 @@ def test_a_forked_process_ends_with_its_work(
 
 
 def test_a_forked_process_is_waited_for_so_long_and_can_be_killed() -> None:
-    process = Forked(lambda: time.sleep(60))
+    process = Forked(lambda: time.sleep(600))
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)

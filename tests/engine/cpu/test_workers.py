@@ -1,4 +1,3 @@
-import contextlib
 import os
 import platform
 import signal
@@ -14,8 +13,9 @@ import pytest
 import torch
 
 import cafedcl
+from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply, Visit
-from cafedcl.core.tensors import Tensors
+from cafedcl.core.tensors import MODEL, Tensors, prefixed
 from cafedcl.engine.choose import choose_engine
 from cafedcl.engine.cpu import workers as workers_module
 from cafedcl.engine.cpu.workers import CpuEngine
@@ -44,10 +44,29 @@ def setup() -> Setup:
     return make_setup()
 
 
+def rounds_of(method: str, workers: int, stack: int, threads: int) -> Config:
+    """Two rounds of six clients. Those of several threads have a memory each, by a calibration of
+    their own, and liars hold wrong labels, which no worker may set right or split by.
+    """
+    hard = threads > 1
+    tables = {
+        "method": {"name": method, **({"inference": "own", "calibrate": 1.0} if hard else {})},
+        "data": {"images": 600},
+        "train": {"epochs": 1, "iterations": 2},
+        "federation": {"clients": 6, "rounds": 2},
+        "engine": {"workers": workers, "stack": stack, "threads": threads},
+        "evaluate": {"full": False},
+        "attack": {"kind": "label-flip", "clients": 2} if hard else {},
+    }
+    return resolve(tables)
+
+
 @pytest.fixture(scope="module", params=["forked", "started anew"])
 def either(request: pytest.FixtureRequest) -> Setup:
-    """The same, with both kinds of workers: those of several threads cannot be forked."""
-    return make_setup(threads=1 if request.param == "forked" else 2)
+    """Both kinds of workers: those of several threads cannot be forked."""
+    if request.param == "forked":
+        return make_setup(threads=1)
+    return prepare(rounds_of("cafedcl", 2, 2, 2))
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +89,8 @@ def working(engine: CpuEngine) -> CpuEngine:
 
 
 def jobs(setup: Setup) -> list[Job]:
-    state = {f"model/{name}": value for name, value in setup.task.shared().items()}
-    down = Down(0, state)
+    state = {**prefixed(MODEL, setup.task.shared()), **setup.state}
+    down = Down(0, setup.task.method.broadcast(state))
     return [Job(client, down, {}, False) for client in range(6)]
 
 
@@ -84,43 +103,43 @@ def ready(engine: CpuEngine) -> None:
         engine._listen(deque(), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("method", "stack", "threads"),
-    [
-        *(
-            pytest.param(name, stack, 1)
-            for name in ("fedavg", "cafedcl", "local")
-            for stack in (1, 2)
-        ),
-        # Each of these starts two interpreters, which import PyTorch. Liars hold wrong labels
-        # there, which no worker may set right or split by.
-        pytest.param("cafedcl", 2, 2, id="cafedcl-2-started anew"),
-        pytest.param("local", 1, 2, id="local-1-started anew"),
-    ],
-)
-def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(
-    method: str, stack: int, threads: int
-) -> None:
-    results = []
-    several = 3 if threads == 1 else 2
-    for workers in (1, several):
-        tables = {
-            "method": {"name": method},
-            "train": {"epochs": 1, "iterations": 3},
-            "federation": {"clients": 6, "rounds": 2},
-            "engine": {"workers": workers, "stack": stack, "threads": threads},
-            "evaluate": {"full": False},
-            "attack": {"kind": "label-flip", "clients": 2} if threads > 1 else {},
-        }
-        with Federation(resolve(tables)) as federation:
+def assert_same_bits(one: Federation, other: Federation) -> None:
+    here, _ = one.snapshot()
+    there, _ = other.snapshot()
+    assert here.keys() == there.keys()
+    assert all(torch.equal(value, there[name]) for name, value in here.items())
+
+
+# What FedAvg sends is part of what CAFedCL sends; local keeps its weights in memories.
+@pytest.mark.parametrize("method", ["cafedcl", "local"])
+@pytest.mark.parametrize("stack", [1, 2])
+def test_rounds_in_workers_are_bit_for_bit_the_serial_rounds(method: str, stack: int) -> None:
+    done = []
+    for workers in (1, 3):
+        with Federation(rounds_of(method, workers, stack, 1)) as federation:
             if workers > 1:
                 assert isinstance(federation.engine, CpuEngine)
                 ready(federation.engine)
             federation.run()
-            assert len(federation.engine.workers) == (0 if workers == 1 else several)
-            results.append(federation.snapshot()[0])
-    assert results[0].keys() == results[1].keys()
-    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
+            assert len(federation.engine.workers) == (0 if workers == 1 else 3)
+            assert method == "cafedcl" or federation.memories
+            done.append(federation)
+    assert_same_bits(*done)
+
+
+# The engine's two interpreters, which have imported PyTorch, serve the tests below too.
+@pytest.mark.parametrize("either", ["started anew"], indirect=True)
+def test_rounds_in_workers_started_anew_are_bit_for_bit_the_serial_rounds(
+    either: Setup, working: CpuEngine
+) -> None:
+    with Federation(rounds_of("cafedcl", 1, 2, 2)) as serial:
+        serial.run()
+        assert len(serial.engine.workers) == 0
+    federation = Federation(either, engine=working)
+    federation.run()
+    assert len(working.workers) == 2
+    assert federation.memories
+    assert_same_bits(serial, federation)
 
 
 def test_workers_are_not_forked_where_a_library_may_have_threads_of_its_own(
@@ -157,6 +176,8 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(
     assert busy not in working.workers
 
 
+# The engine counts deaths alike for both kinds; that either kind is replaced is tested above.
+@pytest.mark.parametrize("either", ["forked"], indirect=True)
 def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(
     either: Setup, working: CpuEngine
 ) -> None:
@@ -172,6 +193,8 @@ def test_a_job_that_kills_its_worker_twice_is_a_failure_with_the_reason(
     assert "died twice (signal 9)" in failures[0].reason
 
 
+# Workers of a given-up round are ended like all of a closed engine, which both kinds are below.
+@pytest.mark.parametrize("either", ["forked"], indirect=True)
 def test_results_of_a_round_that_was_given_up_never_reach_the_next(
     either: Setup, working: CpuEngine
 ) -> None:
@@ -286,61 +309,6 @@ def test_one_client_needs_no_workers() -> None:
     assert isinstance(choose_engine(prepare(resolve(tables)), pytest.fail), ReferenceEngine)
 
 
-def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
-    small = [
-        "--set",
-        "model.name=mlp",
-        "--set",
-        "train.epochs=1",
-        "--set",
-        "engine.workers=2",
-        "--rounds",
-        "100000",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "cafedcl",
-        "run",
-        "--clients",
-        "6",
-        *small,
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def children() -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    found += [int(entry.name)] if parent_of(entry) == process.pid else []
-        return found
-
-    until = time.monotonic() + 600
-    while len(mine := children()) < 2 or not (tmp_path / "run" / "metrics.jsonl").exists():
-        assert time.monotonic() < until, "the workers never started"
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    until = time.monotonic() + 600
-    while any(Path(f"/proc/{pid}/cmdline").exists() and not is_zombie(pid) for pid in mine):
-        assert time.monotonic() < until, "the workers outlived their run"
-        time.sleep(0.05)
-
-
-def parent_of(entry: Path) -> int:
-    return int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def children_of(process: int) -> list[int]:
     return [
         int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()
@@ -362,27 +330,64 @@ def wait_until(happened: Callable[[], bool], what: str, seconds: float = 600) ->
         time.sleep(0.05)
 
 
+ENDLESS = '''
+import os
+from pathlib import Path
+from cafedcl.methods.fedavg import FedAvg
+
+class Endless(FedAvg):
+    """In a worker, which leads a session of its own, it leaves a file when it begins, and never
+    ends once both workers have begun.
+
+    Before that it trains quickly: else the first worker could take a round's last job and keep it,
+    and there would never be a job for the second.
+    """
+
+    name = "endless"
+
+    def loss(self, model, batch, visit):
+        if os.getsid(0) == os.getpid():
+            begun = Path(os.environ["BEGUN"])
+            (begun / str(os.getpid())).touch()
+            while len(list(begun.iterdir())) == 2:
+                pass
+        return super().loss(model, batch, visit)
+'''
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started anew"])
 def test_workers_end_with_a_killed_run_and_do_not_keep_its_folder_locked(
     tmp_path: Path, threads: int
 ) -> None:
+    """The run is killed while both workers train."""
     path = tmp_path / "run"
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (tmp_path / "endless.py").write_text(ENDLESS)
     settings = [
-        "train.epochs=10000",
-        "train.batch_size=1",
+        "federation.rounds=1000000",
+        "train.epochs=1",
+        "train.iterations=1",
+        "evaluate.every=1000000",
+        "evaluate.own_every=1000000",
         "engine.workers=2",
+        "engine.stack=1",
         f"engine.threads={threads}",
     ]
-    command = [sys.executable, "-m", "cafedcl", "run", "--method", "fedavg", "--out", str(path)]
+    command = [sys.executable, "-m", "cafedcl", "run", "--method", "endless:Endless"]
+    command += ["--out", str(path)]
     command += [word for setting in settings for word in ("--set", setting)]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    places = [str(tmp_path), *sys.path]
+    environment = {**os.environ, "BEGUN": str(begun), "PYTHONPATH": os.pathsep.join(places)}
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+
+    def training() -> list[int]:
+        return [worker for worker in children_of(run.pid) if (begun / str(worker)).exists()]
+
     try:
-        wait_until(lambda: (path / "config.toml").exists(), "the run never began")
-        wait_until(lambda: len(children_of(run.pid)) == 2, "the workers were never started")
-        # Let the jobs begin: they take hours.
-        time.sleep(1.0 if threads == 1 else 6.0)
-        workers = children_of(run.pid)
+        wait_until(lambda: len(training()) == 2, "the workers never began to train")
+        workers = training()
     finally:
         run.kill()
         run.wait()

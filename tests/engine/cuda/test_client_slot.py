@@ -61,6 +61,7 @@ def test_a_captured_summary_is_the_plain_one(
     method, settings = SUMMARIES[summary]
     settings = {
         "federation__clients": 6,
+        "train__iterations": 1,
         "evaluate__batch": 70,
         **UNEQUAL,
         **EVERYONE,
@@ -93,7 +94,10 @@ def test_a_compiled_summary_is_the_plain_one(
     """As far as dynamo goes, which follows it in one piece; all lanes share what was compiled."""
     method, settings = SUMMARIES[summary]
     settings = {
+        # Fewer would have more images each, and so more sizes: dynamo compiles a function for
+        # eight at most in a process.
         "federation__clients": 4,
+        "train__iterations": 1,
         **UNEQUAL,
         **EVERYONE,
         **SHORT.get(method, {}),
@@ -168,10 +172,8 @@ def test_long_visits_are_run_in_chains_and_single_steps(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("method", method_names())
 def test_the_next_visit_on_a_lane_does_not_change_a_reply(tiny: Tiny, method: str) -> None:
-    federation = captured(
-        tiny(method, federation__clients=2, split__classes=5, **EVERYONE, **SHORT.get(method, {})),
-        1,
-    )
+    few = {"federation__clients": 2, "split__classes": 5, "train__iterations": 1}
+    federation = captured(tiny(method, **few, **EVERYONE, **SHORT.get(method, {})), 1)
     federation.step()
     found = {}
     for reply in federation.engine.train(
@@ -335,6 +337,7 @@ def test_new_shapes_of_anchors_are_new_plans_and_only_the_last_few_are_kept(tiny
         "federation__rounds": SHAPES_KEPT + 3,
         "federation__clients": 12,
         "federation__participation": 0.1,
+        "train__iterations": 1,
         **UNEQUAL,
     }
     one, other = tiny("mp-fedcl", **settings), captured(tiny("mp-fedcl", **settings), 1)

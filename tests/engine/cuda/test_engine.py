@@ -60,6 +60,7 @@ def test_tail_augmentation_is_that_of_the_reference_engine(
     generators kept.
     """
     settings: dict[str, Any] = {"augment__name": kind, "augment__weight": 0.5, "train__lr": 0.03}
+    settings |= {"federation__clients": 3}
     settings |= {"augment__steps": 3} if kind == "gan" else {}
     settings |= {"method__prototype_of": "augmented"} if method == "cafedcl" else {}
     if kind == "none":
@@ -114,28 +115,42 @@ def test_a_round_is_the_reference_engines_round(tiny: Tiny, method: str) -> None
         )
 
 
+# Options that do not touch each other share a run: either one's fault makes it another.
 VARIANTS = {
-    "momentum": {"train__momentum": 0.9, "train__lr": 0.02},
-    "no clipping and no decay": {"train__clip": 0.0, "train__weight_decay": 0.0},
-    "hard clipping": {"train__clip": 0.1},
-    "flips and crops": {"train__flip": True, "train__crop": 2},
-    "a rate that decays in a round": {
+    "momentum, and a rate that decays in a round": {
+        "train__momentum": 0.9,
+        "train__lr": 0.02,
         "train__lr_decay_in_round": True,
         "train__lr_decay": 0.7,
         "train__epochs": 3,
+    },
+    "no clipping and no decay, and no validation images": {
+        "train__clip": 0.0,
+        "train__weight_decay": 0.0,
+        "split__validation": 0.0,
+    },
+    "hard clipping, and drop-outs": {
+        "train__clip": 0.1,
+        "federation__drop": ["0:1", "1:0,2"],
     },
     "one client in three": {
         "federation__participation": 0.34,
         "federation__clients": 9,
         "split__classes": 2,
     },
-    "drop-outs": {"federation__drop": ["0:1", "1:0,2"]},
-    "pfllib": {"evaluate__protocol": "pfllib"},
-    "a fixed batch size": {"train__batch_size": 40, **UNEQUAL, "split__classes": 2},
+    "pfllib, and flips and crops": {
+        "evaluate__protocol": "pfllib",
+        "train__flip": True,
+        "train__crop": 2,
+    },
+    "a fixed batch size, and small evaluation batches": {
+        "train__batch_size": 80,
+        "evaluate__batch": 37,
+        **UNEQUAL,
+        "split__classes": 2,
+    },
     "more steps than a chain": {"train__iterations": 7, "train__epochs": 3},
     "a convolutional model": {"model__name": "cnn8", "train__flip": True},
-    "no validation images": {"split__validation": 0.0},
-    "small evaluation batches": {"evaluate__batch": 37, **UNEQUAL, "split__classes": 2},
 }
 
 
@@ -171,9 +186,9 @@ def test_the_layout_that_is_compiled_changes_no_result(
         **UNEQUAL,
         **EVERYONE,
     }
-    one, other = (tiny(method, federation__clients=3, **settings) for _ in range(2))
+    one, other = (tiny(method, federation__clients=2, **settings) for _ in range(2))
     options = replace(EngineOptions(), precision="fp32", streams=2)
-    other.engine = CudaEngine(other.task, options, 3, compiled=True)
+    other.engine = CudaEngine(other.task, options, 2, compiled=True)
     for federation in (one, other):
         federation.step()
     kernel = other.engine.slots[0].leaves["encoder.conv2.weight"]
@@ -201,7 +216,8 @@ def test_a_run_of_another_seed_compiles_nothing(
     numbers = []
     shapes = []
     for seed in (0, 1):
-        setup = prepare(tiny("cafedcl", run__seed=seed, **EVERYONE).config)
+        few = {"federation__clients": 2, "split__classes": 5}
+        setup = prepare(tiny("cafedcl", run__seed=seed, **few, **EVERYONE).config)
         options = replace(setup.config.engine, name="cuda", compile="on", precision="fp32")
         setup = replace(setup, config=replace(setup.config, engine=options))
         federation = Federation(setup)
@@ -230,14 +246,25 @@ def test_images_that_are_too_many_to_be_kept_ready_give_the_same_results(
     assert_same_records(*records, 1e-6)
 
 
+EIGHT = {**UNEQUAL, **EVERYONE, "federation__clients": 8, "train__iterations": 1}
+
+
+@pytest.fixture(scope="module")
+def eight_clients(tiny: Tiny) -> Federation:
+    """A round of eight clients on the reference engine."""
+    federation = tiny("cafedcl", **EIGHT)
+    federation.step()
+    return federation
+
+
 @pytest.mark.parametrize("widths", [1, 2, 8])
 def test_the_number_of_widths_changes_no_result(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, widths: int
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, eight_clients: Federation, widths: int
 ) -> None:
     monkeypatch.setattr(cuda_engine, "WIDTHS", widths)
-    one, other = pair(tiny, "cafedcl", **UNEQUAL, **EVERYONE, federation__clients=8)
-    for federation in (one, other):
-        federation.step()
+    one = eight_clients
+    other = captured(tiny("cafedcl", **EIGHT))
+    other.step()
     sizes = [one.task.schedule.batch_size(len(part)) for part in one.task.clients.shards.train]
     device_data = other.engine.device_data
     assert len(device_data.widths) == widths or 2 < len(device_data.widths) < widths
@@ -249,11 +276,12 @@ def test_the_number_of_widths_changes_no_result(
 
 @pytest.mark.parametrize("method", ["cafedcl", "moon"])
 def test_the_number_of_lanes_changes_no_result(tiny: Tiny, method: str) -> None:
-    federations = [captured(tiny(method, **UNEQUAL, **EVERYONE), streams) for streams in (1, 2, 5)]
+    settings = {"federation__clients": 3, **UNEQUAL, **EVERYONE}
+    federations = [captured(tiny(method, **settings), streams) for streams in (1, 2, 3)]
     for federation in federations:
         federation.run()
-    assert [federation.engine.number for federation in federations] == [1, 2, 5]
-    assert [len(federation.engine.slots) for federation in federations] == [1, 2, 5]
+    assert [federation.engine.number for federation in federations] == [1, 2, 3]
+    assert [len(federation.engine.slots) for federation in federations] == [1, 2, 3]
     for other in federations[1:]:
         assert_same(federations[0], other, 1e-6)
 
@@ -263,11 +291,10 @@ def test_a_few_lanes_share_the_test_images(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, batch: int, lanes: int
 ) -> None:
     """Whole batches for each, the last of which may be shorter: 359 images of the digits."""
-    federation = captured(
-        tiny("cafedcl", evaluate__batch=batch, federation__clients=6, **EVERYONE), 6
-    )
+    settings = {"evaluate__batch": batch, "federation__clients": 6, "train__iterations": 1}
+    federation = captured(tiny("cafedcl", **settings, **EVERYONE), 6)
     federation.step()
-    alone = captured(tiny("cafedcl", evaluate__batch=batch, federation__clients=6, **EVERYONE), 1)
+    alone = captured(tiny("cafedcl", **settings, **EVERYONE), 1)
     score, parts = slot_module.ClientSlot.score, list[int]()
     monkeypatch.setattr(
         slot_module.ClientSlot,
@@ -351,7 +378,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 def test_replies_are_waited_for_as_late_as_possible_with_two_visits_on_a_lane(
     tiny: Tiny, stages: list[tuple[str, int, int]], streams: int
 ) -> None:
-    federation = captured(tiny("fedavg", federation__clients=30, **EVERYONE), streams)
+    settings = {"federation__clients": 30, "train__iterations": 1}
+    federation = captured(tiny("fedavg", **settings, **EVERYONE), streams)
     replies = federation.engine.train(jobs_of(federation, *range(30)))
     assert sorted(reply.up.client for reply in replies) == list(range(30))
     open_on, most = Counter[int](), list[int]()
@@ -463,7 +491,7 @@ def test_a_closed_engine_lets_go_of_its_captures_at_once(tiny: Tiny) -> None:
 
 
 def test_results_that_are_closed_early_leave_the_engine_usable(tiny: Tiny) -> None:
-    one, other = captured(tiny("moon", **EVERYONE), 2), captured(tiny("moon", **EVERYONE), 2)
+    one, other = (captured(tiny("moon", train__iterations=1, **EVERYONE), 2) for _ in range(2))
     for taken in (0, 1, 3):
         results = other.engine.train(jobs_of(other, *range(5)))
         assert len([next(results) for _ in range(taken)]) == taken
@@ -519,7 +547,8 @@ def test_a_loss_that_cannot_be_replayed_fails_the_trial_and_says_why(
 
 
 def test_a_trial_changes_no_result(tiny: Tiny) -> None:
-    one, other = captured(tiny("cafedcl", **EVERYONE)), captured(tiny("cafedcl", **EVERYONE))
+    few = {"federation__clients": 3, "split__classes": 4}
+    one, other = (captured(tiny("cafedcl", **few, **EVERYONE)) for _ in range(2))
     before = torch.get_rng_state()
     other.engine.trial(Down(0, other.method.broadcast(other.state)))
     assert torch.equal(torch.get_rng_state(), before)
@@ -542,7 +571,8 @@ def test_memories_over_the_budget_go_to_the_host_and_results_stay(
         return to_host(tensors)
 
     monkeypatch.setattr(visit_module, "to_host", spying)
-    roomy, tight = (captured(tiny("moon", **EVERYONE)) for _ in range(2))
+    few = {"federation__clients": 3, "split__classes": 4}
+    roomy, tight = (captured(tiny("moon", **few, **EVERYONE)) for _ in range(2))
     tight.engine.memory_budget = 0.0
     roomy.run()
     assert not any(name.startswith("previous/") for name in sent_home)

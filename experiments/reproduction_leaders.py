@@ -1,0 +1,91 @@
+"""Tables of a study with many settings: every method in every setting, and who leads where."""
+
+from collections.abc import Sequence
+from statistics import mean
+
+from reproduction_notes import rows_text
+from reproduction_statistics import compared, holm, number
+from reproduction_tables import (
+    OURS,
+    REFERENCES,
+    base_of,
+    by_method,
+    higher_is_better,
+    marked,
+    methods_of,
+    title_of,
+)
+
+from cafedcl.compare.results import ResultRow, by_setting, scores
+
+LEADERS = ("server.balanced", "own.client_mean", "server.client_std", "own.client_std")
+"""What methods are compared by. Where the test set is balanced, balanced accuracy is accuracy."""
+SHOWN = (*LEADERS, "own.prior_mean", "server.accuracy")
+
+
+def means_of(records: Sequence[ResultRow], score: str) -> dict[str, float]:
+    """Return the mean over seeds of every federated method that has this score.
+
+    Training without federation, or on all data in one place, is a reference and never ranked.
+    """
+    found = {
+        name: scores(records, name, score) for name in methods_of(records) if name not in REFERENCES
+    }
+    return {name: mean(its.values()) for name, its in found.items() if its}
+
+
+def settings_table(records: Sequence[ResultRow]) -> str:
+    """Return a table per score: methods × settings, the best of each setting in bold."""
+    settings = list(by_setting(records))
+    text = ""
+    for score in SHOWN:
+        columns = [marked(by_method(mine), [score]) for _, mine in settings]
+        lines = [
+            [f"`{name}`", *(column.get(name, ["–"])[0] for column in columns)]
+            for name in methods_of(records)
+        ]
+        text += f"**{title_of(score)}**\n\n"
+        text += rows_text(["method", *(setting for setting, _ in settings)], lines)
+    return text
+
+
+def leaders_table(records: Sequence[ResultRow]) -> str:
+    """Return, per setting and score: `cafedcl:best`, its rank, and the best rival.
+
+    With enough seeds, the p-value of their difference follows, corrected by Holm over all settings.
+    """
+    ours = OURS[-1]
+    settings = [(name, mine) for name, mine in by_setting(records) if ours in methods_of(mine)]
+    lines = [[f"`{name}`"] for name, _ in settings]
+    for score in LEADERS:
+        sign = 1 if higher_is_better(score) else -1
+        texts = []
+        tests = []
+        for _, mine in settings:
+            found = means_of(mine, score)
+            rivals = {name: it for name, it in found.items() if base_of(name) != base_of(ours)}
+            if ours not in found or not rivals:
+                texts.append("–")
+                tests.append(None)
+                continue
+            best = max(rivals, key=lambda name: sign * rivals[name])
+            rank = 1 + sum(sign * it > sign * found[ours] for it in rivals.values())
+            texts.append(
+                f"{found[ours]:.1f} ({rank} of {len(rivals) + 1}); `{best}` {rivals[best]:.1f}"
+            )
+            test = compared(scores(mine, ours, score), scores(mine, best, score))
+            tests.append(None if test is None else test[2])
+        for line, text, p in zip(lines, texts, holm(tests), strict=True):
+            line.append(text if p is None else f"{text}; p {number(p)}")
+    return rows_text(["setting", *map(title_of, LEADERS)], lines)
+
+
+def missing_text(records: Sequence[ResultRow]) -> str:
+    """Return which methods are not there in which settings; empty if none is missing."""
+    wanted = methods_of(records)
+    parts = []
+    for setting, mine in by_setting(records):
+        absent = [f"`{name}`" for name in wanted if name not in methods_of(mine)]
+        if absent:
+            parts.append(f"{setting}: {', '.join(absent)}")
+    return f"Not finished: {'; '.join(parts)}.\n\n" if parts else ""
