@@ -70,7 +70,7 @@ def measure_many(case: str, rounds: int, device: str) -> dict[str, Any]:
         folder = RunFolder.create(Path(home) / "run")
         recorder = Recorder(folder)
         recorder.begin(federation, [])
-        federation.watchers = [recorder]
+        federation.callbacks = [recorder]
         setup_s = time.perf_counter() - began
         sizes = []
         seconds = []

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from cafedcl.compare.run import SweepResult
     from cafedcl.config.sections import Config
     from cafedcl.core.errors import CafedclError
+    from cafedcl.federation.callback import Callback, Record
     from cafedcl.federation.result import Run
     from cafedcl.federation.rounds import Federation
     from cafedcl.federation.runs import load
-    from cafedcl.federation.watcher import Record, Watcher
     from cafedcl.task.resolve import resolve
 
 __all__ = [
     "CafedclError",
+    "Callback",
     "ComparisonResult",
     "Config",
     "Federation",
     "Record",
     "Run",
     "SweepResult",
-    "Watcher",
     "__version__",
     "compare",
     "export",
@@ -53,10 +53,10 @@ _HOME = {
     "ComparisonResult": "compare.python",
     "Config": "config.sections",
     "Federation": "federation.rounds",
-    "Record": "federation.watcher",
+    "Record": "federation.callback",
     "Run": "federation.result",
     "SweepResult": "compare.run",
-    "Watcher": "federation.watcher",
+    "Callback": "federation.callback",
     "load": "federation.runs",
     "resolve": "task.resolve",
     "resume": "api",

@@ -10,12 +10,12 @@ from cafedcl.config.sections import Config, full_name
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.federation import runs
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.result import Run
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import load
-from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import gather
-from cafedcl.terminal.notebook import notebook_watchers
+from cafedcl.terminal.notebook import notebook_callbacks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,19 +29,19 @@ def run(
     *,
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
-    watchers: Sequence[Watcher] | None = None,
+    callbacks: Sequence[Callback] | None = None,
     **flags: Unpack[RunFlags],
 ) -> Run:
     """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
 
-    In a notebook, progress is shown unless ``watchers`` are given; with ``watchers=[]`` nothing is.
+    In a notebook, progress is shown unless ``callbacks`` are given; ``callbacks=[]`` shows nothing.
 
     ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
     ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets
     any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
     """
     config = gather(settings=as_words(settings), method=method, data=str(data), **flags)
-    return start(config, out, notebook_watchers() if watchers is None else watchers)
+    return start(config, out, notebook_callbacks() if callbacks is None else callbacks)
 
 
 def as_words(settings: Mapping[str, Any] | None) -> list[str]:
@@ -62,7 +62,7 @@ def check_name(argument: str, name: str) -> None:
 def start(
     config: Config,
     out: str | Path | None,
-    watchers: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     command: Sequence[str] = (),
 ) -> Run:
     """Run a resolved config from its first round: on this machine, or simulated on Flower if its
@@ -71,13 +71,13 @@ def start(
     if config.engine.name == "flower":
         from cafedcl.deploy.simulate import simulate
 
-        return simulate(config, out, watchers)
-    return runs.start(config, out, watchers, command)
+        return simulate(config, out, callbacks)
+    return runs.start(config, out, callbacks, command)
 
 
 def resume(
     path: str | Path,
-    watchers: Sequence[Watcher] | None = None,
+    callbacks: Sequence[Callback] | None = None,
     warn: Callable[[str], None] = print,
     settings: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -88,15 +88,15 @@ def resume(
     run is computed and stored (``engine.…``, ``store.…``).
     """
     folder = RunFolder.open(path)
-    if watchers is None:
-        watchers = notebook_watchers()
+    if callbacks is None:
+        callbacks = notebook_callbacks()
     if settings:
         runs.change_config(folder, as_words(settings))
     if folder.config().engine.name == "flower":
         from cafedcl.deploy.simulate import resume_on_flower
 
-        return resume_on_flower(folder, watchers)
-    return runs.resume(path, watchers, warn)
+        return resume_on_flower(folder, callbacks)
+    return runs.resume(path, callbacks, warn)
 
 
 def export(
@@ -141,7 +141,7 @@ def split(
     settings: Mapping[str, Any] | None = None,
     **flags: Unpack[RunFlags],
 ) -> "pd.DataFrame":
-    """Return how a split deals training images: a row per client and a column per class.
+    """Return how a split assigns training images: a row per client and a column per class.
 
     ``how`` is as on the command line: ``dirichlet:0.1``, ``pathological:2,ir=10`` and so on.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cafedcl.cli import run as cli
-from cafedcl.federation.watcher import Watcher
+from cafedcl.federation.callback import Callback
 from cafedcl.terminal.progress import LiveProgress
 
 SCREEN = Console(
@@ -20,7 +20,7 @@ SCREEN = Console(
 
 
 @contextmanager
-def last_frame(*_: object) -> Iterator[list[Watcher]]:
+def last_frame(*_: object) -> Iterator[list[Callback]]:
     """Draw only the last frame of the live view."""
     progress = LiveProgress(SCREEN)
     yield [progress]

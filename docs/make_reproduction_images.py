@@ -74,7 +74,7 @@ FARTHEST = 16
 BEST = "cafedcl:best"
 REFERENCES = ("local", "central")
 LEADERS = (("#009E73", "s"), ("#8F72D8", "^"), ("#B8477A", "v"), ("#A5673F", "P"))
-"""Colours and markers of rivals that lead in a setting: the styles by name are too much alike."""
+"""Colours and markers of baselines that lead in a setting: styles by name are too much alike."""
 
 Records = Sequence[ResultRow]
 Make = Callable[[Records], Figure]

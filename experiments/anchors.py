@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from cafedcl.core.environment import environment
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
 READINGS: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ IMAGES = 5000
 EPOCHS = 2
 
 
-class AnchorRecorder(Watcher):
+class AnchorRecorder(Callback):
     """Records how close the anchors are, and the accuracy, after every round."""
 
     def __init__(self) -> None:

@@ -31,8 +31,8 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.data.shards import ClientRows
 from cafedcl.engine.base import Results
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models.base import Network
 from cafedcl.task.build import prepare
@@ -111,7 +111,7 @@ class SometimesCorrupted(ReferenceEngine):
                 yield self.attempt(job)
 
 
-class LoopRecorder(Watcher):
+class LoopRecorder(Callback):
     """Records the bias loop and the accuracy of every round."""
 
     def __init__(self) -> None:

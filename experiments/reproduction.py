@@ -31,10 +31,10 @@ from reproduction_paper import (
 from reproduction_tables import (
     BALANCED,
     ablation_table,
+    baselines_table,
     claims_table,
     methods_table,
     ranks_table,
-    rivals_table,
     sensitivity_table,
     skin_table,
     tuning_table,
@@ -82,9 +82,9 @@ def in_short(table: Callable[[Sequence[ResultRow]], str], result: Mapping[str, A
 
 KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "methods": partial(of_runs, methods_table),
-    "tests": partial(of_runs, rivals_table),
+    "tests": partial(of_runs, baselines_table),
     "claims": partial(of_runs, claims_table),
-    "balanced-tests": partial(of_runs, partial(rivals_table, tested=BALANCED)),
+    "balanced-tests": partial(of_runs, partial(baselines_table, tested=BALANCED)),
     "ablation": partial(of_runs, ablation_table),
     "sensitivity": partial(of_runs, sensitivity_table),
     "skin": partial(of_runs, skin_table),

@@ -50,7 +50,7 @@ def settings_table(records: Sequence[ResultRow]) -> str:
 
 
 def leaders_table(records: Sequence[ResultRow]) -> str:
-    """Return, per setting and score: `cafedcl:best`, its rank, and the best rival.
+    """Return, per setting and score: `cafedcl:best`, its rank, and the best baseline.
 
     With enough seeds, the p-value of their difference follows, corrected by Holm over all settings.
     """
@@ -63,15 +63,16 @@ def leaders_table(records: Sequence[ResultRow]) -> str:
         tests = []
         for _, mine in settings:
             found = means_of(mine, score)
-            rivals = {name: it for name, it in found.items() if base_of(name) != base_of(ours)}
-            if ours not in found or not rivals:
+            baselines = {name: it for name, it in found.items() if base_of(name) != base_of(ours)}
+            if ours not in found or not baselines:
                 texts.append("–")
                 tests.append(None)
                 continue
-            best = max(rivals, key=lambda name: sign * rivals[name])
-            rank = 1 + sum(sign * it > sign * found[ours] for it in rivals.values())
+            best = max(baselines, key=lambda name: sign * baselines[name])
+            rank = 1 + sum(sign * it > sign * found[ours] for it in baselines.values())
             texts.append(
-                f"{found[ours]:.1f} ({rank} of {len(rivals) + 1}); `{best}` {rivals[best]:.1f}"
+                f"{found[ours]:.1f} ({rank} of {len(baselines) + 1}); "
+                f"`{best}` {baselines[best]:.1f}"
             )
             test = compared(scores(mine, ours, score), scores(mine, best, score))
             tests.append(None if test is None else test[2])

@@ -164,20 +164,24 @@ def base_of(method: str) -> str:
     return re.split("[:+]", method)[0]
 
 
-def rivals_table(records: Sequence[ResultRow], tested: Sequence[str] = MAIN) -> str:
+def baselines_table(records: Sequence[ResultRow], tested: Sequence[str] = MAIN) -> str:
     """Return the differences of CAFedCL to every other method, per setting."""
     text = ""
     for setting, mine in by_setting(records):
         there = methods_of(mine)
-        rivals = [name for name in there if name not in REFERENCES and base_of(name) != "cafedcl"]
+        baselines = [
+            name for name in there if name not in REFERENCES and base_of(name) != "cafedcl"
+        ]
         tables = ""
         for ours in (name for name in OURS if name in there):
             known = [
-                rival for rival in rivals if most_shared(mine, ours, rival, tested) >= FEWEST_SEEDS
+                baseline
+                for baseline in baselines
+                if most_shared(mine, ours, baseline, tested) >= FEWEST_SEEDS
             ]
-            few = [f"`{rival}`" for rival in rivals if rival not in known]
+            few = [f"`{baseline}`" for baseline in baselines if baseline not in known]
             if known:
-                tables += differences(mine, [(ours, rival) for rival in known], tested)
+                tables += differences(mine, [(ours, baseline) for baseline in known], tested)
             if few:
                 names = ", ".join(few)
                 tables += f"Fewer than {FEWEST_SEEDS} seeds shared with `{ours}`: {names}.\n\n"
@@ -192,14 +196,14 @@ def claims_table(records: Sequence[ResultRow]) -> str:
     for setting, mine in by_setting(records):
         for score in MAIN:
             higher = higher_is_better(score)
-            rivals = {
+            baselines = {
                 name: scores(mine, name, score)
                 for name in methods_of(mine)
                 if base_of(name) != "cafedcl"
             }
             known = {
                 name: mean(its.values())
-                for name, its in rivals.items()
+                for name, its in baselines.items()
                 if its and name not in REFERENCES
             }
             for ours in OURS:
@@ -210,7 +214,7 @@ def claims_table(records: Sequence[ResultRow]) -> str:
                 ahead = [
                     name for name, value in known.items() if (value > mean(own.values())) == higher
                 ]
-                gap = compared(own, rivals[best])
+                gap = compared(own, baselines[best])
                 difference = "n/a"
                 if gap is not None:
                     difference = f"{gap[0]:+.2f} ± {gap[1]:.2f} ({number(gap[2])})"
@@ -226,7 +230,8 @@ def claims_table(records: Sequence[ResultRow]) -> str:
                     ]
                 )
     return rows_text(
-        ["method, setting", "score", "rank", "best rival", "difference to it (p)", "first?"], lines
+        ["method, setting", "score", "rank", "best baseline", "difference to it (p)", "first?"],
+        lines,
     )
 
 

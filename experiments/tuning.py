@@ -363,6 +363,8 @@ def main(words: Sequence[str] | None = None) -> None:
             end(tune(arguments), "run the same command again to retry them")
     except CafedclError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(0)
 
 

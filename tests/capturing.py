@@ -12,8 +12,8 @@ from cafedcl.config.sections import EngineOptions
 from cafedcl.core.contract import Down, Job, Reply, Up
 from cafedcl.core.tensors import MODEL, Tensors, prefixed, under, without
 from cafedcl.engine.cuda.engine import CudaEngine
+from cafedcl.federation.callback import Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record
 from cafedcl.methods.fedavg import FedAvg
 
 Tiny = Callable[..., Federation]

@@ -8,8 +8,8 @@ from cafedcl.compare.jobs import DeviceShare, RunOutcome, RunSpec
 from cafedcl.compare.plan import Comparison
 from cafedcl.compare.pool import Pool, View, polite, run_all
 from cafedcl.compare.processes import LocalLauncher
+from cafedcl.federation.callback import Record
 from cafedcl.federation.metrics_file import MetricsLine
-from cafedcl.federation.watcher import Record
 from cafedcl.functional.ranking import RANKED
 
 Notes = Callable[[], list[list[Any]]]

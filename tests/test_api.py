@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import cafedcl
-from cafedcl import CafedclError, Federation, Record, Watcher
+from cafedcl import CafedclError, Callback, Federation, Record
 from cafedcl.data import Dataset
 from cafedcl.federation.predictions import as_images
 from cafedcl.federation.result import Run
@@ -30,7 +30,7 @@ def test_the_package_exports_exactly_these_names() -> None:
         "Record",
         "Run",
         "SweepResult",
-        "Watcher",
+        "Callback",
         "__version__",
         "compare",
         "export",
@@ -103,7 +103,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
 def test_a_federation_can_be_stepped_and_watched() -> None:
     seen: list[int] = []
 
-    class Count(Watcher):
+    class Count(Callback):
         def round_done(self, federation: Federation, record: Record) -> None:
             seen.append(record.round)
 

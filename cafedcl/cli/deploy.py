@@ -245,8 +245,8 @@ def run(
     chosen = gather(file, settings=words, **flags)
     name = slug(chosen.method.name, keep=".-")
     path = out or new_folder(f"{name}-deployed-s{chosen.run.seed}")
-    with watching(quiet, as_json) as watchers, resumable(path):
-        finished = place.run(chosen, path, watchers)
+    with watching(quiet, as_json) as callbacks, resumable(path):
+        finished = place.run(chosen, path, callbacks)
     conclude(finished, quiet or as_json)
 
 

@@ -56,8 +56,8 @@ def run(
     chosen = gather(config, settings=settings or [], **flags)
     words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
     path = out or new_folder("-".join(slug(word, keep=".") for word in words))
-    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path):
-        finished = api.start(chosen, path, [*watchers, *logs], ["cafedcl", *sys.argv[1:]])
+    with logging(log, path) as logs, watching(quiet, as_json) as callbacks, resumable(path):
+        finished = api.start(chosen, path, [*callbacks, *logs], ["cafedcl", *sys.argv[1:]])
     conclude(finished, quiet or as_json)
 
 
@@ -96,8 +96,8 @@ def resume(
         if not quiet:
             print(printable(f"{path}: already finished; `cafedcl show {path}`"))
         return
-    with logging(log, path) as logs, watching(quiet, as_json) as watchers, resumable(path, True):
-        finished = api.resume(path, [*watchers, *logs], warn)
+    with logging(log, path) as logs, watching(quiet, as_json) as callbacks, resumable(path, True):
+        finished = api.resume(path, [*callbacks, *logs], warn)
     conclude(finished, quiet or as_json)
 
 
@@ -134,8 +134,8 @@ def demo(
         path = folder / config.method.name
         if not screen.is_terminal:  # the live view shows the name itself
             print(printable(f"{config.method.name}:"))
-        with watching(False, False) as watchers, resumable(path):
-            finished.append(api.start(config, path, watchers, ["cafedcl", "demo"]))
+        with watching(False, False) as callbacks, resumable(path):
+            finished.append(api.start(config, path, callbacks, ["cafedcl", "demo"]))
         screen.print()
     screen.print(
         comparison_table([(run.config.method.name, run.records) for run in finished], screen.width)

@@ -18,10 +18,10 @@ from cafedcl.terminal.console import console
 from cafedcl.terminal.waiting import silent_steps
 
 if TYPE_CHECKING:
+    from cafedcl.federation.callback import Callback
     from cafedcl.federation.metrics_file import MetricsLine
     from cafedcl.federation.result import Run
     from cafedcl.federation.run_folder import RunFolder
-    from cafedcl.federation.watcher import Watcher
 
 
 def warn(message: str) -> None:
@@ -97,8 +97,8 @@ def _print_result(finished: "Run", path: Path) -> None:
 
 
 @contextmanager
-def logging(names: list[str] | None, path: Path) -> "Iterator[list[Watcher]]":
-    """Yield the watchers that log a run to TensorBoard or MLflow."""
+def logging(names: list[str] | None, path: Path) -> "Iterator[list[Callback]]":
+    """Yield the callbacks that log a run to TensorBoard or MLflow."""
     if not names:
         yield []
         return
@@ -109,8 +109,8 @@ def logging(names: list[str] | None, path: Path) -> "Iterator[list[Watcher]]":
 
 
 @contextmanager
-def watching(quiet: bool, as_json: bool) -> "Iterator[list[Watcher]]":
-    """Yield the watchers that show progress: live, as plain lines or as JSON."""
+def watching(quiet: bool, as_json: bool) -> "Iterator[list[Callback]]":
+    """Yield the callbacks that show progress: live, as plain lines or as JSON."""
     from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress, Warnings
 
     screen = console()

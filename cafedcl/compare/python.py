@@ -110,8 +110,7 @@ def compare(
             flags={"model": model, "clients": clients, "rounds": rounds},
             settings=as_words(settings),
         )
-    with interruptible():
-        outcomes = run_comparison(plan, Path(out), Means(jobs, devices, None, quiet))
+    outcomes = run_comparison(plan, Path(out), Means(jobs, devices, None, quiet))
     check(outcomes)
     return ComparisonResult(score_table(read_runs([out])))
 
@@ -176,8 +175,7 @@ def sweep(
             seeds=whole_number("seeds", seeds),
             first_seed=whole_number("first_seed", first_seed),
         )
-    with interruptible():
-        result = run_sweep(plan, Path(out), tune, Means(jobs, devices, None, quiet))
+    result = run_sweep(plan, Path(out), tune, Means(jobs, devices, None, quiet))
     if plan.grid:
         check(result.outcomes)
     return result
@@ -230,15 +228,6 @@ def in_python_words() -> Iterator[None]:
             str(error),
         )
         raise CafedclError(text) from None
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let an interrupt end a notebook's cell, where the command line would exit."""
-    try:
-        yield
-    except SystemExit as end:
-        raise KeyboardInterrupt from end
 
 
 def check(outcomes: Sequence[RunOutcome]) -> None:

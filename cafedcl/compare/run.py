@@ -181,7 +181,7 @@ def scheduled(
                 yield pool
     except KeyboardInterrupt:
         print(printable(f"\ninterrupted; saved. Resume with: {on}"), file=sys.stderr)
-        raise SystemExit(130) from None
+        raise
 
 
 def fetch_data(tables: Sequence[Tables]) -> None:

@@ -167,7 +167,7 @@ class EngineOptions:
     )
     gpus: int = option(
         1,
-        "cuda: number of GPUs that clients are dealt to, beginning with engine.device",
+        "cuda: number of GPUs that clients are assigned to, beginning with engine.device",
         low=1,
         high=1024,
     )

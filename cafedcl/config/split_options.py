@@ -27,14 +27,14 @@ OWN_OPTIONS = {
     "file": ("file",),
 }
 """The options of each split that not every split has."""
-DEALT_OPTIONS = ("ir", "tail", "validation")
-"""The options of every split but ``file``, whose images were dealt before."""
+SHARED_OPTIONS = ("ir", "tail", "validation")
+"""The options of every split but ``file``, whose images were assigned before."""
 
 
 def used_options(kind: str) -> set[str]:
     """Return the names of the options that a kind of split uses."""
-    dealt = () if kind == "file" else DEALT_OPTIONS
-    return {"kind", *OWN_OPTIONS[kind], *dealt}
+    assigned = () if kind == "file" else SHARED_OPTIONS
+    return {"kind", *OWN_OPTIONS[kind], *assigned}
 
 
 @dataclass(frozen=True)

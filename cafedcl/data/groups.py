@@ -1,7 +1,7 @@
 """Groups of images that belong together, such as all images of a patient.
 
-A split deals and holds out whole groups. Every group is then one unit, with one label: the class
-of its images that is rarest in the data, so that rare classes are dealt and held out evenly.
+A split assigns and holds out whole groups. Every group is then one unit, with one label: the class
+of its images that is rarest in the data, so that rare classes are assigned and held out evenly.
 """
 
 import numpy as np

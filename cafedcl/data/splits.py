@@ -23,7 +23,7 @@ BLOCK = 1_000_000
 
 @dataclass(frozen=True)
 class SplitWords:
-    """What messages call that which is dealt: images or groups, classes and clients."""
+    """What messages call that which is assigned: images or groups, classes and clients."""
 
     units: str = "images"
     classes: Sequence[str] = ()
@@ -263,8 +263,8 @@ def split(
     if len(group) and not len(born):
         unit, unit_labels = to_units(y[kept], group[kept])
         grouped = replace(words, units="groups")
-        dealt = assign_clients(unit_labels, born, classes, clients, options, seed, grouped)
-        owner[kept] = dealt[unit]
+        assigned = assign_clients(unit_labels, born, classes, clients, options, seed, grouped)
+        owner[kept] = assigned[unit]
     else:
         owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed, words)
     rest, test = _separate(y, owner, test_share, seed, "test part", group)

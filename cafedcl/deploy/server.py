@@ -35,8 +35,8 @@ from cafedcl.deploy.superlink import Address, start_superlink
 
 if TYPE_CHECKING:
     from cafedcl.deploy.flower.control import Control
+    from cafedcl.federation.callback import Callback
     from cafedcl.federation.result import Run
-    from cafedcl.federation.watcher import Watcher
 
 NOTICE_DAYS = 60
 """A server says so when its certificate expires within this time."""
@@ -217,7 +217,7 @@ class Server:
             for run in self.control.runs()
         ]
 
-    def run(self, config: Config | None, path: Path, watchers: "Sequence[Watcher]") -> "Run":
+    def run(self, config: Config | None, path: Path, callbacks: "Sequence[Callback]") -> "Run":
         """Run a config at the sites; without a config, resume the run at ``path``."""
         # Only whoever computes a run needs PyTorch; the server itself starts without it.
         from cafedcl.deploy.flower.server_task import conduct
@@ -236,7 +236,7 @@ class Server:
             lambda: submit_app(self.control, self.home),
             config,
             path,
-            watchers,
+            callbacks,
         )
 
     def check(self) -> None:

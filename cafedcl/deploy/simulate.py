@@ -14,12 +14,12 @@ from cafedcl.deploy.server import Server
 from cafedcl.deploy.submit import submit
 from cafedcl.deploy.superlink import Address, free_port, start_superlink
 from cafedcl.federation import runs
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.result import Run
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Watcher
 
 
-def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]) -> Run:
+def simulate(config: Config, out: str | Path | None, callbacks: Sequence[Callback]) -> Run:
     """Run a config with its clients as Flower's simulated nodes."""
     if config.at_sites:
         raise CafedclError("data.name = sites: a simulation has no sites; use `cafedcl deploy run`")
@@ -30,21 +30,21 @@ def simulate(config: Config, out: str | Path | None, watchers: Sequence[Watcher]
         )
     if out is None:
         with tempfile.TemporaryDirectory(prefix="cafedcl-") as folder:
-            return replace(simulate(config, folder, watchers), path=None)
+            return replace(simulate(config, folder, callbacks), path=None)
     RunFolder.create(out).unlock()
-    return _run_simulation(config, Path(out), watchers, config.federation.clients_wanted)
+    return _run_simulation(config, Path(out), callbacks, config.federation.clients_wanted)
 
 
-def resume_on_flower(folder: RunFolder, watchers: Sequence[Watcher]) -> Run:
+def resume_on_flower(folder: RunFolder, callbacks: Sequence[Callback]) -> Run:
     """Resume a Flower run where it ran: in its deployment or as a simulation."""
     deployment = folder.environment().get("flower", {}).get("deployment")
     if deployment:
-        return Server.of(Path(deployment)).run(None, folder.path, watchers)
-    return _run_simulation(None, folder.path, watchers, folder.config().federation.clients)
+        return Server.of(Path(deployment)).run(None, folder.path, callbacks)
+    return _run_simulation(None, folder.path, callbacks, folder.config().federation.clients)
 
 
 def _run_simulation(
-    config: Config | None, path: Path, watchers: Sequence[Watcher], clients: int
+    config: Config | None, path: Path, callbacks: Sequence[Callback], clients: int
 ) -> Run:
     require_flower()
     optional("ray", FLOWER, "a simulation on Flower")
@@ -58,7 +58,7 @@ def _run_simulation(
         )
         try:
             nodes = {"num_supernodes": clients, "client_resources_num_cpus": 1}
-            submit(Control(address), home, config, path, watchers, nodes)
+            submit(Control(address), home, config, path, callbacks, nodes)
         finally:
             process.stop()
     return runs.load(path)

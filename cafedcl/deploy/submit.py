@@ -10,11 +10,11 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Failure
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.app import write_app
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.journal import NAME as JOURNAL
 from cafedcl.federation.journal import follow
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Record, Watcher
 
 if TYPE_CHECKING:
     from cafedcl.deploy.flower.control import Control
@@ -25,7 +25,7 @@ POLL_PERIOD = 20.0
 
 
 class FollowedRun:
-    """The attributes of a federation that watchers use, read from another process's run folder."""
+    """The attributes of a federation that callbacks use, read from another process's run folder."""
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self.config = config
@@ -34,20 +34,20 @@ class FollowedRun:
         self.history: list[Record] = []
         self.round = 0
 
-    def notify(self, watchers: Sequence[Watcher], event: Mapping[str, Any]) -> None:
-        """Pass an event of the journal to the watchers."""
+    def notify(self, callbacks: Sequence[Callback], event: Mapping[str, Any]) -> None:
+        """Pass an event of the journal to the callbacks."""
         federation = cast(Federation, self)
         kind = event["event"]
-        for watcher in watchers:
+        for callback in callbacks:
             if kind == "notice":
-                watcher.noticed(federation, event["message"])
+                callback.noticed(federation, event["message"])
             elif kind == "client":
                 failure = Failure(event["client"], event["failure"]) if event["failure"] else None
-                watcher.client_done(federation, event["client"], failure)
+                callback.client_done(federation, event["client"], failure)
             elif kind == "round":
-                watcher.round_began(federation, event["clients"])
+                callback.round_began(federation, event["clients"])
             elif kind == "done":
-                watcher.round_done(federation, self.history[-1])
+                callback.round_done(federation, self.history[-1])
 
     def catch_up(self, event: Mapping[str, Any]) -> None:
         """Read the run folder's records up to an event."""
@@ -64,7 +64,7 @@ def submit(
     home: Path,
     config: Config | None,
     path: Path,
-    watchers: Sequence[Watcher],
+    callbacks: Sequence[Callback],
     simulation: Mapping[str, Any],
 ) -> None:
     """Submit a simulation to a SuperLink and follow it to its end.
@@ -88,7 +88,7 @@ def submit(
     try:
         for event in follow(path, ActivityCheck(control, number)):
             followed.catch_up(event)
-            followed.notify(watchers, event)
+            followed.notify(callbacks, event)
             if event["event"] == "end":
                 error = event["error"]
     except BaseException:

@@ -1,1 +1,1 @@
-"""The round loop, the run folder it is recorded in, and the watchers of a run."""
+"""The round loop, the run folder it is recorded in, and the callbacks of a run."""

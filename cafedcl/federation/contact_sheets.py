@@ -11,8 +11,8 @@ from cafedcl.core.contract import TICKET, Down, Job
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import AUGMENT, Tensors
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 
 IMAGES_PER_ROW = 8
 MOST_CLASSES = 12
@@ -28,7 +28,7 @@ INK = (20, 20, 20)
 FAINT = (120, 120, 120)
 
 
-class ContactSheets(Watcher):
+class ContactSheets(Callback):
     """Writes a sheet when a client first gets synthetic images, and when its generator changes."""
 
     def __init__(self, folder: Path) -> None:

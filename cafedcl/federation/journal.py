@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.core.contract import Failure
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 
 NAME = "events.jsonl"
 
 
-class Journal(Watcher):
+class Journal(Callback):
     """Appends events to RUN/events.jsonl: notices, rounds, replies and failures, and the end."""
 
     def __init__(self, path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import optional
 from cafedcl.core.printable import printable
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 
 LOGS = ("tensorboard", "mlflow")
 MLFLOW_FILE = "mlflow.json"
@@ -46,7 +46,7 @@ def parameters(tables: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-class TensorBoardLog(Watcher):
+class TensorBoardLog(Callback):
     """Writes RUN/tensorboard, for `tensorboard --logdir`; a resumed run replaces its rounds."""
 
     def __init__(self, path: str | Path) -> None:
@@ -73,7 +73,7 @@ class TensorBoardLog(Watcher):
             self.writer.close()
 
 
-class MlflowLog(Watcher):
+class MlflowLog(Callback):
     """Writes to MLflow: at MLFLOW_TRACKING_URI or MLflow's default, in the experiment `cafedcl`.
 
     MLFLOW_EXPERIMENT_NAME names another experiment. An error of MLflow before the first round stops
@@ -151,12 +151,12 @@ class MlflowLog(Watcher):
 
 
 @contextmanager
-def logging_to(names: Sequence[str], path: str | Path) -> Iterator[list[Watcher]]:
-    """Give the watchers of ``--log``, and close them afterwards; ``path`` is the run folder."""
+def logging_to(names: Sequence[str], path: str | Path) -> Iterator[list[Callback]]:
+    """Give the callbacks of ``--log``, and close them afterwards; ``path`` is the run folder."""
     for name in names:
         if name not in LOGS:
             raise CafedclError(f"--log {name}: there is no such log; {nearest(name, list(LOGS))}")
-    makers: dict[str, Callable[[str | Path], AbstractContextManager[Watcher]]] = {
+    makers: dict[str, Callable[[str | Path], AbstractContextManager[Callback]]] = {
         "tensorboard": TensorBoardLog,
         "mlflow": MlflowLog,
     }

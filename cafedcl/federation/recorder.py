@@ -12,17 +12,17 @@ from cafedcl.config.sections import Config
 from cafedcl.core.environment import environment
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import pack
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, RunFolder
 from cafedcl.federation.sparse_writing import without_empty_rows
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.models.pretrained import PretrainedEncoder
 
 CHECKPOINTS_KEPT = 2
 
 
-class Recorder(Watcher):
+class Recorder(Callback):
     """Keeps the run folder of a federation up to date."""
 
     def __init__(self, folder: RunFolder) -> None:

@@ -28,6 +28,7 @@ from cafedcl.engine.base import Engine, Sites
 from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import memories_of
 from cafedcl.federation.client_privacy import ClientPrivacy, PrivateAggregator
 from cafedcl.federation.clock import Clock
@@ -43,7 +44,6 @@ from cafedcl.federation.replies import (
     make_validator,
 )
 from cafedcl.federation.server_optimizer import ServerOptimizer
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.metrics import Evaluator, Scores
 from cafedcl.functional.reply_check import Kind, all_finite, mismatch
 from cafedcl.methods.base import Aggregator
@@ -59,7 +59,7 @@ class Federation:
     def __init__(
         self,
         config: Config | Setup,
-        watchers: Sequence[Watcher] = (),
+        callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
     ) -> None:
         setup = prepare(config) if isinstance(config, Config) else config
@@ -71,7 +71,7 @@ class Federation:
         self.server = ServerOptimizer(self.config.server, self.task)
         self.defence = Defence(self.config.defence, self.task)
         self.privacy = make_privacy(self.config, self.task)
-        self.watchers = list(watchers)
+        self.callbacks = list(callbacks)
         self.notices: list[str] = []
         """What differs from what was asked for since the federation was made."""
         self.engine = engine or choose_engine(setup, self.notice)
@@ -120,7 +120,7 @@ class Federation:
         return self.privacy.is_exhausted_by(self.state, 1)
 
     def run(self) -> list[Record]:
-        """Step until the last round, or until a watcher raises StopIteration."""
+        """Step until the last round, or until a callback raises StopIteration."""
         with suppress(StopIteration):
             self.notify("began")
             while not self.finished:
@@ -320,7 +320,7 @@ class Federation:
         return not self.method.pooled and self.is_due(round, self.config.evaluate.own_every)
 
     def commit(self, state: Tensors, own: Tensors, replies: list[Reply], record: Record) -> None:
-        """Make a round's results the federation's own, and tell the watchers."""
+        """Make a round's results the federation's own, and tell the callbacks."""
         self.memories |= {reply.up.client: reply.memory for reply in replies}
         self.state = state
         self.own = own
@@ -335,16 +335,16 @@ class Federation:
         self.notify("round_done", record)
 
     def notice(self, message: str) -> None:
-        """Tell that something differs from what was asked for: the watchers, or standard error."""
+        """Tell that something differs from what was asked for: the callbacks, or standard error."""
         self.notices.append(message)
         self.notify("noticed", message)
-        if not self.watchers:
+        if not self.callbacks:
             print(printable(f"warning: {message}"), file=sys.stderr)
 
     def notify(self, event: str, *details: Any) -> None:
-        """Let every watcher see an event."""
-        for watcher in self.watchers:
-            getattr(watcher, event)(self, *details)
+        """Let every callback see an event."""
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *details)
 
     def snapshot(self) -> tuple[Tensors, Header]:
         """Return all that is needed to go on from here."""

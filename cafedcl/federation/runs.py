@@ -13,6 +13,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import Tensors, moved, under, unpack
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint, memories_of
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.final_scores import check_calibrations
@@ -22,31 +23,30 @@ from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.sparse_writing import whole_tables
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
-FederationFactory = Callable[[Config, Sequence[Watcher], RunFolder | None], Federation]
+FederationFactory = Callable[[Config, Sequence[Callback], RunFolder | None], Federation]
 """Makes the federation of a config; for a run that is resumed, it also gets the run folder."""
 
 
-def here(config: Config, watchers: Sequence[Watcher], _: RunFolder | None) -> Federation:
+def here(config: Config, callbacks: Sequence[Callback], _: RunFolder | None) -> Federation:
     """Make a federation whose clients are on this machine."""
-    return Federation(config, watchers)
+    return Federation(config, callbacks)
 
 
 def start(
     config: Config,
     out: str | Path | None,
-    watchers: Sequence[Watcher],
+    callbacks: Sequence[Callback],
     command: Sequence[str] = (),
     host: FederationFactory = here,
 ) -> Run:
     """Run a resolved config from its first round."""
     if out is None:
-        with host(config, watchers, None) as federation:
+        with host(config, callbacks, None) as federation:
             federation.run()
             return _result(federation, None)
-    federation = host(config, watchers, None)
+    federation = host(config, callbacks, None)
     folder = RunFolder.create(out)
     try:
         recorder = Recorder(folder)
@@ -58,7 +58,7 @@ def start(
 
 def resume(
     path: str | Path,
-    watchers: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     warn: Callable[[str], None] = print,
     host: FederationFactory = here,
 ) -> Run:
@@ -75,7 +75,7 @@ def resume(
             saved.check_version(config, folder.path)
             if metrics.problem:
                 warn(f"{metrics.problem}; the rounds after round {saved.round} are trained again")
-        federation = host(config, watchers, folder)
+        federation = host(config, callbacks, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
         torch_version = package_version("torch")
         if made_with not in (None, torch_version):
@@ -192,14 +192,14 @@ def _check_data(federation: Federation, folder: RunFolder) -> None:
 def _run_to_end(federation: Federation, recorder: Recorder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
     with federation:
-        federation.watchers[:0] = [recorder, ContactSheets(recorder.path / "samples")]
+        federation.callbacks[:0] = [recorder, ContactSheets(recorder.path / "samples")]
         try:
             federation.run()
         except KeyboardInterrupt:
             recorder.save(federation)
             raise
         if not federation.finished:
-            # A watcher has stopped the run early.
+            # A callback has stopped the run early.
             recorder.save(federation)
         return _result(federation, recorder.path)
 

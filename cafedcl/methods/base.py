@@ -35,7 +35,7 @@ class Method:
     predicts: ClassVar[str] = "classifier head"
     """How a class is predicted, in a few words."""
     pooled: ClassVar[bool] = False
-    """Whether one client has all data (the `central` reference row)."""
+    """Whether one client has all data (`central`)."""
     personal: ClassVar[str] = ""
     """A regular expression: weights whose whole name matches stay with their client."""
     serves: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The reference row with all data in one place."""
+"""A reference for federated methods: all data in one place."""
 
 from cafedcl.methods.fedavg import FedAvg
 
@@ -7,7 +7,7 @@ class Central(FedAvg):
     """FedAvg with one client that has all data, in batches of an average client's size."""
 
     name = "central"
-    paper = "reference row: all data pooled"
+    paper = "reference: all data pooled"
     year = 2017
     travels = "data"
     pooled = True

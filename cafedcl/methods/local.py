@@ -1,4 +1,4 @@
-"""The reference row without a federation: every client trains alone."""
+"""A reference for federated methods: every client trains alone."""
 
 from cafedcl.methods.fedavg import FedAvg
 
@@ -7,7 +7,7 @@ class Local(FedAvg):
     """FedAvg's objective; nothing travels, and every weight stays with its client."""
 
     name = "local"
-    paper = "reference row: no federation"
+    paper = "reference: no federation"
     year = 2017
     travels = "nothing"
     personal = ".*"

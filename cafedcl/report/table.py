@@ -75,7 +75,7 @@ class PairedComparison:
     """A paired test of the best method against the best other method, on the seeds they share."""
 
     best: str
-    rival: str
+    runner_up: str
     seeds: int
     difference: float
     """Mean difference, in percentage points."""
@@ -89,7 +89,7 @@ class PairedComparison:
     @property
     def text(self) -> str:
         """The comparison in one line."""
-        head = f"{self.best} against {self.rival}: {self.difference:+.2f} points{self.of}"
+        head = f"{self.best} against {self.runner_up}: {self.difference:+.2f} points{self.of}"
         if self.missing:
             return f"{head}; {self.missing}"
         p_values = {"paired t-test": self.t, "Wilcoxon signed-rank test": self.wilcoxon}
@@ -306,22 +306,22 @@ def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedCompar
     if len(ordered) < 2:
         return None
     best = ordered[0]
-    rival = next((row for row in ordered if row.base != best.base), ordered[1])
+    runner_up = next((row for row in ordered if row.base != best.base), ordered[1])
     ours = scores[best.label]
-    theirs = scores[rival.label]
+    theirs = scores[runner_up.label]
     differences = [100 * gap for gap in paired(ours, theirs)]
     if len(differences) < 2:
         gap = 100 * (mean(ours.values()) - mean(theirs.values()))
         return PairedComparison(
             best.label,
-            rival.label,
+            runner_up.label,
             len(differences),
             gap,
             of,
             missing="significance needs two shared seeds",
         )
     return PairedComparison(
-        best.label, rival.label, len(differences), mean(differences), of, *p_values(differences)
+        best.label, runner_up.label, len(differences), mean(differences), of, *p_values(differences)
     )
 
 

@@ -101,15 +101,15 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     model = config.model
     engine = config.engine
     source = config.data
-    dealt = config.split
+    split = config.split
     if source.name != SITES and is_own(source.name):
         source = replace(source, name=str(Path(source.name).resolve()))
     if source.test and is_own(source.test):
         source = replace(source, test=str(Path(source.test).resolve()))
     if source.dir:
         source = replace(source, dir=str(Path(source.dir).expanduser().resolve()))
-    if dealt.file:
-        dealt = replace(dealt, file=str(Path(dealt.file).resolve()))
+    if split.file:
+        split = replace(split, file=str(Path(split.file).resolve()))
     if model.weights:
         model = replace(model, weights=str(Path(model.weights).expanduser().resolve()))
     place = Path(model.name.partition(":")[2]).expanduser()
@@ -122,7 +122,7 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     engine = settle_engine(engine, device)
     engine = replace(engine, device=str(device))
     release = config.release.settled(own_data=config.at_sites)
-    return replace(config, model=model, engine=engine, data=source, split=dealt, release=release)
+    return replace(config, model=model, engine=engine, data=source, split=split, release=release)
 
 
 def settle_engine(engine: EngineOptions, device: torch.device) -> EngineOptions:
@@ -150,7 +150,7 @@ def settle_engine(engine: EngineOptions, device: torch.device) -> EngineOptions:
 
 
 def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
-    """Deal the images; a split with clients of its own (natural, or from a file) decides how many
+    """Assign the images; a split with clients of its own (natural, or from a file) decides how many
     there are.
     """
     kind = config.split.kind

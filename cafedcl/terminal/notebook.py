@@ -5,8 +5,8 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.terminal.overview import describe_round
 from cafedcl.terminal.progress import Pace
 
@@ -21,12 +21,12 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def notebook_watchers() -> list[Watcher]:
+def notebook_callbacks() -> list[Callback]:
     """Return what shows progress in a notebook; nothing elsewhere."""
     return [NotebookProgress()] if in_notebook() else []
 
 
-class NotebookProgress(Watcher):
+class NotebookProgress(Callback):
     """A bar with the round, the time left and the last scores."""
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from cafedcl.config.privacy_options import shown_epsilon
 from cafedcl.core.contract import Failure
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import WORTH_SHOWING, current
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.describe import cost_line, first_line, scoring_line
 from cafedcl.terminal.overview import colour, describe_round, duration, headline, series, sparkline
 
@@ -57,7 +57,7 @@ class StepLine:
             yield Text(printable(str(now)), style="dim")
 
 
-class LiveProgress(Watcher):
+class LiveProgress(Callback):
     """A live view: rounds, clients of the round, time left, curves of scores, and failures."""
 
     def __init__(self, console: Console) -> None:
@@ -150,7 +150,7 @@ class LiveProgress(Watcher):
         )
 
 
-class PlainProgress(Watcher):
+class PlainProgress(Callback):
     """One line per round, for logs."""
 
     def __init__(self, out: TextIO) -> None:
@@ -183,7 +183,7 @@ class PlainProgress(Watcher):
         print(printable("  ".join(words)), file=self.out, flush=True)
 
 
-class Warnings(Watcher):
+class Warnings(Callback):
     """Only what differs from what was asked for, on standard error."""
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002

@@ -35,7 +35,7 @@ def index_table() -> str:
     for name in method_names():
         method = find_method(name)[0]
         authors = method.paper.partition(",")[0]
-        source = authors if method.paper.startswith("reference row") else f"{authors} {method.year}"
+        source = authors if method.paper.startswith("reference") else f"{authors} {method.year}"
         page = f"[{code(name)}](methods/{name}.md)"
         rows.append([page, plain(source), plain(method.travels), plain(method.predicts)])
     return table(["method", "source", "clients and server exchange", "predicts by"], rows)
@@ -45,7 +45,7 @@ def facts(name: str) -> str:
     """Return the table at the top of a method's page."""
     method = find_method(name)[0]
     rows = [["use it with", code(f"--method {name}")]]
-    if method.paper.startswith("reference row"):
+    if method.paper.startswith("reference"):
         rows.append(["source", plain(method.paper)])
     else:
         rows.append(["paper", plain(f"{method.paper}, {method.year}")])

@@ -16,9 +16,9 @@ from cafedcl.augment.quality import COLLAPSE, COPIES, FINE, NONE, STAND_IN
 from cafedcl.augment.trainer import BATCH, Trainer, draw_plan
 from cafedcl.core.tensors import Tensors
 from cafedcl.data import Dataset
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.contact_sheets import HEAD, TILE, ContactSheets
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Watcher
 
 Tiny = Callable[..., Federation]
 CPU = torch.device("cpu")
@@ -207,7 +207,7 @@ def test_a_generator_is_trained_once_or_anew_after_so_many_rounds(
 # what people see
 
 
-class Ears(Watcher):
+class Ears(Callback):
     """Hears what is noticed."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ def test_trouble_is_one_line_per_kind_in_the_round_it_comes_up(
     monkeypatch.setattr(GAN, "_fit", fit)
     federation = skewed(tiny, "cafedcl", "gan", federation__participation=1.0)
     ears = Ears()
-    federation.watchers.append(ears)
+    federation.callbacks.append(ears)
     federation.step()
     assert (
         sum(
@@ -252,11 +252,11 @@ def test_scores_are_recorded_per_client_and_class(tiny: Tiny) -> None:
     federation = skewed(tiny, "cafedcl", "gan", federation__participation=1.0)
     records: list[Tensors] = []
 
-    class Eyes(Watcher):
+    class Eyes(Callback):
         def round_done(self, federation: Federation, record: Any) -> None:
             records.append(record.tables)
 
-    federation.watchers.append(Eyes())
+    federation.callbacks.append(Eyes())
     federation.step()
     tables = records[0]
     verdict = tables["notes/generated_verdict"]
@@ -274,7 +274,7 @@ def test_a_sheet_shows_real_and_synthetic_images_of_each_tail_class(
     tiny: Tiny, tmp_path: Path
 ) -> None:
     federation = skewed(tiny, "fedavg", "resample", federation__participation=1.0)
-    federation.watchers.append(ContactSheets(tmp_path / "samples"))
+    federation.callbacks.append(ContactSheets(tmp_path / "samples"))
     federation.run()
     wanted = federation.task.tail.synthetic_counts
     files = sorted(path.name for path in (tmp_path / "samples").iterdir())
@@ -291,6 +291,6 @@ def test_a_sheet_shows_real_and_synthetic_images_of_each_tail_class(
 
 def test_there_is_no_sheet_of_features(tiny: Tiny, tmp_path: Path) -> None:
     federation = skewed(tiny, "fedavg", "gaussian")
-    federation.watchers.append(ContactSheets(tmp_path / "samples"))
+    federation.callbacks.append(ContactSheets(tmp_path / "samples"))
     federation.step()
     assert not (tmp_path / "samples").exists()

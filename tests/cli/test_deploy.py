@@ -225,7 +225,7 @@ def test_a_deployment_saves_every_round_unless_told_otherwise(
 
     chosen = []
 
-    def run(self, config, path, watchers):
+    def run(self, config, path, callbacks):
         chosen.append(config)
         raise StopError
 

@@ -44,7 +44,7 @@ def test_the_tests_are_those_of_the_seeds(tmp_path: Path) -> None:
     (row,) = found.tests.to_dict("records")
     assert (row["data"], row["clients"], row["seeds"], row["score"]) == ("digits", 2, 2, "accuracy")
     folders = {run.parents[1].name: run.parents[1] for run in tmp_path.rglob("s0/metrics.jsonl")}
-    ours, theirs = (accuracies(folders[row[name]], 2) for name in ("best", "rival"))
+    ours, theirs = (accuracies(folders[row[name]], 2) for name in ("best", "runner_up"))
     gaps = [our - their for our, their in zip(ours, theirs, strict=True)]
     assert row["difference"] == pytest.approx(mean(gaps))
     # The standard error of the mean of two numbers is half their distance.
@@ -52,7 +52,7 @@ def test_the_tests_are_those_of_the_seeds(tmp_path: Path) -> None:
     assert row["p_ttest"] == pytest.approx(1 - 2 / pi * atan(abs(t)))
     shown = found._repr_html_()
     assert "accuracy_mean" in shown
-    assert f"{row['best']} against {row['rival']}" in shown
+    assert f"{row['best']} against {row['runner_up']}" in shown
 
 
 @pytest.mark.usefixtures("shared_processes")

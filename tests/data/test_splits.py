@@ -53,7 +53,7 @@ def tail_by_hand(n_max, ir, classes):
     return kept
 
 
-def dealt(shards, client):
+def assigned(shards, client):
     parts = (
         shards.train[client],
         shards.validation[client],
@@ -112,7 +112,7 @@ def test_any_request_deals_every_image_once_or_says_why_not(request):
         lost = any(has and not keeps for has, keeps in zip(have, kept, strict=True))
         assert not equal_sizes or sum(kept) < clients or lost
         return
-    everything = [dealt(shards, client) for client in range(clients)]
+    everything = [assigned(shards, client) for client in range(clients)]
     together = [index for part in everything for index in part]
     assert len(shards) == len(shards.train) == len(shards.validation) == clients
     assert len(shards.test) == (clients if test_share else 0)
@@ -147,7 +147,7 @@ def test_the_seed_alone_makes_the_split(kind, form):
 def test_the_split_does_not_depend_on_the_share_held_out():
     a = split(BALANCED, 10, 8, SplitOptions(validation=0.0), 0, 0.0)
     b = split(BALANCED, 10, 8, SplitOptions(validation=0.3), 0, 0.25)
-    assert all(sorted(dealt(a, k)) == sorted(dealt(b, k)) for k in range(8))
+    assert all(sorted(assigned(a, k)) == sorted(assigned(b, k)) for k in range(8))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_smaller_alpha_gives_fewer_classes_per_client():
 @pytest.mark.parametrize("alpha", [5e-324, 1e-100, 1e100, 1e308])
 def test_extreme_concentrations_still_deal_every_image_once(form, alpha):
     shards = split(BALANCED, 10, 3, SplitOptions(form=form, alpha=alpha, validation=0.0), 0, 0.0)
-    assert sorted(index for k in range(3) for index in dealt(shards, k)) == list(range(600))
+    assert sorted(index for k in range(3) for index in assigned(shards, k)) == list(range(600))
 
 
 def test_one_client_may_hold_everything_though_a_class_is_empty():
@@ -304,7 +304,7 @@ def test_pooled_shards_are_one_client_with_everything():
     shards = split(BALANCED, 10, 4, SplitOptions(), 0, 0.25)
     pooled = merge_clients(shards)
     assert len(pooled) == 1
-    assert sorted(dealt(pooled, 0)) == list(range(600))
+    assert sorted(assigned(pooled, 0)) == list(range(600))
     assert pooled.counts.tolist() == [shards.counts.sum(0).tolist()]
     assert not merge_clients(split(BALANCED, 10, 4, SplitOptions(), 0, 0.0)).test
 
@@ -337,7 +337,7 @@ def test_natural_clients_are_used_as_they_are():
 
 
 def test_the_same_image_is_held_out_whatever_the_other_clients_do():
-    """The draw belongs to the image: dealing the others differently does not change it."""
+    """The draw belongs to the image: assigning the others differently does not change it."""
     labels = np.repeat(np.arange(2), 20)
     together = np.zeros(40, dtype=np.int64)
     alone = np.where(np.arange(40) % 2 == 0, 0, -1)

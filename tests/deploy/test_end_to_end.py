@@ -29,8 +29,8 @@ from cafedcl.deploy.keys import make_node_key
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.site import REFUSED, RunningSite, renew_key
 from cafedcl.deploy.superlink import Address, free_port
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import resolve
 
 SITES = ("north", "south")
@@ -167,7 +167,7 @@ def test_the_sites_go_on_working_and_the_operator_hears_of_the_strangers_run(
     server.control.start_run(app, {}, {})
     heard = []
 
-    class Notes(Watcher):
+    class Notes(Callback):
         def noticed(self, federation, message):
             heard.append(message)
 
@@ -251,7 +251,7 @@ def config(engine):
     )
 
 
-class Killer(Watcher):
+class Killer(Callback):
     """Kills all processes of a site when a round begins."""
 
     def __init__(self, site, at):

@@ -17,8 +17,10 @@ from cafedcl.deploy.folders import ServerOptions, make_folders
 from cafedcl.federation.journal import NAME
 
 SITES = ("north", "south")
-ROUNDS = 40
-"""More than are needed: the test ends the run when the healed site has answered again."""
+ROUNDS = 100_000
+"""More than anybody waits for: the run must still go on when the healed site is back, however fast
+rounds without it are. The test ends it.
+"""
 
 
 def load_hosts():
@@ -33,13 +35,11 @@ def load_hosts():
 hosts_module = load_hosts()
 
 
-def until(condition, what):
-    """Wait for something that will be so; a test that hangs is ended after ten minutes."""
-    end = time.monotonic() + 600
-    while not (found := condition()):
-        assert time.monotonic() < end, what
+def until(condition, process, log):
+    """Wait for something that will be so as long as a process lives."""
+    while not condition():
+        assert process.poll() is None, log.read_text()
         time.sleep(0.3)
-    return found
 
 
 def events(run):
@@ -66,7 +66,8 @@ def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed
         server, *sites = make_folders(folder, options, dict.fromkeys(SITES, ""), simulated=True)
         processes = [hosts.start("server", tmp_path / "server.log", "deploy", "server", server)]
         try:
-            until(lambda: "ready" in (tmp_path / "server.log").read_text(), "no server")
+            log = tmp_path / "server.log"
+            until(lambda: "ready" in log.read_text(), processes[0], log)
             for name, place in zip(SITES, sites, strict=True):
                 processes.append(
                     hosts.start(name, tmp_path / f"{name}.log", "deploy", "site", place)
@@ -75,25 +76,22 @@ def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed
                 "model.name=mlp",
                 "train.epochs=1",
                 "split.alpha=1.0",
-                "engine.deadline=60",
+                # A site that is cut off is missed because it disconnects, not because it is late.
+                "engine.deadline=3600",
                 "engine.device=cpu",
             ]
             words = [word for setting in quick for word in ("--set", setting)]
             words += ["--rounds", str(ROUNDS), "--out", str(run), "--json"]
-            processes.append(
-                hosts.start("server", tmp_path / "run.log", "deploy", "run", server, *words)
-            )
-
-            def said():
-                return (tmp_path / "run.log").read_text()
-
-            until(lambda: True in outcome(run, 1, 0), said)
+            log = tmp_path / "run.log"
+            training = hosts.start("server", log, "deploy", "run", server, *words)
+            processes.append(training)
+            until(lambda: True in outcome(run, 1, 0), training, log)
             cut = time.time()
             hosts.cable("south", "down")
-            until(lambda: False in outcome(run, 1, cut), said)
+            until(lambda: False in outcome(run, 1, cut), training, log)
             healed = time.time()
             hosts.cable("south", "up")
-            until(lambda: True in outcome(run, 1, healed), said)
+            until(lambda: True in outcome(run, 1, healed), training, log)
             assert all(outcome(run, 0, 0))
         finally:
             for process in reversed(processes):

@@ -10,9 +10,9 @@ import pytest
 from cafedcl import api
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import submit as module
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.journal import Journal
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Watcher
 from cafedcl.task.resolve import resolve
 
 
@@ -29,7 +29,7 @@ def config(rounds=2):
     )
 
 
-class Notes(Watcher):
+class Notes(Callback):
     def __init__(self):
         self.seen = []
 
@@ -71,7 +71,7 @@ class Control:
 
 @pytest.fixture
 def submitted(tmp_path, monkeypatch):
-    """Returns a function that submits a run whose server does as told, and gives what a watcher
+    """Returns a function that submits a run whose server does as told, and gives what a callback
     saw.
     """
 
@@ -100,7 +100,7 @@ def server(path, again=False):
     journal.end(None)
 
 
-def test_watchers_see_what_they_would_see_here(submitted, tmp_path):
+def test_callbacks_see_what_they_would_see_here(submitted, tmp_path):
     seen, submissions = submitted(lambda: server(tmp_path / "run"), config())
     local = Notes()
     api.start(config(), None, [local])
@@ -144,7 +144,7 @@ def test_a_server_that_vanishes_is_noticed(submitted, tmp_path):
 def test_an_interrupt_stops_the_run(tmp_path):
     control = Control(lambda: Journal(tmp_path / "run").say("hello"))
 
-    class Impatient(Watcher):
+    class Impatient(Callback):
         def noticed(self, federation, message):
             raise KeyboardInterrupt
 

@@ -24,4 +24,4 @@ def test_the_number_of_methods_is_right() -> None:
     references = {"local", "central"}
     methods = [name for name in method_names() if name not in references]
     assert all(find_method(name)[0].name == name for name in references)
-    assert f"| cafedcl | {len(methods)}, and two baselines: `local`, `central` |" in PAGE
+    assert f"| cafedcl | {len(methods)}, and two references: `local`, `central` |" in PAGE

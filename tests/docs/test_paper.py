@@ -27,8 +27,8 @@ PRACTICAL = "cifar10-practical"
 PATHOLOGICAL = "cifar10-pathological"
 DEFAULTS = ("table1-short", "table2-short", "standins-short", "skin-short")
 """The nine settings of claims 1 to 3."""
-RIVALS = {"fedavg", "fedprox", "moon", "fedproto", "fedrcl", "fedproc", "fedlc", "mp-fedcl"}
-RIVALS |= {"fedtgp"}
+BASELINES = {"fedavg", "fedprox", "moon", "fedproto", "fedrcl", "fedproc", "fedlc", "mp-fedcl"}
+BASELINES |= {"fedtgp"}
 
 
 @cache
@@ -83,18 +83,18 @@ def methods_of(name: str, setting: str) -> list[str]:
 
 
 def places(score: str, method: str = "cafedcl") -> dict[str, int]:
-    """The place of a method among the paper's rivals, in each of the nine settings."""
+    """The place of a method among the paper's baselines, in each of the nine settings."""
     sign = -1 if score.endswith("std") else 1
     found = {}
     for name in DEFAULTS:
         for setting in settings_of(name):
             ours = sign * average(name, setting, method, score)
-            rivals = [
+            baselines = [
                 sign * mean(its.values())
-                for rival in RIVALS
-                if (its := by_seed(name, setting, rival, score))
+                for baseline in BASELINES
+                if (its := by_seed(name, setting, baseline, score))
             ]
-            found[setting] = 1 + sum(rival > ours for rival in rivals)
+            found[setting] = 1 + sum(baseline > ours for baseline in baselines)
     return found
 
 
@@ -123,7 +123,7 @@ def test_one_way_of_scoring_is_far_above_the_other() -> None:
 
 def test_compared_alike_no_rival_is_far_above_fedavg_and_own_models_are() -> None:
     for setting in (PRACTICAL, PATHOLOGICAL):
-        for method in [*RIVALS, "cafedcl"]:
+        for method in [*BASELINES, "cafedcl"]:
             for score in ("server.accuracy", "own.client_mean"):
                 its = by_seed("table1-short", setting, method, score)
                 base = average("table1-short", setting, "fedavg", score)
@@ -153,34 +153,41 @@ def test_the_server_models_lead_where_the_page_says() -> None:
     assert set(accuracy) - set(first) == {PRACTICAL, "ham10000"}
     said(
         f"the most accurate server model in {len(first)} of {len(accuracy)} settings",
-        f"ahead of all rivals that were run in {len(first)} of {len(accuracy)} settings",
+        f"ahead of all baselines that were run in {len(first)} of {len(accuracy)} settings",
     )
     assert accuracy["ham10000"] == 7
     assert places("server.balanced")["ham10000"] == 2
-    assert sum(bool(by_seed("skin-short", "ham10000", it, "server.accuracy")) for it in RIVALS) == 7
+    assert (
+        sum(bool(by_seed("skin-short", "ham10000", it, "server.accuracy")) for it in BASELINES) == 7
+    )
     said("seventh of eight in accuracy and second in balanced accuracy")
     for page in ("README.md", "docs/index.md"):
         words = " ".join((HOME / page).read_text(encoding="utf-8").split())
         assert "second in balanced accuracy and seventh of eight in accuracy" in words, page
     for setting in ("gtsrb-practical", "fashion-pathological"):
-        there = [it for it in RIVALS if by_seed("standins-short", setting, it, "server.accuracy")]
+        there = [
+            it for it in BASELINES if by_seed("standins-short", setting, it, "server.accuracy")
+        ]
         assert len(there) == 3
-    said("only three rivals with a server model ran")
+    said("only three baselines with a server model ran")
 
 
 def test_the_differences_in_accuracy_and_their_tests() -> None:
     score = "server.accuracy"
     means = {
-        rival: mean(its.values())
-        for rival in RIVALS
-        if (its := by_seed("table1-short", PRACTICAL, rival, score))
+        baseline: mean(its.values())
+        for baseline in BASELINES
+        if (its := by_seed("table1-short", PRACTICAL, baseline, score))
     }
     assert max(means, key=lambda name: means[name]) == "fedproc"
-    ps = {rival: p_of(gaps("table1-short", PRACTICAL, "cafedcl", rival, score)) for rival in means}
+    ps = {
+        baseline: p_of(gaps("table1-short", PRACTICAL, "cafedcl", baseline, score))
+        for baseline in means
+    }
     gap = -mean(gaps("table1-short", PRACTICAL, "cafedcl", "fedproc", score))
     said(
         f"{gap:.2f} points behind FedProc (p = {holm(ps, 'fedproc'):.3f} after Holm's correction)",
-        f"{gap:.1f} points behind the best rival",
+        f"{gap:.1f} points behind the best baseline",
     )
     ten = gaps("table1-short", PATHOLOGICAL, "cafedcl", "fedavg", score)
     fifty = gaps("table2-short", "ir-50", "cafedcl", "fedavg", score)
@@ -203,9 +210,9 @@ def test_fairness_leads_where_the_page_says() -> None:
     said(f"smallest spread in {sum(it == 1 for it in server.values())} of {len(server)} settings")
     score = "server.client_std"
     ps = {
-        rival: p_of(found)
-        for rival in RIVALS
-        if (found := gaps("table1-short", PATHOLOGICAL, "cafedcl", rival, score))
+        baseline: p_of(found)
+        for baseline in BASELINES
+        if (found := gaps("table1-short", PATHOLOGICAL, "cafedcl", baseline, score))
     }
     gap = mean(gaps("table1-short", PATHOLOGICAL, "cafedcl", "fedavg", score))
     said(f"{-gap:.1f} points smaller than FedAvg's (p = {holm(ps, 'fedavg'):.3f} after Holm's")
@@ -429,7 +436,7 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
             behind.setdefault(method, {})[setting] = max(found.values()) - value
     ours = behind.pop("cafedcl:best")
     for its in behind.values():
-        # On the settings that the rival has, so that nobody gains by a missing one.
+        # On the settings that the baseline has, so that nobody gains by a missing one.
         assert mean(ours[setting] for setting in its) < mean(its.values())
         if score.startswith("server"):
             assert max(ours.values()) < max(its.values())
@@ -459,8 +466,8 @@ def test_the_study_of_long_tails_in_sentences() -> None:
     above = {it: sum(v > its["cafedcl:best"] for v in its.values()) for it, its in prior.items()}
     assert list(above.values()).count(0) == 4
     assert above["ham10000-sources"] == 12
-    rivals = {it for found in own.values() for it in found if not it.startswith("cafedcl")}
-    said(f"compared with {len(rivals)} rivals with the same tuning budget")
+    baselines = {it for found in own.values() for it in found if not it.startswith("cafedcl")}
+    said(f"compared with {len(baselines)} baselines with the same tuning budget")
 
 
 def test_the_budgets_of_both_tunings() -> None:

@@ -117,16 +117,16 @@ def test_differences_are_those_computed_by_hand(page: dict[str, Any], tmp_path: 
     write(tmp_path, "table1", main_runs())
     text = page["block"]("table1:tests", tmp_path)
     found = {}
-    for rival in ("fedavg", "moon"):
-        gaps = 100 * (np.array(ACCURACY["cafedcl"]) - np.array(ACCURACY[rival]))
+    for baseline in ("fedavg", "moon"):
+        gaps = 100 * (np.array(ACCURACY["cafedcl"]) - np.array(ACCURACY[baseline]))
         error = gaps.std(ddof=1) / math.sqrt(3)
         t = abs(gaps.mean() / error)
-        found[rival] = gaps.mean(), error, 1 - t / math.sqrt(t * t + 2)
-    small, large = sorted(found, key=lambda rival: found[rival][2])
+        found[baseline] = gaps.mean(), error, 1 - t / math.sqrt(t * t + 2)
+    small, large = sorted(found, key=lambda baseline: found[baseline][2])
     holm = {small: min(1, 2 * found[small][2]), large: max(2 * found[small][2], found[large][2])}
-    for rival, (gap, error, p) in found.items():
-        assert cells(text, f"`cafedcl` − `{rival}`")[1:] == [
-            *[f"{gap:+.2f} ± {error:.2f}", f"{p:.3f} / {holm[rival]:.3f}"] * 4,
+    for baseline, (gap, error, p) in found.items():
+        assert cells(text, f"`cafedcl` − `{baseline}`")[1:] == [
+            *[f"{gap:+.2f} ± {error:.2f}", f"{p:.3f} / {holm[baseline]:.3f}"] * 4,
             "3",
         ]
     assert "− `fedlc`" not in text
@@ -134,7 +134,7 @@ def test_differences_are_those_computed_by_hand(page: dict[str, Any], tmp_path: 
     assert "central" not in text
 
 
-def test_a_claim_holds_only_if_it_is_ahead_of_the_best_rival_by_more_than_chance(
+def test_a_claim_holds_only_if_it_is_ahead_of_the_best_baseline_by_more_than_chance(
     page: dict[str, Any], tmp_path: Path
 ) -> None:
     ahead = {
@@ -317,7 +317,7 @@ def test_options_that_only_some_methods_have_are_said(page: dict[str, Any], tmp_
 
 
 def long_tail_runs(seeds: int) -> list[dict[str, Any]]:
-    """Two settings; the best rival of the first is not that of the second."""
+    """Two settings; the best baseline of the first is not that of the second."""
     points = {
         "a": {"fedavg": 0.5, "moon": 0.6, "cafedcl:best": 0.55, "cafedcl": 0.8, "central": 0.9},
         "b": {"fedavg": 0.5, "moon": 0.4, "cafedcl:best": 0.7},
@@ -331,12 +331,12 @@ def long_tail_runs(seeds: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_leaders_have_rank_best_rival_and_what_is_missing(
+def test_the_leaders_have_rank_best_baseline_and_what_is_missing(
     page: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path, "long_tail", long_tail_runs(1))
     text = page["block"]("long_tail:leaders", tmp_path)
-    # CAFedCL as in the paper and central are no rivals. A smaller spread is better.
+    # CAFedCL as in the paper and central are no baselines. A smaller spread is better.
     assert cells(text, "`a`")[1:4] == [
         "55.0 (2 of 3); `moon` 60.0",
         "55.0 (2 of 3); `moon` 60.0",
@@ -363,8 +363,8 @@ def test_the_leaders_are_tested_with_three_seeds_and_corrected_over_settings(
 
     paired = scipy.stats.ttest_rel
     ps = {
-        setting: paired(values(setting, "cafedcl:best"), values(setting, rival)).pvalue
-        for setting, rival in pairs.items()
+        setting: paired(values(setting, "cafedcl:best"), values(setting, baseline)).pvalue
+        for setting, baseline in pairs.items()
     }
     small, large = sorted(ps, key=lambda setting: ps[setting])
     corrected = {small: 2 * ps[small], large: max(ps[large], 2 * ps[small])}
@@ -439,7 +439,7 @@ def test_points_behind_the_best_are_means_over_the_settings_that_a_method_has(
 ) -> None:
     write(tmp_path, "long_tail", long_tail_runs(1))
     text = page["block"]("long_tail:behind", tmp_path)
-    # In setting a the best is `cafedcl` with 80, in b `cafedcl:best` with 70; central is no rival.
+    # Best is `cafedcl` with 80 in setting a, `cafedcl:best` with 70 in b; central does not count.
     assert cells(text, "`cafedcl:best`")[1:4] == ["12.5 (25.0)", "1", "2"]
     assert cells(text, "`cafedcl`")[1:4] == ["0.0 (0.0)", "1", "1"]
     assert cells(text, "`fedavg`")[1:] == ["25.0 (30.0)", "0", "2"] * 2

@@ -168,6 +168,19 @@ def test_the_plan_gives_every_method_its_defaults_among_as_many_candidates(
         assert any({**own, **usual, **point} == {**own, **usual} for point in points), name
 
 
+def test_an_interrupted_tuning_writes_what_it_has(
+    tuning: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text(PLAN, encoding="utf-8")
+    monkeypatch.setitem(tuning["run"].__globals__, "run_all", interrupt)
+    assert run(tuning, plan, "--out", str(out)) == 130
+    assert json.loads((out / "tuning.json").read_text())["methods"] == {}
+
+
 def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
     tuning: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cafedcl.federation.bias_loop import Injection, decompose, reference_rows
-from cafedcl.federation.watcher import Watcher
+from cafedcl.federation.callback import Callback
 from cafedcl.functional.contrast import class_scatter
 
 PARTS = ("feedback", "heterogeneity", "variance")
 
 
-class Tables(Watcher):
+class Tables(Callback):
     def __init__(self):
         self.rounds, self.states = [], []
 
@@ -106,7 +106,7 @@ def test_in_a_run_the_drift_is_that_of_the_anchors_from_the_mean_embedding_of_al
 ):
     tables = Tables()
     federation = tiny("cafedcl", evaluate__loop=10_000, federation__participation=1.0)
-    federation.watchers = [tables]
+    federation.callbacks = [tables]
     federation.run()
     task = federation.task
     rows = task.clients.shards.train.indices
@@ -140,7 +140,7 @@ def test_in_a_run_the_drift_is_that_of_the_anchors_from_the_mean_embedding_of_al
 def test_every_method_with_prototypes_shows_its_drift(tiny, method):
     tables = Tables()
     federation = tiny(method)
-    federation.watchers = [tables]
+    federation.callbacks = [tables]
     federation.run()
     for found in tables.rounds:
         drift = found["loop/drift"]
@@ -152,7 +152,7 @@ def test_every_method_with_prototypes_shows_its_drift(tiny, method):
 def test_it_can_be_turned_off_and_methods_without_prototypes_have_none(tiny):
     for federation in (tiny("cafedcl", evaluate__loop=0), tiny("fedavg"), tiny("mp-fedcl")):
         tables = Tables()
-        federation.watchers = [tables]
+        federation.callbacks = [tables]
         federation.run()
         assert all(not found for found in tables.rounds)
 

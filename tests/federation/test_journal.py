@@ -12,7 +12,7 @@ def events(path, alive=lambda: True):
 def test_what_happens_in_a_run_is_written_down(tiny, tmp_path):
     journal = Journal(tmp_path / "run")
     federation = tiny("fedavg", federation__drop=["1:0,1,2,3,4"])
-    federation.watchers = [journal]
+    federation.callbacks = [journal]
     federation.run()
     journal.end(None)
     seen = events(journal.path)

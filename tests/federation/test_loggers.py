@@ -51,14 +51,14 @@ def test_tensorboard_has_the_numbers_of_the_records_even_after_a_resume(
 ) -> None:
     pytest.importorskip("tensorboard")
     first = tiny("fedavg", federation__rounds=4)
-    with logging_to(["tensorboard"], tmp_path / "run") as first.watchers:
+    with logging_to(["tensorboard"], tmp_path / "run") as first.callbacks:
         first.step()
         saved = first.snapshot()
         first.step()
         first.step()
     second = tiny("fedavg", federation__rounds=4)
     second.restore(*saved)
-    with logging_to(["tensorboard"], tmp_path / "run") as second.watchers:
+    with logging_to(["tensorboard"], tmp_path / "run") as second.callbacks:
         second.run()
     history = [first.history[0], *second.history]
     found = read_back(tmp_path / "run" / "tensorboard")
@@ -130,14 +130,14 @@ def test_mlflow_has_the_numbers_of_the_records_even_after_a_resume(
     tiny: Make, tmp_path: Path, mlflow: Store
 ) -> None:
     first = tiny("fedavg", federation__rounds=3)
-    with suppress(KeyboardInterrupt), logging_to(["mlflow"], tmp_path) as first.watchers:
+    with suppress(KeyboardInterrupt), logging_to(["mlflow"], tmp_path) as first.callbacks:
         first.step()
         saved = first.snapshot()
         first.step()
         raise KeyboardInterrupt
     second = tiny("fedavg", federation__rounds=3)
     second.restore(*saved)
-    with logging_to(["mlflow"], tmp_path) as second.watchers:
+    with logging_to(["mlflow"], tmp_path) as second.callbacks:
         second.run()
     assert list(mlflow.experiments) == ["cafedcl"]
     (run,) = mlflow.runs.values()
@@ -152,7 +152,7 @@ def test_a_run_goes_on_when_mlflow_does_not(
     tiny: Make, tmp_path: Path, mlflow: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     federation = tiny("fedavg", federation__rounds=3)
-    with logging_to(["mlflow"], tmp_path) as federation.watchers:
+    with logging_to(["mlflow"], tmp_path) as federation.callbacks:
         federation.step()
         mlflow.broken = True
         federation.run()

@@ -15,10 +15,10 @@ from cafedcl import api
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
 Content = tuple[list[dict[str, Any]], dict[str, bytes], dict[str, bytes]]
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Content]:
     return train
 
 
-class Interrupt(Watcher):
+class Interrupt(Callback):
     """Presses Ctrl-C in the middle of a round."""
 
     def __init__(self, when: int) -> None:
@@ -121,7 +121,7 @@ def test_an_interrupted_run_is_saved_and_resumes_bit_for_bit(
     assert content(tmp_path / "cut") == whole(method)
 
 
-class LateInterrupt(Watcher):
+class LateInterrupt(Callback):
     """Presses Ctrl-C after the state has moved on but before the round's line is written."""
 
     def round_done(self, federation: Federation, record: Record) -> None:
@@ -135,7 +135,7 @@ def test_an_interrupt_between_a_round_and_its_line_loses_neither(
     federation, folder = Federation(config()), RunFolder.create(tmp_path / "cut")
     recorder = Recorder(folder)
     recorder.begin(federation, [])
-    federation.watchers = [LateInterrupt(), recorder]
+    federation.callbacks = [LateInterrupt(), recorder]
     with pytest.raises(KeyboardInterrupt):
         federation.run()
     recorder.save(federation)

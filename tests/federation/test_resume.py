@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from cafedcl import api
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.task.resolve import resolve
 
 ROUNDS = 3
@@ -41,7 +41,7 @@ def tables(method: str = "cafedcl") -> dict[str, dict[str, Any]]:
     }
 
 
-class StopAfter(Watcher):
+class StopAfter(Callback):
     """Stops a run after the given number of rounds."""
 
     def __init__(self, rounds: int) -> None:
@@ -174,7 +174,7 @@ def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
     lasting = tables() | {"store": {"checkpoint_every": 10}}
     path = tmp_path / "run"
 
-    class Killed(Watcher):
+    class Killed(Callback):
         def round_began(self, federation: Federation, clients: int) -> None:
             if federation.round == 2:
                 raise RuntimeError("as if killed: no checkpoint is written")
@@ -191,7 +191,7 @@ def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
 def test_rounds_that_are_trained_again_are_kept_until_the_first_one_is_done(copy: Path) -> None:
     RunFolder(copy).checkpoint_file(ROUNDS).unlink()
 
-    class Fails(Watcher):
+    class Fails(Callback):
         def client_done(self, federation: Federation, client: int, failure: object) -> None:
             raise RuntimeError("the machine is broken")
 

@@ -18,8 +18,8 @@ from cafedcl.core.tensors import MODEL, Tensors, floats, nbytes
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation import rounds
+from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Record, Watcher
 from cafedcl.functional.contrast import unit
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
@@ -156,7 +156,7 @@ def test_a_server_step_that_gives_nan_is_rejected_and_named() -> None:
     """FedTGP's server diverges at such a learning rate; every later round would have failed too."""
     diverging = small("fedtgp", method={"lr": 1e30, "epochs": 3}, train={"clip": 0.0})
 
-    class Notices(Watcher):
+    class Notices(Callback):
         said: ClassVar[list[str]] = []
 
         def noticed(self, federation: Federation, message: str) -> None:
@@ -424,7 +424,7 @@ def test_a_fixed_batch_size_and_the_double_decay_are_honoured() -> None:
     assert paper.schedule.learning_rate(3, 4) == pytest.approx(0.1 * 0.998**3)
 
 
-class Diary(Watcher):
+class Diary(Callback):
     """Writes down what it sees."""
 
     def __init__(self) -> None:
@@ -440,7 +440,7 @@ class Diary(Watcher):
         self.events.append(f"done {record.round}")
 
 
-def test_watchers_see_every_round_and_every_client() -> None:
+def test_callbacks_see_every_round_and_every_client() -> None:
     diary = Diary()
     with Federation(small(federation={"clients": 2, "rounds": 2}), [diary]) as federation:
         federation.run()
@@ -459,7 +459,7 @@ def test_a_snapshot_brings_a_federation_back_bit_for_bit() -> None:
     assert same_bits(second.snapshot()[0], whole.snapshot()[0])
 
 
-class StopAfter(Watcher):
+class StopAfter(Callback):
     """Ends a run after its second round."""
 
     def round_done(self, federation: Federation, record: Record) -> None:
@@ -467,7 +467,7 @@ class StopAfter(Watcher):
             raise StopIteration("good enough")
 
 
-def test_a_watcher_can_stop_a_run(tmp_path: Path) -> None:
+def test_a_callback_can_stop_a_run(tmp_path: Path) -> None:
     federation = Federation(small(federation={"rounds": 4}), [StopAfter()])
     assert [record.round for record in federation.run()] == [0, 1]
     assert not federation.finished

@@ -10,6 +10,7 @@ import torch
 from cafedcl import api
 from cafedcl.core.tensors import unpack
 from cafedcl.federation import sparse_tables, sparse_writing
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.sparse_tables import filled
@@ -19,7 +20,6 @@ from cafedcl.federation.sparse_writing import (
     with_all_rows,
     without_empty_rows,
 )
-from cafedcl.federation.watcher import Watcher
 from cafedcl.functional import metrics
 from cafedcl.report.evaluations import read_evaluations
 from cafedcl.report.runs import read_runs
@@ -93,7 +93,7 @@ def test_clients_with_any_number_are_known() -> None:
     assert known_rows(torch.tensor([-1, 0])).tolist() == [1]
 
 
-def run_in(folder: Path, *watchers: Watcher) -> None:
+def run_in(folder: Path, *callbacks: Callback) -> None:
     tables = {
         "method": {"name": "cafedcl"},
         "model": {"name": "mlp", "width": 0.1},
@@ -102,10 +102,10 @@ def run_in(folder: Path, *watchers: Watcher) -> None:
         "engine": {"workers": 1},
         "store": {"checkpoint_every": 1},
     }
-    api.start(resolve(tables), folder, watchers)
+    api.start(resolve(tables), folder, callbacks)
 
 
-class Interrupt(Watcher):
+class Interrupt(Callback):
     """Presses Ctrl-C when the third round begins."""
 
     def round_began(self, federation: Federation, clients: int) -> None:

@@ -196,7 +196,7 @@ def test_the_recorded_traffic_is_what_was_sent(tiny):
     assert record.traffic["down_bytes"] == 4 * record.traffic["down_floats"] + 3 * 10
 
 
-def test_sample_weighted_client_accuracy_is_plain_accuracy_when_the_test_set_is_dealt(tiny):
+def test_sample_weighted_client_accuracy_is_plain_accuracy_when_the_test_set_is_assigned(tiny):
     federation = tiny("fedavg", evaluate__protocol="pfllib")
     record = federation.step()
     sizes = torch.tensor(federation.evaluator.sizes).double()

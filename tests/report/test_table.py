@@ -72,14 +72,14 @@ def test_what_is_printed_alike_ranks_alike() -> None:
     assert ranks([1.0, None], higher=True) == [0, 0]
 
 
-def test_significance_of_the_best_against_its_rival(make_run: Maker, tmp_path: Path) -> None:
+def test_significance_of_the_best_against_the_runner_up(make_run: Maker, tmp_path: Path) -> None:
     for seed, gain in enumerate((0.01, 0.02, 0.03)):
         make_run(tmp_path / f"a{seed}", "fedavg", seed, 0.8)
         make_run(tmp_path / f"b{seed}", "cafedcl", seed, 0.8 + gain)
         make_run(tmp_path / f"c{seed}", "cafedcl:no-geo", seed, 0.8 + gain - 0.001)
     test = score_table(read_runs([tmp_path])).columns[0].comparison
     assert test is not None
-    assert (test.best, test.rival, test.seeds) == ("cafedcl", "fedavg", 3)
+    assert (test.best, test.runner_up, test.seeds) == ("cafedcl", "fedavg", 3)
     assert test.difference == pytest.approx(2.0)
     assert test.t == pytest.approx(1 - 12**0.5 / 14**0.5), (
         "Student's t with two degrees of freedom, in closed form"
@@ -227,7 +227,7 @@ def test_what_is_not_finished_cannot_be_best(make_run: Maker, tmp_path: Path) ->
         "moon": 0,
     }
     assert column.comparison is not None
-    assert (column.comparison.best, column.comparison.rival) == ("fedavg", "fedprox")
+    assert (column.comparison.best, column.comparison.runner_up) == ("fedavg", "fedprox")
 
 
 def test_damaged_runs_are_notes_of_the_table(make_run: Maker, tmp_path: Path) -> None:

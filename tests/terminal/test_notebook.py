@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import cafedcl
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Watcher
-from cafedcl.terminal.notebook import NotebookProgress, in_notebook, notebook_watchers
+from cafedcl.terminal.notebook import NotebookProgress, in_notebook, notebook_callbacks
 
 
 class Shown:
@@ -41,14 +41,14 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
 def test_elsewhere_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     assert not in_notebook()
-    assert notebook_watchers() == []
+    assert notebook_callbacks() == []
 
 
 def test_a_notebook_sees_the_rounds_go_by(shown: Shown, tiny: Callable[..., Federation]) -> None:
-    (watcher,) = notebook_watchers()
-    assert isinstance(watcher, NotebookProgress)
+    (callback,) = notebook_callbacks()
+    assert isinstance(callback, NotebookProgress)
     federation = tiny("fedavg")
-    federation.watchers.append(watcher)
+    federation.callbacks.append(callback)
     federation.run()
     assert "round 0 of 2" in shown.pages[0]
     last = shown.pages[-1]
@@ -59,10 +59,10 @@ def test_a_notebook_sees_the_rounds_go_by(shown: Shown, tiny: Callable[..., Fede
     assert "note: &lt;b&gt;" in shown.pages[-1]
 
 
-@pytest.mark.parametrize(("watchers", "seen"), [(None, True), ([], False)])
-def test_progress_is_shown_unless_watchers_are_given(
-    shown: Shown, watchers: list[Watcher] | None, seen: bool
+@pytest.mark.parametrize(("callbacks", "seen"), [(None, True), ([], False)])
+def test_progress_is_shown_unless_callbacks_are_given(
+    shown: Shown, callbacks: list[Callback] | None, seen: bool
 ) -> None:
     settings = {"model.name": "mlp", "train.epochs": 1, "engine.workers": 1}
-    cafedcl.run("fedavg", clients=3, rounds=1, settings=settings, watchers=watchers)
+    cafedcl.run("fedavg", clients=3, rounds=1, settings=settings, callbacks=callbacks)
     assert bool(shown.pages) == seen

@@ -21,7 +21,7 @@ def test_the_live_view_shows_rounds_time_left_scores_and_failures(
     )
     out = io.StringIO()
     with LiveProgress(Console(file=out, force_terminal=True, width=100)) as live:
-        federation.watchers = [live]
+        federation.callbacks = [live]
         federation.run()
     last = out.getvalue()
     assert "3/3" in last
@@ -35,7 +35,7 @@ def test_a_resumed_live_view_begins_with_what_was_there(tiny: Callable[..., Fede
     federation.step()
     out = io.StringIO()
     with LiveProgress(Console(file=out, force_terminal=True, width=100)) as live:
-        federation.watchers = [live]
+        federation.callbacks = [live]
         federation.step()
         assert [line["round"] for line in live.lines] == [0, 1]
 
@@ -51,7 +51,7 @@ def test_plain_lines_name_who_failed_and_who_dropped_out(tiny: Callable[..., Fed
         lambda reply: "on fire" if reply.up.client == 1 else good(reply),
     )
     out = io.StringIO()
-    federation.watchers = [PlainProgress(out)]
+    federation.callbacks = [PlainProgress(out)]
     federation.run()
     about, cost, first, second = out.getvalue().splitlines()
     assert about.startswith("fedavg on digits: mlp, ")
@@ -66,7 +66,7 @@ def test_plain_lines_name_who_failed_and_who_dropped_out(tiny: Callable[..., Fed
 def test_json_lines_are_the_metrics(tiny: Callable[..., Federation], method: str) -> None:
     federation = tiny(method)
     out = io.StringIO()
-    federation.watchers = [JsonProgress(out)]
+    federation.callbacks = [JsonProgress(out)]
     federation.run()
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [
         r.line() for r in federation.history

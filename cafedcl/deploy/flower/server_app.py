@@ -18,10 +18,10 @@ from cafedcl.deploy.flower.roster import Roster, SiteKeys, T, read_simulated_cli
 from cafedcl.deploy.folders import read_server
 from cafedcl.deploy.population import EnrolmentLimits, Population, prepare_server
 from cafedcl.federation import runs
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.journal import Journal
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Watcher
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.resolve import gather
 
@@ -72,16 +72,16 @@ class GridHost:
         self.deployment = deployment
 
     def __call__(
-        self, config: Config, watchers: Sequence[Watcher], folder: RunFolder | None
+        self, config: Config, callbacks: Sequence[Callback], folder: RunFolder | None
     ) -> Federation:
         """Return the federation of a config; a resumed run finds its sites in its folder."""
         mail = Mail(self.grid, config.engine.deadline)
         stored = folder.environment().get("flower", {}) if folder else {}
         run = stored.get("run") or secrets.token_hex(8)
         if config.at_sites:
-            federation, sites = self._remote(config, watchers, mail, run, folder)
+            federation, sites = self._remote(config, callbacks, mail, run, folder)
         else:
-            federation = self._simulated(config, watchers, mail, run, folder)
+            federation = self._simulated(config, callbacks, mail, run, folder)
             sites = []
         federation.about = {"flower": {"run": run, "sites": sites, "deployment": self.deployment}}
         return federation
@@ -89,7 +89,7 @@ class GridHost:
     def _simulated(
         self,
         config: Config,
-        watchers: Sequence[Watcher],
+        callbacks: Sequence[Callback],
         mail: Mail,
         run: str,
         folder: RunFolder | None,
@@ -103,12 +103,12 @@ class GridHost:
         def nodes() -> dict[int, int]:
             return {client: node for node, client in roster.online()}
 
-        return self._federation(setup, watchers, mail, terms, nodes)
+        return self._federation(setup, callbacks, mail, terms, nodes)
 
     def _remote(
         self,
         config: Config,
-        watchers: Sequence[Watcher],
+        callbacks: Sequence[Callback],
         mail: Mail,
         run: str,
         folder: RunFolder | None,
@@ -128,7 +128,7 @@ class GridHost:
                 if site.site in population.sites
             }
 
-        return self._federation(setup, watchers, mail, terms, nodes), list(population.sites)
+        return self._federation(setup, callbacks, mail, terms, nodes), list(population.sites)
 
     def _limits(self) -> EnrolmentLimits:
         """Return what sites may enrol with: a deployment's config says it."""
@@ -156,12 +156,12 @@ class GridHost:
     def _federation(
         self,
         setup: Setup,
-        watchers: Sequence[Watcher],
+        callbacks: Sequence[Callback],
         mail: Mail,
         terms: Terms,
         nodes: ClientNodes,
     ) -> Federation:
-        return Federation(setup, watchers, FlowerEngine(setup.task, terms, mail, nodes))
+        return Federation(setup, callbacks, FlowerEngine(setup.task, terms, mail, nodes))
 
 
 def stored_population(folder: RunFolder) -> Population:

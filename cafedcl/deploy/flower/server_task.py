@@ -26,11 +26,11 @@ from cafedcl.deploy.keys import refuse_expired
 from cafedcl.deploy.submit import FollowedRun
 from cafedcl.deploy.superlink import Address
 from cafedcl.federation import runs
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.journal import Journal
 from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.federation.watcher import Watcher
 
 LOCK = "submit.lock"
 """The server's file that is locked while a run is submitted and its task is taken."""
@@ -62,7 +62,7 @@ def conduct(
     submit: Callable[[], int],
     config: Config | None,
     path: Path,
-    watchers: Sequence[Watcher],
+    callbacks: Sequence[Callback],
 ) -> Run:
     """Run a config at the sites of a server's folder; without a config, resume the run at ``path``.
 
@@ -73,14 +73,14 @@ def conduct(
 
     def say(message: str) -> None:
         journal.say(message)
-        for watcher in watchers:
-            # Watchers hear of sites that connect before there is a federation.
-            watcher.noticed(cast(Federation, early), message)
+        for callback in callbacks:
+            # Callbacks hear of sites that connect before there is a federation.
+            callback.noticed(cast(Federation, early), message)
 
     try:
         with _task_grid(folder, address, secret, submit, say) as grid:
             host = GridHost(grid, say, str(folder))
-            everyone = [*watchers, journal]
+            everyone = [*callbacks, journal]
             if config is None:
                 finished = runs.resume(path, everyone, say, host)
             else:

@@ -1,4 +1,4 @@
-"""One run on several GPUs: clients are dealt to them, and all replies go to one server."""
+"""One run on several GPUs: clients are assigned to them, and all replies go to one server."""
 
 import queue
 import threading
@@ -40,7 +40,7 @@ class SeveralGpus:
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Run the jobs of one round; results come as they are done."""
-        dealt = self._dealt(jobs)
+        assigned = self._assigned(jobs)
         # All threads switch the same global settings on and off. They must be on before the first
         # thread starts, so that no thread switches them off while another one is at work.
         with self.first.arithmetic():
@@ -48,7 +48,7 @@ class SeveralGpus:
             stop = threading.Event()
             threads = [
                 threading.Thread(target=work, args=(engine, part, results, stop))
-                for engine, part in zip(self.engines, dealt, strict=True)
+                for engine, part in zip(self.engines, assigned, strict=True)
             ]
             for thread in threads:
                 thread.start()
@@ -67,12 +67,12 @@ class SeveralGpus:
                 for thread in threads:
                     thread.join()
 
-    def _dealt(self, jobs: Iterable[Job]) -> list[list[Job]]:
+    def _assigned(self, jobs: Iterable[Job]) -> list[list[Job]]:
         """Return the jobs of every engine."""
-        dealt: list[list[Job]] = [[] for _ in self.engines]
+        assigned: list[list[Job]] = [[] for _ in self.engines]
         for job in jobs:
-            dealt[job.client % len(dealt)].append(job)
-        return dealt
+            assigned[job.client % len(assigned)].append(job)
+        return assigned
 
     def _at_server(self, result: Reply | Failure) -> Reply | Failure:
         """Return a result with all that the server reads on its device."""

@@ -172,13 +172,13 @@ function applyTheme() {
   if (updates.length) follow();
 }
 
-let watcher = null; // observes which section is on the screen
+let callback = null; // observes which section is on the screen
 
 /** Highlight the current section in the navigation. */
 function spy() {
-  watcher?.disconnect();
+  callback?.disconnect();
   const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
-  watcher = new IntersectionObserver(
+  callback = new IntersectionObserver(
     (seen) => {
       for (const { target, isIntersecting } of seen) {
         if (isIntersecting) for (const [id, link] of links) link.classList.toggle("here", id === target.id);
@@ -186,7 +186,7 @@ function spy() {
     },
     { rootMargin: "-30% 0px -65% 0px" },
   );
-  document.querySelectorAll("section").forEach((section) => watcher.observe(section));
+  document.querySelectorAll("section").forEach((section) => callback.observe(section));
 }
 
 /** Switch between the layout for printing and the one for the screen. */

@@ -104,8 +104,8 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bits(method, config, host,
     class Killed(BaseException):
         pass
 
-    def broken(config, watchers, folder):
-        federation = host(config, watchers, folder)
+    def broken(config, callbacks, folder):
+        federation = host(config, callbacks, folder)
         step = federation.step
         federation.step = lambda: step() if federation.round < 3 else kill()
         return federation

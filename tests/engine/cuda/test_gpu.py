@@ -12,8 +12,8 @@ from cafedcl.device.capture import repeat
 from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.watcher import Watcher
 from cafedcl.functional.kmeans import k_means
 from cafedcl.methods import method_names
 from cafedcl.methods.fedtgp import FedTGP, FedTGPOptions
@@ -303,7 +303,7 @@ def test_memories_over_the_budget_go_to_the_host() -> None:
 def test_a_model_that_draws_random_numbers_is_not_captured() -> None:
     notices = []
 
-    class Listener(Watcher):
+    class Listener(Callback):
         def noticed(self, federation: Federation, message: str) -> None:
             notices.append(message)
 

@@ -44,7 +44,7 @@ class Record:
         return {name: getattr(self, name) for name in names}
 
 
-class Watcher:
+class Callback:
     """Sees a federation at work. Every event may be overridden; none has to be."""
 
     def began(self, federation: "Federation") -> None:
