@@ -64,6 +64,10 @@ SETTINGS: dict[str, Any] = {
 """The options of all runs."""
 
 
+SMALL = {"model.name": "mlp", "model.width": 0.25}
+"""A small network: the norm of the noise grows with the number of weights."""
+
+
 class Job(NamedTuple):
     """A data set: how it is split, and with which options clients train."""
 
@@ -73,14 +77,8 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "digits": Job(
-        "dirichlet:0.5,ir=5",
-        {**SETTINGS, "model.name": "mlp", "model.width": 0.25},
-        ("noise", "release"),
-    ),
-    "fashion-mnist": Job(
-        "dirichlet:0.5,ir=5", {**SETTINGS, "model.name": "mlp", "data.images": 10_000}
-    ),
+    "digits": Job("dirichlet:0.5,ir=5", {**SETTINGS, **SMALL}, ("noise", "release")),
+    "fashion-mnist": Job("dirichlet:0.5,ir=5", {**SETTINGS, **SMALL, "data.images": 10_000}),
     "ham10000": Job("dirichlet:0.5", {**SETTINGS, "model.name": "cnn4"}),
 }
 PRIVATE = {"privacy.kind": "clients", "privacy.samples": 3, "privacy.quantile": 0.5}

@@ -162,7 +162,7 @@ def datasets(*, flags: Flags) -> None:
 
 
 @with_flags("method", "augment")
-def show_config(*, flags: Flags, advanced: Advanced = False) -> None:
+def config(*, flags: Flags, advanced: Advanced = False) -> None:
     """Print all options with their defaults and meanings, as a config file for `cafedcl run`."""
     from cafedcl.task.resolve import gather
 

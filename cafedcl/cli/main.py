@@ -9,9 +9,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from cafedcl.cli.command import Command
 from cafedcl.cli.compare import compare, sweep, watch
 from cafedcl.cli.deploy import app as deploy
-from cafedcl.cli.listing import augmenters, datasets, methods, models, show_config, split
+from cafedcl.cli.listing import augmenters, config, datasets, methods, models, split
 from cafedcl.cli.predict import export, predict
 from cafedcl.cli.privacy import privacy
 from cafedcl.cli.report import figures, report, show, table
@@ -70,25 +71,28 @@ def root(
 
 
 # The order here is the order in `cafedcl --help`.
-app.command()(demo)
-app.command()(run)
-app.command()(resume)
-app.command()(show)
-app.command()(predict)
-app.command()(export)
-app.command()(split)
-app.command()(privacy)
-app.command()(methods)
-app.command()(augmenters)
-app.command()(models)
-app.command()(datasets)
-app.command(name="config")(show_config)
-app.command()(compare)
-app.command()(sweep)
-app.command()(reproduce)
-app.command()(table)
-app.command()(report)
-app.command()(watch)
-app.command()(figures)
-app.command()(bench)
+for function in (
+    demo,
+    run,
+    resume,
+    show,
+    predict,
+    export,
+    split,
+    privacy,
+    methods,
+    augmenters,
+    models,
+    datasets,
+    config,
+    compare,
+    sweep,
+    reproduce,
+    table,
+    report,
+    watch,
+    figures,
+    bench,
+):
+    app.command(cls=Command)(function)
 app.add_typer(deploy, name="deploy")

@@ -113,6 +113,17 @@ def meaning(field: "Field[Any]") -> str:
     return f"{text} ({limits})" if limits else text
 
 
+def named_by_meaning(words: str, fields: "Mapping[str, Field[Any]]") -> str:
+    """Return «did you mean …?» for an option that somebody calls as its help text does, such as
+    ``learning_rate``; empty if there is none.
+    """
+    wanted = words.replace("_", " ")
+    for name, field in fields.items():
+        if " " in wanted and str(field.metadata["meaning"]).startswith(wanted):
+            return f"did you mean '{name}'?"
+    return ""
+
+
 @cache
 def _type_hints(cls: type[Any]) -> dict[str, Any]:
     """Return the types of a class's fields; Python evaluates their text anew at every call."""
@@ -128,9 +139,8 @@ def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         if key not in fields:
             if not fields:
                 raise CafedclError(f"{where}.{key}: there is no such option; {where} has none")
-            raise CafedclError(
-                f"{where}.{key}: there is no such option; {nearest(str(key), list(fields))}"
-            )
+            advice = named_by_meaning(str(key), fields) or nearest(str(key), list(fields))
+            raise CafedclError(f"{where}.{key}: there is no such option; {advice}")
         values[key] = _fit(hints[key], raw, f"{where}.{key}")
         problem = fields[key].metadata["limits"].problem(values[key])
         if problem:

@@ -35,20 +35,32 @@ def call(invoke: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     return invoke
 
 
-def test_help_starts_fast_and_without_pytorch(processor_seconds: Callable[[], float]) -> None:
+def test_help_loads_no_large_library() -> None:
+    large = {"torch", "numpy", "pandas", "scipy", "sklearn", "matplotlib", "PIL", "flwr", "ray"}
     code = "import sys; sys.argv = ['cafedcl', '--help']\nfrom cafedcl.cli.main import main\n"
-    code += "try: main()\nfinally: assert 'torch' not in sys.modules"
-    spent = []
-    for _ in range(3):
-        before = processor_seconds()
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
-        )
-        spent.append(processor_seconds() - before)
-        assert done.returncode == 0, done.stderr
-        assert "resume" in done.stdout
-    # The least of three: other tests run on the same cores.
-    assert min(spent) < 0.6, "seconds of processor time"
+    code += f"try: main()\nfinally: assert not {large} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "resume" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--lr", "0.1"], "No such option: --lr Did you mean --set train.lr=…?"),
+        (["--batch-size", "5"], "Did you mean --set train.batch_size=…?"),
+        (["--round", "5"], "--rounds"),
+        (["--set", "train.learning_rate=1"], "no such option; did you mean 'lr'?"),
+    ],
+)
+def test_who_takes_an_option_for_a_flag_is_told_how_to_set_it(
+    words: list[str], says: str, call: Call
+) -> None:
+    code, out, err = call("run", *words)
+    assert (code, out) == (2, "")
+    assert says in err
 
 
 def test_a_run_ends_with_its_scores_and_names_its_files(call: Call, tmp_path: Path) -> None:
