@@ -20,6 +20,7 @@ from cafedcl.config.sections import (
 from cafedcl.config.split_options import SPLITS, parse_split, replaced_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.paths import absolute
 from cafedcl.core.slug import slug
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
@@ -232,9 +233,7 @@ def absolute_data_name(data: str) -> str:
     """Return the name of a data set; a path becomes absolute, so that any folder can be used."""
     from cafedcl.data import is_own
 
-    if is_own(data):
-        return str(Path(data).expanduser().resolve())
-    return data
+    return absolute(data) if is_own(data) else data
 
 
 def place_of(data: str) -> str:

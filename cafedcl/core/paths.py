@@ -1,4 +1,4 @@
-"""Where data files are: the data folder, and which names are paths."""
+"""Where files are: absolute paths, the data folder, and which names are paths."""
 
 import os
 import sys
@@ -27,6 +27,15 @@ def data_folder(given: str) -> Path:
         raise CafedclError(
             "data.dir: no home folder is known here; set data.dir or CAFEDCL_DATA"
         ) from None
+
+
+def absolute(path: str) -> str:
+    """Return a path from the root on, with ``~`` replaced by the home folder."""
+    try:
+        return str(Path(path).expanduser().resolve())
+    except RuntimeError:
+        # There is no such user, or no home folder is known.
+        raise CafedclError(f"{path}: this home folder is not known; give the whole path") from None
 
 
 def is_path(name: str) -> bool:

@@ -11,6 +11,7 @@ from cafedcl.config.split_options import SplitOptions
 from cafedcl.core.arrays import Ints
 from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.paths import absolute
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.groups import NO_GROUPS, to_units
 from cafedcl.data.shards import Shards, choose_held_out, load_shards, shards_of_owners
@@ -250,7 +251,7 @@ def split(
     """
     group: Ints = NO_GROUPS if groups is None else groups.cpu().numpy()
     if options.kind == "file":
-        return load_shards(Path(options.file), labels, group)
+        return load_shards(Path(absolute(options.file)), labels, group)
     y: Ints = labels.cpu().numpy()
     kept = np.arange(len(y))
     if options.ir > 1:

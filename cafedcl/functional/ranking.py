@@ -44,7 +44,9 @@ def one_against_rest(p: Tensor, y: Tensor, specificity: float) -> Tensors:
         "auroc": (steps * (sensitivity + before) / 2).sum(0),
         "auprc": (np.diff(sensitivity, axis=0, prepend=start) * found / (ends + 1)).sum(0),
         # A hair of tolerance: 1 − 0.95 is a little less than 5 of 100 in floating point.
-        "sensitivity": np.where(false_alarms <= 1 - specificity + 1e-9, sensitivity, 0).max(0),
+        "sensitivity": np.where(false_alarms <= 1 - specificity + 1e-9, sensitivity, 0).max(
+            0, initial=0
+        ),
     }
     undefined = (hit.sum(0) == 0) | (hit.sum(0) == images)
     return {

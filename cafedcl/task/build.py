@@ -14,6 +14,7 @@ from cafedcl.config.sections import SITES, Config, EngineOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.paths import absolute
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
@@ -103,15 +104,15 @@ def settle(config: Config, data: Dataset, device: torch.device) -> Config:
     source = config.data
     split = config.split
     if source.name != SITES and is_own(source.name):
-        source = replace(source, name=str(Path(source.name).resolve()))
+        source = replace(source, name=absolute(source.name))
     if source.test and is_own(source.test):
-        source = replace(source, test=str(Path(source.test).resolve()))
+        source = replace(source, test=absolute(source.test))
     if source.dir:
-        source = replace(source, dir=str(Path(source.dir).expanduser().resolve()))
+        source = replace(source, dir=absolute(source.dir))
     if split.file:
-        split = replace(split, file=str(Path(split.file).resolve()))
+        split = replace(split, file=absolute(split.file))
     if model.weights:
-        model = replace(model, weights=str(Path(model.weights).expanduser().resolve()))
+        model = replace(model, weights=absolute(model.weights))
     place = Path(model.name.partition(":")[2]).expanduser()
     if model.source == "hf" and place.is_dir():
         model = replace(model, name=f"hf:{place.resolve()}")

@@ -1,11 +1,16 @@
 """Scores of the last round that need all probabilities, and the calibration of its models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from cafedcl.core.contract import Job
 from cafedcl.core.tensors import ANCHORS, MODEL, under
-from cafedcl.federation.final_scores import images_each, spaced_rows
+from cafedcl.data.shards import ClientRows
+from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.final_scores import FinalScores, images_each, spaced_rows
 
 FULL = {"auroc", "auprc", "sensitivity", "ece"}
 
@@ -61,6 +66,25 @@ def test_an_own_model_is_what_its_client_has_trained(tiny) -> None:
     )
     assert found.isnan().sum() == 5 - len(part)
     assert f"calibration/own/{part[0]}/temperature" in last.tables
+
+
+def test_a_client_without_test_images_has_no_scores(tiny) -> None:
+    """Under pfllib, a client with one image of every class holds none of them out for tests."""
+    federation = tiny("fedavg", evaluate__full=True, evaluate__protocol="pfllib")
+    clients = federation.task.clients
+    test = list(clients.shards.test)
+    test[0] = test[0][:0]
+    shards = replace(clients.shards, test=ClientRows.of(test))
+    task = federation.task.with_clients(shards=shards)
+    final = FinalScores(task, federation.config, federation.counts, frozenset(), due=True)
+    jobs = [Job(client, federation.down(), {}, True) for client in (0, 1)]
+    for reply in ReferenceEngine(task).train(jobs):
+        final.add_own(reply, federation.down())
+    scores, tables = final.clients()
+    assert tables["scores/own/auroc"][0].isnan().all()
+    assert not tables["scores/own/auroc"][1].isnan().all()
+    assert 0 <= scores["auroc"] <= 1
+    assert 0 <= scores["ece"] <= 1
 
 
 def test_calibration_never_sees_a_test_image(tiny) -> None:

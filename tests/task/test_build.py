@@ -3,6 +3,7 @@ import os
 import platform
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,6 +134,25 @@ def test_a_file_says_how_many_clients_there_are(digits: Dataset, tmp_path: Path)
     assert prepare(small(federation={"clients": 0}, split=file)).config.federation.clients == 4
     with pytest.raises(CafedclError, match=r"federation.clients = 3: the file has 4; leave the"):
         prepare(small(federation={"clients": 3}, split=file))
+
+
+def test_a_path_below_the_home_folder_is_recorded_in_full(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed must find its files again."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    np.savez(tmp_path / "own.npz", x=digits.train_x[:, 0].numpy(), y=digits.train_y.numpy())
+    own = {"name": "~/own.npz"}
+    setup = prepare(small(data=own))
+    assert setup.config.data.name == str(tmp_path / "own.npz")
+    shards = setup.task.clients.shards
+    save_shards(shards, setup.task.clients.data.train_y, tmp_path / "split.safetensors")
+    file = {"kind": "file", "file": "~/split.safetensors"}
+    again = prepare(small(data=own, split=file))
+    assert again.config.split.file == str(tmp_path / "split.safetensors")
+    assert torch.equal(again.counts, setup.counts)
+    with pytest.raises(CafedclError, match="~nobody-here/x: this home folder is not known"):
+        prepare(small(data=own, split={**file, "file": "~nobody-here/x"}))
 
 
 def test_an_option_that_natural_clients_do_not_use_is_refused(six_owners: Dataset) -> None:
