@@ -66,9 +66,8 @@ class RunFolder:
     def create(cls, path: str | Path) -> "RunFolder":
         """Make a new, empty and locked run folder; an existing run is never touched."""
         folder = cls(path)
+        folder.refuse_occupied()
         with explained(folder.path):
-            if folder.path.exists() and not (folder.path.is_dir() and folder.has_not_started()):
-                raise CafedclError(_occupied(folder))
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             try:
@@ -77,6 +76,12 @@ class RunFolder:
                 folder.unlock()
                 raise
         return folder
+
+    def refuse_occupied(self) -> None:
+        """Raise CafedclError unless a new run may be written here."""
+        with explained(self.path):
+            if self.path.exists() and not (self.path.is_dir() and self.has_not_started()):
+                raise CafedclError(_occupied(self))
 
     def _make_folders(self) -> None:
         for name in ("evaluations", "checkpoints"):

@@ -29,7 +29,9 @@ FederationFactory = Callable[[Config, Sequence[Callback], RunFolder | None], Fed
 """Makes the federation of a config; for a run that is resumed, it also gets the run folder."""
 
 
-def here(config: Config, callbacks: Sequence[Callback], _: RunFolder | None) -> Federation:
+def local_federation(
+    config: Config, callbacks: Sequence[Callback], _: RunFolder | None
+) -> Federation:
     """Make a federation whose clients are on this machine."""
     return Federation(config, callbacks)
 
@@ -39,28 +41,30 @@ def start(
     out: str | Path | None,
     callbacks: Sequence[Callback],
     command: Sequence[str] = (),
-    host: FederationFactory = here,
+    make_federation: FederationFactory = local_federation,
 ) -> Run:
     """Run a resolved config from its first round."""
-    if out is None:
-        with host(config, callbacks, None) as federation:
+    if out is not None:
+        # Before data are loaded and steps are compiled, which can take minutes.
+        RunFolder(out).refuse_occupied()
+    with make_federation(config, callbacks, None) as federation:
+        if out is None:
             federation.run()
             return _result(federation, None)
-    federation = host(config, callbacks, None)
-    folder = RunFolder.create(out)
-    try:
-        recorder = Recorder(folder)
-        recorder.begin(federation, list(command))
-        return _run_to_end(federation, recorder)
-    finally:
-        folder.unlock()
+        folder = RunFolder.create(out)
+        try:
+            recorder = Recorder(folder)
+            recorder.begin(federation, list(command))
+            return _run_to_end(federation, recorder)
+        finally:
+            folder.unlock()
 
 
 def resume(
     path: str | Path,
     callbacks: Sequence[Callback] = (),
     warn: Callable[[str], None] = print,
-    host: FederationFactory = here,
+    make_federation: FederationFactory = local_federation,
 ) -> Run:
     """Resume a run from its newest whole checkpoint, as if it had never stopped."""
     folder = RunFolder.open(path)
@@ -75,7 +79,6 @@ def resume(
             saved.check_version(config, folder.path)
             if metrics.problem:
                 warn(f"{metrics.problem}; the rounds after round {saved.round} are trained again")
-        federation = host(config, callbacks, folder)
         made_with = folder.environment().get("packages", {}).get("torch")
         torch_version = package_version("torch")
         if made_with not in (None, torch_version):
@@ -84,13 +87,14 @@ def resume(
                 "later rounds may differ in the last bits"
             )
         recorder = Recorder(folder)
-        if saved is None:
-            recorder.begin(federation, folder.environment().get("command", []))
-        else:
-            _restore(federation, folder, metrics, saved)
-            recorder.go_on(federation)
-        federation.privacy.resume(federation.round, _released(metrics, saved))
-        return _run_to_end(federation, recorder)
+        with make_federation(config, callbacks, folder) as federation:
+            if saved is None:
+                recorder.begin(federation, folder.environment().get("command", []))
+            else:
+                _restore(federation, folder, metrics, saved)
+                recorder.go_on(federation)
+            federation.privacy.resume(federation.round, _released(metrics, saved))
+            return _run_to_end(federation, recorder)
 
 
 def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
@@ -191,17 +195,16 @@ def _check_data(federation: Federation, folder: RunFolder) -> None:
 
 def _run_to_end(federation: Federation, recorder: Recorder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
-    with federation:
-        federation.callbacks[:0] = [recorder, ContactSheets(recorder.path / "samples")]
-        try:
-            federation.run()
-        except KeyboardInterrupt:
-            recorder.save(federation)
-            raise
-        if not federation.finished:
-            # A callback has stopped the run early.
-            recorder.save(federation)
-        return _result(federation, recorder.path)
+    federation.callbacks[:0] = [recorder, ContactSheets(recorder.path / "samples")]
+    try:
+        federation.run()
+    except KeyboardInterrupt:
+        recorder.save(federation)
+        raise
+    if not federation.finished:
+        # A callback has stopped the run early.
+        recorder.save(federation)
+    return _result(federation, recorder.path)
 
 
 def _result(federation: Federation, path: Path | None) -> Run:

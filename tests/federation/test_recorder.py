@@ -212,6 +212,20 @@ def test_an_existing_run_is_never_touched(tmp_path: Path) -> None:
     assert content(tmp_path / "run") == before
 
 
+def test_an_occupied_folder_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading data and compiling steps can take minutes."""
+    (tmp_path / "thesis.tex").write_text("precious")
+
+    def load(*_: object) -> None:
+        pytest.fail("the data were loaded")
+
+    monkeypatch.setattr("cafedcl.task.build.load_data", load)
+    with pytest.raises(CafedclError, match="not an empty folder"):
+        api.start(config(1), tmp_path, ())
+
+
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(CafedclError, match="not an empty folder"):

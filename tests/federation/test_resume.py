@@ -283,8 +283,13 @@ def test_a_method_that_counts_on_its_number_of_rounds_cannot_be_extended(tmp_pat
         api.resume(tmp_path / "run", settings={"federation.rounds": 5})
 
 
-def test_other_data_than_those_of_the_run_are_refused(tmp_path: Path) -> None:
+def test_other_data_than_those_of_the_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import numpy as np
+
+    closed: list[Federation] = []
+    monkeypatch.setattr(Federation, "close", lambda federation: closed.append(federation))
 
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (120, 8, 8), dtype=np.uint8)
@@ -294,8 +299,10 @@ def test_other_data_than_those_of_the_run_are_refused(tmp_path: Path) -> None:
     own = tables() | {"data": {"name": str(file)}}
     api.start(resolve(own), tmp_path / "run", [StopAfter(2)])
     np.savez(file, train_x=images // 2, train_y=labels, test_x=images[:20], test_y=labels[:20])
+    assert len(closed) == 1
     with pytest.raises(CafedclError, match="is not the one that the run started with"):
         api.resume(tmp_path / "run")
+    assert len(closed) == 2, "its worker processes would go on"
 
 
 def test_unfinished_files_of_a_killed_process_are_removed(copy: Path) -> None:
