@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
 from functools import cache
+from numbers import Integral
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cafedcl.core.errors import CafedclError, nearest
@@ -138,7 +139,7 @@ def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     for key, raw in table.items():
         if key not in fields:
             if not fields:
-                raise CafedclError(f"{where}.{key}: there is no such option; {where} has none")
+                raise CafedclError(f"{where}.{key}: there is no such option; this {where} has none")
             advice = named_by_meaning(str(key), fields) or nearest(str(key), list(fields))
             raise CafedclError(f"{where}.{key}: there is no such option; {advice}")
         values[key] = _fit(hints[key], raw, f"{where}.{key}")
@@ -179,7 +180,12 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
         if rest != [...] and len(raw) != 1 + len(rest):
             raise CafedclError(f"{where} = {to_toml(raw)}: {1 + len(rest)} values are expected")
         return tuple(_fit(inner, value, where) for value in raw)
-    if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
+    # NumPy's numbers become plain ones: people write ``for seed in np.arange(3)``.
+    if isinstance(raw, Integral) and not isinstance(raw, bool):
+        raw = int(raw)
+    elif isinstance(raw, float):
+        raw = float(raw)
+    if hint is float and type(raw) is int:
         try:
             return float(raw)
         except OverflowError:

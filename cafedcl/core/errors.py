@@ -11,8 +11,8 @@ class CafedclError(Exception):
 
 
 def nearest(word: str, known: "list[str]") -> str:
-    """Return «did you mean …?» for a misspelt name, or the list of what there is."""
+    """Return «did you mean …?» for a misspelt name, or the list of all names."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"there is {', '.join(sorted(known))}"
+    return f"did you mean '{close[0]}'?" if close else f"available: {', '.join(sorted(known))}"

@@ -135,6 +135,8 @@ class Summary:
 def read_runs(paths: Iterable[str | Path]) -> Summary:
     """Find and read all run folders; raises CafedclError only if there is none at all."""
     given = [Path(path) for path in paths]
+    if not given:
+        raise CafedclError("no run folder is given")
     folders = find_folders(given)
     if not folders:
         raise CafedclError(

@@ -3,6 +3,7 @@ import datetime
 import tomllib
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -238,7 +239,7 @@ def test_the_defaults_of_every_method_survive_toml(name):
         ),
         (
             {"method": {"name": "fedavg", "mu": 1}},
-            "method.mu: there is no such option; method has none",
+            "method.mu: there is no such option; this method has none",
         ),
         ({"method": {"name": 3}}, "method.name = 3: a text is expected"),
         ({"split": {"kind": "dirichle"}}, "split.kind = \"dirichle\": did you mean 'dirichlet'?"),
@@ -459,6 +460,22 @@ def test_settings_win_over_flags_and_flags_over_the_file(tmp_path):
     assert (config.method.name, config.split.kind, config.split.ir) == ("fedavg", "iid", 2.0)
 
 
+def test_numbers_of_numpy_are_numbers():
+    numbers = np.array([3])
+    config = resolve(
+        {
+            "run": {"seed": numbers[0]},
+            "train": {"lr": np.float64(0.5), "momentum": np.int64(0)},
+            "evaluate": {"shots": [np.int64(50), np.int32(5)]},
+        }
+    )
+    values = (config.run.seed, config.train.lr, config.train.momentum, *config.evaluate.shots)
+    assert values == (3, 0.5, 0.0, 50, 5)
+    assert [type(value) for value in values] == [int, float, float, int, int]
+    with pytest.raises(CafedclError, match=r"run.seed = True: a whole number is expected"):
+        resolve({"run": {"seed": np.bool_(True)}})
+
+
 def test_every_option_says_what_it_means_and_its_default_fits_its_limits():
     for section in ("method", *SECTIONS):
         for field in fields_of(section):
@@ -499,7 +516,7 @@ def test_a_value_is_refused_exactly_outside_its_limits(value, low, high):
 
 
 def test_a_far_off_word_gets_the_whole_list():
-    assert nearest("zzz", ["beta", "alpha"]) == "there is alpha, beta"
+    assert nearest("zzz", ["beta", "alpha"]) == "available: alpha, beta"
     assert nearest("alpa", ["beta", "alpha"]) == "did you mean 'alpha'?"
 
 

@@ -173,3 +173,5 @@ def test_no_run_is_one_clear_line(tmp_path: Path) -> None:
         read_runs([tmp_path])
     with pytest.raises(CafedclError, match="there is no such folder"):
         read_runs([tmp_path / "nowhere"])
+    with pytest.raises(CafedclError, match=r"^no run folder is given$"):
+        read_runs([])
