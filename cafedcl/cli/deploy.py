@@ -11,6 +11,7 @@ import typer
 
 from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
 from cafedcl.config.flags import Flags
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
 from cafedcl.core.slug import slug
@@ -79,14 +80,16 @@ def init(
     print(printable(f"written: {folder}"))
     if insecure:
         print("warning: without TLS and keys, anyone can read the traffic and join")
-    print(printable(f"\non {host}, with {server}:\n  cafedcl deploy server {server}"))
+    print(printable(f"\non {host}, with {server}:"))
+    print(printable(f"  {cafedcl_command('deploy', 'server', server)}"))
     for name, place in zip(named, sites, strict=True):
         has_data = named[name] or simulated
         first = "" if has_data else ", once its site.toml says where the data are"
         print(printable(f"\nat {name}, with a copy of {place}{first}:"))
-        print(printable(f"  cafedcl deploy site {place}"))
+        print(printable(f"  {cafedcl_command('deploy', 'site', place)}"))
     print(printable(f"\nonce they are running, on {host}:"))
-    print(printable(f"  cafedcl deploy status {server}\n  cafedcl deploy run {server}"))
+    for step in ("status", "run"):
+        print(printable(f"  {cafedcl_command('deploy', step, server)}"))
 
 
 @app.command()
@@ -231,7 +234,7 @@ def run(
     as_json: JsonRounds = False,
 ) -> None:
     """Train on the sites of a deployment, and write a run folder on this machine."""
-    from cafedcl.cli.session import conclude, new_folder, resumable, watching
+    from cafedcl.cli.session import conclude, folder_for, resumable, watching
     from cafedcl.config.sections import read_file
     from cafedcl.deploy.server import Server
     from cafedcl.task.resolve import gather
@@ -244,8 +247,11 @@ def run(
         words.insert(0, "store.checkpoint_every=1")
     chosen = gather(file, settings=words, **flags)
     name = slug(chosen.method.name, keep=".-")
-    path = out or new_folder(f"{name}-deployed-s{chosen.run.seed}")
-    with watching(quiet, as_json) as callbacks, resumable(path):
+    with (
+        folder_for(out, f"{name}-deployed-s{chosen.run.seed}") as path,
+        watching(quiet, as_json) as callbacks,
+        resumable(path),
+    ):
         finished = place.run(chosen, path, callbacks)
     conclude(finished, quiet or as_json)
 

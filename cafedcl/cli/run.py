@@ -14,14 +14,15 @@ from cafedcl.cli.report import report
 from cafedcl.cli.session import (
     check_learned,
     conclude,
+    folder_for,
     load_torch,
     logging,
-    new_folder,
     resumable,
     warn,
     watching,
 )
 from cafedcl.config.flags import FLAGS, Flags
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.printable import printable
 from cafedcl.core.slug import slug
 from cafedcl.terminal.console import console
@@ -55,8 +56,13 @@ def run(
 
     chosen = gather(config, settings=settings or [], **flags)
     words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
-    path = out or new_folder("-".join(slug(word, keep=".") for word in words))
-    with logging(log, path) as logs, watching(quiet, as_json) as callbacks, resumable(path):
+    name = "-".join(slug(word, keep=".") for word in words)
+    with (
+        folder_for(out, name) as path,
+        logging(log, path) as logs,
+        watching(quiet, as_json) as callbacks,
+        resumable(path),
+    ):
         finished = api.start(chosen, path, [*callbacks, *logs], ["cafedcl", *sys.argv[1:]])
     conclude(finished, quiet or as_json)
 
@@ -94,7 +100,7 @@ def resume(
         _, about = folder.data()
         check_learned(folder.metrics(), path, about.get("clients", ()))
         if not quiet:
-            print(printable(f"{path}: already finished; `cafedcl show {path}`"))
+            print(printable(f"{path}: already finished; `{cafedcl_command('show', path)}`"))
         return
     with logging(log, path) as logs, watching(quiet, as_json) as callbacks, resumable(path, True):
         finished = api.resume(path, [*callbacks, *logs], warn)
@@ -117,7 +123,6 @@ def demo(
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.overview import comparison_table, split_map
 
-    folder = out or new_folder("demo")
     screen = console()
     configs = [
         gather(method=name, rounds=rounds, split="dirichlet:0.1") for name in ("fedavg", "cafedcl")
@@ -129,17 +134,22 @@ def demo(
     )
     screen.print(split_map(ready.counts, ready.task.clients.data.names))
     screen.print()
-    finished = []
-    for config in configs:
-        path = folder / config.method.name
-        if not screen.is_terminal:  # the live view shows the name itself
-            print(printable(f"{config.method.name}:"))
-        with watching(False, False) as callbacks, resumable(path):
-            finished.append(api.start(config, path, callbacks, ["cafedcl", "demo"]))
-        screen.print()
-    screen.print(
-        comparison_table([(run.config.method.name, run.records) for run in finished], screen.width)
-    )
-    for run in finished:
-        screen.print(f"written: {run.path}  (cafedcl show {run.path})", soft_wrap=True)
-    report([folder], folder / "report.html")
+    with folder_for(out, "demo") as folder:
+        finished = []
+        for config in configs:
+            path = folder / config.method.name
+            if not screen.is_terminal:  # the live view shows the name itself
+                print(printable(f"{config.method.name}:"))
+            with watching(False, False) as callbacks, resumable(path):
+                finished.append(api.start(config, path, callbacks, ["cafedcl", "demo"]))
+            screen.print()
+        screen.print(
+            comparison_table(
+                [(run.config.method.name, run.records) for run in finished], screen.width
+            )
+        )
+        for run in finished:
+            screen.print(
+                f"written: {run.path}  ({cafedcl_command('show', run.path)})", soft_wrap=True
+            )
+        report([folder], folder / "report.html")

@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from cafedcl.config.privacy_options import short_privacy
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.client_names import client_title
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import step
 from cafedcl.terminal.console import console
@@ -160,14 +162,38 @@ def what_is_saved(folder: "RunFolder") -> str:
         return "the run had not begun, nothing is saved"
     done = len(folder.metrics_file.read().lines)
     rounds = "1 round is" if done == 1 else f"{done} rounds are"
-    return f"{rounds} saved. Resume with: cafedcl resume {folder.path}"
+    return f"{rounds} saved. Resume with: {cafedcl_command('resume', folder.path)}"
+
+
+@contextmanager
+def folder_for(out: Path | None, name: str) -> Iterator[Path]:
+    """Yield the folder to write to: the given one, or else a new one under runs/.
+
+    A new one is made at once, so that two commands that start together do not take the same. It is
+    removed if nothing was written into it.
+    """
+    if out is not None:
+        yield out
+        return
+    with explained(Path("runs")):
+        path = new_folder(name)
+    try:
+        yield path
+    finally:
+        # Only empty folders can be removed.
+        with suppress(OSError):
+            path.rmdir()
+            path.parent.rmdir()
 
 
 def new_folder(name: str) -> Path:
-    """Return a folder under runs/ that does not exist yet."""
+    """Make a folder under runs/ that did not exist, and return it."""
     number = 1
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not path.exists():
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
             return path
-        number += 1

@@ -18,6 +18,7 @@ from cafedcl.config.sections import (
     read_file,
 )
 from cafedcl.config.split_options import SPLITS, parse_split, replaced_split
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.paths import absolute
@@ -252,7 +253,7 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
             there = read_file(path)
             raise CafedclError(
                 f"{out}: holds another plan ({differences(there, plan)}); resume it with "
-                f"`{way_on(command, there, out)}`, or choose another --out"
+                f"`{resume_command(command, there, out)}`, or choose another --out"
             )
     # A lock file alone is left behind by a command that stopped before it wrote its plan.
     elif out.exists() and not (
@@ -268,11 +269,11 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
         yield
 
 
-def way_on(command: str, plan: Mapping[str, Any], out: object) -> str:
+def resume_command(name: str, plan: Mapping[str, Any], out: object) -> str:
     """Return the command that resumes a plan."""
     if "study" in plan:
-        return f"cafedcl {command} {plan['study']} --scale {plan['scale']} --out {out}"
-    return f"cafedcl {command} --resume {out}"
+        return cafedcl_command(name, plan["study"], "--scale", plan["scale"], "--out", out)
+    return cafedcl_command(name, "--resume", out)
 
 
 def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
@@ -286,9 +287,8 @@ def stored_plan(out: Path, file: str, command: str) -> dict[str, Any]:
 
 def plan_toml(plan: Mapping[str, Any], command: str) -> str:
     """Return a plan as TOML: plain values first, then its tables."""
-    lines = [
-        f"# written by `cafedcl {command}`; resume with: {way_on(command, plan, 'THIS-FOLDER')}"
-    ]
+    resume = resume_command(command, plan, "THIS-FOLDER")
+    lines = [f"# written by `cafedcl {command}`; resume with: {resume}"]
     lines += [
         f"{name} = {to_toml(value)}"
         for name, value in plan.items()

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from cafedcl.compare.devices import choose_launcher
 from cafedcl.compare.jobs import RunOutcome
-from cafedcl.compare.plan import Comparison, Tables, planned, way_on, words_of
+from cafedcl.compare.plan import Comparison, Tables, planned, resume_command, words_of
 from cafedcl.compare.pool import Pool, polite, run_all
 from cafedcl.compare.progress import choose_view
 from cafedcl.compare.sweep import Point, Sweep
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.printable import printable
@@ -105,7 +106,7 @@ def run_comparison(plan: Comparison, out: Path, means: Means) -> list[RunOutcome
             )
         rounds = sum(job.rounds for job in jobs)
         with scheduled(
-            way_on(Comparison.COMMAND, {}, out), (len(jobs), rounds), plan.settings, means
+            resume_command(Comparison.COMMAND, {}, out), (len(jobs), rounds), plan.settings, means
         ) as pool:
             outcomes = run_all(jobs, pool)
     if not means.silent:
@@ -133,7 +134,7 @@ def run_grid(
     points = [(point, plan.jobs(out, plan.place(point), point)) for point in plan.points()]
     jobs = [job for seed in zip(*(jobs for _, jobs in points), strict=True) for job in seed]
     size = (len(jobs), sum(job.rounds for job in jobs))
-    with scheduled(way_on(Sweep.COMMAND, {}, out), size, plan.settings, means) as pool:
+    with scheduled(resume_command(Sweep.COMMAND, {}, out), size, plan.settings, means) as pool:
         outcomes = run_all(jobs, pool)
     if not means.silent:
         show_table(out)
@@ -156,7 +157,7 @@ def run_search(
     to_do = max(0, number - len(search.finished())) * plan.seeds
     rounds = resolve(plan.tables({})).federation.rounds
     with scheduled(
-        way_on(Sweep.COMMAND, {}, out), (to_do, to_do * rounds), plan.settings, means
+        resume_command(Sweep.COMMAND, {}, out), (to_do, to_do * rounds), plan.settings, means
     ) as pool:
         search.run(number, pool)
     if not means.silent:
@@ -240,7 +241,7 @@ def write_best(result: SweepResult, out: Path, silent: bool) -> None:
             f"{plan.score} {result.value:.4f}, {plan.mean_words}, on {result.measured_on}",
             soft_wrap=True,
         )
-        screen.print(f"written: {path}  (cafedcl run {path})", soft_wrap=True)
+        screen.print(f"written: {path}  ({cafedcl_command('run', path)})", soft_wrap=True)
 
 
 def end_comparison(outcomes: Sequence[RunOutcome], out: Path) -> None:
@@ -260,7 +261,7 @@ def end_sweep(result: SweepResult, out: Path) -> None:
 
 def again(out: Path, command: str) -> str:
     """Return the advice for failed runs."""
-    return f"try them again with: {way_on(command, {}, out)}"
+    return f"try them again with: {resume_command(command, {}, out)}"
 
 
 def failed_runs(outcomes: Sequence[RunOutcome]) -> list[RunOutcome]:

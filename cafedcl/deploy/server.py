@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cafedcl.config.sections import Config
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.deploy.folders import (
@@ -245,7 +246,7 @@ class Server:
         if not self.address.healthy():
             raise CafedclError(
                 f"no SuperLink at {self.address}; "
-                f"start it with: cafedcl deploy server {self.folder}"
+                f"start it with: {cafedcl_command('deploy', 'server', self.folder)}"
             )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import Config
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.tensors import Tensors, pack, under, unpack
@@ -84,7 +85,7 @@ class Checkpoint:
                 raise CafedclError(
                     f"{where}/config.toml: {name} = {_shown(now, name)}, but the run was made with "
                     f"{_shown(before, name)}; change it back, or start a new run with "
-                    f"`cafedcl run {where}/config.toml --out NEW`"
+                    f"`{retrain_command(where)}`"
                 )
         moved_machines = "flower" in (before["engine.name"], now["engine.name"])
         if moved_machines and before["engine.name"] != now["engine.name"]:
@@ -106,7 +107,7 @@ class Checkpoint:
             raise CafedclError(
                 f"{where}: made with an earlier version of cafedcl, in which synthetic images "
                 f"counted differently in the confidence; start a new run with "
-                f"`cafedcl run {where}/config.toml --out NEW`"
+                f"`{retrain_command(where)}`"
             )
 
     def _check_rounds(self, before: int, config: Config, where: Path) -> None:
@@ -124,8 +125,13 @@ class Checkpoint:
             raise CafedclError(
                 f"{where}/config.toml: federation.rounds = {rounds}, but the run was made for "
                 f"{before}, and {who} trains differently for another number; change it "
-                f"back, or start a new run with `cafedcl run {where}/config.toml --out NEW`"
+                f"back, or start a new run with `{retrain_command(where)}`"
             )
+
+
+def retrain_command(folder: Path) -> str:
+    """Return the command that trains a run once more, in a new folder."""
+    return cafedcl_command("run", folder / "config.toml", "--out", "NEW")
 
 
 def _shown(options: Mapping[str, Any], name: str) -> str:

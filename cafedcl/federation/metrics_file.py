@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import append_line, write_atomically
 
@@ -112,8 +113,8 @@ class MetricsFile:
         read = self.read()
         if read.problem:
             raise CafedclError(
-                f"{read.problem}; restore the file from a backup, or try `cafedcl resume "
-                f"{self.path.parent}`, which trains the rounds again if it can"
+                f"{read.problem}; restore the file from a backup, or train the rounds again, if "
+                f"that is possible, with `{cafedcl_command('resume', self.path.parent)}`"
             )
         return read.lines
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from cafedcl.config.format import upgrade
 from cafedcl.config.sections import read_file
 from cafedcl.core.arrays import Array
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import TEMPORARY, explained
 from cafedcl.federation.metrics_file import MetricsFile, MetricsLine, last_round
@@ -277,5 +278,5 @@ def _occupied(folder: RunFolder) -> str:
     done = len(folder.metrics_file.read().lines)
     return (
         f"{folder.path}: already holds a run ({done} rounds); "
-        f"resume it with `cafedcl resume {folder.path}`, or choose another --out"
+        f"resume it with `{cafedcl_command('resume', folder.path)}`, or choose another --out"
     )

@@ -8,13 +8,14 @@ import torch
 
 from cafedcl.config.sections import Config, assign
 from cafedcl.core.arrays import Array
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.environment import package_version
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.tensors import Tensors, moved, under, unpack
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.callback import Callback, Record
-from cafedcl.federation.checkpoint import Checkpoint, memories_of
+from cafedcl.federation.checkpoint import Checkpoint, memories_of, retrain_command
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.final_scores import check_calibrations
 from cafedcl.federation.metrics_file import MetricsRead
@@ -144,7 +145,7 @@ def _check_restart(
         what = f"{folder.metrics_file.path}: only {done} rounds, fewer than any checkpoint has"
     raise CafedclError(
         f"{what}; the run cannot be resumed, and nothing in it was changed. Restore the file from "
-        f"a backup, or train again in a new folder: cafedcl run {folder.path}/config.toml --out NEW"
+        f"a backup, or train again in a new folder: {retrain_command(folder.path)}"
     )
 
 
@@ -238,7 +239,7 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
     if saved.round < len(lines):
         warn(
             f"{path}: this is the model after round {saved.round} of {len(lines)}: the last rounds "
-            f"have no whole checkpoint; `cafedcl resume {path}` makes it"
+            f"have no whole checkpoint; `{cafedcl_command('resume', path)}` makes it"
         )
     known, about = folder.data()
     channels, height, width = about["shape"]

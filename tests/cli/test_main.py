@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from cafedcl.cli.session import folder_for
+from cafedcl.core.errors import CafedclError
 from cafedcl.methods import method_names
 from cafedcl.task.resolve import resolve
 
@@ -77,6 +79,21 @@ def test_a_run_ends_with_its_scores_and_names_its_files(call: Call, tmp_path: Pa
     assert (tmp_path / "runs" / "fedavg-digits-s3-2").is_dir(), (
         "a second run gets a folder of its own"
     )
+
+
+def test_commands_that_start_together_get_folders_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with folder_for(None, "fedavg") as one, folder_for(None, "fedavg") as other:
+        (one / "config.toml").touch()
+    assert (one, other) == (Path("runs/fedavg"), Path("runs/fedavg-2"))
+    assert one.is_dir()
+    assert not other.exists(), "nothing was written into it"
+    monkeypatch.chdir(one)
+    Path("runs").touch()
+    with pytest.raises(CafedclError, match=r"runs.*cannot be written"), folder_for(None, "fedavg"):
+        pass
 
 
 def test_json_output_is_one_object_per_round(call: Call) -> None:
@@ -260,6 +277,9 @@ def test_an_existing_run_folder_is_refused_and_untouched(call: Call, tmp_path: P
     assert code == 2
     assert "already holds a run (2 rounds); resume it with `cafedcl resume run`" in err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "run").rename(tmp_path / "first run")
+    _, _, err = call("run", *SMALL, "--out", "first run")
+    assert "resume it with `cafedcl resume 'first run'`" in err, "it can be pasted into a shell"
 
 
 def test_an_image_that_cannot_be_read_is_named(call: Call, tmp_path: Path) -> None:
