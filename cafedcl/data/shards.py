@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cafedcl.core.arrays import Ints, Mask
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import Tensors, pack, unpack
 from cafedcl.data.groups import (
     NO_GROUPS,
@@ -204,11 +205,9 @@ def fingerprint(labels: Tensor) -> str:
 
 def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
     """Write a split to a file that ``--split file:PATH`` reads."""
-    try:
-        header = {"labels": fingerprint(labels), "images": len(labels), "names": shards.names}
-        path.write_bytes(pack(shards.tensors(), header))
-    except OSError as error:
-        raise CafedclError(f"{path}: cannot be written: {error.strerror}") from None
+    header = {"labels": fingerprint(labels), "images": len(labels), "names": shards.names}
+    with explained(path):
+        write_atomically(path, pack(shards.tensors(), header))
 
 
 def load_shards(path: Path, labels: Tensor, groups: Ints = NO_GROUPS) -> Shards:

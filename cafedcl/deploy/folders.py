@@ -3,12 +3,12 @@
 import ipaddress
 import json
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from cafedcl.config.options import option, read_options, toml_section
+from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
 from cafedcl.deploy.proxy import write_proxy_config
@@ -89,14 +89,9 @@ def is_loopback(host: str) -> bool:
 def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
     """Return the options in the config file of a deployment's folder."""
     path = folder / file
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise CafedclError(
-            f"{folder}: there is no {file}; create one with `cafedcl deploy init`"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CafedclError(f"{path}: cannot be read: {error}") from None
+    if not path.exists():
+        raise CafedclError(f"{folder}: there is no {file}; create one with `cafedcl deploy init`")
+    tables = read_file(path)
     if tables.keys() != {section}:
         raise CafedclError(f"{path}: one section [{section}] is expected")
     return read_options(options, tables[section], section)
@@ -129,8 +124,8 @@ def make_folders(
     """
     for site in sites:
         check_site_name(site)
-    if folder.exists() and any(folder.iterdir()):
-        raise CafedclError(f"{folder}: exists and is not empty; choose another folder")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CafedclError(f"{folder}: exists and is not an empty folder; choose another one")
     try:
         return _write_folders(folder, server, sites, simulated)
     except OSError as error:

@@ -114,5 +114,8 @@ def _draw_splits(splits: Sequence[DrawnSplit], path: Path) -> None:
         ax.set_axisbelow(True)
     try:
         figure.savefig(path, dpi=160)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CafedclError(f"{path}: the figure cannot be written: {error.strerror}") from None
+    except ValueError as error:
+        # Matplotlib does not know the ending of the name.
         raise CafedclError(f"{path}: the figure cannot be written: {error}") from None

@@ -122,8 +122,10 @@ def test_a_name_that_cannot_be_a_folder_is_refused(name, tmp_path):
 def test_an_existing_deployment_is_never_overwritten(tmp_path):
     made(tmp_path / "d")
     key = (tmp_path / "d" / "server" / "server.key").read_bytes()
-    with pytest.raises(CafedclError, match="not empty"):
+    with pytest.raises(CafedclError, match="not an empty folder"):
         made(tmp_path / "d")
+    with pytest.raises(CafedclError, match="not an empty folder"):
+        made(tmp_path / "d" / "server" / "server.key")
     assert (tmp_path / "d" / "server" / "server.key").read_bytes() == key
 
 
@@ -131,7 +133,7 @@ def test_an_existing_deployment_is_never_overwritten(tmp_path):
     ("text", "words"),
     [
         (None, "deploy init"),
-        ("[site", "cannot be read"),
+        ("[site", "site.toml: not valid TOML"),
         ("[server]\nport = 1\n", r"one section \[site\]"),
         ("[site]\nprot = 1\n", "port"),
         ("[site]\nport = 0\n", "at least 1"),
