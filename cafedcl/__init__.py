@@ -48,15 +48,15 @@ __all__ = [
     "sweep",
 ]
 
-_HOME = {
+_MODULES = {
     "CafedclError": "core.errors",
+    "Callback": "federation.callback",
     "ComparisonResult": "compare.python",
     "Config": "config.sections",
     "Federation": "federation.rounds",
     "Record": "federation.callback",
     "Run": "federation.result",
     "SweepResult": "compare.run",
-    "Callback": "federation.callback",
     "load": "federation.runs",
     "resolve": "task.resolve",
     "resume": "api",
@@ -64,6 +64,7 @@ _HOME = {
     "split": "api",
     "sweep": "compare.python",
 }
+"""The module of every public name."""
 _CALLED = {"compare": "compare.python", "export": "api", "report": "api"}
 """Functions that have the name of a folder of the package, and where they are."""
 
@@ -94,22 +95,24 @@ class _CallableFolder(ModuleType):
         return signature(self._function())
 
 
-class _Face(ModuleType):
+class _Package(ModuleType):
+    """This package: a folder in `_CALLED` becomes callable as soon as Python imports it."""
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _CALLED and isinstance(value, ModuleType):
             value.__class__ = _CallableFolder
         super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Face
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
     if name in _CALLED:
         return import_module(f"cafedcl.{name}")
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'cafedcl' has no attribute '{name}'")
-    return getattr(import_module(f"cafedcl.{_HOME[name]}"), name)
+    return getattr(import_module(f"cafedcl.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

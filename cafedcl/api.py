@@ -117,7 +117,9 @@ def export(
     known = {ending: name for name, ending in ENDINGS.items()}
     form = to or known.get(file.suffix)
     if form is None:
-        raise CafedclError(f"{file}: its name must end with {', '.join(known)}; or say the format")
+        raise CafedclError(
+            f"{file}: its name must end with {', '.join(known)}; or give the format as to='onnx'"
+        )
     loaded = run if isinstance(run, Run) else load(run)
     model = write_model(loaded, form, file, client)
     with explained(file):

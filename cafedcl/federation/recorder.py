@@ -46,7 +46,7 @@ class Recorder(Callback):
             "config": config,
         }
         about = environment(command, str(federation.task.device))
-        about |= {"enrolment_bytes": federation.enrolment, **federation.about}
+        about |= {"enrolment_bytes": federation.enrolment_bytes, **federation.about}
         with explained(self.path):
             write_atomically(self.path / "data.safetensors", pack(tensors, header))
             self._write_encoder(federation.task.network.encoder)

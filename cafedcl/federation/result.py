@@ -207,7 +207,7 @@ class Run:
             shape=self.shape,
         )
 
-    def network(self, client: int | str | None) -> Network:
+    def network(self, client: int | str | None = None) -> Network:
         """Return the bare network of the server, or that of a client after its last visit.
 
         A client is given by its number or its name.
@@ -278,19 +278,19 @@ class Run:
         if paths is None:
             pixels = as_images(x, self.shape)
             parts: list[ReadImages] = [(images, [], {}) for images in pixels.split(size)]
-            return self._judged(model, iter(parts), len(pixels))
+            return self._classified(model, iter(parts), len(pixels))
         files = find_images(paths)
         batches = (
             read_each(files[start : start + size], self.shape, self.window)
             for start in range(0, len(files), size)
         )
-        found = self._judged(model, batches, len(files))
+        found = self._classified(model, batches, len(files))
         if not len(found) and found.failed:
             file, why = next(iter(found.failed.items()))
             raise CafedclError(f"{file}: {why}")
         return found
 
-    def _judged(
+    def _classified(
         self,
         model: ServedModel,
         batches: Iterator[ReadImages],

@@ -86,7 +86,7 @@ class Federation:
         self.counts = setup.counts
         self.client_names = setup.client_names
         self.about: dict[str, Any] = {}
-        """What the run folder notes of where the clients are."""
+        """What is added to the run's ``environment.json``, such as the sites of a deployment."""
         _, y = self.task.clients.test_set(None)
         self.evaluator = Evaluator(
             self.counts,
@@ -101,8 +101,8 @@ class Federation:
         self.validator = make_validator(self.config, self.task)
 
     @property
-    def enrolment(self) -> int:
-        """Bytes sent once before the first round.
+    def enrolment_bytes(self) -> int:
+        """The bytes that are sent once, before the first round.
 
         Every client sends its class counts, and gets the largest and the sum per class.
         """
@@ -146,7 +146,7 @@ class Federation:
                 checked = self.check(result)
                 replies.add(checked)
                 if isinstance(checked, Reply):
-                    # The aggregator frees the model.
+                    # Before it is aggregated, because the aggregator frees the model.
                     with clock("evaluate"):
                         final.add_own(checked, down)
                     with clock("aggregate"):
@@ -197,8 +197,10 @@ class Federation:
             yield from in_order(arriving, clients)
 
     def received(self, result: Reply | Failure, down: Down) -> Reply | Failure:
-        """Return a result as it arrives: liars have changed theirs, and all that is sent besides
-        the model is on the server's device.
+        """Return a result as the server receives it.
+
+        Clients that attack have tampered with theirs, and all that is sent besides the model is on
+        the server's device.
         """
         if isinstance(result, Failure):
             return result
@@ -312,8 +314,9 @@ class Federation:
         """Return whether a round that runs or has just ended is the last one."""
         if round + 1 == self.options.rounds:
             return True
-        rounds_left = round + 1 - self.round
-        return self.privacy.is_exhausted_by(self.state, rounds_left + 1)
+        # A round that has just ended is in the state already.
+        rounds_to_count = round + 1 - self.round
+        return self.privacy.is_exhausted_by(self.state, rounds_to_count + 1)
 
     def own_is_due(self, round: int) -> bool:
         """Return whether the clients' own models are scored in this round."""

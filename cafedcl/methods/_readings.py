@@ -1,8 +1,7 @@
 """CAFedCL's options, and what follows from them alone.
 
-Where the paper leaves a point open, ``literal`` follows its exact wording.
-
-docs/cafedcl.md explains every reading and why the default was chosen.
+Where the paper leaves a point open, an option chooses between readings of it, and ``literal`` is
+its exact wording. docs/cafedcl.md explains every reading and why the default was chosen.
 """
 
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from cafedcl.functional import confidence as conf
 
 WEIGHTS = ("confidence", "uniform", "counts", "inverse-variance")
 """The kinds of client weights."""
-LETTER = ("geo", "geo_reduction", "align", "align_norm", "prototype", "missing", "unseen")
+READ_LITERALLY = ("geo", "geo_reduction", "align", "align_norm", "prototype", "missing", "unseen")
+"""The options that the preset ``literal`` sets to the paper's wording."""
 PRESETS: dict[str, dict[str, Any]] = {
-    "literal": {**dict.fromkeys(LETTER, "literal"), "epsilon": 1e-8},
+    "literal": {**dict.fromkeys(READ_LITERALLY, "literal"), "epsilon": 1e-8},
     "no-geo": {"lam_geo": 0.0},
     "no-confagg-uniform": {"weights": "uniform"},
     "no-confagg-counts": {"weights": "counts"},
@@ -265,7 +265,7 @@ def head_parts(options: CAFedCLOptions, classes: int, dim: int) -> nn.ModuleDict
     return parts
 
 
-def judged(
+def class_trust(
     options: CAFedCLOptions, client: Client, signals: Tensors, logits: Tensor, y: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensors]:
     """Return a client's confidence in its prototypes ``p`` (Eq. 9), and notes of its parts.

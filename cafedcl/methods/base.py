@@ -25,6 +25,8 @@ class Method:
     """A federated learning method. Subclass it in a file of its own; there is nothing to register.
 
     The defaults are FedAvg's: a linear head, count-weighted averaging, prediction by the head.
+    An instance knows its ``options``, the numbers of ``classes`` and ``clients``, and the number of
+    features, ``dim``.
     """
 
     name: ClassVar[str]
@@ -98,6 +100,7 @@ class Method:
 
     def __init_subclass__(cls, **details: Any) -> None:
         super().__init_subclass__(**details)
+        # What a class says of its steps does not hold for a subclass that overrides them.
         if {"summarize", "remember"} & vars(cls).keys() and "replayed" not in vars(cls):
             cls.replayed = False
         if {"loss", "summarize"} & vars(cls).keys() and "per_image" not in vars(cls):

@@ -15,7 +15,7 @@ from cafedcl.functional import confidence as conf
 from cafedcl.functional import contrast, ridge
 from cafedcl.functional.aggregation import Entries, mean_prototypes, no_prototypes, normalise
 from cafedcl.functional.contrast import unit
-from cafedcl.methods._readings import PRESETS, CAFedCLOptions, averages_of, head_parts, judged
+from cafedcl.methods._readings import PRESETS, CAFedCLOptions, averages_of, class_trust, head_parts
 from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
 
@@ -133,7 +133,7 @@ class CAFedCL(Method):
         z, y = visit.embed("validation", o.judged)
         anchors = visit.anchors["prototypes"]
         logits = contrast.cosine_logits(unit(z), anchors, self.known(visit), o.tau)
-        trust, notes = judged(o, client, visit.signals, logits, y, p)
+        trust, notes = class_trust(o, client, visit.signals, logits, y, p)
         sent = client.holds if o.absent == "mask" else torch.arange(self.classes, device=p.device)
         z, y = visit.embed("train", "trained")
         notes["scatter"] = contrast.class_scatter(unit(z), y, self.classes)
@@ -160,10 +160,10 @@ class CAFedCL(Method):
         return {"confidence": conf.trust_range(o.weights, most, n_eff, enrolment.counts)}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        kept = own_mark(visit.client) if self.fits else {}
-        if self.options.inference == "own":
-            kept["prototypes"] = self.prototypes(visit)
         o = self.options
+        kept = own_mark(visit.client) if self.fits else {}
+        if o.inference == "own":
+            kept["prototypes"] = self.prototypes(visit)
         prior = contrast.log_prior(visit.client.counts, o.calibrate, o.smoothing)
         if prior is not None:
             kept["prior"] = prior
@@ -210,10 +210,10 @@ class CAFedCL(Method):
         z = self.embed(model, x)
         if self.fits and not memory:
             return contrast.cosine_logits(unit(z), anchors["classifier"], None, self.options.tau)
-        p = anchors["prototypes"]
-        known = anchors["known"]
         if self.options.inference == "head":
             return model.part("classify")(z)  # type: ignore[no-any-return]
+        p = anchors["prototypes"]
+        known = anchors["known"]
         if "prototypes" in memory:
             own = memory["prototypes"].square().sum(1) > 0
             p = torch.where(own[:, None], unit(memory["prototypes"]), p)
