@@ -50,13 +50,13 @@ __all__ = [
 
 _HOME = {
     "CafedclError": "core.errors",
+    "Callback": "federation.callback",
     "ComparisonResult": "compare.python",
     "Config": "config.sections",
     "Federation": "federation.rounds",
     "Record": "federation.callback",
     "Run": "federation.result",
     "SweepResult": "compare.run",
-    "Callback": "federation.callback",
     "load": "federation.runs",
     "resolve": "task.resolve",
     "resume": "api",

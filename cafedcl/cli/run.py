@@ -15,7 +15,6 @@ from cafedcl.cli.session import (
     check_learned,
     conclude,
     load_torch,
-    logging,
     new_folder,
     resumable,
     warn,
@@ -56,7 +55,11 @@ def run(
     chosen = gather(config, settings=settings or [], **flags)
     words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
     path = out or new_folder("-".join(slug(word, keep=".") for word in words))
-    with logging(log, path) as logs, watching(quiet, as_json) as callbacks, resumable(path):
+    with (
+        api.logging(log or (), path) as logs,
+        watching(quiet, as_json) as callbacks,
+        resumable(path),
+    ):
         finished = api.start(chosen, path, [*callbacks, *logs], ["cafedcl", *sys.argv[1:]])
     conclude(finished, quiet or as_json)
 
@@ -96,8 +99,8 @@ def resume(
         if not quiet:
             print(printable(f"{path}: already finished; `cafedcl show {path}`"))
         return
-    with logging(log, path) as logs, watching(quiet, as_json) as callbacks, resumable(path, True):
-        finished = api.resume(path, [*callbacks, *logs], warn)
+    with watching(quiet, as_json) as callbacks, resumable(path, True):
+        finished = api.resume(path, callbacks, warn, log=log or ())
     conclude(finished, quiet or as_json)
 
 
