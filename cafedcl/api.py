@@ -1,6 +1,7 @@
 """The Python API: run, resume, load, report, split and export."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -30,6 +31,7 @@ def run(
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] | None = None,
+    log: str | Sequence[str] = (),
     **flags: Unpack[RunFlags],
 ) -> Run:
     """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
@@ -38,10 +40,31 @@ def run(
 
     ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
     ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets
-    any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``.
+    any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``. ``log`` writes
+    the rounds to ``"tensorboard"`` or ``"mlflow"`` too.
     """
     config = gather(settings=as_words(settings), method=method, data=str(data), **flags)
-    return start(config, out, notebook_callbacks() if callbacks is None else callbacks)
+    if log and out is None:
+        raise CafedclError(f"log = {log!r}: it needs a run folder; give out='runs/first'")
+    with logging(log, out or "") as logs:
+        return start(config, out, [*shown(callbacks), *logs])
+
+
+def shown(callbacks: Sequence[Callback] | None) -> Sequence[Callback]:
+    """Return the callbacks of a run: those given, or the progress in a notebook."""
+    return notebook_callbacks() if callbacks is None else callbacks
+
+
+@contextmanager
+def logging(names: str | Sequence[str], path: str | Path) -> Iterator[Sequence[Callback]]:
+    """Yield the callbacks that log a run to TensorBoard or MLflow; ``path`` is its folder."""
+    if not names:
+        yield []
+        return
+    from cafedcl.federation.loggers import logging_to
+
+    with logging_to([names] if isinstance(names, str) else names, path) as logs:
+        yield logs
 
 
 def as_words(settings: Mapping[str, Any] | None) -> list[str]:
@@ -80,23 +103,24 @@ def resume(
     callbacks: Sequence[Callback] | None = None,
     warn: Callable[[str], None] = print,
     settings: Mapping[str, Any] | None = None,
+    log: str | Sequence[str] = (),
 ) -> Run:
     """Resume a run from its newest whole checkpoint; the result is the same as if it had never
     stopped.
 
     ``settings`` may raise the number of rounds, ``{"federation.rounds": 200}``, and change how the
-    run is computed and stored (``engine.…``, ``store.…``).
+    run is computed and stored (``engine.…``, ``store.…``). A ``log`` continues where it ended.
     """
     folder = RunFolder.open(path)
-    if callbacks is None:
-        callbacks = notebook_callbacks()
     if settings:
         runs.change_config(folder, as_words(settings))
-    if folder.config().engine.name == "flower":
-        from cafedcl.deploy.simulate import resume_on_flower
+    with logging(log, path) as logs:
+        told = [*shown(callbacks), *logs]
+        if folder.config().engine.name == "flower":
+            from cafedcl.deploy.simulate import resume_on_flower
 
-        return resume_on_flower(folder, callbacks)
-    return runs.resume(path, callbacks, warn)
+            return resume_on_flower(folder, told)
+        return runs.resume(path, told, warn)
 
 
 def export(

@@ -2,10 +2,11 @@
 
     python experiments/privacy_figure.py docs/images/privacy.svg
 
-draws the results of privacy.py.
+draws the results of privacy.py, a row for each data set that was measured.
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -13,7 +14,7 @@ import matplotlib as mpl
 from growing import GrowingResult
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from privacy import METHODS, NOISES, Key, epsilon, rare_recall, results, values
+from privacy import JOBS, METHODS, NOISES, Key, epsilon, rare_recall, results, values
 from theory_panels import STYLE
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a marker each.
@@ -33,31 +34,38 @@ LOOKS = dict(
 )
 
 
-def draw(result: GrowingResult[Key], path: Path) -> None:
-    """Draw two panels over the noise, from none to most."""
+def draw(measured: Mapping[str, GrowingResult[Key]], path: Path) -> None:
+    """Draw a row per data set: two panels over the noise, from none to most."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.8), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
-        for method in METHODS:
-            scores = [
-                values(result, "balanced", study="noise", method=method, noise=noise)
-                for noise in NOISES
-            ]
-            draw_line(left, method, scores)
-            draw_line(right, method, [rare_recall(result, method, noise) for noise in NOISES])
-        left.set_title("balanced accuracy")
-        right.set_title("recall of the two rarest classes")
-        left.set_ylabel("%")
-        labels = [f"{epsilon(result, noise)}" for noise in NOISES]
-        for axes in (left, right):
-            axes.set_xticks(range(len(NOISES)), labels)
+        figure = Figure(figsize=(8.4, 0.8 + 3.0 * len(measured)), layout="constrained")
+        rows = figure.subplots(len(measured), 2, sharey=True, squeeze=False)
+        for (data, result), (left, right) in zip(measured.items(), rows, strict=True):
+            draw_row(left, right, result)
+            left.set_ylabel(f"{data}, %")
+        rows[0][0].set_title("balanced accuracy")
+        rows[0][1].set_title("recall of the two rarest classes")
+        for axes in rows[-1]:
             axes.set_xlabel("ε after 20 rounds, at δ = 1e-5")
-            axes.set_ylim(0, 100)
-            axes.grid(axis="y", linewidth=0.4, alpha=0.5)
-        handles, names = left.get_legend_handles_labels()
+        handles, names = rows[0][0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=3)
         # Without a date, the same results give the same file.
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def draw_row(left: Axes, right: Axes, result: GrowingResult[Key]) -> None:
+    """Draw all methods on one data set."""
+    for method in METHODS:
+        scores = [
+            values(result, "balanced", study="noise", method=method, noise=noise)
+            for noise in NOISES
+        ]
+        draw_line(left, method, scores)
+        draw_line(right, method, [rare_recall(result, method, noise) for noise in NOISES])
+    labels = [epsilon(result, noise) for noise in NOISES]
+    for axes in (left, right):
+        axes.set_xticks(range(len(NOISES)), labels)
+        axes.set_ylim(0, 100)
+        axes.grid(axis="y", linewidth=0.4, alpha=0.5)
 
 
 def draw_line(axes: Axes, method: str, scores: list[list[float]]) -> None:
@@ -79,7 +87,8 @@ def main() -> None:
     """Draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("path", type=Path, help="the file to write: .svg, .png or .pdf")
-    draw(results("digits"), parser.parse_args().path)
+    measured = {data: results(data) for data in JOBS}
+    draw({data: it for data, it in measured.items() if it.rows}, parser.parse_args().path)
 
 
 if __name__ == "__main__":

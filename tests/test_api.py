@@ -24,13 +24,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_package_exports_exactly_these_names() -> None:
     names = [
         "CafedclError",
+        "Callback",
         "ComparisonResult",
         "Config",
         "Federation",
         "Record",
         "Run",
         "SweepResult",
-        "Callback",
         "__version__",
         "compare",
         "export",
@@ -98,6 +98,17 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
     assert list(tmp_path.iterdir()) == []
     assert run.prototypes is None
     assert run.class_confidence is None
+
+
+def test_rounds_are_logged_where_asked(tmp_path) -> None:
+    small = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1}
+    quick = {"clients": 4, "settings": small, "callbacks": []}
+    out = tmp_path / "run"
+    cafedcl.run("fedavg", rounds=1, out=out, log="tensorboard", **quick)
+    cafedcl.resume(out, [], settings={"federation.rounds": 2}, log=["tensorboard"])
+    assert len(list((out / "tensorboard").iterdir())) == 2
+    with pytest.raises(CafedclError, match="log = 'mlflow': it needs a run folder; give out="):
+        cafedcl.run("fedavg", rounds=1, log="mlflow", **quick)
 
 
 def test_a_federation_can_be_stepped_and_watched() -> None:

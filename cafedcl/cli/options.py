@@ -12,7 +12,7 @@ import typer
 from cafedcl.config.flags import FLAGS, Flags
 from cafedcl.config.sections import SECTIONS
 
-Command = Callable[..., None]
+CommandFunction = Callable[..., None]
 
 Settings = Annotated[
     list[str] | None,
@@ -44,14 +44,14 @@ COMPOSITE_HELP = {
 """Help for the flags that stand for a whole section of the config."""
 
 
-def with_flags(*names: str) -> Callable[[Command], Command]:
+def with_flags(*names: str) -> Callable[[CommandFunction], CommandFunction]:
     """Add an option for each named flag of a run to a command.
 
     The options take the place of the command's parameter ``flags``, which receives their values as
     a `Flags` dictionary. Their types and help texts come from the config itself.
     """
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: CommandFunction) -> CommandFunction:
         signature = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():

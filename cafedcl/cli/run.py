@@ -16,7 +16,6 @@ from cafedcl.cli.session import (
     conclude,
     folder_for,
     load_torch,
-    logging,
     resumable,
     warn,
     watching,
@@ -59,7 +58,7 @@ def run(
     name = "-".join(slug(word, keep=".") for word in words)
     with (
         folder_for(out, name) as path,
-        logging(log, path) as logs,
+        api.logging(log or (), path) as logs,
         watching(quiet, as_json) as callbacks,
         resumable(path),
     ):
@@ -102,8 +101,8 @@ def resume(
         if not quiet:
             print(printable(f"{path}: already finished; `{cafedcl_command('show', path)}`"))
         return
-    with logging(log, path) as logs, watching(quiet, as_json) as callbacks, resumable(path, True):
-        finished = api.resume(path, [*callbacks, *logs], warn)
+    with watching(quiet, as_json) as callbacks, resumable(path, True):
+        finished = api.resume(path, callbacks, warn, log=log or ())
     conclude(finished, quiet or as_json)
 
 

@@ -99,18 +99,6 @@ def _print_result(finished: "Run", path: Path) -> None:
 
 
 @contextmanager
-def logging(names: list[str] | None, path: Path) -> "Iterator[list[Callback]]":
-    """Yield the callbacks that log a run to TensorBoard or MLflow."""
-    if not names:
-        yield []
-        return
-    from cafedcl.federation.loggers import logging_to
-
-    with logging_to(names, path) as logs:
-        yield logs
-
-
-@contextmanager
 def watching(quiet: bool, as_json: bool) -> "Iterator[list[Callback]]":
     """Yield the callbacks that show progress: live, as plain lines or as JSON."""
     from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress, Warnings

@@ -149,7 +149,9 @@ class Dataset:
 
     def images(self, x: Tensor) -> Tensor:
         """Return uint8 images as float32, standardised: the encoder's input."""
-        return (x.float() / 255 - self.mean) / self.std
+        # In place on a copy: half the time of three new tensors.
+        copy = x.to(torch.float32, copy=True)
+        return copy.div_(255).sub_(self.mean).div_(self.std)
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the data set on a device."""

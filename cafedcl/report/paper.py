@@ -84,7 +84,7 @@ FACTORS = {
     "alpha": ("Dirichlet parameter", "α = {}"),
     "ir": ("Imbalance ratio", "IR = {}"),
     "classes": ("Classes per client", "C/Client = {}"),
-    "clients": ("Client amount", "{} clients"),
+    "clients": ("Number of clients", "{} clients"),
 }
 
 

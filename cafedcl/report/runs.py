@@ -23,13 +23,21 @@ from cafedcl.report.run_summary import (
 class TableRow:
     """A row of a table: one variant of one method in one setting, with a run per seed."""
 
-    label: str
     method: str
     runs: tuple[RunSummary, ...]
     partial: bool
     """Whether no run of it is finished; unfinished runs are shown then, and marked."""
     changed: dict[str, Any] = field(default_factory=dict)
     """The options in which it differs from the main variant of its method."""
+    varied: tuple[str, ...] = ()
+    """The options that its label names."""
+
+    @property
+    def label(self) -> str:
+        """The method, with the values of the options that vary."""
+        settings = self.runs[0].settings
+        words = [f"{name.removeprefix('method.')}={settings.get(name)}" for name in self.varied]
+        return f"{self.method} ({', '.join(words)})" if words else self.method
 
     @property
     def base(self) -> str:
@@ -188,10 +196,27 @@ def table_rows(runs: Sequence[RunSummary]) -> tuple[TableRow, ...]:
                 variants.setdefault(run.variant, []).append(run)
         main = main_variant(variants)
         made = [table_row(method, members, main[0]) for members in variants.values()]
-        rows += sorted(
-            made, key=lambda row: [(name, *sort_key(value)) for name, value in row.changed.items()]
-        )
+        rows += sorted(with_swept_values(made), key=row_order)
     return tuple(rows)
+
+
+def row_order(row: TableRow) -> list[tuple[str, float, str]]:
+    """Return the sort key of a row among those of its method."""
+    return [(name, *sort_key(row.runs[0].settings.get(name))) for name in row.varied]
+
+
+def with_swept_values(rows: Sequence[TableRow]) -> list[TableRow]:
+    """Return the rows of a method; in a sweep, all of them are named by their values.
+
+    A sweep is rows that differ in the same options and have equally many seeds. Elsewhere the main
+    variant has the method's plain name, and every other row says what differs from it.
+    """
+    differences = {tuple(row.changed) for row in rows if row.changed}
+    seeds = {len(row.runs) for row in rows}
+    if len(differences) != 1 or len(seeds) != 1:
+        return list(rows)
+    (names,) = differences
+    return [replace(row, varied=names) for row in rows]
 
 
 def sort_key(value: Any) -> tuple[float, str]:
@@ -208,9 +233,7 @@ def table_row(method: str, members: Sequence[RunSummary], main: RunSummary) -> T
     now = dict(members[0].variant)
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changed = {name: members[0].settings.get(name) for name in names}
-    words = [f"{name.removeprefix('method.')}={value}" for name, value in changed.items()]
-    label = f"{method} ({', '.join(words)})" if words else method
-    return TableRow(label, method, tuple(chosen), not finished, changed)
+    return TableRow(method, tuple(chosen), not finished, changed, tuple(changed))
 
 
 def main_variant(variants: dict[Any, list[RunSummary]]) -> list[RunSummary]:

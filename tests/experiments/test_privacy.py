@@ -71,8 +71,10 @@ def test_the_rarest_classes_are_those_with_the_fewest_images() -> None:
 
 
 def test_the_figure_is_drawn_from_the_result_file(tmp_path: Path) -> None:
-    draw(privacy.results("digits"), tmp_path / "privacy.svg")
-    assert "recall of the two rarest classes" in (tmp_path / "privacy.svg").read_text()
+    draw({"digits": privacy.results("digits")}, tmp_path / "privacy.svg")
+    text = (tmp_path / "privacy.svg").read_text()
+    assert "recall of the two rarest classes" in text
+    assert "digits, %" in text
 
 
 def test_the_weights_on_the_page_are_those_of_the_result_file() -> None:

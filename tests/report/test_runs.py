@@ -71,6 +71,20 @@ def test_the_centre_of_a_sweep_keeps_the_plain_name(make_run: Maker, tmp_path: P
     assert {row.label for row in group.main} == {"cafedcl", "cafedcl (geo=cross)"}
 
 
+def test_every_row_of_a_grid_shows_its_values(make_run: Maker, tmp_path: Path) -> None:
+    for value in (0.3, 0.03, 0.1):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{value}-{seed}", "fedavg", seed, train__lr=value)
+    make_run(tmp_path / "other", "fedprox", train__lr=0.1)
+    (group,) = read_runs([tmp_path]).groups
+    assert [row.label for row in group.rows] == [
+        "fedavg (train.lr=0.03)",
+        "fedavg (train.lr=0.1)",
+        "fedavg (train.lr=0.3)",
+        "fedprox",
+    ]
+
+
 def test_another_engine_is_the_same_experiment(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", seed=0, engine__name="cpu")
     make_run(tmp_path / "b", seed=1, engine__name="cuda")
