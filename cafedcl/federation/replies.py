@@ -43,6 +43,14 @@ class RoundReplies:
         self.good.append(replace(result, up=replace(up, model={}, tensors=kept)))
 
     @property
+    def counted(self) -> int:
+        """How many replies count: not those of clients whose classes are all too small to report.
+
+        A server step could not be made of such replies alone.
+        """
+        return sum(reply.up.samples > 0 for reply in self.good)
+
+    @property
     def notes_bytes(self) -> int:
         """How many bytes of notes clients sent."""
         return sum(nbytes(reply.up.notes) for reply in self.good)
@@ -62,8 +70,11 @@ class RoundReplies:
         return dict.fromkeys(sent, 0) if pooled else sent
 
     def mean_losses(self) -> dict[str, float]:
-        """Return every term of the loss, averaged over clients by samples; a missing term is 0."""
-        ups = [reply.up for reply in self.good]
+        """Return every term of the loss, averaged over clients by samples; a missing term is 0.
+
+        There are none if no reply counts.
+        """
+        ups = [reply.up for reply in self.good if reply.up.samples]
         samples = sum(up.samples for up in ups)
         names = dict.fromkeys(name for up in ups for name in up.losses)
         means = {

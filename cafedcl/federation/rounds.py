@@ -152,7 +152,7 @@ class Federation:
                     with clock("aggregate"):
                         aggregator.add(checked.up)
             with clock("aggregate"):
-                state, reason = self.update(aggregator, len(replies.good))
+                state, reason = self.update(aggregator, replies.counted)
                 state = self.privacy.visited(state, present)
         accepted = [] if reason else replies.good
         with clock("evaluate"), step("scoring the models"):

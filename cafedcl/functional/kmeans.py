@@ -30,6 +30,8 @@ def k_means(
     If ``padded``, there are always k rows for every class, and no shape depends on a value, so that
     the work can be captured; the class of a row without a centroid is −1.
     """
+    if not len(classes):
+        return classes, z[:0]
     points, times, distinct = distinct_points(z, y, classes, padded=padded)
     middle = (times[:, None] @ points) / times.sum(1).clamp_min(1)[:, None, None]
     groups = PointGroups(points - middle, times)

@@ -48,14 +48,15 @@ class CCVR(ServerHead):
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         h, y = visit.embed("train", "received")
         held = visit.client.holds
-        parts = [h[y == c] for c in held]
-        means = torch.stack([part.mean(0) for part in parts])
-        spread = [
-            (part - mean).T @ (part - mean) / max(len(part) - 1, 1)
-            for part, mean in zip(parts, means, strict=True)
-        ]
+        means = h.new_zeros(len(held), self.dim)
+        covariances = h.new_zeros(len(held), self.dim, self.dim)
+        for row, c in enumerate(held):
+            part = h[y == c]
+            means[row] = part.mean(0)
+            away = part - means[row]
+            covariances[row] = away.T @ away / max(len(part) - 1, 1)
         counts = visit.client.counts[held]
-        sent = {"means": means, "covariances": torch.stack(spread), "counts": counts}
+        sent = {"means": means, "covariances": covariances, "counts": counts}
         return {"classes": held, **sent}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:

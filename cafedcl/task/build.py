@@ -226,6 +226,11 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
     data, shards = with_flipped_labels(config, data, shards)
     setup = assemble(config, data, shards, device)
     setup.task.network.chosen = chosen
+    if not setup.task.enrolment.counts.any():
+        raise CafedclError(
+            f"release.fewest = {config.release.fewest}: no client has so many images of any class, "
+            "so no reply would count; use a smaller number"
+        )
     return setup
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cafedcl.config.release_options import ReleaseOptions
 from cafedcl.core.contract import Reply
+from cafedcl.core.errors import CafedclError
 from cafedcl.engine.choose import choose_engine
 from cafedcl.methods import find_method, method_names
 from cafedcl.task.build import prepare
@@ -49,6 +50,24 @@ def test_the_defaults_are_safe_only_where_sites_have_data_of_their_own():
     assert told == (5, "rounded", "unit", "off")
     chosen = ReleaseOptions(counts="exact").settled(own_data=True)
     assert (chosen.counts, chosen.notes) == ("exact", "off")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_in_which_no_client_reports_a_class_is_skipped(tiny, method):
+    most = int(tiny(method).counts.max())
+    federation = tiny(method, **SAFE | {"release__fewest": most})
+    silent = (federation.task.enrolment.counts.sum(1) == 0).nonzero().flatten().tolist()
+    federation.sample = lambda _round: (silent, [])
+    before = federation.state
+    record = federation.step()
+    assert silent
+    assert (record.status, record.failed, record.loss) == ("skipped", [], {})
+    assert federation.state == before
+
+
+def test_a_number_of_images_that_no_class_has_is_refused():
+    with pytest.raises(CafedclError, match=r"release.fewest = 9999: no client has so many images"):
+        prepare(tiny_config("fedavg", {"release.fewest": 9999}))
 
 
 @pytest.mark.parametrize("method", METHODS)
