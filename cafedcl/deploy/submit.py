@@ -11,8 +11,7 @@ from cafedcl.core.contract import Failure
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.app import write_app
 from cafedcl.federation.callback import Callback, Record
-from cafedcl.federation.journal import NAME as JOURNAL
-from cafedcl.federation.journal import follow
+from cafedcl.federation.journal import clear_journal, follow
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 
@@ -73,8 +72,7 @@ def submit(
     config, the run folder at ``path`` is resumed.
     """
     folder = RunFolder(path)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / JOURNAL).unlink(missing_ok=True)
+    clear_journal(path, resumed=config is None)
     words: dict[str, Any] = {"out": str(path.resolve()), "resume": config is None}
     if config is None:
         config = folder.config()

@@ -9,6 +9,7 @@ from typing import Any
 from cafedcl.core.contract import Failure
 from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.rounds import Federation
+from cafedcl.federation.run_folder import RunFolder
 
 NAME = "events.jsonl"
 
@@ -16,10 +17,9 @@ NAME = "events.jsonl"
 class Journal(Callback):
     """Appends events to RUN/events.jsonl: notices, rounds, replies and failures, and the end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, resumed: bool = False) -> None:
         self.path = path
-        self.path.mkdir(parents=True, exist_ok=True)
-        (path / NAME).unlink(missing_ok=True)
+        clear_journal(path, resumed)
 
     def write(self, event: str, **details: Any) -> None:
         """Append an event."""
@@ -52,6 +52,19 @@ class Journal(Callback):
     def round_done(self, federation: Federation, record: Record) -> None:  # noqa: ARG002
         """Write that a round is over; its numbers are in metrics.jsonl."""
         self.write("done", round=record.round)
+
+
+def clear_journal(path: Path, resumed: bool) -> None:
+    """Remove the events of an earlier process that had the run folder.
+
+    A folder in which another process works is refused; and, unless its run is resumed, one that
+    holds a run. So nobody's events are lost.
+    """
+    folder = RunFolder(path)
+    if not resumed:
+        folder.refuse_occupied()
+    with folder.held():
+        (path / NAME).unlink(missing_ok=True)
 
 
 def follow(path: Path, alive: Callable[[], bool], pause: float = 0.1) -> Iterator[dict[str, Any]]:

@@ -91,7 +91,7 @@ def submitted(tmp_path, monkeypatch):
 
 
 def server(path, again=False):
-    journal = Journal(path)
+    journal = Journal(path, resumed=again)
     journal.say("hello")
     if again:
         api.resume(path, [journal])

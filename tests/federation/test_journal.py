@@ -2,7 +2,11 @@ import json
 import threading
 import time
 
+import pytest
+
+from cafedcl.core.errors import CafedclError
 from cafedcl.federation.journal import NAME, Journal, follow
+from cafedcl.federation.run_folder import RunFolder
 
 
 def events(path, alive=lambda: True):
@@ -70,3 +74,20 @@ def test_a_new_journal_starts_empty(tmp_path):
     Journal(tmp_path).say("old")
     Journal(tmp_path).end(None)
     assert [event["event"] for event in events(tmp_path)] == ["end"]
+
+
+def test_the_events_of_another_run_are_kept(tmp_path):
+    first = Journal(tmp_path)
+    folder = RunFolder(tmp_path)
+    with folder.held():
+        first.say("working")
+        for resumed in (False, True):
+            with pytest.raises(CafedclError, match="in use by another run"):
+                Journal(tmp_path, resumed)
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(CafedclError, match="already holds a run"):
+        Journal(tmp_path)
+    lines = (tmp_path / NAME).read_text().splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["working"]
+    Journal(tmp_path, resumed=True)
+    assert not (tmp_path / NAME).exists()

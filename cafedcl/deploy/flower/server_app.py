@@ -34,7 +34,7 @@ RESUME_WAIT = 30.0
 def main(grid: Grid, context: Context) -> None:
     """Start or resume the run that the run config names."""
     options = context.run_config
-    journal = Journal(Path(str(options["out"])))
+    journal = Journal(Path(str(options["out"])), resumed=bool(options["resume"]))
     try:
         host = GridHost(grid, journal.say)
         if options["resume"]:

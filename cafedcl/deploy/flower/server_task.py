@@ -68,7 +68,7 @@ def conduct(
 
     ``submit`` submits a run to the SuperLink and returns its number.
     """
-    journal = Journal(path)
+    journal = Journal(path, resumed=config is None)
     early = FollowedRun(config or RunFolder(path).config(), RunFolder(path))
 
     def say(message: str) -> None:
