@@ -95,7 +95,7 @@ def test_every_method_names_its_paper() -> None:
         method, _ = find_method(name)
         assert method.__doc__
         assert method.paper
-        assert 2016 < method.year < 2030
+        assert 2016 < method.year < 2030 or (name in ("local", "central") and not method.year)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/cafedcl.md"])

@@ -44,12 +44,17 @@ def methods(
         print("a method of your own: --method package.module:Class")
         return
     method, preset = find_method(name)
-    screen.print(headed(name, f"{method.paper} ({method.year})"), soft_wrap=True)
+    screen.print(headed(name, source_of(method)), soft_wrap=True)
     screen.print(inspect.getdoc(method), soft_wrap=True)
     show_options(screen, method.Options, preset, advanced=advanced)
     for title, values in method.presets.items():
         words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
         screen.print(f"{method.name}:{title}  {words}")
+
+
+def source_of(method: "type[Method]") -> str:
+    """Return the paper of a method with its year, or what it is if it has none."""
+    return f"{method.paper} ({method.year})" if method.year else method.paper
 
 
 def list_method(screen: "Console", name: str, method: "type[Method]") -> None:
@@ -58,8 +63,8 @@ def list_method(screen: "Console", name: str, method: "type[Method]") -> None:
 
     from cafedcl.config.options import to_toml
 
-    screen.print(headed(name, f"{method.paper} ({method.year})", "dim"), soft_wrap=True)
-    screen.print(f"    sends {method.travels}; predicts by {method.predicts}", soft_wrap=True)
+    screen.print(headed(name, source_of(method), "dim"), soft_wrap=True)
+    screen.print(f"    sends {method.sends}; predicts by {method.predicts}", soft_wrap=True)
     options = dataclasses.fields(method.Options)
     words = [f"{field.name} = {to_toml(field.default)}" for field in options[:LISTED_OPTIONS]]
     if len(options) > LISTED_OPTIONS:

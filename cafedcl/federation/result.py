@@ -237,7 +237,7 @@ class Run:
             weights |= under(MODEL, self.memories[client])
             if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
                 raise CafedclError(f"{who}: its model is stored at its site, and never leaves it")
-        if client is None and method.serves:
+        if client is None and method.personal_is_optional:
             # Personal weights stay as they were made: the server's model does not use them.
             weights = {**network.state_dict(), **weights}
         missing = network.state_dict().keys() - weights.keys()

@@ -32,7 +32,8 @@ class Method:
     name: ClassVar[str]
     paper: ClassVar[str]
     year: ClassVar[int]
-    travels: ClassVar[str] = "model"
+    """Of the paper; 0 if ``paper`` only says what the method is."""
+    sends: ClassVar[str] = "model"
     """What clients and server exchange, in a few words."""
     predicts: ClassVar[str] = "classifier head"
     """How a class is predicted, in a few words."""
@@ -40,8 +41,8 @@ class Method:
     """Whether one client has all data (`central`)."""
     personal: ClassVar[str] = ""
     """A regular expression: weights whose whole name matches stay with their client."""
-    serves: ClassVar[bool] = False
-    """Whether the server has a model to score although some weights are personal.
+    personal_is_optional: ClassVar[bool] = False
+    """Whether the server's model can be scored although some weights are personal.
 
     Then ``scores`` with an empty memory, which is how the server's model is scored, does not use
     the personal ones.

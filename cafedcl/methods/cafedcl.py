@@ -35,7 +35,7 @@ class CAFedCL(Method):
         "Wu et al., Breaking the Prototype Bias Loop: "
         "Confidence-Aware Federated Contrastive Learning"
     )
-    travels = "model, prototypes, confidences"
+    sends = "model, prototypes, confidences"
     predicts = "nearest prototype (cosine)"
     Options = CAFedCLOptions
     presets = PRESETS

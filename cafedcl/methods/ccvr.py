@@ -37,7 +37,7 @@ class CCVR(ServerHead):
         "Luo et al., No Fear of Heterogeneity: "
         "Classifier Calibration for Federated Learning with Non-IID Data"
     )
-    travels = "model, means and covariances of features per class"
+    sends = "model, means and covariances of features per class"
     predicts = "calibrated head; clients use their own"
 
     def start(self, model: Network) -> Tensors:

@@ -8,7 +8,7 @@ class Central(FedAvg):
 
     name = "central"
     paper = "reference: all data pooled"
-    year = 2017
-    travels = "data"
+    year = 0
+    sends = "data"
     pooled = True
     averages = None

@@ -43,7 +43,7 @@ class CReFF(ServerHead):
         "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via "
         "Classifier Re-Training with Federated Features"
     )
-    travels = "model, gradients of the head per class"
+    sends = "model, gradients of the head per class"
     predicts = "re-trained head; clients use their own"
 
     def start(self, model: Network) -> Tensors:

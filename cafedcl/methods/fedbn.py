@@ -34,7 +34,7 @@ class FedBN(FedAvg):
     name = "fedbn"
     year = 2021
     paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
-    travels = "model without normalisation"
+    sends = "model without normalisation"
     personal = r".*(norm|bn)\d*\..*"
     averages = Averages()
 

@@ -35,7 +35,7 @@ class FedIIC(FedAvg):
     Options = FedIICOptions
     replayed = True
     paper = "Wu et al., FedIIC: Towards Robust Federated Learning for Class-Imbalanced Medical Data"
-    travels = "model, losses per class, counts"
+    sends = "model, losses per class, counts"
 
     def start(self, model: Network) -> Tensors:
         return {"anchors/difficulty": torch.ones(self.classes)}

@@ -55,10 +55,10 @@ class FedLoGe(Method):
         "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning under Long-tailed Data"
     )
     presets: ClassVar = {"code": {"norm": 0.1}}
-    travels = "model without personal heads"
+    sends = "model without personal heads"
     predicts = "realigned auxiliary head; clients add their personal head"
     personal = r"head\.personal\..*"
-    serves = True
+    personal_is_optional = True
     replayed = True
 
     def head(self) -> nn.Module:

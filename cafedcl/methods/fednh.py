@@ -58,7 +58,7 @@ class FedNH(Method):
     Options = FedNHOptions
     replayed = True
     paper = "Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes"
-    travels = "model, prototypes, counts"
+    sends = "model, prototypes, counts"
     averages = Averages(most=1.0, classes=ClassMeans(weights="counts", most=float("inf")))
     predicts = "nearest prototype (cosine)"
 

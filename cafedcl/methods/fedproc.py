@@ -48,7 +48,7 @@ class FedProc(Method):
     replayed = True
     depends_on_rounds = True
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data"
-    travels = "model, prototypes, counts"
+    sends = "model, prototypes, counts"
     averages = Averages(classes=ClassMeans(weights="counts", most=float("inf")))
 
     def head(self) -> nn.Module:

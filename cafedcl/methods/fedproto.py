@@ -45,7 +45,7 @@ class FedProto(Method):
     Options = FedProtoOptions
     replayed = True
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients"
-    travels = "prototypes"
+    sends = "prototypes"
     predicts = "nearest prototype (L2)"
     personal = ".*"
     averages = Averages(classes=ClassMeans())

@@ -35,10 +35,10 @@ class FedRoD(Method):
     year = 2022
     Options = FedRoDOptions
     paper = "Chen and Chao, On Bridging Generic and Personalized Federated Learning"
-    travels = "model without personal heads"
+    sends = "model without personal heads"
     predicts = "generic head; clients add their personal head"
     personal = r"head\.personal\..*"
-    serves = True
+    personal_is_optional = True
     replayed = True
 
     def head(self) -> nn.Module:

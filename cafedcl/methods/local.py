@@ -4,11 +4,11 @@ from cafedcl.methods.fedavg import FedAvg
 
 
 class Local(FedAvg):
-    """FedAvg's objective; nothing travels, and every weight stays with its client."""
+    """FedAvg's objective; nothing is sent, and every weight stays with its client."""
 
     name = "local"
     paper = "reference: no federation"
-    year = 2017
-    travels = "nothing"
+    year = 0
+    sends = "nothing"
     personal = ".*"
     averages = None

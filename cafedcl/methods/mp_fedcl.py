@@ -42,7 +42,7 @@ class MPFedCL(Method):
     paper = (
         "Qiao et al., MP-FedCL: Multiprototype Federated Contrastive Learning for Edge Intelligence"
     )
-    travels = "model, k prototypes per class"
+    sends = "model, k prototypes per class"
     predicts = "classifier head, or nearest of the pool"
 
     def start(self, model: Network) -> Tensors:

@@ -35,7 +35,7 @@ class QFFL(FedAvg):
     year = 2020
     Options = QFFLOptions
     paper = "Li et al., Fair Resource Allocation in Federated Learning"
-    travels = "model, loss"
+    sends = "model, loss"
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         h, y = visit.embed("train", "received")

@@ -21,7 +21,7 @@ class Scaffold(FedAvg):
     name = "scaffold"
     year = 2020
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
-    travels = "model, control variates"
+    sends = "model, control variates"
     replayed = True
     needs_one_rate = True
 

@@ -35,7 +35,7 @@ class SphereFed(Method):
     Options = SphereFedOptions
     replayed = True
     paper = "Dong et al., SphereFed: Hyperspherical Federated Learning"
-    travels = "model, second moments of features"
+    sends = "model, second moments of features"
     predicts = "calibrated classifier; clients use the fixed one"
 
     def head(self) -> nn.Module:

@@ -346,7 +346,9 @@ class Task:
     def has_server_model(self) -> bool:
         """Whether there is a server model to score: all weights that it needs are shared."""
         shared = self.shared()
-        return len(shared) == len(self.initial) or (self.method.serves and bool(shared))
+        return len(shared) == len(self.initial) or (
+            self.method.personal_is_optional and bool(shared)
+        )
 
     def prior(self, client: int) -> Tensor:
         """Return log π_k of a client's training labels; −∞ for a class that it does not hold.

@@ -35,9 +35,9 @@ def index_table() -> str:
     for name in method_names():
         method = find_method(name)[0]
         authors = method.paper.partition(",")[0]
-        source = authors if method.paper.startswith("reference") else f"{authors} {method.year}"
+        source = f"{authors} {method.year}" if method.year else authors
         page = f"[{code(name)}](methods/{name}.md)"
-        rows.append([page, plain(source), plain(method.travels), plain(method.predicts)])
+        rows.append([page, plain(source), plain(method.sends), plain(method.predicts)])
     return table(["method", "source", "clients and server exchange", "predicts by"], rows)
 
 
@@ -45,12 +45,12 @@ def facts(name: str) -> str:
     """Return the table at the top of a method's page."""
     method = find_method(name)[0]
     rows = [["use it with", code(f"--method {name}")]]
-    if method.paper.startswith("reference"):
-        rows.append(["source", plain(method.paper)])
-    else:
+    if method.year:
         rows.append(["paper", plain(f"{method.paper}, {method.year}")])
+    else:
+        rows.append(["source", plain(method.paper)])
     rows += [
-        ["clients and server exchange", plain(method.travels)],
+        ["clients and server exchange", plain(method.sends)],
         ["besides the weights, a client sends", sent(name)],
         ["predicts by", plain(method.predicts)],
         ["server's model", server_model(method)],
@@ -80,7 +80,7 @@ def sent(name: str) -> str:
 
 def server_model(method: type[Method]) -> str:
     """Return whether the server has a model of its own to score."""
-    if method.personal and not method.serves:
+    if method.personal and not method.personal_is_optional:
         return "none: compare the clients' own models"
     if method.personal:
         return "yes, without the clients' personal weights"

@@ -31,7 +31,7 @@ def test_there_are_no_pages_of_methods_that_do_not_exist() -> None:
 def test_the_facts_are_those_of_the_class(name: str) -> None:
     text = methods.facts(name).replace("\\", "")
     method = find_method(name)[0]
-    for words in (method.travels, method.predicts, method.paper):
+    for words in (method.sends, method.predicts, method.paper):
         assert words in text
 
 

@@ -103,7 +103,7 @@ class BroadcastsAll(FedAvg):
 
 class ServesByAPersonalHead(FedAvg):
     personal = "head.*"
-    serves = True
+    personal_is_optional = True
 
 
 class ReadsAPlainNumber(FedAvg):
