@@ -21,17 +21,17 @@ def no_lines_about_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def command() -> Any:
+def command_line() -> Any:
     """The command line; Typer would make it anew for every call, which takes longer than most."""
     return typer.main.get_command(cli.app)
 
 
 @pytest.fixture
 def invoke(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: Any
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command_line: Any
 ) -> Call:
     """Run a command; return its exit status and what it printed to both streams."""
-    monkeypatch.setattr(cli, "app", command)
+    monkeypatch.setattr(cli, "app", command_line)
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["cafedcl", *map(str, arguments)])
