@@ -1,5 +1,6 @@
 """Small helpers shared by the tests: a tiny federation on the digits, and a visit made by hand."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -8,6 +9,8 @@ from typing import Any
 # OpenMP reads this when PyTorch is imported. By default a thread without work keeps a core busy
 # for a while, and several test processes would take the cores from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The same for NumPy's threads, which wait like this and cannot be told otherwise.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -27,6 +30,8 @@ from cafedcl.task.resolve import resolve
 
 # Tensors in tests are small: a second thread costs more than it saves.
 torch.set_num_threads(1)
+# Nearly all that is made while tests are collected stays to the end: there is no garbage to find.
+gc.disable()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     """Tests that run in a shell's background would hand on that they ignore interrupts."""
@@ -138,6 +143,12 @@ def visit_with() -> Callable[..., Visit]:
         return Visit(client=client, **{**empty, **times, **parts})
 
     return make
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again, but not among hundreds of thousands of objects that stay."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,8 +3,10 @@
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import typer
 
 from cafedcl.cli import main as cli
 from cafedcl.terminal import waiting
@@ -18,9 +20,18 @@ def no_lines_about_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "WORTH_SHOWING", math.inf)
 
 
+@pytest.fixture(scope="session")
+def command_line() -> Any:
+    """The command line; Typer would make it anew for every call, which takes longer than most."""
+    return typer.main.get_command(cli.app)
+
+
 @pytest.fixture
-def invoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+def invoke(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command_line: Any
+) -> Call:
     """Run a command; return its exit status and what it printed to both streams."""
+    monkeypatch.setattr(cli, "app", command_line)
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["cafedcl", *map(str, arguments)])

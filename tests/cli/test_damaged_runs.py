@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from damaged import Damage, damages
 from PIL import Image
 
 from cafedcl import api
-from cafedcl.cli import main as cli
 from cafedcl.report.watch import Reports
 
 SETTINGS = {
@@ -63,16 +61,9 @@ def copied(intact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path / "run"
 
 
-@pytest.fixture(scope="module")
-def command() -> Any:
-    """The command line; Typer would make it anew for every call, which takes longer than most."""
-    return typer.main.get_command(cli.app)
-
-
 @pytest.fixture
-def call(invoke: Call, monkeypatch: pytest.MonkeyPatch, command: Any) -> Call:
+def call(invoke: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli, "app", command)
     return invoke
 
 

@@ -124,7 +124,7 @@ def test_the_whole_way_in_a_notebook(hospitals: Path, monkeypatch: pytest.Monkey
     cells = [f"SETTINGS = {settings!r}", *CELLS]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = nbclient.NotebookClient(
-        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(hospitals)}}
+        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(hospitals)}}
     )
     client.execute()
     outputs = {cell["source"]: cell["outputs"] for cell in book["cells"]}

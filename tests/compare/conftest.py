@@ -55,6 +55,8 @@ def run(out):
     done = len(file.read_text().splitlines()) if file.exists() else 0
     for number in range(done, 3):
         time.sleep(float(os.environ.get("STUB_SECONDS", "0")))
+        while number == 2 and os.path.exists(os.environ.get("STUB_HELD", "")):
+            time.sleep(0.01)
         with file.open("a") as lines:
             line = {"round": number, "status": "ok", "participants": [], "dropped": []}
             line |= {"failed": [], "traffic": {"up_bytes": 1, "down_bytes": 1}, "lr": 0.1}
@@ -69,8 +71,8 @@ take_runs(execute)
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
-    """Jobs that only write three lines of metrics; gives what they noted: start or end, command,
-    folder, time, process.
+    """Jobs that only write three lines of metrics, the last when there is no file STUB_HELD; gives
+    what they noted: start or end, command, folder, time, process.
     """
     program, notes = tmp_path / "stub.py", tmp_path / "notes.jsonl"
     # Without site-packages it starts at once, so it has to be told where our package is.

@@ -193,13 +193,16 @@ def test_the_views(
         view.live.refresh()
         crowd = pool(1, view)
         (tmp_path / "other" / work[0].place / "metrics.jsonl").unlink()
-        monkeypatch.setenv("STUB_SECONDS", "0.1")
+        held = tmp_path / "held"
+        held.touch()
+        monkeypatch.setenv("STUB_HELD", str(held))
         crowd.start(jobs(tmp_path / "other")[0])
         (one,) = crowd.running
         while one.tail.rounds < 2:
             crowd.wait()
         view.live.refresh()
         assert one.left is not None
+        held.unlink()
         crowd.finish()
     drawn = capsys.readouterr().out
     assert "failed: digits/auto/fedavg/s1: on fire" in drawn

@@ -52,7 +52,9 @@ def test_each_run_has_a_log_of_its_own(
 def test_a_process_whose_run_was_stopped_takes_no_other(
     stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STUB_SECONDS", "0.05")
+    held = tmp_path / "held"
+    held.touch()
+    monkeypatch.setenv("STUB_HELD", str(held))
     first, second = jobs(tmp_path / "out", 2)
     crowd = pool(1)
     with polite(crowd):
@@ -62,6 +64,7 @@ def test_a_process_whose_run_was_stopped_takes_no_other(
         crowd.stop([first])
         while crowd.running:
             crowd.wait()
+        held.unlink()
         (outcome,) = run_all([second], crowd)
     assert outcome.status == "finished"
     assert len(set(processes_of(stub()))) == 2

@@ -1,5 +1,4 @@
 import os
-import time
 
 import numpy as np
 import pytest
@@ -134,9 +133,8 @@ def test_a_set_is_cached_in_the_data_folder(data_dir, load, kept, monkeypatch):
     np.savez(data_dir / "breastmnist.npz", **medmnist(2))
     load("breastmnist")
     assert [name.startswith("breastmnist-") for name in kept()] == [True]
-    before = time.process_time()
+    monkeypatch.setattr(np, "load", lambda *_, **__: never())
     assert load("breastmnist").names == ("malignant", "normal, benign")
-    assert time.process_time() - before < 2
 
 
 def test_digits_need_no_folder(monkeypatch, load, tmp_path):

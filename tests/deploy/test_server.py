@@ -1,11 +1,7 @@
 """What keeps a server from starting is said in one line, before anything runs."""
 
 import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -15,7 +11,6 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import keys
 from cafedcl.deploy import server as module
 from cafedcl.deploy.folders import ServerOptions, make_folders
-from cafedcl.deploy.proxy import is_listening
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.superlink import free_port
 
@@ -72,21 +67,3 @@ def test_a_server_says_when_its_certificate_expires_soon(server, later):
 def test_the_superlink_is_reached_on_the_loopback_only(server):
     assert server.address.host == "127.0.0.1"
     assert server.address.port == server.options.superlink
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("nginx")
-def test_a_server_that_was_killed_leaves_nothing_behind(tmp_path):
-    options = ServerOptions(port=free_port(), superlink=free_port())
-    folder = make_folders(tmp_path / "d", options, {"a": ""}, simulated=True)[0]
-    command = [sys.executable, "-m", "cafedcl", "deploy", "server", str(folder)]
-    for end in (signal.SIGKILL, signal.SIGTERM):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            said = [process.stdout.readline() for _ in range(2)]
-            assert said == [f"server at 127.0.0.1:{options.port}\n", "ready\n"]
-            process.send_signal(end)
-            process.wait(600)
-        until = time.monotonic() + 600
-        while any(is_listening("127.0.0.1", port) for port in (options.port, options.superlink)):
-            assert time.monotonic() < until
-            time.sleep(0.2)

@@ -175,10 +175,8 @@ def test_a_simulation_needs_two_repetitions():
         of.simulate(model(), 3, 1, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("ending", "starts"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
-)
-def test_the_figure_is_written_in_each_format(tmp_path, ending, starts, run):
+@pytest.mark.parametrize(("ending", "starts"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_the_figure_is_written_in_other_formats(tmp_path, ending, starts, run):
     path = tmp_path / f"theory.{ending}"
     assert f"written: {path}" in run("--figure", str(path), *QUICK).replace("\n", "")
     assert path.read_bytes().startswith(starts)
@@ -193,10 +191,13 @@ def test_extreme_instances_are_drawn_without_a_warning(tmp_path, words, found):
     assert ET.parse(tmp_path / "theory.svg").getroot().tag.endswith("svg")
 
 
-def test_the_same_figure_is_the_same_file(tmp_path, found):
+def test_the_same_figure_is_the_same_file(tmp_path, run):
     for name in ("a.svg", "b.svg"):
-        found("--figure", str(tmp_path / name), *QUICK)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+        path = tmp_path / name
+        assert f"written: {path}" in run("--figure", str(path), *QUICK).replace("\n", "")
+    written = (tmp_path / "a.svg").read_bytes()
+    assert written.startswith(b"<?xml")
+    assert written == (tmp_path / "b.svg").read_bytes()
 
 
 def blocks():

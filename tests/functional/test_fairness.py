@@ -9,7 +9,7 @@ import pytest
 
 import cafedcl
 
-SEEDS = range(4)
+SEEDS = range(3)
 ROUNDS = 5
 
 
@@ -28,7 +28,7 @@ def scores(method: str) -> list[dict[str, float]]:
         "evaluate.loop": 0,
     }
     # Training alone is not compared seed by seed.
-    seeds = SEEDS[:2] if method == "local" else SEEDS
+    seeds = SEEDS[:1] if method == "local" else SEEDS
     runs = [cafedcl.run(method, rounds=ROUNDS, seed=seed, settings=settings) for seed in seeds]
     lines = [run.records[-1] for run in runs]
     return [line["server"] or line["own"] for line in lines]

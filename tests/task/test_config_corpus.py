@@ -81,10 +81,10 @@ def declared() -> Iterator[tuple[dict[str, Any], str, dataclasses.Field[Any], An
             yield needs, f"{section}.{field.name}", field, hints[field.name]
 
 
-def near_limits(field: dataclasses.Field[Any], hint: Any) -> list[Any]:
-    """Return the values at an option's limits, just beyond them, and all its choices."""
+def near_limits(field: dataclasses.Field[Any], hint: Any, usual: Any) -> list[Any]:
+    """Return the values at an option's limits, just beyond them, all choices and a usual value."""
     limits = field.metadata["limits"]
-    values: list[Any] = [*limits.choices, field.default]
+    values: list[Any] = [*limits.choices, usual]
     step: Any = 1 if hint is int else 1e-3
     for limit in (limits.low, limits.high, limits.above):
         if limit is not None:
@@ -104,7 +104,9 @@ def one_option_cases() -> Iterator[Case]:
         # them, and neighbours take different ones.
         offset = len(name) + ord(name[-1])
         some = [ANY_TYPE[(offset + 7 * i) % len(ANY_TYPE)] for i in range(6)]
-        for value in (*near_limits(field, hint), *some, math.nan, math.inf, [field.default]):
+        # Where the default takes seconds, `needs` has a value that does not.
+        usual = needs.get(name, field.default)
+        for value in (*near_limits(field, hint, usual), *some, math.nan, math.inf, [field.default]):
             yield Case({**needs, name: value})
         yield Case({**needs, f"{name}x": 1}, "there is no such option")
         yield Case({**needs, name.upper(): 1}, "there is no such")

@@ -31,11 +31,11 @@ def test_a_forked_process_ends_with_its_work(
 
 
 def test_a_forked_process_is_waited_for_so_long_and_can_be_killed() -> None:
-    process = Forked(lambda: time.sleep(600))
+    process = Forked(lambda: time.sleep(3600))
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
-    assert 0.04 < time.monotonic() - began < 30
+    assert 0.04 < time.monotonic() - began < 600
     process.kill()
     assert process.wait() == -signal.SIGKILL
     process.kill()
