@@ -24,8 +24,10 @@ FLOWER_SETTINGS = {
     "NO_COLOR": "1",
     "PYTHONUNBUFFERED": "1",
 }
-PATIENCE = 60.0
-"""Seconds that a Flower process may take to start or to answer."""
+PATIENCE = 300.0
+"""Seconds that a Flower process may take to start or to answer: on a busy machine, Python alone can
+take a minute to start. A process that has ended is noticed at once.
+"""
 
 
 def require_flower() -> None:
