@@ -79,13 +79,13 @@ def predict(
     if form == "table":
         print_table(loaded, found, loaded.served(client), top)
     else:
-        text = printable(as_csv(found) if form == "csv" else as_json_lines(found, top))
+        text = as_csv(found) if form == "csv" else as_json_lines(found, top)
         if out is None:
-            print(text, end="")
+            print(printable(text), end="")
         else:
             with explained(out):
                 out.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(out, text.encode())
+                write_atomically(out, printable(text).encode())
             print(printable(f"written: {out} ({len(found)} images)"))
     if found.failed:
         raise typer.Exit(1)
