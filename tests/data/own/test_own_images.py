@@ -310,13 +310,16 @@ def test_names_that_differ_only_by_their_unicode_form_are_refused(what, tmp_path
         load(tmp_path / "own")
 
 
-def test_a_folder_whose_name_is_not_utf8_can_be_read(folder, load):
+def test_a_folder_whose_name_is_not_utf8_needs_a_link(folder, load):
     other = folder.with_name("L\udce4sionen")
     try:
         folder.rename(other)
     except OSError:
         pytest.skip("this file system has names in UTF-8 only")
-    assert load(other).names == ("Owl", "cat", "dog")
+    with pytest.raises(CafedclError, match=r"not UTF-8 text.* make a link to it"):
+        load(other)
+    folder.symlink_to(other)
+    assert load(folder).names == ("Owl", "cat", "dog")
 
 
 def test_the_recycle_bin_of_a_drive_is_no_class(folder, load):
