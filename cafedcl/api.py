@@ -139,11 +139,15 @@ def export(
 
     file = Path(out)
     known = {ending: name for name, ending in ENDINGS.items()}
-    form = to or known.get(file.suffix)
+    form = to or known.get(file.suffix.lower())
     if form is None:
         raise CafedclError(
             f"{file}: its name must end with {', '.join(known)}; or give the format as to='onnx'"
         )
+    ending = file.suffix.lower()
+    # A program chooses its reader by the ending, and the model card would replace a file .md.
+    if ending == ".md" or known.get(ending, form) != form:
+        raise CafedclError(f"{file}: a file for {form} must not end with {ending}; rename it")
     loaded = run if isinstance(run, Run) else load(run)
     model = write_model(loaded, form, file, client)
     with explained(file):

@@ -35,7 +35,7 @@ def init(
     host: Annotated[
         str, typer.Option(help="Host name or address at which sites reach the server.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The server's port.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
     classes: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,6 +67,8 @@ def init(
     superlink = port + 1 if port < 65535 else port - 1
     if len(set(classes or ())) < len(classes or ()):
         raise CafedclError("--class: each class needs a different name")
+    if not all(name.strip() for name in classes or ()):
+        raise CafedclError("--class: a class has no name")
     options = ServerOptions(
         host=host,
         port=port,

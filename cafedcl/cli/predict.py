@@ -70,11 +70,13 @@ def predict(
     form = form or ("json" if as_json else by_name)
     if form not in ("table", "csv", "json"):
         raise CafedclError(f"--out {out}: .csv or .json is expected, or give --format")
+    if form == "table" and out is not None:
+        raise CafedclError(f"--out {out}: a table is only printed; use --format csv or json")
     loaded = api.load(path, warn)
     found = loaded.predict(list(images), client)
     for file, why in found.failed.items():
         warn(f"{file}: {why}; it is left out")
-    if form == "table" and out is None:
+    if form == "table":
         print_table(loaded, found, loaded.served(client), top)
     else:
         text = as_csv(found) if form == "csv" else as_json_lines(found, top)
@@ -83,7 +85,7 @@ def predict(
         else:
             with explained(out):
                 out.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(out, text.encode())
+                write_atomically(out, printable(text).encode())
             print(printable(f"written: {out} ({len(found)} images)"))
     if found.failed:
         raise typer.Exit(1)
@@ -167,8 +169,13 @@ def calibration_words(model: "ServedModel") -> str:
 def export(
     path: RunPath,
     to: Annotated[
-        str, typer.Option("--to", help="onnx, torch (a program for torch.export) or safetensors.")
-    ] = "onnx",
+        str | None,
+        typer.Option(
+            "--to",
+            help="onnx, torch (a program for torch.export) or safetensors; by default as the name "
+            "of --out says, or onnx.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The file; by default model.… in the run folder.")
     ] = None,
@@ -186,7 +193,7 @@ def export(
 
     check_choice("--to", to, tuple(ENDINGS))
     loaded = api.load(path, warn)
-    file = out or path / f"model{ENDINGS[to]}"
+    file = out or path / f"model{ENDINGS[to or 'onnx']}"
     card = api.export(loaded, file, to, client, licence)
     size = file.stat().st_size / 1e6
     print(printable(f"written: {file} ({size:.1f} MB), {card}"))

@@ -46,6 +46,11 @@ def write_held_out(out: Path, tables: Tables, share: float) -> str:
             held = choose_held_out(labels, among, share, rng, groups)
         else:
             held[draw_by_class(labels, part_of(np.bincount(labels), share), rng)] = True
+        if not held.any():
+            raise CafedclError(
+                f"{config.data.name}: there are too few training images to hold some out; raise "
+                "--hold-out, or score on the test set with --on test"
+            )
         images = data.train_x.numpy()
         content = io.BytesIO()
         arrays: dict[str, Any] = {

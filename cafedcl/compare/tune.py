@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cafedcl.compare.jobs import RunOutcome, RunSpec
 from cafedcl.compare.pool import Pool, skipped
 from cafedcl.compare.sweep import Point, Sweep
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
 if TYPE_CHECKING:
@@ -49,9 +50,17 @@ class Search:
         name = "sweep"
         storage = f"sqlite:///{(self.out / STUDY).resolve()}"
         direction = "maximize" if self.sweep.higher else "minimize"
-        study: optuna.Study = self.optuna.create_study(
-            study_name=name, storage=storage, direction=direction, load_if_exists=True
-        )
+        try:
+            study: optuna.Study = self.optuna.create_study(
+                study_name=name, storage=storage, direction=direction, load_if_exists=True
+            )
+        except Exception as error:  # a damaged database can raise anything
+            # SQLAlchemy adds lines with the statement; the first one says what is wrong.
+            reason = str(error).partition("\n")[0]
+            raise CafedclError(
+                f"{self.out / STUDY}: cannot be opened: {reason}; restore it from a backup, or "
+                "choose another --out"
+            ) from None
         # With the same seed after an interruption, the sampler would draw the same points again.
         study.sampler = self.optuna.samplers.TPESampler(
             seed=self.sweep.first_seed + len(study.trials)

@@ -66,6 +66,14 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def read_content(path: Path) -> bytes:
+    """Return the content of a file; raise an error of one line if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn an error of the operating system, such as a full disk, into one clear line."""

@@ -8,7 +8,7 @@ from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import explained_failure, import_path
 from cafedcl.core.paths import data_folder, is_path, npz_names
 from cafedcl.core.printable import printable
-from cafedcl.data.cache import Remarks, cached
+from cafedcl.data.cache import Remarks, cached, choice_digest
 from cafedcl.data.checked import check_dataset
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.sources import cifar, digits, gtsrb, ham10000, idx, medmnist
@@ -82,6 +82,10 @@ def _load(options: DataOptions) -> Dataset:
         from cafedcl.data.own.arrays import read_npz_set
 
         label = f"{name}_{options.size}" if options.size else name
+        chosen = (options.client, options.group, options.window)
+        if chosen != ("", "", "auto"):
+            # An entry that was read with other options is not what is asked for.
+            label += f"-{choice_digest(*chosen)}"
         return _with_warnings(cached(root, label, [file], lambda: read_npz_set(file, options)))
     hint = nearest(name, dataset_names(options.dir))
     raise CafedclError(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from cafedcl.core.tensors import map_file, pack
 from cafedcl.data.dataset import Dataset
 
-VERSION = 3
+VERSION = 4
 """Raised whenever a reader's result changes, so that older entries are not used."""
 
 Remarks = list[str]
@@ -40,6 +40,13 @@ def cached(
         _write_entry(path, pack(data.tensors(), header))
         _delete_older(folder, label, path)
     return data, remarks
+
+
+def choice_digest(*chosen: object) -> str:
+    """Return a short digest of what decides how files are read: their place, and options."""
+    # Bytes of a path that are not UTF-8 are lone surrogates, which no other encoding accepts.
+    text = "|".join(map(str, chosen)).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:8]
 
 
 def _files_digest(files: Iterable[Path]) -> str:

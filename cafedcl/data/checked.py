@@ -1,5 +1,6 @@
 """From arrays to a data set: shapes, types and labels are checked."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,8 @@ def checked_dataset(
     test_x = nchw(pixels["test"], where)
     test_y = whole_labels(test[1], where)
     check_parts(where, (train_x, train_y), (test_x, test_y), names)
+    refuse_similar(where, "class", names)
+    refuse_similar(where, "client", owner_names)
     if owners is not None:
         check_owners(where, owners, len(train_y), owner_names)
     if groups is not None:
@@ -57,6 +60,29 @@ def checked_dataset(
         owner_names=tuple(owner_names),
         **more,
     )
+
+
+def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
+    """Refuse names of classes or clients that look the same; most likely a typing error.
+
+    Clients' names must differ by more than upper and lower case, too.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        composed = unicodedata.normalize("NFC", name)
+        key = " ".join(composed.split())
+        if what == "client":
+            key = key.casefold()
+        other = seen.setdefault(key, name)
+        if other == name:
+            continue
+        difference = "case or blanks" if what == "client" else "blanks"
+        if unicodedata.normalize("NFC", other) == composed:
+            difference = "how their accents are encoded (Unicode NFC or NFD)"
+        raise CafedclError(
+            f"{where}: the {what} names '{other}' and '{name}' differ only by {difference}; "
+            "rename one of them"
+        )
 
 
 def check_groups(where: object, groups: tuple[Ints, Ints], images: tuple[int, int]) -> None:
@@ -184,7 +210,8 @@ def whole_labels(y: Array, where: object) -> Ints:
         y = y[:, 0]
     if y.ndim != 1:
         raise CafedclError(
-            f"{where}: labels of shape {y.shape}; one whole number per image is expected ({SCOPE})"
+            f"{where}: labels of shape {y.shape}; one whole number per image is expected, as "
+            f"y.argmax(1) makes of one-hot labels ({SCOPE})"
         )
     if y.dtype.kind not in "iufb":
         raise CafedclError(

@@ -32,6 +32,8 @@ ENDINGS = (
     ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp",
     *dicom.ENDINGS,
 )  # fmt: skip
+SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+"""Folders that macOS, Synology, Windows and Linux add."""
 GREY = ("1", "L", "LA")
 ORIENTATION = 0x0112
 """The EXIF tag of how the camera was held."""
@@ -44,6 +46,8 @@ UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
+SIDEWAYS = (5, 6, 7, 8)
+"""The values of the tag that exchange width and height."""
 
 
 def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = None) -> Tensor:
@@ -75,10 +79,7 @@ def to_pixels(
 
     With ``crop``, it is cropped to the middle square first.
     """
-    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    image = image.convert("L" if grey else "RGB")
-    if turn is not None:
-        image = image.transpose(turn)
+    image = _upright(image).convert("L" if grey else "RGB")
     if crop:
         side = min(image.size)
         width, height = image.size
@@ -89,6 +90,14 @@ def to_pixels(
         image = image.resize(size, Resampling.LANCZOS)
     pixels = np.array(image, dtype=np.uint8)
     return pixels[:, :, None] if grey else pixels
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image as its EXIF tag says that the camera was held."""
+    # Pillow turns TIFF images itself when it loads them, and removes the tag.
+    image.load()
+    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 @dataclass(frozen=True)
@@ -201,7 +210,7 @@ def open_image(opener: Opener) -> Iterator[Image.Image | GreyValues]:
             if pages > 1:
                 raise ValueError(f"a TIFF of {pages} pages; save each page as a file of its own")
             if image.mode in DEEP_MODES:
-                yield GreyValues(np.asarray(image))
+                yield GreyValues(np.asarray(_upright(image)))
             else:
                 yield image
 
@@ -219,10 +228,10 @@ def _head(opener: Opener, window: Window) -> Head | str:
                 return Head(image.size, grey=True, deep=True, range=found)
             # The EXIF tags of a PNG may come last: reading them decodes the image.
             reduced = _has_16_bits(image)
-            turned = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
-            width, height = image.size
-            size = (height, width) if turned else (width, height)
-            return Head(size, image.mode in GREY, reduced=reduced)
+            is_grey = image.mode in GREY
+            if image.getexif().get(ORIENTATION, 1) in SIDEWAYS:
+                image = _upright(image)
+            return Head(image.size, is_grey, reduced=reduced)
     except CafedclError:
         # Nothing is wrong with the image: a package is missing.
         raise

@@ -109,10 +109,23 @@ def read_site(folder: Path) -> SiteOptions:
 
 def check_site_name(name: str) -> None:
     """Raise an error if a site's name cannot be that of a folder."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) or name == "server":
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) or name.lower() == "server":
         raise CafedclError(
-            f"site {name}: use letters, digits, '.', '_' and '-', and not the name 'server'"
+            f"site '{name}': use letters a to z, digits, '.', '_' and '-', 63 at most, a letter or "
+            "digit first, and not the name 'server'"
         )
+
+
+def check_host(host: str) -> None:
+    """Raise an error if a text is neither an address nor a host name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?", host):
+            raise CafedclError(
+                f"--host {host}: a host name or an address is expected, without http:// and port, "
+                "such as fl.example.org; write other letters than a to z as DNS does (xn--…)"
+            ) from None
 
 
 def make_folders(
@@ -122,8 +135,11 @@ def make_folders(
 
     ``sites`` maps each site's name to its data.
     """
+    check_host(server.host)
     for site in sites:
         check_site_name(site)
+    if len({site.lower() for site in sites}) < len(sites):
+        raise CafedclError("--site: names must differ by more than upper and lower case")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise CafedclError(f"{folder}: exists and is not an empty folder; choose another one")
     try:

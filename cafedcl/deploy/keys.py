@@ -2,11 +2,12 @@
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained
+from cafedcl.core.files import read_content
 from cafedcl.core.imports import optional
 from cafedcl.deploy import FLOWER
 
@@ -78,7 +79,7 @@ def make_certificates(host: str, server: Path) -> bytes:
     names = x509.SubjectAlternativeName([_alternative_name(name) for name in hosts])
     use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     leaf = (
-        builder(host, server_key, False)
+        builder(host[:LONGEST_COMMON_NAME], server_key, False)
         .add_extension(names, False)
         .add_extension(use, False)
         .sign(root, hashes.SHA384())
@@ -114,7 +115,13 @@ def refuse_expired(folder: Path) -> None:
         path = folder / name
         if not path.exists():
             continue
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        try:
+            certificate = x509.load_pem_x509_certificate(read_content(path))
+        except ValueError:
+            raise CafedclError(
+                f"{path}: this is not a certificate; copy it from the server again, or make a new "
+                "one there with `cafedcl deploy renew`"
+            ) from None
         first = certificate.not_valid_before_utc
         last = certificate.not_valid_after_utc
         if not first <= datetime.now(UTC) <= last:
@@ -123,6 +130,30 @@ def refuse_expired(folder: Path) -> None:
                 "renew it at the server with `cafedcl deploy renew`, copy the new ca.crt to every "
                 "site, or set this machine's clock"
             )
+
+
+def refuse_missing(folder: Path, names: Sequence[str]) -> None:
+    """Raise an error if keys or certificates are not in a deployment's folder."""
+    for name in names:
+        if not (folder / name).is_file():
+            raise CafedclError(
+                f"{folder}: there is no {name}; copy it from where `cafedcl deploy init` wrote it, "
+                "or make new keys with `cafedcl deploy renew`"
+            )
+
+
+def refuse_broken_key(path: Path) -> None:
+    """Raise an error if a file is not the private key of a site."""
+    optional("cryptography", FLOWER, "deploy")
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        serialization.load_ssh_private_key(read_content(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise CafedclError(
+            f"{path}: this is not the key of a site; make a new one with `cafedcl deploy renew`"
+        ) from None
 
 
 def days_left(folder: Path) -> int:
@@ -141,8 +172,7 @@ def read_node_key(path: Path) -> bytes:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    with explained(path):
-        data = path.read_bytes()
+    data = read_content(path)
     try:
         key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
@@ -153,6 +183,8 @@ def read_node_key(path: Path) -> bytes:
 
 
 AUTHORITY = "cafedcl deployment"
+LONGEST_COMMON_NAME = 64
+"""Characters; clients compare the alternative names of a certificate, which may be longer."""
 KEY_USES = (
     "digital_signature",
     "content_commitment",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from cafedcl.config.sections import Config
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.files import read_content, write_atomically
 from cafedcl.deploy.folders import (
     NODES,
     ServerOptions,
@@ -28,6 +28,7 @@ from cafedcl.deploy.keys import (
     make_certificates,
     read_node_key,
     refuse_expired,
+    refuse_missing,
     write_secret,
 )
 from cafedcl.deploy.programs import ServerProcess, require_flower
@@ -85,6 +86,8 @@ class Server:
         options = self.options
         listen = options.listen_address
         nginx_program()
+        if not options.insecure:
+            refuse_missing(self.folder, ("ca.crt", "server.crt", "server.key"))
         refuse_expired(self.folder)
         lock = self._lock()
         running: list[ServerProcess] = []
@@ -228,8 +231,7 @@ class Server:
         self.check()
         if config is not None:
             RunFolder.create(path).unlock()
-        with explained(self.secret):
-            secret = self.secret.read_bytes()
+        secret = read_content(self.secret)
         return conduct(
             self.folder,
             self.address,

@@ -12,7 +12,14 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.paths import is_path
 from cafedcl.deploy.folders import SiteOptions, read_site
-from cafedcl.deploy.keys import make_certificates, make_node_key, refuse_expired, write_secret
+from cafedcl.deploy.keys import (
+    make_certificates,
+    make_node_key,
+    refuse_broken_key,
+    refuse_expired,
+    refuse_missing,
+    write_secret,
+)
 from cafedcl.deploy.programs import ServerProcess
 from cafedcl.deploy.superlink import Address, free_port
 
@@ -71,6 +78,10 @@ class RunningSite:
         self.folder = folder.resolve()
         self.options = options
         refuse_missing_data(options)
+        if not options.insecure:
+            # The SuperNode would end at once, again and again.
+            refuse_missing(self.folder, ("ca.crt", "node.key"))
+            refuse_broken_key(self.folder / "node.key")
         refuse_expired(self.folder)
         self.runtime = Path(tempfile.mkdtemp(prefix="cafedcl-"))
         self.crashes: list[float] = []

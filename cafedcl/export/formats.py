@@ -55,6 +55,7 @@ def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -
     """Write a run's model into a file of the given format, and return it."""
     if to not in ENDINGS:
         raise CafedclError(f"--to {to}: expected one of {', '.join(ENDINGS)}")
+    run.require_learned()
     model = run.served(client)
     write = {"onnx": write_onnx, "torch": write_torch, "safetensors": write_safetensors}[to]
     with explained(out), step(f"writing the model for {to}"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import Window
-from cafedcl.data.images import ENDINGS, read_images
+from cafedcl.data.images import ENDINGS, SYSTEM_FOLDERS, read_images
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,12 +98,19 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
         inside = sorted(
             file
             for file in given.rglob("*")
-            if file.suffix.lower() in ENDINGS and file.is_file() and not file.name.startswith(".")
+            if file.suffix.lower() in ENDINGS
+            and file.is_file()
+            and not _is_hidden(file.relative_to(given))
         )
         if not inside:
             raise CafedclError(f"{given}: there are no images in this folder")
         found += inside
     return found
+
+
+def _is_hidden(file: Path) -> bool:
+    """Return whether a file, or a folder that it is in, is hidden or made by the system."""
+    return any(part.startswith(".") or part in SYSTEM_FOLDERS for part in file.parts)
 
 
 def read_each(files: Sequence[Path], shape: Shape, window: Window) -> ReadImages:
@@ -132,7 +139,14 @@ def given_paths(x: Pixels | Paths) -> list[str | Path] | None:
 
 def as_images(x: Any, shape: Shape) -> Tensor:
     """Return images as uint8 (N, channels, height, width); raise if they do not fit."""
-    images = torch.as_tensor(np.asarray(x))
+    try:
+        # Copied, because PyTorch warns of arrays that it must not write to.
+        images = x.cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+    except (TypeError, ValueError):
+        raise CafedclError(
+            "images must be files, folders, or an array of numbers of one shape, "
+            f"not {type(x).__name__}"
+        ) from None
     if images.is_floating_point():
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
             raise CafedclError("images as floats must lie in [0, 1]; give uint8 for 0 to 255")

@@ -256,6 +256,14 @@ class Run:
             ) from None
         return method, network.eval()
 
+    def require_learned(self) -> None:
+        """Raise an error if no round was aggregated: the model is the initial one."""
+        if not any_round_counted(self.records):
+            raise CafedclError(
+                f"{self.path or 'this run'}: no round was aggregated, "
+                "so the model has not learned anything; train it before it predicts"
+            )
+
     @torch.no_grad()
     def predict(
         self,
@@ -267,11 +275,7 @@ class Run:
         There may be one or many; channels may come first, last, or be missing for grey images.
         Of several files, those that cannot be read are left out and named in ``failed``.
         """
-        if not any_round_counted(self.records):
-            raise CafedclError(
-                f"{self.path or 'this run'}: no round was aggregated, "
-                "so the model has not learned anything; train it before it predicts"
-            )
+        self.require_learned()
         model = self.served(client)
         size = self.config.evaluate.batch
         paths = given_paths(x)

@@ -58,7 +58,7 @@ def test_init_warns_where_there_is_no_security(tmp_path):
     [
         (["init", "d", "--site", "a", "--site", "a=x"], "each site needs a different name"),
         (["init", "d", "--site", "a=x", "--simulated"], "remove =DATA"),
-        (["init", "d", "--site", "a/b"], "site a/b"),
+        (["init", "d", "--site", "a/b"], "site 'a/b'"),
         (["init", "d", "--site", "a", "--class", "x", "--class", "x"], "--class: each class needs"),
         (["server", "nowhere"], "deploy init"),
         (["site", "nowhere"], "deploy init"),

@@ -3,11 +3,13 @@
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 from cafedcl import api
 from cafedcl.data import Dataset
@@ -124,3 +126,57 @@ def test_a_client_without_a_model_of_its_own_is_refused(call: Call) -> None:
     code, _, err = call("export", "run", "--to", "torch", "--client", 1)
     assert code == 2
     assert "this method stores no per-client models" in err
+
+
+def test_hidden_and_system_folders_hold_no_images(call: Call, home: Path, tmp_path: Path) -> None:
+    for name in (".thumbnails", "__MACOSX", "@eaDir"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name / "small.png")
+    Image.new("L", (8, 8)).save(tmp_path / "one.png")
+    code, out, _ = call("predict", "run", str(tmp_path), "--json")
+    assert code == 0
+    assert [json.loads(line)["image"] for line in out.splitlines()] == [str(tmp_path / "one.png")]
+
+
+def test_a_file_name_that_is_not_utf8_can_be_written(call: Call, tmp_path: Path) -> None:
+    image = tmp_path / "L\udce4sion.png"
+    try:
+        Image.new("L", (8, 8)).save(image)
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 only")
+    code, _, _ = call("predict", "run", str(tmp_path), "--out", str(tmp_path / "found.csv"))
+    assert code == 0
+    assert "L\ufffdsion.png" in (tmp_path / "found.csv").read_text(encoding="utf-8")
+
+
+def test_a_table_is_not_written_to_a_file_as_something_else(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "found.csv"
+    code, _, err = call("predict", "run", "black.png", "--format", "table", "--out", str(out))
+    assert code == 2
+    assert "a table is only printed; use --format csv or json" in err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["card.md", "model.onnx"])
+def test_an_export_has_the_ending_of_its_format(name: str, call: Call, tmp_path: Path) -> None:
+    code, _, err = call("export", "run", "--to", "safetensors", "--out", str(tmp_path / name))
+    assert code == 2
+    assert f"a file for safetensors must not end with {Path(name).suffix}" in err
+    assert not (tmp_path / name).exists()
+
+
+def test_the_name_of_the_file_says_the_format(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    assert call("export", "run", "--out", str(out))[0] == 0
+    assert b"probabilities" in out.read_bytes()[:2000]
+    assert load_file(out)
+
+
+def test_a_model_that_has_learned_nothing_is_not_exported(call: Call, tmp_path: Path) -> None:
+    shutil.copytree("run", tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    out = tmp_path / "model.safetensors"
+    code, _, err = call("export", str(tmp_path / "run"), "--out", str(out))
+    assert code == 2
+    assert "the model has not learned anything" in err
+    assert not out.exists()

@@ -87,3 +87,13 @@ def test_clients_keep_their_images_and_patients_stay_together(
     for ward in ("north", "east", "south"):
         for label in (0, 1):
             assert len({people[at] for at in held if (wards[at], labels[at]) == (ward, label)}) == 2
+
+
+def test_too_few_images_are_refused_before_any_run_starts(tmp_path: Path) -> None:
+    x = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), np.uint8)
+    labels = np.arange(4) % 2
+    arrays = {"x_train": x[:2], "y_train": labels[:2], "x_test": x[2:], "y_test": labels[2:]}
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(CafedclError, match="too few training images to hold some out"):
+        write_held_out(tmp_path, {"data": {"name": str(tmp_path / "own.npz")}}, 0.2)
+    assert not (tmp_path / "held-out.npz").exists()

@@ -339,3 +339,9 @@ def test_a_run_that_aggregated_nothing_has_no_score(tmp_path: Path) -> None:
         line = {**scored_line(0, {"accuracy": 0.5}), "status": status}
         (job.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         assert sweep.score_of(job) == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_text("junk")
+    with pytest.raises(CafedclError, match=r"study\.db: cannot be opened: .*another --out$"):
+        Search(made(**TUNED), tmp_path)

@@ -88,3 +88,14 @@ def test_what_is_missing_or_broken_is_one_line(content, words, data_dir, load):
     with pytest.raises(CafedclError, match=words) as caught:
         load("some_set")
     assert "\n" not in str(caught.value)
+
+
+def test_other_options_are_not_answered_from_the_cache(data_dir, load):
+    write_npz(data_dir, "some_set", X.astype(np.uint16) * 16, hospital_train=np.arange(20) % 3)
+    dark = load("some_set", window="0,4080")
+    assert dark.owner_names == ("0", "1", "2")
+    assert (load("some_set", window="0,2040").train_x >= dark.train_x).all()
+    assert (load("some_set", window="0,2040").train_x != dark.train_x).any()
+    assert load("some_set", window="0,4080", client="none").owner_names == ()
+    with pytest.raises(CafedclError, match="expected 0 to 255"):
+        load("some_set")

@@ -152,3 +152,24 @@ def test_configs_explain_themselves(tmp_path):
     assert text.startswith("# cafedcl deploy site THIS-FOLDER\n")
     assert set(tomllib.loads(text)["site"]) == {field.name for field in fields(SiteOptions)}
     assert "# this site's data" in text
+
+
+@pytest.mark.parametrize("host", ["", "a b", "http://x.org:80", "klinik-süd.de"])
+def test_a_host_that_is_no_name_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(CafedclError, match="a host name or an address is expected"):
+        make_folders(tmp_path / "d", ServerOptions(host=host), dict(SITES), simulated=False)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_long_host_name_is_in_the_certificate(tmp_path):
+    host = f"{'x' * 60}.example.org"
+    server, *_ = make_folders(tmp_path / "d", ServerOptions(host=host), dict(SITES), False)
+    certificate = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert host in names.get_values_for_type(x509.DNSName)
+
+
+@pytest.mark.parametrize("names", [("North", "north"), ("Server",)])
+def test_site_names_that_are_one_folder_on_some_systems_are_refused(names, tmp_path):
+    with pytest.raises(CafedclError, match=r"upper and lower case|not the name 'server'"):
+        make_folders(tmp_path / "d", ServerOptions(), dict.fromkeys(names, ""), False)

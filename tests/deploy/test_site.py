@@ -39,7 +39,7 @@ def site(tmp_path, monkeypatch):
         monkeypatch.setattr(RunningSite, "_start_worker", begun("worker", list(workers)))
         monkeypatch.setattr(RunningSite, "_start_node", begun("node", list(nodes)))
         monkeypatch.setattr(module, "RETRY", 0.0)
-        return RunningSite(tmp_path, SiteOptions(name="north", client=0))
+        return RunningSite(tmp_path, SiteOptions(name="north", client=0, insecure=True))
 
     yield start
     for process in made:
@@ -138,7 +138,7 @@ def test_a_site_with_an_expired_certificate_does_not_start(tmp_path, later):
     (tmp_path / "ca.crt").write_bytes(keys.make_certificates("localhost", tmp_path))
     later(365 * keys.YEARS + 1)
     with pytest.raises(CafedclError, match=r"ca\.crt: this certificate is valid from .*renew"):
-        RunningSite(tmp_path, SiteOptions(name="north", client=0))
+        RunningSite(tmp_path, SiteOptions(name="north", client=0, insecure=True))
 
 
 def test_a_site_whose_certificate_expires_while_it_runs_ends_with_the_reason(site, tmp_path, later):
@@ -159,3 +159,26 @@ def test_a_sites_new_private_key_stays_where_it_is(tmp_path):
     assert stat.S_IMODE((north / "node.key").stat().st_mode) == 0o600
     key = serialization.load_ssh_private_key((north / "node.key").read_bytes(), None)
     assert key.public_key() == serialization.load_ssh_public_key(public.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("node.key", None, "there is no node.key"),
+        ("ca.crt", None, r"there is no ca\.crt"),
+        ("node.key", "junk", "this is not the key of a site"),
+        ("ca.crt", "junk", "this is not a certificate"),
+    ],
+)
+def test_a_site_without_its_keys_does_not_start(file, content, message, tmp_path):
+    _, folder = make_folders(tmp_path / "d", ServerOptions(), {"north": ""}, simulated=True)
+    (folder / file).unlink()
+    if content:
+        (folder / file).write_text(content)
+    with pytest.raises(CafedclError, match=message):
+        RunningSite(folder, SiteOptions(name="north", client=0))
+
+
+def test_a_public_key_that_is_not_there_cannot_be_read(tmp_path):
+    with pytest.raises(CafedclError, match="cannot be read: No such file"):
+        keys.read_node_key(tmp_path / "north.pub")

@@ -137,6 +137,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     except Exception as error:  # a damaged or hostile archive can raise anything
         raise CafedclError(
             f"{path}: not a complete .npz file of plain arrays ({_first_line(error)})"
+            + _about_objects(error)
         ) from None
     if isinstance(archive, np.ndarray):
         raise CafedclError(f"{path}: it holds one array, not the named arrays of an .npz file")
@@ -167,10 +168,18 @@ def read_npy(path: Path) -> Array:
     except Exception as error:  # a damaged or hostile file can raise anything
         raise CafedclError(
             f"{path}: not a complete .npy file of plain numbers ({_first_line(error)})"
+            + _about_objects(error)
         ) from None
     if not isinstance(array, np.ndarray):
         raise CafedclError(f"{path}: it holds several arrays; name it .npz")
     return array
+
+
+def _about_objects(error: BaseException) -> str:
+    """Return what to do about arrays of Python objects, such as a column of pandas."""
+    if "Object arrays" not in str(error):
+        return ""
+    return "; save texts as y.astype(str), and images as one array of numbers"
 
 
 def _first_line(error: BaseException) -> str:

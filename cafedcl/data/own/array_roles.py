@@ -113,10 +113,16 @@ def _texts(path: Path, name: str, array: Array, names: Array | None) -> list[str
     if names is not None and array.dtype.kind in "iu" and names.ndim == 1:
         if len(array) and not 0 <= array.min() <= array.max() < len(names):
             raise CafedclError(f"{path}: {name} counts beyond its {len(names)} names")
-        return [str(names[i]) for i in array]
-    if array.dtype.kind == "S":
-        return [value.decode("utf-8", "replace") for value in array.tolist()]
-    return [str(value) for value in array.tolist()]
+        texts = [str(names[i]) for i in array]
+    elif array.dtype.kind == "S":
+        texts = [value.decode("utf-8", "replace") for value in array.tolist()]
+    else:
+        texts = [str(value) for value in array.tolist()]
+    no_number = "nan" if array.dtype.kind == "f" else ""
+    gaps = [row for row, text in enumerate(texts) if text.strip() in ("", no_number)]
+    if gaps:
+        raise CafedclError(f"{path}: image {gaps[0]} has no {name}; fill it in or remove the image")
+    return texts
 
 
 def _check_length(path: Path, what: str, found: int, images: int) -> None:

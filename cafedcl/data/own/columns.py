@@ -53,7 +53,14 @@ def find_columns(
 
     Upper and lower case do not matter.
     """
-    by_lower = {str(name).strip().lower(): name for name in names}
+    by_lower: dict[str, str] = {}
+    for name in names:
+        other = by_lower.setdefault(str(name).strip().lower(), name)
+        if other != name:
+            raise CafedclError(
+                f"{where}: the columns '{other}' and '{name}' differ only by case or blanks; "
+                "rename one of them"
+            )
     chosen = {"client": options.client, "group": options.group}
     found: dict[str, str] = {}
     for role, spellings in words.items():
@@ -72,8 +79,15 @@ def find_columns(
     if "client" in found:
         found.pop("source", None)
     for role in ("path", "label"):
-        if role not in found:
-            raise CafedclError(f"{where}: there is no column {_expected(role, names, words)}")
+        if role in found:
+            continue
+        for option, column in chosen.items():
+            if column.strip().lower() in words[role]:
+                raise CafedclError(
+                    f"{where}: data.{option} = {column}: this column is the {role} of the images; "
+                    "name another one"
+                )
+        raise CafedclError(f"{where}: there is no column {_expected(role, names, words)}")
     return found, _remarks(where, names, found, options)
 
 

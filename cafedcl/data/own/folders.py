@@ -4,12 +4,10 @@ import os
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.data.images import ENDINGS
+from cafedcl.data.images import ENDINGS, SYSTEM_FOLDERS
 from cafedcl.data.own.items import SIDES, Collection, Item
 
 LAYOUT = "expected CLASS/IMAGE or CLIENT/CLASS/IMAGE, both also below train/ and test/"
-_SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")
-"""Folders that macOS and Synology add."""
 
 
 def read_folder(root: Path) -> tuple[Collection, list[Path]]:
@@ -94,7 +92,7 @@ def _subfolders(folder: Path) -> list[str]:
     return sorted(
         entry.name
         for entry in _entries(folder)
-        if entry.is_dir() and entry.name not in _SYSTEM_FOLDERS
+        if entry.is_dir() and entry.name not in SYSTEM_FOLDERS
     )
 
 

@@ -1,6 +1,5 @@
 """Your own images with their classes, and optionally their clients and train/test sides."""
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.paths import data_folder
-from cafedcl.data.cache import Remarks, cached
-from cafedcl.data.checked import checked_dataset, choose_test
+from cafedcl.data.cache import Remarks, cached, choice_digest
+from cafedcl.data.checked import checked_dataset, choose_test, refuse_similar
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.duplicates import duplicates_remark
 from cafedcl.data.grey_values import Window
@@ -70,8 +69,7 @@ def load_items(
     """Return the data set of a collection, from the cache if ``files`` are unchanged."""
     where = Path(collection.where).resolve()
     chosen = (where, options.size, options.strict, options.client, options.group, options.window)
-    choice = hashlib.sha256("|".join(map(str, chosen)).encode()).hexdigest()[:8]
-    label = f"own-{re.sub('[^A-Za-z0-9_-]', '_', where.stem)[:40]}-{choice}"
+    label = f"own-{re.sub('[^A-Za-z0-9_-]', '_', where.stem)[:40]}-{choice_digest(*chosen)}"
     root = data_folder(options.dir)
     return cached(root, label, files, lambda: decode_collection(collection, options))
 
@@ -93,10 +91,9 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     clients = sort_names(
         {item.client for item in items if item.side == "train"} | set(collection.clients) - {""}
     )
-    _refuse_similar(where, "class", classes, [" ".join(name.split()) for name in classes])
-    _refuse_similar(
-        where, "client", clients, [" ".join(name.casefold().split()) for name in clients]
-    )
+    # Looked at before the images are decoded, which may take minutes.
+    refuse_similar(where, "class", classes)
+    refuse_similar(where, "client", clients)
     natural = clients != [""]
     if natural and "" in clients:
         raise CafedclError(f"{where}: some training images have a client and some have none")
@@ -134,6 +131,11 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
         _, groups = np.unique([item.group for item in items], return_inverse=True)
     if sides <= {"train"}:
         test = choose_test(labels, owners, groups)
+        if not test.any():
+            raise CafedclError(
+                f"{where}: there are too few images to hold some out for testing; add images, or "
+                "a folder or column that says which are for testing"
+            )
     if len(groups) and owners is not None:
         remarks += _spread_groups(where, collection.group_kind, groups[~test], owners[~test])
     data = checked_dataset(
@@ -215,19 +217,6 @@ def sort_names(names: Iterable[str]) -> list[str]:
     if all(name.isascii() and name.isdecimal() for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
-
-
-def _refuse_similar(where: str, what: str, names: Sequence[str], folded: Sequence[str]) -> None:
-    """Refuse names that are equal when case or blanks are ignored; most likely a typing error."""
-    seen: dict[str, str] = {}
-    for name, key in zip(names, folded, strict=True):
-        if key in seen:
-            difference = "case or blanks" if what == "client" else "blanks"
-            raise CafedclError(
-                f"{where}: the {what} names '{seen[key]}' and '{name}' differ only by "
-                f"{difference}; rename one of them"
-            )
-        seen[key] = name
 
 
 def _broken_images(where: str, bad: Sequence[tuple[str, str]], total: int) -> str:

@@ -23,6 +23,13 @@ def read_own(options: DataOptions) -> tuple[Dataset, Remarks]:
         raise CafedclError(f"data.name = '{options.name}': not a path: {error}") from None
     if not exists:
         raise CafedclError(f"{path}: there is no such file or folder; {FORMS}")
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise CafedclError(
+            f"{path}: its path is not UTF-8 text, which the config of a run cannot hold; rename "
+            "it, or make a link to it"
+        ) from None
     ending = path.suffix.lower()
     if is_folder:
         if is_saved(path):

@@ -40,9 +40,11 @@ def read_table(path: Path, options: DataOptions) -> tuple[Collection, list[Path]
     files = [path.parent / name.strip() for name in values["path"]]
     missing = [row for row, file in enumerate(files) if not file.is_file()]
     if missing:
+        first = values["path"][missing[0]]
         raise CafedclError(
-            f"{path}: {len(missing)} of {n} images are missing, first {values['path'][missing[0]]} "
+            f"{path}: {len(missing)} of {n} images are missing, first {first} "
             f"in {_places(path, missing[:1])}; paths are relative to {path.parent}"
+            + (" and written with / instead of \\" if "\\" in first else "")
         )
     _refuse_repeated(path, files, values["label"], sides)
     items = [
@@ -66,14 +68,42 @@ def _read_frame(path: Path) -> pd.DataFrame:
     try:
         if path.suffix.lower() == ".csv":
             # Everything is read as text, so that a class called NA or 007 keeps its name.
-            return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-        return pd.read_parquet(path).fillna("")
+            frame = pd.read_csv(
+                path,
+                dtype=str,
+                keep_default_na=False,
+                encoding="utf-8-sig",
+                sep=_separator(path),
+            )
+        else:
+            # As texts, since a column of numbers cannot hold an empty one.
+            frame = pd.read_parquet(path).apply(
+                lambda column: column.astype(str).where(column.notna(), "")
+            )
+    except UnicodeDecodeError:
+        raise CafedclError(f"{path}: it is not UTF-8 text; save it as CSV in UTF-8") from None
     except ImportError:
         raise CafedclError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # pyarrow has its own errors
         raise CafedclError(f"{path}: not a readable table: {error}") from None
+    # pandas takes values without a name for the names of rows, and so moves all the others.
+    if path.suffix.lower() == ".csv" and not isinstance(frame.index, pd.RangeIndex):
+        raise CafedclError(
+            f"{path}: its rows have more values than its first line names columns; name every "
+            "column, and quote values that contain the separator"
+        )
+    return frame
+
+
+def _separator(path: Path) -> str:
+    """Return what separates the columns of a CSV file: where the comma is the decimal sign, Excel
+    writes semicolons.
+    """
+    with path.open(encoding="utf-8-sig") as file:
+        head = file.readline()
+    return max(",;\t", key=head.count)
 
 
 def _side(path: Path, row: int, value: str) -> str:
@@ -112,7 +142,7 @@ def _places(path: Path, rows: Sequence[int]) -> str:
     numbers = [row + 1 for row in rows]
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, delimiter=_separator(path))
             # Blank lines are no rows, and a quoted text may have several lines.
             ends = [reader.line_num for cells in reader if cells]
         word = "line"

@@ -279,3 +279,56 @@ def test_a_change_of_one_image_is_noticed(folder, load, paint):
 def test_a_relative_path_is_enough(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert load_dataset(DataOptions(name="own")).classes == 3
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif"])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_an_image_of_any_format_is_turned_upright_once(ending, bits, tmp_path, load):
+    if ending == "jpg" and bits == 16:
+        pytest.skip("JPEG has 8 bits")
+    lying = np.zeros((8, 12), np.uint8 if bits == 8 else np.uint16)
+    lying[:, :6] = np.iinfo(lying.dtype).max
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the top of the scene is at the right
+    for name in "ab":
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(lying).save(tmp_path / "own" / name / f"{i}.{ending}", exif=exif)
+    data = load(tmp_path / "own")
+    assert data.shape == (1, 12, 8)
+    assert data.train_x[0, 0, 0].min() > 250
+    assert data.train_x[0, 0, -1].max() < 5
+
+
+@pytest.mark.parametrize("what", ["class", "client"])
+def test_names_that_differ_only_by_their_unicode_form_are_refused(what, tmp_path, paint, load):
+    for place, name in enumerate(("S\u00fcd", "Su\u0308d")):
+        for i in range(4):
+            inside = f"{name}/ill" if what == "client" else name
+            paint(tmp_path / "own" / inside / f"{i}.png", 10 * place + i)
+    with pytest.raises(CafedclError, match=rf"the {what} names .* how their accents are encoded"):
+        load(tmp_path / "own")
+
+
+def test_a_folder_whose_name_is_not_utf8_needs_a_link(folder, load):
+    other = folder.with_name("L\udce4sionen")
+    try:
+        folder.rename(other)
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 only")
+    with pytest.raises(CafedclError, match=r"not UTF-8 text.* make a link to it"):
+        load(other)
+    folder.symlink_to(other)
+    assert load(folder).names == ("Owl", "cat", "dog")
+
+
+def test_the_recycle_bin_of_a_drive_is_no_class(folder, load):
+    (folder / "$RECYCLE.BIN").mkdir()
+    assert load(folder).names == ("Owl", "cat", "dog")
+
+
+def test_one_image_per_class_is_too_few(tmp_path, paint, load):
+    for value, name in enumerate("ab"):
+        paint(tmp_path / "own" / name / "0.png", value)
+    with pytest.raises(CafedclError, match="too few images to hold some out for testing"):
+        load(tmp_path / "own")

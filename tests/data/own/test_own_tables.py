@@ -150,7 +150,7 @@ def test_a_table_that_does_not_fit_says_why(columns, words, table, load):
 def test_a_table_in_another_encoding_is_one_line(table, load):
     path = table()
     path.write_bytes("path,label\nö.png,a\n".encode("latin1"))
-    with pytest.raises(CafedclError, match="not a readable table"):
+    with pytest.raises(CafedclError, match="save it as CSV in UTF-8"):
         load(path)
 
 
@@ -446,3 +446,84 @@ def test_a_broken_npy_is_named(tmp_path, load):
     (tmp_path / "x.npy").rename(tmp_path / "x.npz")
     with pytest.raises(CafedclError, match=r"x.npz: it holds one array"):
         load(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_semicolons_and_tabs_separate_columns_too(separator, table, load):
+    path = table()
+    path.write_text(path.read_text().replace(",", separator))
+    assert load(path).names == ("a", "b")
+    path.write_text(path.read_text().replace(f"3.png{separator}b", f"3.png{separator}"))
+    with pytest.raises(CafedclError, match="line 5 has no label"):
+        load(path)
+
+
+def test_rows_with_more_values_than_columns_are_refused(table, load):
+    path = table()
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, *(f"{row}," for row in rows)]))
+    with pytest.raises(CafedclError, match="more values than its first line names columns"):
+        load(path)
+
+
+def test_columns_that_differ_only_by_case_are_refused(table, load):
+    with pytest.raises(CafedclError, match="'label' and 'Label' differ only by case"):
+        load(table(Label=lambda i: "z"))
+
+
+def test_the_label_cannot_be_the_client_too(table, load):
+    with pytest.raises(CafedclError, match="client = label: this column is the label"):
+        load(table(), client="label")
+
+
+def test_a_path_of_windows_is_named(table, load):
+    with pytest.raises(CafedclError, match=r"written with / instead of \\"):
+        load(table(path=lambda i: f"images\\{i}.png"))
+
+
+def test_whole_numbers_with_gaps_in_a_parquet_file(tmp_path, table, load):
+    pytest.importorskip("pyarrow")
+    table()
+    sides = ["train"] * 8 + ["test"] * 2
+    frame = pd.DataFrame(
+        {
+            "path": [f"images/{i}.png" for i in range(10)],
+            "label": ["a", "b"] * 5,
+            "split": sides,
+            "hospital": pd.array([7] * 9 + [None], dtype="Int64"),
+        }
+    )
+    frame.to_parquet(tmp_path / "list.parquet")
+    assert load(tmp_path / "list.parquet").owner_names == ("7",)
+    frame.loc[0, "hospital"] = None
+    frame.to_parquet(tmp_path / "list.parquet")
+    with pytest.raises(CafedclError, match="row 1 has no hospital"):
+        load(tmp_path / "list.parquet")
+
+
+@pytest.mark.parametrize(
+    ("hospitals", "message"),
+    [
+        (["North", "north"], "differ only by case or blanks"),
+        (["North", ""], "image 1 has no hospital"),
+        ([1.0, float("nan")], "image 1 has no hospital"),
+    ],
+)
+def test_clients_of_arrays_are_checked_like_those_of_tables(hospitals, message, tmp_path, load):
+    x = np.arange(20, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), np.uint8)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(20) // 10, hospital=np.array(hospitals * 10))
+    with pytest.raises(CafedclError, match=message):
+        load(tmp_path / "own.npz")
+
+
+def test_classes_of_arrays_that_differ_only_by_blanks_are_refused(tmp_path, load):
+    x = np.arange(20, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), np.uint8)
+    np.savez(tmp_path / "own.npz", x=x, y=np.array(["cat", "cat "] * 10))
+    with pytest.raises(CafedclError, match="differ only by blanks"):
+        load(tmp_path / "own.npz")
+
+
+def test_labels_as_python_objects_say_how_to_save_them(tmp_path, load):
+    np.savez(tmp_path / "own.npz", x=np.zeros((2, 4, 4)), y=np.array(["a", "b"], dtype=object))
+    with pytest.raises(CafedclError, match=r"save texts as y.astype\(str\)"):
+        load(tmp_path / "own.npz")
