@@ -138,9 +138,9 @@ def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     values: dict[str, Any] = {}
     for key, raw in table.items():
         if key not in fields:
-            if not fields:
-                raise CafedclError(f"{where}.{key}: there is no such option; this {where} has none")
-            advice = named_by_meaning(str(key), fields) or nearest(str(key), list(fields))
+            advice = f"this {where} has no options"
+            if fields:
+                advice = named_by_meaning(str(key), fields) or nearest(str(key), list(fields))
             raise CafedclError(f"{where}.{key}: there is no such option; {advice}")
         values[key] = _fit(hints[key], raw, f"{where}.{key}")
         problem = fields[key].metadata["limits"].problem(values[key])

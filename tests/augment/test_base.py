@@ -182,7 +182,7 @@ def test_gaussian_features_without_a_spread_to_learn_from_are_the_prototype() ->
         ({"augment": {"name": 3}}, "augment.name = 3: a text is expected"),
         ({"augment": {"name": "gan", "steps": 0}}, "augment.steps = 0: it must be at least 1"),
         ({"augment": {"name": "mixup", "steps": 5}}, "augment.steps: there is no such option"),
-        ({"augment": {"steps": 5}}, "augment.steps: there is no such option; augment has none"),
+        ({"augment": {"steps": 5}}, "there is no such option; this augment has no options"),
         (
             {"method": {"name": "fedavg+gan"}, "augment": {"name": "mixup"}},
             'augment.name = "mixup" says otherwise',

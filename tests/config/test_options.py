@@ -239,7 +239,7 @@ def test_the_defaults_of_every_method_survive_toml(name):
         ),
         (
             {"method": {"name": "fedavg", "mu": 1}},
-            "method.mu: there is no such option; this method has none",
+            "method.mu: there is no such option; this method has no options",
         ),
         ({"method": {"name": 3}}, "method.name = 3: a text is expected"),
         ({"split": {"kind": "dirichle"}}, "split.kind = \"dirichle\": did you mean 'dirichlet'?"),

@@ -125,8 +125,8 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         tuning, plan, "--out", str(again), "--from", str(again / "shared.json")
     )
     plan.write_text(PLAN, encoding="utf-8")
-    held = np.load(out / "held-out.npz")
-    assert len(held["y_train"]) + len(held["y_test"]) == len(digits.train_y)
+    with np.load(out / "held-out.npz") as held:
+        assert len(held["y_train"]) + len(held["y_test"]) == len(digits.train_y)
     assert str(tmp_path) not in json.dumps(result["environment"]), (
         "a result file names no folder of its machine"
     )
