@@ -499,8 +499,11 @@ def test_how_much_has_been_run_is_said_once() -> None:
     assert TEXT.count("one seed so far") == 2
 
 
-def test_privacy_in_sentences() -> None:
-    runs = [one for one in result("privacy-digits")["runs"] if one["study"] == "noise"]
+@pytest.mark.parametrize(
+    ("data", "title"), [("digits", "the digits"), ("fashion-mnist", "Fashion-MNIST")]
+)
+def test_privacy_in_sentences(data: str, title: str) -> None:
+    runs = [one for one in result(f"privacy-{data}")["runs"] if one["study"] == "noise"]
     most = max(one["noise"] for one in runs)
     found = {
         method: 100 * mean(one["balanced"] for one in runs if (one["method"], one["noise"]) == it)
@@ -510,8 +513,8 @@ def test_privacy_in_sentences() -> None:
     (epsilon,) = {f"{one['epsilon']:.1f}" for one in runs if one["noise"] == most}
     confidence, uniform, fedavg = found.values()
     said(
-        f"at ε = {epsilon} it has {confidence:.1f} % balanced accuracy, uniform weights have "
-        f"{uniform:.1f} % and FedAvg {fedavg:.1f} %"
+        f"On {title}, at ε = {epsilon} it has {confidence:.1f} % balanced accuracy, "
+        f"uniform weights have {uniform:.1f} % and FedAvg {fedavg:.1f} %"
     )
 
 

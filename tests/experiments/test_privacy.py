@@ -12,6 +12,9 @@ from privacy_figure import draw
 
 from cafedcl.task.resolve import gather
 
+MEASURED = ("digits", "fashion-mnist")
+PRESENT = "cafedcl, confidence of present classes"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 
 
@@ -56,12 +59,80 @@ def test_only_what_is_missing_is_run(
     assert "| fedavg | 30.0 | 30.0 |" in printed
 
 
-def test_the_tables_of_the_page_are_those_of_the_result_file() -> None:
-    result = privacy.results("digits")
+@pytest.mark.parametrize("data", MEASURED)
+def test_the_tables_of_the_page_are_those_of_the_result_file(data: str) -> None:
+    result = privacy.results(data)
     assert privacy.noise_table(result, "balanced") in PAGE
     assert privacy.noise_table(result, "client_std") in PAGE
     assert privacy.rare_table(result) in PAGE
-    assert privacy.release_table(result) in PAGE
+    assert f"results/privacy-{data}.json" in PAGE
+    if data == "digits":
+        assert privacy.release_table(result) in PAGE
+
+
+def ahead(data: str, one: str, other: str, noise: float) -> str:
+    """The balanced accuracy by which a method is ahead of another, paired by seed."""
+    found: dict[str, dict[int, float]] = {one: {}, other: {}}
+    for row in json.loads((RESULTS / f"privacy-{data}.json").read_text())["runs"]:
+        if (row["study"], row["noise"]) == ("noise", noise) and row["method"] in found:
+            found[row["method"]][row["seed"]] = 100 * row["balanced"]
+    gaps = [found[one][seed] - found[other][seed] for seed in range(3)]
+    middle = sum(gaps) / 3
+    error = (sum((gap - middle) ** 2 for gap in gaps) / 2 / 3) ** 0.5
+    return f"{middle:.1f} ± {error:.1f}"
+
+
+def test_the_differences_on_the_page_are_those_of_the_result_files() -> None:
+    uniform, confidence = "cafedcl, uniform", "cafedcl, confidence"
+    text = " ".join(PAGE.split())
+    digits, fashion = MEASURED
+    for sentence in (
+        f"by {ahead(digits, uniform, confidence, 2.0)} points of balanced accuracy on the digits "
+        f"and by {ahead(fashion, uniform, confidence, 2.0)} on Fashion-MNIST, paired by seed",
+        f"by {ahead(fashion, 'cafedcl, counts', confidence, 1.0)} points at ε = 30.1",
+        f"at ε = 12.3 by {ahead(digits, uniform, PRESENT, 2.0)} and "
+        f"{ahead(fashion, uniform, PRESENT, 2.0)} points",
+        f"at ε = 12.3 by {ahead(digits, uniform, 'fedavg', 2.0)} points on the digits and "
+        f"{ahead(fashion, uniform, 'fedavg', 2.0)} on Fashion-MNIST",
+    ):
+        assert sentence in text
+    for data in MEASURED:
+        for noise in privacy.NOISES:
+            assert float(ahead(data, uniform, "fedavg", noise).split()[0]) > 0
+            assert float(ahead(data, uniform, PRESENT, noise).split()[0]) > -0.2
+        for noise in (1.0, 2.0):
+            assert float(ahead(data, confidence, "fedavg", noise).split()[0]) < 0
+        for other in (uniform, "cafedcl, counts"):
+            assert -1 < float(ahead(data, confidence, other, 0.0).split()[0]) < 1
+    for noise in (0.5, 1.0):
+        assert abs(float(ahead(fashion, PRESENT, "cafedcl, counts", noise).split()[0])) <= 0.1
+
+
+def test_the_losses_of_rare_classes_on_the_page_are_those_of_the_result_files() -> None:
+    def ratios(data: str, noise: float) -> list[float]:
+        content = json.loads((RESULTS / f"privacy-{data}.json").read_text())
+        runs = [row for row in content["runs"] if row["study"] == "noise"]
+
+        def lost(method: str, classes: list[int]) -> float:
+            found = {
+                level: [
+                    row["recall"][c]
+                    for row in runs
+                    if (row["method"], row["noise"]) == (method, level)
+                    for c in classes
+                ]
+                for level in (0.0, noise)
+            }
+            return sum(found[0.0]) / len(found[0.0]) - sum(found[noise]) / len(found[noise])
+
+        return [lost(it, content["rarest"]) / lost(it, list(range(10))) for it in privacy.METHODS]
+
+    assert "2.4 to 6.2 times as many points" in PAGE
+    of_cafedcl = ratios("digits", 0.5)[1:]
+    assert (f"{min(of_cafedcl):.1f}", f"{max(of_cafedcl):.1f}") == ("2.4", "6.2")
+    assert "every method loses 1.7 to 2.8 times as much of them" in " ".join(PAGE.split())
+    of_all = ratios("fashion-mnist", 2.0)
+    assert (f"{min(of_all):.1f}", f"{max(of_all):.1f}") == ("1.7", "2.8")
 
 
 def test_the_rarest_classes_are_those_with_the_fewest_images() -> None:
@@ -78,10 +149,13 @@ def test_the_figure_is_drawn_from_the_result_file(tmp_path: Path) -> None:
 
 
 def test_the_weights_on_the_page_are_those_of_the_result_file() -> None:
-    weights = privacy.results("digits").content["weights"]
-    words = (
-        f"clients weigh {weights['cafedcl, confidence']} on average "
-        f"(counts: {weights['cafedcl, counts']}, uniform: {weights['cafedcl, uniform']:g})"
-    )
-    assert words in PAGE
-    assert f"clients weigh {weights['cafedcl, confidence of present classes']}." in PAGE
+    digits, fashion = (privacy.results(data).content["weights"] for data in MEASURED)
+    text = " ".join(PAGE.split())
+    for sentence in (
+        f"clients weigh {digits['cafedcl, confidence']} on average "
+        f"(counts: {digits['cafedcl, counts']}, uniform: {digits['cafedcl, uniform']:g})",
+        f"counts weigh {fashion['cafedcl, counts']} and "
+        f"confidence {fashion['cafedcl, confidence']}",
+        f"clients weigh {digits[PRESENT]} on the digits and {fashion[PRESENT]} on Fashion-MNIST",
+    ):
+        assert sentence in text
