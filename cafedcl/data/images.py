@@ -50,6 +50,11 @@ SIDEWAYS = (5, 6, 7, 8)
 """The values of the tag that exchange width and height."""
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is hidden, or made by the system."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
+
+
 def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = None) -> Tensor:
     """Read image files as uint8 (N, channels, height, width), as grey or RGB, resized.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cafedcl.core.arrays import Ints, Mask
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.files import explained, read_content, write_atomically
 from cafedcl.core.tensors import Tensors, pack, unpack
 from cafedcl.data.groups import (
     NO_GROUPS,
@@ -213,15 +213,13 @@ def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
 def load_shards(path: Path, labels: Tensor, groups: Ints = NO_GROUPS) -> Shards:
     """Read a split; a split of other data is refused, and one that takes a group apart."""
     try:
-        tensors, header = unpack(path.read_bytes())
+        tensors, header = unpack(read_content(path))
         if header["labels"] != fingerprint(labels):
             raise CafedclError(
                 f"{path}: this split was made for other data ({header['images']} training images)"
             )
         # Files of cafedcl 0.2 have no names.
         shards = Shards.from_tensors(tensors, header.get("names", ()))
-    except OSError as error:
-        raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, RuntimeError) as error:
         raise CafedclError(
             f"{path}: not a split written by `cafedcl split --export`: {error}"

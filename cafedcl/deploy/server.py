@@ -226,11 +226,8 @@ class Server:
         # Only whoever computes a run needs PyTorch; the server itself starts without it.
         from cafedcl.deploy.flower.server_task import conduct
         from cafedcl.deploy.submit import submit_app
-        from cafedcl.federation.run_folder import RunFolder
 
         self.check()
-        if config is not None:
-            RunFolder.create(path).unlock()
         secret = read_content(self.secret)
         return conduct(
             self.folder,

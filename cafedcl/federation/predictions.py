@@ -12,7 +12,7 @@ from torch import Tensor
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import Window
-from cafedcl.data.images import ENDINGS, SYSTEM_FOLDERS, read_images
+from cafedcl.data.images import ENDINGS, is_hidden, read_images
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,17 +100,12 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
             for file in given.rglob("*")
             if file.suffix.lower() in ENDINGS
             and file.is_file()
-            and not _is_hidden(file.relative_to(given))
+            and not any(map(is_hidden, file.relative_to(given).parts))
         )
         if not inside:
             raise CafedclError(f"{given}: there are no images in this folder")
         found += inside
     return found
-
-
-def _is_hidden(file: Path) -> bool:
-    """Return whether a file, or a folder that it is in, is hidden or made by the system."""
-    return any(part.startswith(".") or part in SYSTEM_FOLDERS for part in file.parts)
 
 
 def read_each(files: Sequence[Path], shape: Shape, window: Window) -> ReadImages:

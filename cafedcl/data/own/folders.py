@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.data.images import ENDINGS, SYSTEM_FOLDERS
+from cafedcl.data.images import ENDINGS, is_hidden
 from cafedcl.data.own.items import SIDES, Collection, Item
 
 LAYOUT = "expected CLASS/IMAGE or CLIENT/CLASS/IMAGE, both also below train/ and test/"
@@ -89,11 +89,7 @@ def _walk(folder: Path, inside: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return sorted(
-        entry.name
-        for entry in _entries(folder)
-        if entry.is_dir() and entry.name not in SYSTEM_FOLDERS
-    )
+    return sorted(entry.name for entry in _entries(folder) if entry.is_dir())
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -108,6 +104,6 @@ def _image_files(folder: Path) -> list[Path]:
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:
     try:
         with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
+            return [entry for entry in entries if not is_hidden(entry.name)]
     except OSError as error:
         raise CafedclError(f"{folder}: cannot be read: {error.strerror or error}") from None
