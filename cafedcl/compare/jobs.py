@@ -114,6 +114,8 @@ class DeviceShare:
 
     device: str
     variables: dict[str, str] = field(default_factory=dict)
+    number: int = 0
+    """Tells the shares of one device apart; each has a process of its own."""
 
 
 class Handle(Protocol):

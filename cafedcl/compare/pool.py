@@ -116,6 +116,8 @@ class Pool:
         self.view = view
         self.slots = list(launcher.slots)
         self.running: list[Running] = []
+        self.compiled: dict[int, set[tuple[str, ...]]] = {slot.number: set() for slot in self.slots}
+        """The code that the process of each slot has compiled."""
         self.interrupted = False
         self.finishing = False
 
@@ -123,6 +125,22 @@ class Pool:
     def free(self) -> bool:
         """Whether another run can be started."""
         return bool(self.slots)
+
+    def choose(self, waiting: Iterable[RunSpec]) -> RunSpec | None:
+        """Return the run to start next: the first, or on a GPU a run of the same seed for which the
+        process has compiled the code already, or else one whose code no process has compiled.
+
+        So most code is compiled by one process only, and by the others not again.
+        """
+        runs = iter(waiting)
+        first = next(runs, None)
+        slot = self.slots[0]
+        if first is None or slot.device != "cuda":
+            return first
+        here = self.compiled[slot.number]
+        anywhere = set().union(*self.compiled.values())
+        alike = (first, *(job for job in runs if job.seed == first.seed))
+        return min(alike, key=lambda job: (job.code not in here, job.code in anywhere))
 
     def start(self, job: RunSpec) -> None:
         """Start or resume a run in a free slot."""
@@ -138,6 +156,7 @@ class Pool:
             ) from None
         tail = Tail(job.folder)
         tail.read()
+        self.compiled[slot.number].add(job.code)
         self.running.append(Running(job, slot, handle, tail, time.monotonic(), tail.rounds))
         self.view.started(job)
 
@@ -170,6 +189,8 @@ class Pool:
         # round, and a status of 0 does not mean that all rounds are there.
         if one.job.finished:
             return failed_if_untrained(ended)
+        # The process has ended with its run, and what it has compiled with it.
+        self.compiled[one.slot.number].clear()
         if one.stopping:
             return replace(ended, status="stopped")
         return replace(ended, status="failed", error=last_words(one.job.log, status))
@@ -248,8 +269,7 @@ def run_all(
             waiting.append(job)
     while waiting or pool.running:
         while pool.free:
-            fitting = (one for one in waiting if allowance is None or allowance.fits(one))
-            chosen = next(fitting, None)
+            chosen = pool.choose(one for one in waiting if allowance is None or allowance.fits(one))
             if chosen is None:
                 break
             waiting.remove(chosen)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -31,13 +32,13 @@ class LocalLauncher:
     def __init__(
         self, slots: Sequence[DeviceShare], service: MultiProcessService | None = None
     ) -> None:
-        self.slots = slots
+        self.slots = [replace(slot, number=number) for number, slot in enumerate(slots)]
         self.service = service
         """What lets the processes share a GPU; it ends with the launcher."""
         self.idle: list[RunProcess] = []
 
     def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:
-        """Start a run in an idle process of the same share, or in a new process."""
+        """Start a run in the idle process of the share, or in a new process."""
         process = next((one for one in self.idle if one.slot == slot), None)
         if process is None:
             process = RunProcess(slot, log)

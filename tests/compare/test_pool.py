@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from comparing import Notes, jobs, outcomes_of, pool, scored_line
+from comparing import Notes, jobs, outcomes_of, plan, pool, scored_line
 from rich.console import Console
 
 from cafedcl import api
@@ -15,7 +15,8 @@ from cafedcl.compare import devices as schedule_devices
 from cafedcl.compare import processes
 from cafedcl.compare.devices import choose_launcher, device_share
 from cafedcl.compare.jobs import DeviceShare
-from cafedcl.compare.pool import Tail, polite, run_all
+from cafedcl.compare.pool import Pool, Tail, View, polite, run_all
+from cafedcl.compare.processes import LocalLauncher
 from cafedcl.compare.progress import Count, JsonView, LiveView, PlainView
 from cafedcl.core.errors import CafedclError
 
@@ -41,6 +42,58 @@ def test_finished_runs_are_skipped_unfinished_resumed_missing_started(
     }
     assert started == {("s1", "resume"), ("s2", "run")}
     assert {o.made for o in outcomes if o.job.place.endswith("s1")} == {2}
+
+
+def test_on_a_gpu_a_process_goes_on_with_code_that_it_has_compiled(
+    stub: Notes, tmp_path: Path
+) -> None:
+    """Three methods under two splits: the second process has two methods, the first one has one."""
+    methods = ("fedavg", "cafedcl", "moon")
+    work = plan(methods=methods, splits=["iid", "dirichlet:1"], seeds=2).jobs(tmp_path / "out")
+    work.sort(key=lambda job: job.seed)
+    first, second = (job for job in work if job.seed == 0 and job.code[-1] == "fedavg")
+    launcher = LocalLauncher([DeviceShare("cuda"), DeviceShare("cuda")])
+    crowd = Pool(launcher, View())
+    with polite(crowd):
+        assert crowd.choose(work) is first
+        crowd.start(first)
+        left = [job for job in work if job is not first]
+        chosen = crowd.choose(left)
+        assert chosen is not None
+        assert chosen.code[-1] == "cafedcl", "the other process has the code of FedAvg"
+        crowd.start(chosen)
+        left.remove(chosen)
+        while len(crowd.running) > 0:
+            crowd.wait()
+        by_process = {slot.number: slot for slot in crowd.slots}
+        crowd.slots = [by_process[0], by_process[1]]
+        assert crowd.choose(left) is second
+        fedavg_of_seed_1 = [job for job in left if job.seed == 1 and job.code[-1] == "fedavg"]
+        moon = [job for job in left if job.seed == 0 and job.code[-1] == "moon"]
+        assert crowd.choose([*moon, *fedavg_of_seed_1]) is moon[0], "seeds come one after another"
+        crowd.slots.reverse()
+        assert crowd.choose([second, *moon]) is moon[0], "nobody has compiled its code"
+        assert crowd.choose([second]) is second, "compiled again rather than waiting"
+
+
+def test_a_process_that_failed_has_compiled_nothing(
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_BROKEN", "/s0")
+    (job,) = jobs(tmp_path / "out", 1)
+    crowd = Pool(LocalLauncher([DeviceShare("cuda")]), View())
+    with polite(crowd):
+        crowd.start(job)
+        assert crowd.compiled == {0: {job.code}}
+        while crowd.running:
+            crowd.wait()
+        assert crowd.compiled == {0: set()}
+
+
+def test_on_a_cpu_runs_start_in_their_order(stub: Notes, tmp_path: Path) -> None:
+    work = plan(methods=("fedavg", "cafedcl"), splits=["iid", "dirichlet:1"]).jobs(tmp_path / "out")
+    outcomes = outcomes_of(work, 1)
+    assert [outcome.job.place for outcome in outcomes] == [job.place for job in work]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -163,7 +216,8 @@ def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CafedclError, match="--jobs 0"):
         choose_launcher([], 0, 1, None)
     monkeypatch.setattr(schedule_devices, "cores", lambda: 6)
-    assert choose_launcher(["cpu"], None, 2, None).slots == [DeviceShare("cpu")] * 3
+    slots = choose_launcher(["cpu"], None, 2, None).slots
+    assert slots == [DeviceShare("cpu", number=number) for number in range(3)]
 
 
 def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,7 @@ def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     for name, value in {
         "COMPILE_SECONDS": 10.0,
+        "COMPILE_SECONDS_OF_SLOW_LAYERS": 10.0,
         "SECONDS_SAVED_PER_STEP": 0.5,
         "SECONDS_SAVED_PER_IMAGE": 0.25,
     }.items():

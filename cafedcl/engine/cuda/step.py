@@ -29,7 +29,7 @@ Images = Callable[[Tensor, Tensors], tuple[Tensor, Tensor, Tensor | None]]
 Its second argument are the client's synthetic images.
 """
 Summarize = Callable[[Network, Visit], tuple[Tensors, Tensors, Tensors]]
-RECOMPILE_LIMIT = 256
+RECOMPILE_LIMIT = 1024
 """How many shapes, methods and models may be compiled in one process."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -131,7 +131,8 @@ class Program:
         self.compiled = compiled
         if compiled:
             settings: Any = torch._dynamo.config
-            settings.recompile_limit = max(settings.recompile_limit, RECOMPILE_LIMIT)
+            for limit in ("recompile_limit", "accumulated_recompile_limit"):
+                setattr(settings, limit, max(getattr(settings, limit), RECOMPILE_LIMIT))
         self.functional = FunctionalNetwork(network, dtype, im2col=compiled and dtype.itemsize == 2)
         self.objective = self._compiled(self._objective)
         self.update = self._compiled(self._update)
