@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import mean
 
-from reproduction_notes import rows_text
+from reproduction_notes import rows_text, seeds_text
 from reproduction_statistics import compared, holm, number
 from reproduction_tables import (
     OURS,
@@ -23,6 +23,21 @@ LEADERS = ("server.balanced", "own.client_mean", "server.client_std", "own.clien
 SHOWN = (*LEADERS, "own.prior_mean", "server.accuracy")
 
 
+def fair_part(records: Sequence[ResultRow]) -> list[ResultRow]:
+    """Return the runs of those seeds that all methods of a setting have.
+
+    A seed that only some of them have would compare means over different splits.
+    """
+    return [
+        one for _, mine in by_setting(records) for one in mine if one["seed"] in shared_seeds(mine)
+    ]
+
+
+def shared_seeds(records: Sequence[ResultRow]) -> set[int]:
+    """Return the seeds that all methods have."""
+    return set.intersection(*({one["seed"] for one in its} for its in by_method(records).values()))
+
+
 def means_of(records: Sequence[ResultRow], score: str) -> dict[str, float]:
     """Return the mean over seeds of every federated method that has this score.
 
@@ -36,7 +51,7 @@ def means_of(records: Sequence[ResultRow], score: str) -> dict[str, float]:
 
 def settings_table(records: Sequence[ResultRow]) -> str:
     """Return a table per score: methods × settings, the best of each setting in bold."""
-    settings = list(by_setting(records))
+    settings = list(by_setting(fair_part(records)))
     text = ""
     for score in SHOWN:
         columns = [marked(by_method(mine), [score]) for _, mine in settings]
@@ -55,7 +70,9 @@ def leaders_table(records: Sequence[ResultRow]) -> str:
     With enough seeds, the p-value of their difference follows, corrected by Holm over all settings.
     """
     ours = OURS[-1]
-    settings = [(name, mine) for name, mine in by_setting(records) if ours in methods_of(mine)]
+    settings = [
+        (name, mine) for name, mine in by_setting(fair_part(records)) if ours in methods_of(mine)
+    ]
     lines = [[f"`{name}`"] for name, _ in settings]
     for score in LEADERS:
         sign = 1 if higher_is_better(score) else -1
@@ -82,11 +99,21 @@ def leaders_table(records: Sequence[ResultRow]) -> str:
 
 
 def missing_text(records: Sequence[ResultRow]) -> str:
-    """Return which methods are not there in which settings; empty if none is missing."""
+    """Return which methods and seeds are not there in which settings; empty if none is missing."""
     wanted = methods_of(records)
-    parts = []
+    seeds = {one["seed"] for one in records}
+    absent = []
+    fewer: dict[str, list[str]] = {}
     for setting, mine in by_setting(records):
-        absent = [f"`{name}`" for name in wanted if name not in methods_of(mine)]
-        if absent:
-            parts.append(f"{setting}: {', '.join(absent)}")
-    return f"Not finished: {'; '.join(parts)}.\n\n" if parts else ""
+        names = [f"`{name}`" for name in wanted if name not in methods_of(mine)]
+        if names:
+            absent.append(f"{setting}: {', '.join(names)}")
+        if shared_seeds(mine) != seeds:
+            fewer.setdefault(seeds_text(sorted(shared_seeds(mine))), []).append(setting)
+    text = f"Not finished: {'; '.join(absent)}.\n\n" if absent else ""
+    if fewer:
+        parts = [f"{these} in {', '.join(names)}" for these, names in fewer.items()]
+        text += (
+            f"Seeds that all methods have: {'; '.join(parts)}. Other runs are not used here.\n\n"
+        )
+    return text

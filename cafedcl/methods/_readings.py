@@ -33,6 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lam_align": 0.0,
         "lam_geo": 0.0,
         "inference": "fitted",
+        "rare_gain": 0.1,
     },
 }
 """``best`` scored highest on held-out images under two splits, among as many candidates as every
