@@ -17,7 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cafedcl.compare.results import ResultRow, by_setting, scores
+from cafedcl.compare.results import ResultRow, by_setting, scores, settings_with_shared_seeds
 from cafedcl.report.palette import series_style
 from cafedcl.report.plots import STYLE, sheet
 from cafedcl.report.table import paired
@@ -201,7 +201,7 @@ def dots(
 @figure("long_tail")
 def long_tail(records: Records) -> Figure:
     """Every method's distance to the best one of each setting; who leads somewhere has a colour."""
-    settings = dict(by_setting(records))
+    settings = dict(settings_with_shared_seeds(records))
     means = {
         (score, setting): {
             method: mean(its.values())

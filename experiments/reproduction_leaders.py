@@ -16,26 +16,17 @@ from reproduction_tables import (
     title_of,
 )
 
-from cafedcl.compare.results import ResultRow, by_setting, scores
+from cafedcl.compare.results import (
+    ResultRow,
+    by_setting,
+    scores,
+    settings_with_shared_seeds,
+    shared_seeds,
+)
 
 LEADERS = ("server.balanced", "own.client_mean", "server.client_std", "own.client_std")
 """What methods are compared by. Where the test set is balanced, balanced accuracy is accuracy."""
 SHOWN = (*LEADERS, "own.prior_mean", "server.accuracy")
-
-
-def fair_part(records: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the runs of those seeds that all methods of a setting have.
-
-    A seed that only some of them have would compare means over different splits.
-    """
-    return [
-        one for _, mine in by_setting(records) for one in mine if one["seed"] in shared_seeds(mine)
-    ]
-
-
-def shared_seeds(records: Sequence[ResultRow]) -> set[int]:
-    """Return the seeds that all methods have."""
-    return set.intersection(*({one["seed"] for one in its} for its in by_method(records).values()))
 
 
 def means_of(records: Sequence[ResultRow], score: str) -> dict[str, float]:
@@ -51,7 +42,7 @@ def means_of(records: Sequence[ResultRow], score: str) -> dict[str, float]:
 
 def settings_table(records: Sequence[ResultRow]) -> str:
     """Return a table per score: methods × settings, the best of each setting in bold."""
-    settings = list(by_setting(fair_part(records)))
+    settings = list(settings_with_shared_seeds(records))
     text = ""
     for score in SHOWN:
         columns = [marked(by_method(mine), [score]) for _, mine in settings]
@@ -71,7 +62,9 @@ def leaders_table(records: Sequence[ResultRow]) -> str:
     """
     ours = OURS[-1]
     settings = [
-        (name, mine) for name, mine in by_setting(fair_part(records)) if ours in methods_of(mine)
+        (name, mine)
+        for name, mine in settings_with_shared_seeds(records)
+        if ours in methods_of(mine)
     ]
     lines = [[f"`{name}`"] for name, _ in settings]
     for score in LEADERS:
@@ -108,8 +101,9 @@ def missing_text(records: Sequence[ResultRow]) -> str:
         names = [f"`{name}`" for name in wanted if name not in methods_of(mine)]
         if names:
             absent.append(f"{setting}: {', '.join(names)}")
-        if shared_seeds(mine) != seeds:
-            fewer.setdefault(seeds_text(sorted(shared_seeds(mine))), []).append(setting)
+        shared = sorted(shared_seeds(mine))
+        if set(shared) != seeds:
+            fewer.setdefault(seeds_text(shared) if shared else "none", []).append(setting)
     text = f"Not finished: {'; '.join(absent)}.\n\n" if absent else ""
     if fewer:
         parts = [f"{these} in {', '.join(names)}" for these, names in fewer.items()]

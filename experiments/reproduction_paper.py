@@ -9,7 +9,7 @@ from reproduction_notes import heading, rows_text, seeds_text
 from reproduction_statistics import compared, holm, number
 from reproduction_tables import REFERENCES, higher_is_better, methods_of, paper_figures, title_of
 
-from cafedcl.compare.results import ResultRow, by_setting, scores
+from cafedcl.compare.results import ResultRow, by_setting, scores, settings_with_shared_seeds
 
 BASE = "fedavg"
 WHOLE = "cafedcl"
@@ -99,7 +99,7 @@ def behind_table(records: Sequence[ResultRow]) -> str:
 
     Methods are sorted by the first score. Those without a server's model come last.
     """
-    settings = [mine for _, mine in by_setting(records)]
+    settings = [mine for _, mine in settings_with_shared_seeds(records)]
     gaps: dict[str, dict[str, list[float]]] = {}
     for score in BEHIND:
         sign = 1 if higher_is_better(score) else -1

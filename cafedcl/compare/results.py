@@ -326,3 +326,24 @@ def by_setting(records: Sequence[ResultRow]) -> Iterator[tuple[str, list[ResultR
     plain = [one for one in records if not one["changed"]]
     for setting in dict.fromkeys(one["setting"] for one in plain):
         yield setting, [one for one in plain if one["setting"] == setting]
+
+
+def settings_with_shared_seeds(
+    records: Sequence[ResultRow],
+) -> Iterator[tuple[str, list[ResultRow]]]:
+    """Yield the settings with their runs of those seeds that all their methods have.
+
+    With other seeds as well, methods would be compared by means over different splits.
+    """
+    for setting, mine in by_setting(records):
+        seeds = shared_seeds(mine)
+        if seeds:
+            yield setting, [one for one in mine if one["seed"] in seeds]
+
+
+def shared_seeds(records: Sequence[ResultRow]) -> set[int]:
+    """Return the seeds that all methods have."""
+    seeds: dict[str, set[int]] = {}
+    for one in records:
+        seeds.setdefault(one["method"], set()).add(one["seed"])
+    return set.intersection(*seeds.values())

@@ -416,16 +416,36 @@ def test_fixed_anchors_in_sentences() -> None:
 
 
 def tuned(score: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """The federated methods of the study of long tails, per setting; a higher value is better."""
+    """The federated methods of the study of long tails, per setting; a higher value is better.
+
+    Only seeds that all methods have count.
+    """
     sign = -1 if score.endswith("std") else 1
     for setting in settings_of("long_tail-short"):
+        seeds = seeds_of_all(setting)
         found = {
-            method: sign * mean(its.values())
+            method: sign * mean(its[seed] for seed in seeds)
             for method in methods_of("long_tail-short", setting)
             if method not in ("local", "central")
             and (its := by_seed("long_tail-short", setting, method, score))
         }
         yield setting, found
+
+
+def seeds_of_all(setting: str) -> set[int]:
+    """The seeds that all methods of the study of long tails have in a setting."""
+    here = [one for one in result("long_tail-short")["runs"] if one["setting"] == setting]
+    return {
+        seed
+        for seed in range(5)
+        if {one["method"] for one in here} == {one["method"] for one in here if one["seed"] == seed}
+    }
+
+
+def place(found: dict[str, float]) -> int:
+    """The place of `cafedcl:best` among the baselines; CAFedCL with its defaults is not counted."""
+    ours = found["cafedcl:best"]
+    return 1 + sum(value > ours for method, value in found.items() if method != "cafedcl")
 
 
 @pytest.mark.parametrize("score", ["server.balanced", "own.client_mean", "own.prior_mean"])
@@ -441,7 +461,12 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
         if score.startswith("server"):
             assert max(ours.values()) < max(its.values())
     if score.startswith("server"):
-        assert sum(gap == 0 for gap in ours.values()) < len(ours) / 2
+        first = [setting for setting, gap in ours.items() if gap == 0]
+        assert first == [
+            "cifar10-ir10", "cifar10-ir50", "cifar10-ir100", "gtsrb-practical",
+            "gtsrb-pathological", "fashion-pathological",
+        ]  # fmt: skip
+        said("best server model in six of nine settings", "best server model in 6 of 9 settings")
     assert all(gap > 0 for gap in behind["cafedcl"].values()), "the defaults lead nowhere"
 
 
@@ -449,25 +474,84 @@ def test_the_study_of_long_tails_in_sentences() -> None:
     server = dict(tuned("server.balanced"))
     spread = dict(tuned("server.client_std"))
     own = dict(tuned("own.client_mean"))
-    for setting in ("cifar10-ir50", "cifar10-ir100"):
-        assert max(spread[setting], key=lambda it: spread[setting][it]) == "fedyoyo"
-        gap = server[setting]["cafedcl:best"] - server[setting]["fedyoyo"]
-        assert 0 < gap < 2
-    for setting in ("cifar10-ir10", "cifar10-ir50", "cifar10-ir100"):
-        assert 0 < server[setting]["cafedcl"] - server[setting]["fedavg"] < 1.05
     skin = "ham10000-sources"
-    assert max(server[skin], key=lambda it: server[skin][it]) == "ccvr"
-    assert max(own[skin], key=lambda it: own[skin][it]) == "moon"
+    for setting in ("cifar10-ir50", "cifar10-ir100"):
+        for method in ("fedyoyo", "creff"):
+            assert spread[setting][method] > spread[setting]["cafedcl:best"]
+            assert server[setting][method] < server[setting]["cafedcl:best"]
+        assert 0.85 < server[setting]["cafedcl"] - server[setting]["fedavg"] < 1.05
+    assert server["cifar10-ir10"]["cafedcl"] < server["cifar10-ir10"]["fedavg"]
+    assert max(server[skin], key=lambda it: server[skin][it]) == "creff"
+    assert max(own[skin], key=lambda it: own[skin][it]) == "fedavg"
     prior = dict(tuned("own.prior_mean"))
     for setting in ("cifar10-ir50", "cifar10-ir100"):
         assert max(prior[setting], key=lambda it: prior[setting][it]) == "fedrcl"
-        assert prior[setting]["fedrcl"] - prior[setting]["cafedcl:best"] < 0.2
+        assert prior[setting]["fedrcl"] - prior[setting]["cafedcl:best"] < 0.5
         assert own[setting]["fedrcl"] < own[setting]["cafedcl:best"]
-    above = {it: sum(v > its["cafedcl:best"] for v in its.values()) for it, its in prior.items()}
-    assert list(above.values()).count(0) == 4
-    assert above["ham10000-sources"] == 12
     baselines = {it for found in own.values() for it in found if not it.startswith("cafedcl")}
     said(f"compared with {len(baselines)} baselines with the same tuning budget")
+
+
+def test_the_page_on_long_tails_in_sentences() -> None:
+    """What docs/long-tails.md says beside its tables."""
+    server = dict(tuned("server.balanced"))
+    spread = dict(tuned("server.client_std"))
+    own = dict(tuned("own.client_mean"))
+    prior = dict(tuned("own.prior_mean"))
+    cifar = [setting for setting in server if setting.startswith("cifar10")]
+    gtsrb = [setting for setting in server if setting.startswith("gtsrb")]
+    tails = ["cifar10-ir10", "cifar10-ir50", "cifar10-ir100", "fashion-pathological"]
+    skin = "ham10000-sources"
+
+    def order(found: dict[str, float]) -> list[str]:
+        return [
+            it for it in sorted(found, key=lambda it: -found[it]) if not it.startswith("cafedcl")
+        ]
+
+    def behind(found: dict[str, float], method: str = "cafedcl:best") -> float:
+        return max(found.values()) - found[method]
+
+    second = server["fashion-pathological"][order(server["fashion-pathological"])[0]]
+    assert 0 < server["fashion-pathological"]["cafedcl:best"] - second < 0.5
+    assert behind(server["cifar10-practical"]) < 0.1
+    assert place(server["fashion-practical"]) == 3
+    assert place(server[skin]) == 8
+    assert 5.5 < behind(server[skin]) < 6
+    assert all(order(server[it])[0] == "spherefed" for it in ["cifar10-practical", *gtsrb])
+    assert all(server[it]["spherefed"] < server[it]["fedavg"] for it in tails)
+    assert [order(server[it])[0] for it in ("cifar10-ir50", "cifar10-ir100")] == ["creff"] * 2
+    assert order(server["fashion-practical"])[-1] == "creff"
+    ranked = {it: sorted(found, key=lambda one: -found[one]) for it, found in server.items()}
+    assert sum(its[1] == "ccvr" for its in ranked.values()) == 3
+    assert all(behind(server[it], "ccvr") > 19 for it in gtsrb)
+    assert all(place(own[it]) == 1 for it in cifar)
+    assert all(place(own[it]) == 2 for it in gtsrb)
+    assert all(behind(own[it]) < 0.15 for it in ("fashion-practical", "fashion-pathological"))
+    assert all(
+        own[skin][it] - own[skin]["cafedcl:best"] > 3 for it in ("fedavg", "moon", "fedprox")
+    )
+    assert sum(place(found) == 1 for found in prior.values()) == 5
+    assert place(prior[skin]) == 15
+    assert sum(place(found) == 1 for found in spread.values()) == 4
+    assert sum(place(found) == 1 for _, found in tuned("own.client_std")) == 5
+    for method in ("creff", "fedyoyo"):
+        gap = spread["cifar10-ir50"][method] - spread["cifar10-ir50"]["cafedcl:best"]
+        assert gap > 5
+        assert 1.5 < behind(server["cifar10-ir50"], method) < 3.1
+        gap = spread["cifar10-ir100"][method] - spread["cifar10-ir100"]["cafedcl:best"]
+        assert 0 < gap < 2
+    assert place(spread["cifar10-practical"]) == 14
+    worst = min(server["cifar10-practical"], key=lambda it: server["cifar10-practical"][it])
+    assert worst == "cafedcl"
+    for setting in gtsrb:
+        above = sum(server[setting][it] > server[setting]["cafedcl"] for it in server[setting])
+        assert above - 1 in (1, 2)
+    assert round(server["cifar10-ir10"]["fedavg"] - server["cifar10-ir10"]["cafedcl"], 1) == 1.5
+    gains = [server[it]["cafedcl:best"] - server[it]["cafedcl"] for it in cifar]
+    assert 4 < min(gains) < max(gains) < 9.05
+    candidates = result("long-tail-tuning")["methods"]
+    last = {it for it, its in candidates.items() if its["best"] == its["candidates"][-1]["options"]}
+    assert last == {"cafedcl", "fedloge", "fediic"}
 
 
 def test_the_budgets_of_both_tunings() -> None:
@@ -489,14 +573,19 @@ def test_how_much_has_been_run_is_said_once() -> None:
     def most_seeds(name: str) -> int:
         return len({one["seed"] for one in result(name)["runs"]})
 
-    said("**Long tails (22 tuned methods): one seed so far.**")
-    assert most_seeds("long_tail-short") == 1
-    assert "gtsrb-pathological" not in settings_of("long_tail-short")
+    said(
+        "**Long tails (22 tuned methods): two seeds so far**, and three on CIFAR-10 without a long"
+    )
+    seeds = {setting: len(seeds_of_all(setting)) for setting in settings_of("long_tail-short")}
+    assert [setting for setting, number in seeds.items() if number == 3] == ["cifar10-practical"]
+    assert len(seeds) == 9
+    assert sorted(seeds.values()) == [*[2] * 8, 3]
     said("**ResNet-18, and the stand-ins: one seed so far.**", "half its width with four methods")
     assert most_seeds("table1-medium") == most_seeds("standins-short") == 1
     assert {one["width"] for one in result("table1-medium")["runs"]} == {0.5}
     assert len({one["method"] for one in result("table1-medium")["runs"]}) == 4
-    assert TEXT.count("one seed so far") == 2
+    assert TEXT.count("one seed so far") == 1
+    assert TEXT.count("two seeds so far") == 1
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,33 @@ def test_the_leaders_have_rank_best_baseline_and_what_is_missing(
     assert "Not finished: b: `cafedcl`, `central`." in text
 
 
+def test_only_seeds_that_all_methods_of_a_setting_have_count(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    """In `a`, FedAvg has no second seed, in which the others are far better."""
+    runs = [one for one in long_tail_runs(1) if one["setting"] == "a"]
+    runs += [record(method, 1, 0.99, setting="a") for method in ("moon", "cafedcl:best", "cafedcl")]
+    runs += [one for one in long_tail_runs(2) if one["setting"] == "b"]
+    write(tmp_path, "long_tail", runs)
+    text = page["block"]("long_tail:leaders", tmp_path)
+    assert cells(text, "`a`")[1] == "55.0 (2 of 3); `moon` 60.0"
+    assert "Seeds that all methods have: 0 in a. Other runs are not used here." in text
+    table = page["block"]("long_tail:settings", tmp_path).partition("**own: client mean**")[0]
+    assert cells(table, "`moon`")[1] == "60.00"
+    assert cells(page["block"]("long_tail:behind", tmp_path), "`moon`")[1] == "25.2 (30.4)"
+
+
+def test_a_setting_without_a_seed_of_all_methods_has_no_row(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    runs = [one for one in long_tail_runs(1) if one["setting"] == "b"]
+    runs += [record("fedavg", 0, 0.5, setting="a"), record("cafedcl:best", 1, 0.5, setting="a")]
+    write(tmp_path, "long_tail", runs)
+    text = page["block"]("long_tail:leaders", tmp_path)
+    assert "| `a` |" not in text
+    assert "Seeds that all methods have: 0 in b; none in a." in text
+
+
 def test_the_leaders_are_tested_with_three_seeds_and_corrected_over_settings(
     page: dict[str, Any], tmp_path: Path
 ) -> None:
