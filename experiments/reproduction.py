@@ -57,6 +57,7 @@ NAMES = (
     "tuning",
     "long-tail-tuning",
     "long_tail",
+    "creff",
 )
 BLOCK = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 MARK = re.compile(r"<!-- (?:table:\S+|/table) -->")

@@ -554,6 +554,11 @@ def test_the_page_on_long_tails_in_sentences() -> None:
     assert last == {"cafedcl", "fedloge", "fediic"}
 
 
+def test_fedavg_in_creffs_protocol_is_below_the_cited_number() -> None:
+    (value,) = by_seed("creff-protocol", "cifar10-if50", "fedavg", "server.accuracy").values()
+    assert 59.36 - value == pytest.approx(14, abs=0.5)
+
+
 def test_the_budgets_of_both_tunings() -> None:
     one, two = result("tuning"), result("long-tail-tuning")
     said(
