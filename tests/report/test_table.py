@@ -186,6 +186,13 @@ def test_latex_has_the_layout_of_the_paper(made: ScoreTable) -> None:
     assert [line.count("&") for line in rows] == [7, 4], "the scores, and the recall of 4 classes"
 
 
+def test_a_class_name_with_a_line_break_is_one_cell(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", names=["one\ntwo", "b\n\nc", "d", "e"])
+    made = score_table(read_runs([tmp_path]))
+    assert "| method | one two | b  c | d | e |" in as_markdown(made)
+    assert r"method & one two & b  c & d & e \\" in as_latex(made)
+
+
 def test_latex_escapes() -> None:
     assert escape_latex(r"a_b 5% #1 {x} \y ~^ & $") == (
         r"a\_b 5\% \#1 \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{} \& \$"
