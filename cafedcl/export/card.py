@@ -51,7 +51,8 @@ def model_card(
         "## Privacy",
         privacy(run),
         "## Licence",
-        "\n".join(map(escape_markdown, licence.splitlines())) or "Not stated. Say here who may use this model, and for what.",
+        "\n".join(map(escape_markdown, licence.splitlines()))
+        or "Not stated. Say here who may use this model, and for what.",
         "## Limits",
         "This model was tested on the images named above only. Nobody has checked it for any "
         "other use, such as a medical decision; images from other devices or patients can look "
