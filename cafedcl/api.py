@@ -142,7 +142,8 @@ def export(
     form = to or known.get(file.suffix.lower())
     if form is None:
         raise CafedclError(
-            f"{file}: its name must end with {', '.join(known)}; or give the format as to='onnx'"
+            f"{file}: its name must end with {', '.join(known)}; or give the format: --to onnx, "
+            "in Python to='onnx'"
         )
     ending = file.suffix.lower()
     # A program chooses its reader by the ending, and the model card would replace a file .md.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cafedcl.config.privacy_options import PrivacyOptions, shown_epsilon
 from cafedcl.core.client_names import client_title
+from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.federation.result import Run
 from cafedcl.federation.served_model import ServedModel
@@ -30,7 +31,7 @@ def write_card(
 ) -> Path:
     """Write the model card beside an exported file, and return its path."""
     card = file.with_suffix(".md")
-    card.write_text(model_card(run, model, file.name, client, licence), encoding="utf-8")
+    write_atomically(card, model_card(run, model, file.name, client, licence).encode())
     return card
 
 
