@@ -1,8 +1,6 @@
 """A deployment's server: its SuperLink behind a proxy, the registered sites, and the runs."""
 
-import fcntl
 import json
-import os
 import secrets
 import socket
 import time
@@ -19,6 +17,7 @@ from cafedcl.deploy.folders import (
     NODES,
     ServerOptions,
     check_site_name,
+    lock_folder,
     node_names,
     read_server,
     site_names,
@@ -89,7 +88,7 @@ class Server:
         if not options.insecure:
             refuse_missing(self.folder, ("ca.crt", "server.crt", "server.key"))
         refuse_expired(self.folder)
-        lock = self._lock()
+        lock = lock_folder(self.folder, "server")
         running: list[ServerProcess] = []
         try:
             refuse_used_port(listen, options.port, "port")
@@ -130,23 +129,6 @@ class Server:
         if days > NOTICE_DAYS:
             return ""
         return f"the certificate expires in {days} days; see `cafedcl deploy renew --help`"
-
-    def _lock(self) -> TextIO:
-        """Lock the folder for this process; raise if another server runs in it."""
-        file = (self.folder / "server.lock").open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read() or "unknown"
-            file.close()
-            raise CafedclError(
-                f"{self.folder}: a server runs in this folder already (process {holder})"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        return file
 
     def register(self) -> None:
         """Register the keys of all sites at the SuperLink, and remove all others."""

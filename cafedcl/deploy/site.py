@@ -11,7 +11,7 @@ from pathlib import Path
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.paths import is_path
-from cafedcl.deploy.folders import SiteOptions, read_site
+from cafedcl.deploy.folders import SiteOptions, lock_folder, read_site
 from cafedcl.deploy.keys import (
     make_certificates,
     make_node_key,
@@ -50,7 +50,11 @@ def refuse_missing_data(options: SiteOptions) -> None:
         )
     is_file = is_path(options.data) and not options.data.startswith("hf:")
     if is_file and not Path(options.data).expanduser().exists():
-        raise CafedclError(f"site {options.name}: data = {options.data}: there is no such path")
+        relative = "" if Path(options.data).expanduser().is_absolute() else f" in {Path.cwd()}"
+        raise CafedclError(
+            f"site {options.name}: data = {options.data}: there is no such path{relative}; "
+            "set data in its site.toml"
+        )
 
 
 def renew_key(folder: Path) -> Path:
@@ -83,6 +87,7 @@ class RunningSite:
             refuse_missing(self.folder, ("ca.crt", "node.key"))
             refuse_broken_key(self.folder / "node.key")
         refuse_expired(self.folder)
+        self.lock = lock_folder(self.folder, "site")
         self.runtime = Path(tempfile.mkdtemp(prefix="cafedcl-"))
         self.crashes: list[float] = []
         self.refused_since: float | None = None
@@ -186,3 +191,4 @@ class RunningSite:
             if process is not None:
                 process.stop()
         shutil.rmtree(self.runtime, ignore_errors=True)
+        self.lock.close()

@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import keys
 from cafedcl.deploy import server as module
-from cafedcl.deploy.folders import ServerOptions, make_folders
+from cafedcl.deploy.folders import ServerOptions, lock_folder, make_folders
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.superlink import free_port
 
@@ -37,17 +37,17 @@ def test_a_port_that_another_program_has_is_named(option, server):
         pytest.raises(CafedclError, match=f"port {port} of 127.0.0.1 .*change {option} in"),
     ):
         server.start()
-    with server._lock():
+    with lock_folder(server.folder, "server"):
         pass
 
 
 def test_two_servers_do_not_run_in_one_folder(server):
     with (
-        server._lock(),
+        lock_folder(server.folder, "server"),
         pytest.raises(CafedclError, match=rf"already \(process {os.getpid()}\)"),
     ):
         server.start()
-    with server._lock():
+    with lock_folder(server.folder, "server"):
         pass
 
 

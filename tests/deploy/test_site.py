@@ -91,6 +91,14 @@ def test_a_worker_that_dies_again_and_again_is_given_up(site):
     running.stop()
 
 
+def test_two_sites_do_not_run_in_one_folder(site):
+    running = site([STAY] * 2, [STAY] * 2)
+    with pytest.raises(CafedclError, match=r"a site runs in this folder already \(process \d+\)"):
+        site([STAY], [STAY])
+    running.stop()
+    site([STAY], [STAY]).stop()
+
+
 def test_a_supernode_that_lost_its_server_is_started_again(site):
     heard, say = enough_after(2)
     running = site([STAY], ["print('ERROR : no route')", "print('ERROR : no route')", STAY])
@@ -127,7 +135,11 @@ def test_a_site_that_was_killed_waits_until_it_is_let_in_again(site):
 
 @pytest.mark.parametrize(
     ("options", "mistake"),
-    [({}, "it has no data; set data"), ({"data": "/no/where"}, "/no/where: there is no such path")],
+    [
+        ({}, "it has no data; set data"),
+        ({"data": "/no/where"}, "/no/where: there is no such path; set data"),
+        ({"data": "no/where"}, "no/where: there is no such path in /"),
+    ],
 )
 def test_a_site_without_data_does_not_start(options, mistake, tmp_path):
     with pytest.raises(CafedclError, match=f"site north: .*{mistake}"):

@@ -38,6 +38,15 @@ def test_a_card_without_a_licence_says_so(run: Run) -> None:
     assert "Not stated." in model_card(run, run.model, "digits.onnx", None, "")
 
 
+def test_a_card_of_a_model_without_scores_does_not_say_that_it_was_tested(run: Run) -> None:
+    nothing = {"accuracy": None, "balanced": float("nan"), "client_missing": 3}
+    unscored = replace(run, records=[{**line, "server": nothing} for line in run.records])
+    card = model_card(unscored, run.model, "m", None, "")
+    assert "This model was not scored." in card
+    assert "There are no results of this model" in card
+    assert "was tested on" not in card
+
+
 def test_names_cannot_break_out_of_a_card(run: Run) -> None:
     assert "\\<script>" in model_card(run, run.model, "<script>", None, "<b>")
 
