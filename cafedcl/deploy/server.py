@@ -131,7 +131,10 @@ class Server:
         return f"the certificate expires in {days} days; see `cafedcl deploy renew --help`"
 
     def register(self) -> None:
-        """Register the keys of all sites at the SuperLink, and remove all others."""
+        """Register the keys of all sites at the SuperLink, and remove all others.
+
+        Raises an error at the end if the SuperLink refuses a key; those of other sites count.
+        """
         if self.options.insecure:
             return
         control = self.control
@@ -140,11 +143,20 @@ class Server:
         current = {name: names.get(name, "") for name in site_names(self.folder)}
         for node in registered - {*current.values()}:
             control.unregister(node)
-        for name, node in current.items():
-            if node not in registered:
-                key = self.folder / "sites" / f"{name}.pub"
-                current[name] = control.register(key, name)
+        refused: dict[str, CafedclError] = {}
+        for name in [name for name, node in current.items() if node not in registered]:
+            try:
+                current[name] = control.register(self.folder / "sites" / f"{name}.pub", name)
+            except CafedclError as error:
+                refused[name] = error
+                del current[name]
         write_atomically(self.folder / NODES, json.dumps(current).encode())
+        for name, error in refused.items():
+            # Flower keeps the keys that were removed, until it ends.
+            raise CafedclError(
+                f"site {name}: its key is saved, but not accepted now ({error}); if it was removed "
+                "before, stop the server and start it again"
+            )
 
     def revoke(self, name: str) -> None:
         """Remove a site; a running server refuses it from now on."""
@@ -159,7 +171,16 @@ class Server:
         """Add a site with its public key, or replace a site's key."""
         self._refuse_without_keys()
         check_site_name(name)
-        write_atomically(self.folder / "sites" / f"{name}.pub", read_node_key(key))
+        content = read_node_key(key)
+        for other in {*site_names(self.folder)} - {name}:
+            known = read_node_key(self.folder / "sites" / f"{other}.pub")
+            # A key may end with a comment, which makes it no other key.
+            if known.split()[:2] == content.split()[:2]:
+                raise CafedclError(
+                    f"{key}: this is the key of site {other}; every site needs its own "
+                    "(`cafedcl deploy renew`)"
+                )
+        write_atomically(self.folder / "sites" / f"{name}.pub", content)
         self._forget(name)
 
     def _forget(self, name: str) -> None:
