@@ -159,6 +159,14 @@ def test_own_models_that_are_told_their_label_distribution_are_a_protocol_of_the
     assert run.scored("own-prior") == [line]
 
 
+def test_a_method_without_own_models_is_sent_to_the_other_protocol(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "a", "fedavg")
+    made = score_table(read_runs([tmp_path]), "own-prior")
+    assert any("not scored this way: fedavg; try --protocol server." in n for n in made.notes)
+
+
 def test_markdown(made: ScoreTable) -> None:
     text = as_markdown(made)
     moon = next(line for line in text.splitlines() if line.startswith("| moon"))
