@@ -143,18 +143,18 @@ class Server:
         current = {name: names.get(name, "") for name in site_names(self.folder)}
         for node in registered - {*current.values()}:
             control.unregister(node)
-        refused: dict[str, CafedclError] = {}
+        refused: dict[str, str] = {}
         for name in [name for name, node in current.items() if node not in registered]:
             try:
                 current[name] = control.register(self.folder / "sites" / f"{name}.pub", name)
             except CafedclError as error:
-                refused[name] = error
+                refused[name] = str(error)
                 del current[name]
         write_atomically(self.folder / NODES, json.dumps(current).encode())
-        for name, error in refused.items():
+        for name, why in refused.items():
             # Flower keeps the keys that were removed, until it ends.
             raise CafedclError(
-                f"site {name}: its key is saved, but not accepted now ({error}); if it was removed "
+                f"site {name}: its key is saved, but not accepted now ({why}); if it was removed "
                 "before, stop the server and start it again"
             )
 

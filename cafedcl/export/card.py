@@ -109,8 +109,8 @@ def training(run: Run, summary: RunSummary | None) -> str:
 def scores(run: Run, summary: RunSummary | None, client: int | str | None) -> str:
     """Return the scores on test images, and those of each class."""
     part = "server" if client is None else "own"
-    last = next((line[part] for line in reversed(run.records) if line.get(part)), {})
-    found = shown_scores(last)
+    lines = [line[part] for line in run.records if line.get(part)]
+    found = shown_scores(lines[-1]) if lines else []
     if not found:
         return NOT_SCORED
     words = "Scores of the server's model on the test images, in %."
