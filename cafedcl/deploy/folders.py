@@ -97,7 +97,10 @@ def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
     tables = read_file(path)
     if tables.keys() != {section}:
         raise CafedclError(f"{path}: one section [{section}] is expected")
-    return read_options(options, tables[section], section)
+    try:
+        return read_options(options, tables[section], section)
+    except CafedclError as error:
+        raise CafedclError(f"{path}: {error}") from None
 
 
 def read_server(folder: Path) -> ServerOptions:
