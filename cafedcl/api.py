@@ -52,7 +52,17 @@ def run(
 
 def shown(callbacks: Sequence[Callback] | None) -> Sequence[Callback]:
     """Return the callbacks of a run: those given, or the progress in a notebook."""
-    return notebook_callbacks() if callbacks is None else callbacks
+    if callbacks is None:
+        return notebook_callbacks()
+    if not isinstance(callbacks, Sequence):
+        what = type(callbacks).__name__
+        raise CafedclError(f"callbacks: a list of callbacks is expected, not {what}")
+    for each in callbacks:
+        if not isinstance(each, Callback):
+            raise CafedclError(
+                f"callbacks: {each!r} is not an object of a class derived from cafedcl.Callback"
+            )
+    return callbacks
 
 
 @contextmanager
@@ -69,6 +79,9 @@ def logging(names: str | Sequence[str], path: str | Path) -> Iterator[Sequence[C
 
 def as_words(settings: Mapping[str, Any] | None) -> list[str]:
     """Return settings as the command line writes them, ``section.key=value``."""
+    if not isinstance(settings, Mapping | None):
+        what = type(settings).__name__
+        raise CafedclError(f"settings: a dict such as {{'train.lr': 0.1}} is expected, not {what}")
     for name in settings or ():
         check_name("settings", name)
     return [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
@@ -142,8 +155,11 @@ def export(
     form = to or known.get(file.suffix.lower())
     if form is None:
         raise CafedclError(
-            f"{file}: its name must end with {', '.join(known)}; or give the format as to='onnx'"
+            f"{file}: its name must end with {', '.join(known)}; or give the format: --to onnx, "
+            "in Python to='onnx'"
         )
+    if form not in ENDINGS:
+        raise CafedclError(f"to = {form!r}: expected one of {', '.join(ENDINGS)}")
     ending = file.suffix.lower()
     # A program chooses its reader by the ending, and the model card would replace a file .md.
     if ending == ".md" or known.get(ending, form) != form:

@@ -1,4 +1,5 @@
 import inspect
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,3 +193,29 @@ def test_a_function_with_the_name_of_a_folder_shows_its_own_arguments(name: str)
     folder = getattr(cafedcl, name)
     assert list(inspect.signature(folder).parameters)[-1] in ("quiet", "licence", "out")
     assert inspect.getdoc(folder).startswith(("Train several", "Write a run's", "Write one HTML"))
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        (Callback(), "callbacks: a list of callbacks is expected, not Callback"),
+        ([Callback], "is not an object of a class derived from cafedcl.Callback"),
+        ([print], "is not an object of a class derived from cafedcl.Callback"),
+    ],
+)
+def test_what_is_no_callback_is_refused_before_anything_is_written(
+    callbacks: object, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CafedclError, match=message):
+        cafedcl.run("fedavg", out=tmp_path / "run", callbacks=callbacks)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_are_a_dict() -> None:
+    with pytest.raises(CafedclError, match=r"settings: a dict such as .* is expected, not list"):
+        cafedcl.run("fedavg", settings=["train.lr=0.1"])  # type: ignore[arg-type]
+
+
+def test_a_format_that_does_not_exist_is_refused(finished: Run, tmp_path: Path) -> None:
+    with pytest.raises(CafedclError, match="to = 'pdf': expected one of onnx, torch, safetensors"):
+        cafedcl.export(finished, tmp_path / "model.safetensors", "pdf")

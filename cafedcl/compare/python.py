@@ -55,7 +55,12 @@ class ComparisonResult:
         for column in self.scores.columns:
             if column.comparison is not None:
                 setting = column.group.setting
-                place = {"data": setting.data, "split": setting.split, "clients": setting.clients}
+                place = {
+                    "data": setting.data,
+                    "split": setting.split,
+                    "clients": setting.clients,
+                    "options": setting.others,
+                }
                 tested = asdict(column.comparison)
                 del tested["of"]
                 tested["p_ttest"] = tested.pop("t")

@@ -1,6 +1,20 @@
-"""The one exception that users see."""
+"""The one exception that users see, and other exceptions in words."""
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
 
 from cafedcl.core.printable import printable
+
+INSTALLED = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    "<",
+)
+"""How the files of code begin that is not the user's own: cafedcl, Python, packages, built-ins."""
 
 
 class CafedclError(Exception):
@@ -8,6 +22,17 @@ class CafedclError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(" ".join(message.split())))
+
+
+def in_words(error: BaseException) -> str:
+    """Return an exception's kind and message, and where in the user's own code it happened.
+
+    An error in cafedcl or a package has no such place, unless own code called it.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def nearest(word: str, known: "list[str]") -> str:

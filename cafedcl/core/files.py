@@ -14,7 +14,13 @@ TEMPORARY = ".tmp"
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves either the old one or the new one: temporary file, fsync,
     rename.
+
+    A link stays a link, and what is no file, such as a pipe or a device, is written to as it is.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:

@@ -68,6 +68,12 @@ class Dataset:
 
         ``more`` are other fields by name, such as ``groups``.
         """
+        if not isinstance(train_x, Tensor) or train_x.dtype != torch.uint8 or train_x.dim() != 4:
+            what = getattr(train_x, "dtype", type(train_x).__name__)
+            raise CafedclError(
+                f"its training images are {what} of shape {tuple(getattr(train_x, 'shape', ()))}; "
+                "expected a uint8 tensor of shape (N, channels, height, width)"
+            )
         mean, std = mean_and_std(*pixel_moments(train_x))
         if owners is None:
             owners = no_numbers()

@@ -1,15 +1,18 @@
 """The folders of a deployment: one for the server and one per site, each with a config file."""
 
+import fcntl
 import ipaddress
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from cafedcl.config.options import option, read_options, toml_section
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained
 from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
 from cafedcl.deploy.proxy import write_proxy_config
 
@@ -94,7 +97,10 @@ def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
     tables = read_file(path)
     if tables.keys() != {section}:
         raise CafedclError(f"{path}: one section [{section}] is expected")
-    return read_options(options, tables[section], section)
+    try:
+        return read_options(options, tables[section], section)
+    except CafedclError as error:
+        raise CafedclError(f"{path}: {error}") from None
 
 
 def read_server(folder: Path) -> ServerOptions:
@@ -105,6 +111,29 @@ def read_server(folder: Path) -> ServerOptions:
 def read_site(folder: Path) -> SiteOptions:
     """Return a site folder's options."""
     return _read_config(folder, "site.toml", SiteOptions, "site")
+
+
+def lock_folder(folder: Path, what: str) -> TextIO:
+    """Lock the folder of a server or a site for this process; raise if another one runs in it.
+
+    Two of them would share logs, and what a site keeps between rounds.
+    """
+    path = folder / f"{what}.lock"
+    with explained(path):
+        file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read() or "unknown"
+        file.close()
+        raise CafedclError(
+            f"{folder}: a {what} runs in this folder already (process {holder})"
+        ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
 
 
 def check_site_name(name: str) -> None:

@@ -90,6 +90,8 @@ class ServerProcess:
         text = self.log.read_bytes()[self.begins :].decode(errors="replace")
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
         errors = re.findall(r"ERROR\s*:\s*(.+?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+        # What is shut down because of an error may log a traceback after it, which says nothing.
+        errors = [each for each in errors if not each.startswith("Traceback")] or errors
         last = errors[-1] if errors else text.strip().rpartition("\n")[2]
         return f"{' '.join(last.split()) or 'the log is empty'} (see {self.log})"
 

@@ -1,8 +1,6 @@
 """A deployment's server: its SuperLink behind a proxy, the registered sites, and the runs."""
 
-import fcntl
 import json
-import os
 import secrets
 import socket
 import time
@@ -19,6 +17,7 @@ from cafedcl.deploy.folders import (
     NODES,
     ServerOptions,
     check_site_name,
+    lock_folder,
     node_names,
     read_server,
     site_names,
@@ -89,7 +88,7 @@ class Server:
         if not options.insecure:
             refuse_missing(self.folder, ("ca.crt", "server.crt", "server.key"))
         refuse_expired(self.folder)
-        lock = self._lock()
+        lock = lock_folder(self.folder, "server")
         running: list[ServerProcess] = []
         try:
             refuse_used_port(listen, options.port, "port")
@@ -131,25 +130,11 @@ class Server:
             return ""
         return f"the certificate expires in {days} days; see `cafedcl deploy renew --help`"
 
-    def _lock(self) -> TextIO:
-        """Lock the folder for this process; raise if another server runs in it."""
-        file = (self.folder / "server.lock").open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read() or "unknown"
-            file.close()
-            raise CafedclError(
-                f"{self.folder}: a server runs in this folder already (process {holder})"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        return file
-
     def register(self) -> None:
-        """Register the keys of all sites at the SuperLink, and remove all others."""
+        """Register the keys of all sites at the SuperLink, and remove all others.
+
+        Raises an error at the end if the SuperLink refuses a key; those of other sites count.
+        """
         if self.options.insecure:
             return
         control = self.control
@@ -158,11 +143,20 @@ class Server:
         current = {name: names.get(name, "") for name in site_names(self.folder)}
         for node in registered - {*current.values()}:
             control.unregister(node)
-        for name, node in current.items():
-            if node not in registered:
-                key = self.folder / "sites" / f"{name}.pub"
-                current[name] = control.register(key, name)
+        refused: dict[str, str] = {}
+        for name in [name for name, node in current.items() if node not in registered]:
+            try:
+                current[name] = control.register(self.folder / "sites" / f"{name}.pub", name)
+            except CafedclError as error:
+                refused[name] = str(error)
+                del current[name]
         write_atomically(self.folder / NODES, json.dumps(current).encode())
+        for name, why in refused.items():
+            # Flower keeps the keys that were removed, until it ends.
+            raise CafedclError(
+                f"site {name}: its key is saved, but not accepted now ({why}); if it was removed "
+                "before, stop the server and start it again"
+            )
 
     def revoke(self, name: str) -> None:
         """Remove a site; a running server refuses it from now on."""
@@ -177,7 +171,16 @@ class Server:
         """Add a site with its public key, or replace a site's key."""
         self._refuse_without_keys()
         check_site_name(name)
-        write_atomically(self.folder / "sites" / f"{name}.pub", read_node_key(key))
+        content = read_node_key(key)
+        for other in {*site_names(self.folder)} - {name}:
+            known = read_node_key(self.folder / "sites" / f"{other}.pub")
+            # A key may end with a comment, which makes it no other key.
+            if known.split()[:2] == content.split()[:2]:
+                raise CafedclError(
+                    f"{key}: this is the key of site {other}; every site needs its own "
+                    "(`cafedcl deploy renew`)"
+                )
+        write_atomically(self.folder / "sites" / f"{name}.pub", content)
         self._forget(name)
 
     def _forget(self, name: str) -> None:

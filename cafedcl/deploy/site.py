@@ -1,17 +1,20 @@
 """A running site: its worker and its SuperNode, started and stopped together."""
 
+import re
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import getproxies, proxy_bypass
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.paths import is_path
-from cafedcl.deploy.folders import SiteOptions, read_site
+from cafedcl.deploy.folders import SiteOptions, lock_folder, read_site
 from cafedcl.deploy.keys import (
     make_certificates,
     make_node_key,
@@ -32,6 +35,10 @@ REFUSED = "Failed to activate SuperNode"
 """Flower's message for a node whose key is not registered, or that is still online."""
 REFUSAL_LIMIT = 150.0
 """Seconds after which a refused site gives up. Flower counts a killed node as online for 100 s."""
+UNTRUSTED = re.compile(r"certificate verify failed: ([^(.]+)")
+"""Python's message for a server whose certificate cannot be verified, and why."""
+PROBE = 5.0
+"""Seconds between two attempts to reach the server, until there is one."""
 ADDRESS = "address"
 CA = "ca.crt"
 READY = "ready"
@@ -50,7 +57,11 @@ def refuse_missing_data(options: SiteOptions) -> None:
         )
     is_file = is_path(options.data) and not options.data.startswith("hf:")
     if is_file and not Path(options.data).expanduser().exists():
-        raise CafedclError(f"site {options.name}: data = {options.data}: there is no such path")
+        relative = "" if Path(options.data).expanduser().is_absolute() else f" in {Path.cwd()}"
+        raise CafedclError(
+            f"site {options.name}: data = {options.data}: there is no such path{relative}; "
+            "set data in its site.toml"
+        )
 
 
 def renew_key(folder: Path) -> Path:
@@ -64,6 +75,17 @@ def renew_key(folder: Path) -> Path:
     public = folder / f"{options.name}.pub"
     make_node_key(folder / "node.key", public)
     return public
+
+
+def unreachable(host: str, port: int) -> str:
+    """Return why nobody answers at an address; empty if somebody does, or behind a web proxy."""
+    if "https" in getproxies() and not proxy_bypass(host):
+        return ""
+    try:
+        socket.create_connection((host, port), timeout=3.0).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 class RunningSite:
@@ -83,9 +105,13 @@ class RunningSite:
             refuse_missing(self.folder, ("ca.crt", "node.key"))
             refuse_broken_key(self.folder / "node.key")
         refuse_expired(self.folder)
+        self.lock = lock_folder(self.folder, "site")
         self.runtime = Path(tempfile.mkdtemp(prefix="cafedcl-"))
         self.crashes: list[float] = []
         self.refused_since: float | None = None
+        self.next_probe = 0.0
+        self.was_unreachable = False
+        self.was_untrusted = False
         self.worker: ServerProcess | None = None
         self.node: ServerProcess | None = None
         try:
@@ -133,6 +159,8 @@ class RunningSite:
     def watch(self, say: Callable[[str], None], pause: float = 0.5) -> None:
         """Restart processes that end; return only by an error."""
         while True:
+            if time.monotonic() >= self.next_probe:
+                self._look_for_server(say)
             assert self.node is not None
             assert self.worker is not None
             if not self.worker.alive:
@@ -140,6 +168,17 @@ class RunningSite:
             elif not self.node.alive:
                 self._restart_node(self.node, say)
             time.sleep(pause)
+
+    def _look_for_server(self, say: Callable[[str], None]) -> None:
+        """Say if there is no server, and when there is one: the SuperNode waits without a word."""
+        where = f"{self.options.host}:{self.options.port}"
+        why = unreachable(self.options.host, self.options.port)
+        self.next_probe = time.monotonic() + PROBE if why else float("inf")
+        if why and not self.was_unreachable:
+            say(f"nobody answers at {where} ({why}); trying until the server does")
+        elif not why and self.was_unreachable:
+            say(f"the server at {where} answers")
+        self.was_unreachable = bool(why)
 
     def _restart_both(
         self, worker: ServerProcess, node: ServerProcess, say: Callable[[str], None]
@@ -163,7 +202,18 @@ class RunningSite:
         refuse_expired(self.folder)
         error = node.last_error()
         now = time.monotonic()
-        if REFUSED not in error:
+        untrusted = UNTRUSTED.search(error)
+        said = self.was_untrusted
+        self.was_untrusted = untrusted is not None
+        if untrusted:
+            where = f"{self.options.host}:{self.options.port}"
+            if not said:
+                say(
+                    f"{self.folder / 'ca.crt'} does not vouch for the server at {where} "
+                    f"({untrusted[1].strip()}); copy ca.crt from the server's folder, or correct "
+                    "host and port in site.toml; trying again"
+                )
+        elif REFUSED not in error:
             self.refused_since = None
             say(f"the SuperNode ended; restarting it: {error}")
         elif self.refused_since is None:
@@ -186,3 +236,4 @@ class RunningSite:
             if process is not None:
                 process.stop()
         shutil.rmtree(self.runtime, ignore_errors=True)
+        self.lock.close()

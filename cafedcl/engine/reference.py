@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Batch, Embed, Failure, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.core.errors import in_words
 from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import (
@@ -58,7 +59,7 @@ class ReferenceEngine:
             with arithmetic(self.task):
                 return self.work(job)
         except Exception as error:
-            return Failure(job.client, f"{type(error).__name__}: {error}")
+            return Failure(job.client, in_words(error))
 
     def work(self, job: Job) -> Reply:
         """One client's round: receive, train, summarize, remember, score its own model if asked."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cafedcl.config.privacy_options import PrivacyOptions, shown_epsilon
 from cafedcl.core.client_names import client_title
+from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.federation.result import Run
 from cafedcl.federation.served_model import ServedModel
@@ -23,6 +24,7 @@ SCORES = {
     "sensitivity": "sensitivity, one class against the rest",
     "ece": "expected calibration error, before calibration",
 }
+NOT_SCORED = "This model was not scored."
 
 
 def write_card(
@@ -30,7 +32,7 @@ def write_card(
 ) -> Path:
     """Write the model card beside an exported file, and return its path."""
     card = file.with_suffix(".md")
-    card.write_text(model_card(run, model, file.name, client, licence), encoding="utf-8")
+    write_atomically(card, model_card(run, model, file.name, client, licence).encode())
     return card
 
 
@@ -39,23 +41,27 @@ def model_card(
 ) -> str:
     """Return the model card as Markdown."""
     summary = None if run.path is None else read_run(run.path)
+    scored = scores(run, summary, client)
+    tested = "This model was tested on the images named above only."
+    if scored == NOT_SCORED:
+        tested = "There are no results of this model on any test images."
     parts = [
         f"# {escape_markdown(name)}",
         intended_use(run, model, client),
         "## Training",
         training(run, summary),
         "## Scores",
-        scores(run, summary, client),
+        scored,
         "## Probabilities",
         probabilities(model),
         "## Privacy",
         privacy(run),
         "## Licence",
-        escape_markdown(licence) or "Not stated. Say here who may use this model, and for what.",
+        "\n".join(map(escape_markdown, licence.splitlines()))
+        or "Not stated. Say here who may use this model, and for what.",
         "## Limits",
-        "This model was tested on the images named above only. Nobody has checked it for any "
-        "other use, such as a medical decision; images from other devices or patients can look "
-        "different.",
+        f"{tested} Nobody has checked it for any other use, such as a medical decision; images "
+        "from other devices or patients can look different.",
     ]
     return printable("\n\n".join(parts)) + "\n"
 
@@ -103,22 +109,28 @@ def training(run: Run, summary: RunSummary | None) -> str:
 def scores(run: Run, summary: RunSummary | None, client: int | str | None) -> str:
     """Return the scores on test images, and those of each class."""
     part = "server" if client is None else "own"
-    line = next((line for line in reversed(run.records) if line.get(part)), None)
-    if line is None:
-        return "This model was not scored."
+    lines = [line[part] for line in run.records if line.get(part)]
+    found = shown_scores(lines[-1]) if lines else []
+    if not found:
+        return NOT_SCORED
     words = "Scores of the server's model on the test images, in %."
     if client is not None:
         words = "Scores of all clients' own models on test images, in %: means over clients."
-    found = [
-        [title, f"{100 * line[part][name]:.1f}"]
-        for name, title in SCORES.items()
-        if line[part].get(name) is not None
-    ]
     parts = [words, table(["score", "%"], found)]
     classes = None if summary is None else summary.last_classes()
     if classes is not None and part in classes.recall:
         parts += class_parts(classes, part)
     return "\n\n".join(parts)
+
+
+def shown_scores(values: Mapping[str, float | None]) -> list[list[str]]:
+    """Return the rows of the scores that were measured."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return [
+        [title, f"{100 * known[name]:.1f}"]
+        for name, title in SCORES.items()
+        if math.isfinite(known.get(name, math.nan))
+    ]
 
 
 def class_parts(classes: ClassScores, part: str) -> list[str]:

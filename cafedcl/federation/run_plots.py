@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from cafedcl.core.arrays import Array
 
@@ -20,6 +21,12 @@ OTHER = "#D55E00"
 
 class NotebookFigure(Figure):
     """A figure that a notebook shows without any setting up."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw everything; a dollar sign in a name is a dollar sign, not the start of a formula."""
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+        super().draw(renderer)
 
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()

@@ -121,6 +121,9 @@ def summarise_classes(tables: Mapping[str, Array], counts: Array, names: list[st
         own = tables.get(f"own/{kind}/recall")
         if own is None:
             continue
+        if own.shape == counts.shape and np.isnan(own).all():
+            # Every client failed in this round, so none has a model of its own to score.
+            continue
         check_shape(own, counts.shape)
         held = np.where(counts > 0, own.astype(np.float64), np.nan)
         recall[protocol] = known_means(held)

@@ -54,6 +54,7 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
         "title": setting.title,
         "data": setting.data,
         "split": setting.split,
+        "others": setting.others,
         "clients": setting.clients,
         "protocol": common_protocol([group]),
         "entries": [describe_row(row) for row in group.main],

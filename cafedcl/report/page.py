@@ -13,6 +13,7 @@ import numpy as np
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
 from cafedcl.report.collect import collect
@@ -32,7 +33,7 @@ def write_report(summary: Summary, out: Path) -> None:
     summary.require_scores()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(collect(summary)), encoding="utf-8")
+        write_atomically(out, page(collect(summary)).encode())
     except OSError as error:
         raise CafedclError(
             f"{out}: cannot be written: {error.strerror}; choose another --out"

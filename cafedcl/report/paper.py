@@ -7,6 +7,7 @@ per client and CIFAR-10 for the rest, with the practical split for the number of
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cafedcl.report.run_summary import Setting
 
@@ -108,7 +109,9 @@ def paper_position(setting: Setting) -> PaperPosition:
     if setting.data.startswith("emnist-"):
         name = setting.data.upper()
     else:
-        name = DATA.get(data, setting.data)
+        name = DATA.get(data, Path(setting.data).name)
+    if setting.others:
+        name += f" ({setting.others})"
     factor, value = changed_factor(setting, data)
     if factor is None:
         kind = setting.kind

@@ -84,12 +84,18 @@ def one_decimal(value: float | None) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return a text with all special characters of LaTeX escaped."""
-    return "".join(SPECIAL.get(letter, letter) for letter in text)
+    """Return a text in one line with all special characters of LaTeX escaped."""
+    return "".join(SPECIAL.get(letter, letter) for letter in in_one_line(text))
+
+
+def in_one_line(text: str) -> str:
+    """Return a text without line breaks, such as in the name of a class: a row is one line."""
+    return " ".join(text.splitlines())
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text with the special characters of Markdown escaped."""
+    """Return a text in one line with the special characters of Markdown escaped."""
+    text = in_one_line(text)
     for letter in "\\|*_`<[":
         text = text.replace(letter, "\\" + letter)
     return text
@@ -163,7 +169,7 @@ def as_latex(scores: ScoreTable, paper: bool = False, full: bool = False) -> str
     for number, columns in groupby(scores.columns, key=lambda column: column.position.table):
         parts.append(latex_table(scores, list(columns), number, paper))
     parts += [plain_latex(table) for table in class_tables(scores, full)]
-    parts += [f"% {note}" for note in scores.notes]
+    parts += [f"% {in_one_line(note)}" for note in scores.notes]
     return "\n".join(parts) + "\n"
 
 
@@ -258,7 +264,8 @@ def as_csv(scores: ScoreTable, paper: bool = False) -> str:
     known = [each for column in scores.columns for each in column.classes.values()]
     classes = list(dict.fromkeys(name for each in known for name in each.names))
     recalls = [f"recall[{name}]" for name in classes]
-    head = ["data", "split", "clients", "method", "protocol", "round", "seeds", "ranked_by"]
+    head = ["data", "split", "clients", "options", "method", "protocol", "round", "seeds"]
+    head.append("ranked_by")
     writer.writerow([*head, *ours, "worst_class_name", "warning", *theirs, *recalls])
     for column in scores.columns:
         setting = column.group.setting
@@ -275,6 +282,7 @@ def as_csv(scores: ScoreTable, paper: bool = False) -> str:
                 setting.data,
                 setting.split,
                 setting.clients,
+                setting.others,
                 row.label,
                 scores.protocol,
                 scores.which,

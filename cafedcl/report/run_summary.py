@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cafedcl.config.data_options import DataOptions
 from cafedcl.config.options import flattened
 from cafedcl.config.privacy_options import short_privacy, shown_epsilon
 from cafedcl.config.sections import label
-from cafedcl.config.split_options import SPLITS
+from cafedcl.config.split_options import SPLITS, SplitOptions
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
@@ -66,6 +67,17 @@ SHOWN_IN_SHORT = {
 """Sections that are shown as one option each: they tell who lies, and who is believed or hidden."""
 SETTING = ("data.", "split.", "federation.clients")
 """Prefixes of options that define the setting: data set × split × clients."""
+RARELY_CHANGED = {
+    "data.test": DataOptions.test,
+    "data.images": DataOptions.images,
+    "data.size": DataOptions.size,
+    "data.client": DataOptions.client,
+    "data.group": DataOptions.group,
+    "data.window": DataOptions.window,
+    "split.tail": SplitOptions.tail,
+    "split.validation": SplitOptions.validation,
+}
+"""Options of the setting that its title names only if they are not the defaults, which are here."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,8 @@ class RunSummary:
     problem: str = ""
     settings: FlatSettings = field(default_factory=dict)
     lines: list[MetricsLine] = field(default_factory=list)
+    other_data: str = ""
+    """What tells its data apart from those of another run that have the same name."""
 
     @property
     def method(self) -> str:
@@ -89,11 +103,19 @@ class RunSummary:
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """The clients' names; empty if they have numbers only, or if the file is damaged."""
+        return tuple(printable(name) for name in self._data_header.get("clients", ()))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; empty if the file is damaged."""
+        return tuple(self._data_header.get("names", ()))
+
+    @cached_property
+    def _data_header(self) -> dict[str, Any]:
         try:
-            _, about = RunFolder(self.path).data()
+            return RunFolder(self.path).data()[1]
         except CafedclError:
-            return ()
-        return tuple(printable(name) for name in about.get("clients", ()))
+            return {}
 
     @property
     def trust(self) -> str:
@@ -120,7 +142,7 @@ class RunSummary:
     @cached_property
     def setting(self) -> "Setting":
         """The data set, the split and the number of clients."""
-        return Setting.of(self.settings)
+        return Setting.of(self.settings, self.other_data)
 
     @cached_property
     def variant(self) -> tuple[tuple[str, str], ...]:
@@ -201,9 +223,11 @@ class Setting:
     """The value after the colon of the split: α, or classes per client."""
     ir: float
     clients: int
+    others: str = ""
+    """What else is not as usual, such as ``data.images=500``."""
 
     @classmethod
-    def of(cls, settings: FlatSettings) -> "Setting":
+    def of(cls, settings: FlatSettings, other_data: str = "") -> "Setting":
         """Read it from a run's settings."""
         kind = str(settings.get("split.kind", "?"))
         main = SPLITS.get(kind)
@@ -212,7 +236,20 @@ class Setting:
             value += ",form=class"
         ratio = settings.get("split.ir", 1.0)
         clients = settings.get("federation.clients", 0)
-        return cls(str(settings.get("data.name", "?")), kind, value, float(ratio), int(clients))
+        others = [
+            f"{name}={settings[name]}"
+            for name, usual in RARELY_CHANGED.items()
+            if settings.get(name, usual) != usual
+        ]
+        others += [other_data] if other_data else []
+        return cls(
+            data=str(settings.get("data.name", "?")),
+            kind=kind,
+            value=value,
+            ir=float(ratio),
+            clients=int(clients),
+            others=", ".join(others),
+        )
 
     @property
     def split(self) -> str:
@@ -225,7 +262,8 @@ class Setting:
     @property
     def title(self) -> str:
         """The setting as a short title."""
-        return f"{Path(self.data).name}, {self.split}, {self.clients} clients"
+        others = f"{self.others}, " if self.others else ""
+        return f"{Path(self.data).name}, {self.split}, {others}{self.clients} clients"
 
 
 def find_folders(paths: Sequence[Path]) -> list[Path]:

@@ -157,13 +157,41 @@ def read_runs(paths: Iterable[str | Path]) -> Summary:
 
 def summarise(found: Sequence[RunSummary]) -> Summary:
     """Group runs by setting, method and variant."""
-    runs = set_repeats_aside(found)
+    runs = set_repeats_aside(tell_data_apart(found))
     settings = sorted({run.setting for run in runs if usable(run)})
     groups = [
         SettingGroup(setting, table_rows([r for r in runs if usable(r) and r.setting == setting]))
         for setting in settings
     ]
     return Summary(tuple(groups), tuple(runs))
+
+
+def tell_data_apart(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return the runs; those whose data only look the same say in what they differ from others.
+
+    Titles show the last part of a path, which several folders may share. And a folder may have
+    changed between two runs: scores on other classes have no mean. A run whose classes are not
+    known stays with the first one of its setting.
+    """
+    folders: dict[str, set[str]] = {}
+    examples: dict[Setting, dict[tuple[str, ...], RunSummary]] = {}
+    for run in filter(usable, runs):
+        folders.setdefault(Path(run.setting.data).name, set()).add(run.setting.data)
+        if run.class_names:
+            examples.setdefault(run.setting, {}).setdefault(run.class_names, run)
+    told = []
+    for run in runs:
+        words = []
+        if usable(run):
+            data = Path(run.setting.data)
+            known = examples.get(run.setting, {})
+            if len(folders[data.name]) > 1:
+                words.append(f"in {data.parent}")
+            if len(known) > 1:
+                like = known.get(run.class_names) or next(iter(known.values()))
+                words.append(f"{len(like.class_names)} classes as in {like.path.name}")
+        told.append(replace(run, other_data=", ".join(words)) if words else run)
+    return told
 
 
 def set_repeats_aside(runs: Sequence[RunSummary]) -> list[RunSummary]:

@@ -191,7 +191,7 @@ class ScoreTable:
                     lines.append(f"warning: {title}: {label}: {classes.warning}.")
             lacking = [row.label for row in rows if not column.cells[row.label]["accuracy"].values]
             if lacking:
-                other = "server" if self.protocol == "own" else "own"
+                other = "own" if self.protocol == "server" else "server"
                 names = ", ".join(lacking)
                 lines.append(f"{title}: not scored this way: {names}; try --protocol {other}.")
             partial = [row.label for row in rows if row.partial]

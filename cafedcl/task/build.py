@@ -249,6 +249,11 @@ def assemble(
     method, network, state = build(config, data.shape, data.classes)
     check_rates(config, method)
     if not any(weight.requires_grad for weight in network.parameters()):
+        if not config.model.freeze:
+            raise CafedclError(
+                f"model '{config.model.name}': it has no weights, and the method {method.name} "
+                "trains nothing but the encoder; choose another model or method"
+            )
         raise CafedclError(
             f"model.freeze = {config.model.freeze}: the method {method.name} trains nothing but "
             "the encoder; freeze a part of it, or choose another method"

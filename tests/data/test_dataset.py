@@ -43,3 +43,10 @@ def test_the_part_is_the_same_every_time_and_measured_anew():
     assert torch.equal(part.owners, part.train_x[:, 0, 0, 0].long())
     assert part.mean.item() == pytest.approx(part.train_x.double().mean().item() / 255, rel=1e-6)
     assert data.reduced(0) is data
+
+
+@pytest.mark.parametrize("x", [torch.rand(4, 1, 2, 2), np.zeros((4, 1, 2, 2), np.uint8), [1]])
+def test_images_of_another_type_are_told_before_they_are_measured(x):
+    y = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(CafedclError, match=r"training images are .*; expected a uint8 tensor"):
+        Dataset.of(x, y, x, y, ("a",))

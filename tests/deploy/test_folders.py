@@ -173,3 +173,11 @@ def test_a_long_host_name_is_in_the_certificate(tmp_path):
 def test_site_names_that_are_one_folder_on_some_systems_are_refused(names, tmp_path):
     with pytest.raises(CafedclError, match=r"upper and lower case|not the name 'server'"):
         make_folders(tmp_path / "d", ServerOptions(), dict.fromkeys(names, ""), False)
+
+
+def test_an_option_of_the_wrong_kind_is_told_with_its_file(tmp_path):
+    server, *_ = made(tmp_path / "d")
+    file = server / "server.toml"
+    file.write_text(file.read_text().replace("port = 8123", 'port = "x"'))
+    with pytest.raises(CafedclError, match=r"server/server\.toml: server\.port = \"x\": a whole"):
+        read_server(server)

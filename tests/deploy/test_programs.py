@@ -71,6 +71,13 @@ def test_the_last_error_in_a_log_says_more_than_its_last_line(tmp_path):
     assert silent.last_error() == f"the log is empty (see {tmp_path}/log)"
 
 
+def test_a_traceback_of_the_shutdown_does_not_hide_the_error(tmp_path):
+    said = "ERROR :  No key.\\n\\nINFO: bye\\nERROR:  Traceback (most recent call last):\\n  File"
+    process = ServerProcess([sys.executable, "-c", f"print('{said}')"], tmp_path, tmp_path / "log")
+    process.popen.wait()
+    assert process.last_error() == f"No key. (see {tmp_path}/log)"
+
+
 def test_a_process_that_takes_too_long_is_named(tmp_path):
     process = ServerProcess(
         [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, tmp_path / "log"

@@ -10,7 +10,13 @@ pytest.importorskip("flwr")
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import keys
 from cafedcl.deploy import server as module
-from cafedcl.deploy.folders import ServerOptions, make_folders
+from cafedcl.deploy.folders import (
+    ServerOptions,
+    lock_folder,
+    make_folders,
+    node_names,
+    site_names,
+)
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.superlink import free_port
 
@@ -37,17 +43,17 @@ def test_a_port_that_another_program_has_is_named(option, server):
         pytest.raises(CafedclError, match=f"port {port} of 127.0.0.1 .*change {option} in"),
     ):
         server.start()
-    with server._lock():
+    with lock_folder(server.folder, "server"):
         pass
 
 
 def test_two_servers_do_not_run_in_one_folder(server):
     with (
-        server._lock(),
+        lock_folder(server.folder, "server"),
         pytest.raises(CafedclError, match=rf"already \(process {os.getpid()}\)"),
     ):
         server.start()
-    with server._lock():
+    with lock_folder(server.folder, "server"):
         pass
 
 
@@ -67,3 +73,31 @@ def test_a_server_says_when_its_certificate_expires_soon(server, later):
 def test_the_superlink_is_reached_on_the_loopback_only(server):
     assert server.address.host == "127.0.0.1"
     assert server.address.port == server.options.superlink
+
+
+def test_a_key_that_another_site_has_is_not_admitted(server):
+    keys.make_node_key(server.folder / "b.key", server.folder / "b.pub")
+    server.admit("b", server.folder / "b.pub")
+    with pytest.raises(CafedclError, match="this is the key of site b; every site needs its own"):
+        server.admit("c", server.folder / "b.pub")
+    assert site_names(server.folder) == ["a", "b"]
+
+
+def test_a_key_that_flower_refuses_costs_no_other_site_its_place(server, monkeypatch):
+    """Flower does not accept a key again that was removed, until it is started again."""
+
+    class Control:
+        def nodes(self):
+            return []
+
+        def register(self, key, name):
+            if name == "a":
+                raise CafedclError("Public key already in use.")
+            return "7"
+
+    monkeypatch.setattr(Server, "control", Control())
+    keys.make_node_key(server.folder / "b.key", server.folder / "b.pub")
+    server.admit("b", server.folder / "b.pub")
+    with pytest.raises(CafedclError, match=r"site a: its key is saved, .*already in use.*again"):
+        server.register()
+    assert node_names(server.folder) == {"b": "7"}

@@ -1,5 +1,6 @@
 """A site's two processes, played by short scripts: they are restarted unless that is useless."""
 
+import socket
 import stat
 import sys
 
@@ -39,6 +40,7 @@ def site(tmp_path, monkeypatch):
         monkeypatch.setattr(RunningSite, "_start_worker", begun("worker", list(workers)))
         monkeypatch.setattr(RunningSite, "_start_node", begun("node", list(nodes)))
         monkeypatch.setattr(module, "RETRY", 0.0)
+        monkeypatch.setattr(module, "unreachable", lambda host, port: "")
         return RunningSite(tmp_path, SiteOptions(name="north", client=0, insecure=True))
 
     yield start
@@ -91,12 +93,57 @@ def test_a_worker_that_dies_again_and_again_is_given_up(site):
     running.stop()
 
 
+def test_two_sites_do_not_run_in_one_folder(site):
+    running = site([STAY] * 2, [STAY] * 2)
+    with pytest.raises(CafedclError, match=r"a site runs in this folder already \(process \d+\)"):
+        site([STAY], [STAY])
+    running.stop()
+    site([STAY], [STAY]).stop()
+
+
 def test_a_supernode_that_lost_its_server_is_started_again(site):
     heard, say = enough_after(2)
     running = site([STAY], ["print('ERROR : no route')", "print('ERROR : no route')", STAY])
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
     assert "the SuperNode ended; restarting it: no route" in heard[0]
+    running.stop()
+
+
+def test_a_server_that_nobody_can_reach_is_told_once_and_when_it_is_there(site, monkeypatch):
+    heard, say = enough_after(2)
+    running = site([STAY], [STAY])
+    answers = ["Connection refused", "Connection refused", ""]
+    monkeypatch.setattr(module, "unreachable", lambda host, port: answers.pop(0))
+    monkeypatch.setattr(module, "PROBE", 0.0)
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert heard[0].startswith("nobody answers at 127.0.0.1:8000 (Connection refused)")
+    assert heard[1] == "the server at 127.0.0.1:8000 answers"
+    running.stop()
+
+
+def test_who_listens_can_be_reached(monkeypatch):
+    monkeypatch.setattr(module, "getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert module.unreachable("127.0.0.1", port) == ""
+    assert module.unreachable("127.0.0.1", port) == "Connection refused"
+    monkeypatch.setattr(module, "getproxies", lambda: {"https": "http://proxy:3128"})
+    assert module.unreachable("fl.example.org", port) == "", "only the proxy can tell"
+
+
+def test_a_server_with_another_certificate_is_told_once_with_what_to_do(site):
+    heard, say = enough_after(2)
+    foreign = (
+        "print('ERROR : [SSL: X] certificate verify failed: unable to get local issuer (a.c)')"
+    )
+    running = site([STAY], [foreign, foreign, "print('ERROR : no route')", STAY])
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert "does not vouch for the server at 127.0.0.1:8000 (unable to get local" in heard[0]
+    assert "copy ca.crt from the server's folder" in heard[0]
+    assert "no route" in heard[1]
     running.stop()
 
 
@@ -127,7 +174,11 @@ def test_a_site_that_was_killed_waits_until_it_is_let_in_again(site):
 
 @pytest.mark.parametrize(
     ("options", "mistake"),
-    [({}, "it has no data; set data"), ({"data": "/no/where"}, "/no/where: there is no such path")],
+    [
+        ({}, "it has no data; set data"),
+        ({"data": "/no/where"}, "/no/where: there is no such path; set data"),
+        ({"data": "no/where"}, "no/where: there is no such path in /"),
+    ],
 )
 def test_a_site_without_data_does_not_start(options, mistake, tmp_path):
     with pytest.raises(CafedclError, match=f"site north: .*{mistake}"):

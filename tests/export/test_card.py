@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,31 @@ def test_a_card_without_a_licence_says_so(run: Run) -> None:
     assert "Not stated." in model_card(run, run.model, "digits.onnx", None, "")
 
 
+def test_a_card_of_a_model_without_scores_does_not_say_that_it_was_tested(run: Run) -> None:
+    nothing = {"accuracy": None, "balanced": float("nan"), "client_missing": 3}
+    unscored = replace(run, records=[{**line, "server": nothing} for line in run.records])
+    card = model_card(unscored, run.model, "m", None, "")
+    assert "This model was not scored." in card
+    assert "There are no results of this model" in card
+    assert "was tested on" not in card
+
+
 def test_names_cannot_break_out_of_a_card(run: Run) -> None:
     assert "\\<script>" in model_card(run, run.model, "<script>", None, "<b>")
+
+
+def test_a_class_name_with_a_line_break_does_not_break_the_tables(
+    tiny: Callable[..., cafedcl.Federation],
+) -> None:
+    from cafedcl.federation.runs import _result
+
+    federation = tiny("fedavg", federation__rounds=1)
+    federation.step()
+    found = _result(federation, None)
+    found = replace(found, names=("one\n\nof two\r| lines", *found.names[1:]))
+    card = model_card(found, found.model, "m", None, "first line\nsecond line")
+    assert "| images of one  of two \\| lines | " in card
+    assert "first line\nsecond line" in card
 
 
 def test_the_format_follows_from_the_files_name(run: Run, tmp_path: Path) -> None:

@@ -11,12 +11,7 @@ import torch
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
-from cafedcl.export.formats import (
-    exported_program,
-    load_safetensors,
-    write_model,
-    write_onnx,
-)
+from cafedcl.export.formats import ENDINGS, as_onnx, exported_program, load_safetensors, write_model
 from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.runs import _result
@@ -152,8 +147,28 @@ def test_the_temperature_is_inside(trained: Callable[[str], Run], digits: Datase
 
 
 def test_without_onnx_a_sentence_says_what_to_install(
-    trained: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(CafedclError, match="pip install onnx onnxscript onnxruntime"):
-        write_onnx(trained("fedavg").model, {}, tmp_path / "model.onnx")
+        as_onnx(trained("fedavg").model, {})
+
+
+@pytest.mark.parametrize("to", ENDINGS)
+def test_a_file_that_cannot_be_written_is_one_line(
+    to: str, trained: Callable[[str], Run], tmp_path: Path
+) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnxscript")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(CafedclError, match="model: cannot be written: Is a directory"):
+        write_model(trained("fedavg"), to, tmp_path / "model")
+
+
+def test_everybody_may_read_an_exported_file_who_may_read_others(
+    trained: Callable[[str], Run], tmp_path: Path
+) -> None:
+    write_model(trained("fedavg"), "safetensors", tmp_path / "model.safetensors")
+    (tmp_path / "other").touch()
+    modes = {file.stat().st_mode for file in tmp_path.iterdir()}
+    assert len(modes) == 1

@@ -1,6 +1,7 @@
 """A run in Python: how it looks, what it draws, and how it reads images."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,12 @@ def test_figures_can_be_drawn_and_are_shown_by_a_notebook(run: Run, what: str) -
     figure = getattr(run, f"plot_{what}")()
     assert figure.axes
     assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_dollar_sign_in_a_name_is_no_formula(run: Run) -> None:
+    odd = replace(run, names=("$\\frac{$", *run.names[1:]))
+    for figure in (odd.plot_recall(), odd.plot_confusion()):
+        assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_what_was_not_stored_cannot_be_drawn(tiny: Callable[..., Federation]) -> None:

@@ -65,3 +65,10 @@ def test_most_clients_own_models_that_know_one_class_are_warned_of() -> None:
 def test_a_table_of_another_size_is_damaged() -> None:
     with pytest.raises(ValueError, match="shape"):
         summarise_classes({"server/confusion": np.eye(2, dtype=int)}, COUNTS, NAMES)
+
+
+def test_a_round_in_which_every_client_failed_is_not_damaged() -> None:
+    confusion = np.array([[8, 2, 0], [0, 5, 5], [0, 0, 4]])
+    failed = {"own/all/recall": np.full((3, 3), np.nan), "server/confusion": confusion}
+    found = summarise_classes(failed, COUNTS, NAMES)
+    assert list(found.recall) == ["server"]

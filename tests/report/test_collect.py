@@ -184,3 +184,10 @@ def test_a_large_state_beside_the_tables_is_not_read(make_run: Maker, tmp_path: 
     file = run / "evaluations" / "000000.safetensors"
     file.write_bytes(save({**load(file.read_bytes()), "anchors/control/weight": np.zeros(1000)}))
     assert "anchors/control/weight" not in read_evaluations(read_run(run)).rounds[0].tables
+
+
+def test_the_page_of_a_setting_says_what_is_not_as_usual(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", data__images=200)
+    groups = collect(read_runs([tmp_path]))["groups"]
+    assert [group["others"] for group in groups] == ["", "data.images=200"]

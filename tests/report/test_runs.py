@@ -189,3 +189,43 @@ def test_no_run_is_one_clear_line(tmp_path: Path) -> None:
         read_runs([tmp_path / "nowhere"])
     with pytest.raises(CafedclError, match=r"^no run folder is given$"):
         read_runs([])
+
+
+def test_runs_on_other_images_are_not_repeats_but_another_setting(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "all")
+    make_run(tmp_path / "few", data__images=200)
+    make_run(tmp_path / "held", split__validation=0.3)
+    make_run(tmp_path / "usual", seed=1, data__images=0, split__validation=0.1)
+    summary = read_runs([tmp_path])
+    assert summary.set_aside == ()
+    assert [group.setting.title for group in summary.groups] == [
+        "digits, dirichlet:0.1, 6 clients",
+        "digits, dirichlet:0.1, data.images=200, 6 clients",
+        "digits, dirichlet:0.1, split.validation=0.3, 6 clients",
+    ]
+    assert len(summary.groups[0].rows[0].runs) == 2
+
+
+def test_data_that_have_changed_between_runs_are_two_settings(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "before", seed=0, classes=4)
+    make_run(tmp_path / "later", seed=1, classes=5)
+    damaged = make_run(tmp_path / "other", seed=2, classes=5)
+    (damaged / "data.safetensors").write_bytes(b"")
+    first, second = read_runs([tmp_path]).groups
+    assert first.setting.title == "digits, dirichlet:0.1, 4 classes as in before, 6 clients"
+    assert second.setting.title == "digits, dirichlet:0.1, 5 classes as in later, 6 clients"
+    assert [run.path.name for run in first.rows[0].runs] == ["before", "other"]
+
+
+def test_folders_of_the_same_name_have_titles_of_their_own(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", data__name="/north/images")
+    make_run(tmp_path / "b", data__name="/south/images")
+    titles = [group.setting.title for group in read_runs([tmp_path]).groups]
+    assert titles == [
+        "images, dirichlet:0.1, in /north, 6 clients",
+        "images, dirichlet:0.1, in /south, 6 clients",
+    ]

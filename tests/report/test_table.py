@@ -159,6 +159,14 @@ def test_own_models_that_are_told_their_label_distribution_are_a_protocol_of_the
     assert run.scored("own-prior") == [line]
 
 
+def test_a_method_without_own_models_is_sent_to_the_other_protocol(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "a", "fedavg")
+    made = score_table(read_runs([tmp_path]), "own-prior")
+    assert any("not scored this way: fedavg; try --protocol server." in n for n in made.notes)
+
+
 def test_markdown(made: ScoreTable) -> None:
     text = as_markdown(made)
     moon = next(line for line in text.splitlines() if line.startswith("| moon"))
@@ -184,6 +192,13 @@ def test_latex_has_the_layout_of_the_paper(made: ScoreTable) -> None:
     assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == 4
     rows = [line for line in text.splitlines() if line.startswith("moon")]
     assert [line.count("&") for line in rows] == [7, 4], "the scores, and the recall of 4 classes"
+
+
+def test_a_class_name_with_a_line_break_is_one_cell(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", names=["one\ntwo", "b\n\nc", "d", "e"])
+    made = score_table(read_runs([tmp_path]))
+    assert "| method | one two | b  c | d | e |" in as_markdown(made)
+    assert r"method & one two & b  c & d & e \\" in as_latex(made)
 
 
 def test_latex_escapes() -> None:

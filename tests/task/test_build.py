@@ -178,3 +178,12 @@ def test_a_gpu_takes_work_from_all_its_queues_unless_it_was_told_otherwise(
     assert os.environ.get(name) == given
     choose_device("auto")
     assert os.environ[name] == expected
+
+
+def test_a_model_without_weights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import torch\n\n\ndef make(shape, width):\n    return torch.nn.Flatten()\n"
+    (tmp_path / "weightless.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = resolve({"model": {"name": "weightless:make"}, "method": {"name": "cafedcl"}})
+    with pytest.raises(CafedclError, match="model 'weightless:make': it has no weights"):
+        prepare(config)

@@ -116,6 +116,13 @@ class GridHost:
         limits = self._limits()
         roster = Roster(mail, config, limits.read, self.say, SiteKeys(self.deployment))
         found = self._wait_for_sites(roster, config, folder)
+        untested = sorted(site.site for site in found if not site.tested.any())
+        if untested:
+            fewest = config.release.settled(own_data=True).fewest
+            self.say(
+                f"no scores from {', '.join(untested)}: no class has {fewest} test images there, "
+                "the smallest number that is reported (release.fewest)"
+            )
         population = stored_population(folder) if folder else Population.of(found, limits.classes)
         setup = prepare_server(config, population)
         census = setup.task.clients.census

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.contract import Failure, Job, Reply, Up
+from cafedcl.core.errors import in_words
 from cafedcl.core.tensors import (
     AUGMENT,
     MODEL,
@@ -51,7 +52,7 @@ class QueuedVisit:
             with self.slot.lane.on(), torch.no_grad():
                 self._train()
         except Exception as error:
-            self.failure = Failure(self.job.client, f"{type(error).__name__}: {error}")
+            self.failure = Failure(self.job.client, in_words(error))
 
     def queue_summary(self) -> None:
         """Queue the summary, and the scoring of the client's own model if it is due."""
@@ -61,7 +62,7 @@ class QueuedVisit:
             with self.slot.lane.on(), torch.no_grad():
                 self._summarize()
         except Exception as error:
-            self.failure = Failure(self.job.client, f"{type(error).__name__}: {error}")
+            self.failure = Failure(self.job.client, in_words(error))
 
     def wait(self) -> Reply | Failure:
         """Wait for the device and return the reply."""

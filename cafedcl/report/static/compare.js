@@ -30,6 +30,7 @@ function headline(main) {
   const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
   const words = [
     g.split,
+    ...(g.others ? [g.others] : []),
     count(g.clients, "client"),
     count(most, "round"),
     count(g.entries.length, "method"),

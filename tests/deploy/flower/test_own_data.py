@@ -342,6 +342,16 @@ def test_a_site_that_takes_long_to_enrol_is_named(
     assert "no enrolment yet from site c" in (journal.path / "events.jsonl").read_text()
 
 
+def test_a_site_with_too_few_test_images_for_scores_is_named(config, host, places, journal):
+    x = np.arange(32 * 64, dtype=np.uint8).reshape(32, 8, 8)
+    y = np.array(["3", "4"] * 16)
+    np.savez(places / "b.npz", x_train=x[:28], y_train=y[:28], x_test=x[28:], y_test=y[28:])
+    federation = host(config(**settings(federation__rounds=1)), [], None)
+    assert federation.step().server["client_missing"] == 1
+    said = (journal.path / "events.jsonl").read_text()
+    assert "no scores from b: no class has 5 test images there" in said
+
+
 def test_scores_without_a_site_are_marked(config, host, net, places):
     federation = host(config(**settings(federation__rounds=2)), [], None)
     whole = federation.step()
