@@ -1,6 +1,7 @@
 """A search for the best options: Optuna proposes points, and the runs of all seeds score them."""
 
 import math
+import sqlite3
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,9 +49,18 @@ class Search:
 
     def _open(self) -> "optuna.Study":
         name = "sweep"
-        storage = f"sqlite:///{(self.out / STUDY).resolve()}"
+        path = (self.out / STUDY).resolve()
+
+        def connect() -> sqlite3.Connection:
+            # SQLAlchemy uses a file's connections in several threads, one after another.
+            return sqlite3.connect(path, check_same_thread=False)
+
         direction = "maximize" if self.sweep.higher else "minimize"
         try:
+            # In an address of SQLAlchemy, `?`, `%` and `{` in a folder's name would be special.
+            storage = self.optuna.storages.RDBStorage(
+                f"sqlite:///{STUDY}", engine_kwargs={"creator": connect}
+            )
             study: optuna.Study = self.optuna.create_study(
                 study_name=name, storage=storage, direction=direction, load_if_exists=True
             )

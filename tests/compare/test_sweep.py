@@ -345,3 +345,13 @@ def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("junk")
     with pytest.raises(CafedclError, match=r"study\.db: cannot be opened: .*another --out$"):
         Search(made(**TUNED), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lr?mode=ro", "{lr}", "50%25", "a b,c#d"])
+def test_the_folder_of_a_search_may_have_any_name(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    out.mkdir()
+    Search(made(**TUNED), out).run(1, Pool(Instant(1), View()))
+    assert (out / "study.db").is_file()
+    assert list(tmp_path.iterdir()) == [out]
+    assert len(Search(made(**TUNED), out).rows()) == 1
