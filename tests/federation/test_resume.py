@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from damaged import Damage, damages
 from fault_injection import FullDisk, Pictures, install
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from cafedcl import api
@@ -22,6 +23,7 @@ from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.models import build_encoder
 from cafedcl.task.resolve import resolve
 
 ROUNDS = 3
@@ -389,3 +391,19 @@ def test_a_disk_that_is_full_at_any_call_is_one_line_and_loses_nothing(
         assert result(path) == expected, f"full at call {calls}"
         shutil.rmtree(path)
     assert calls >= 60
+
+
+def test_other_first_weights_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    encoder = build_encoder("mlp", (1, 8, 8), 0.1).state_dict()
+    save_file(encoder, file)
+    plan = tables()
+    plan["model"]["weights"] = str(file)
+    api.start(resolve(plan), tmp_path / "run", [StopAfter(2)])
+    save_file({name: value + 1 for name, value in encoder.items()}, file)
+    with pytest.raises(
+        CafedclError, match=r"w\.safetensors: not the file that the run in .* start"
+    ):
+        api.resume(tmp_path / "run")
+    save_file(encoder, file)
+    assert len(api.resume(tmp_path / "run").records) == ROUNDS

@@ -19,7 +19,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.engine.cpu.groups import stacking_obstacle
 from cafedcl.engine.cuda.engine import capture_obstacle
 from cafedcl.federation.rounds import Federation
-from cafedcl.models import feature_dim, make_encoder
+from cafedcl.models import MODELS, feature_dim, make_encoder
 from cafedcl.models.pretrained import IMAGENET_MEAN, Normalisation, PretrainedEncoder
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import imported_names, resolve
@@ -199,6 +199,12 @@ def test_a_run_is_used_without_the_folder_that_its_encoder_came_from(saved, digi
 def test_a_method_without_a_head_cannot_freeze_its_encoder(federation):
     with pytest.raises(CafedclError, match="trains nothing but the encoder"):
         federation("cafedcl", model__freeze="all")
+
+
+def test_a_method_without_a_head_needs_an_encoder_with_weights(federation, monkeypatch):
+    monkeypatch.setitem(MODELS, "bare", lambda *_: nn.Flatten())
+    with pytest.raises(CafedclError, match="model 'bare': it has no weights, and"):
+        federation("cafedcl", model__name="bare", model__size=0)
 
 
 def test_what_cannot_be_loaded_is_told_in_one_line(tmp_path, monkeypatch):
