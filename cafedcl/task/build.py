@@ -251,14 +251,11 @@ def assemble(
     method, network, state = build(config, data.shape, data.classes)
     check_rates(config, method)
     if not any(weight.requires_grad for weight in network.parameters()):
-        if not config.model.freeze:
-            raise CafedclError(
-                f"model '{config.model.name}': it has no weights, and the method {method.name} "
-                "trains nothing but the encoder; choose another model or method"
-            )
+        frozen = config.model.freeze
+        why = f"model.freeze = {frozen}" if frozen else f"model '{config.model.name}': no weights"
         raise CafedclError(
-            f"model.freeze = {config.model.freeze}: the method {method.name} trains nothing but "
-            "the encoder; freeze a part of it, or choose another method"
+            f"{why}: the method {method.name} trains nothing but the encoder; freeze a part of it, "
+            "or choose another model or method"
         )
     if isinstance(network.encoder, PretrainedEncoder):
         # A pretrained encoder has its own normalisation instead of the data's.
