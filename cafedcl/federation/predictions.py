@@ -12,7 +12,7 @@ from torch import Tensor
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import Window
-from cafedcl.data.images import ENDINGS, is_hidden, read_images
+from cafedcl.data.images import is_hidden, is_image_file, read_images
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,9 +98,7 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
         inside = sorted(
             file
             for file in given.rglob("*")
-            if file.suffix.lower() in ENDINGS
-            and file.is_file()
-            and not any(map(is_hidden, file.relative_to(given).parts))
+            if not any(map(is_hidden, file.relative_to(given).parts)) and is_image_file(file)
         )
         if not inside:
             raise CafedclError(f"{given}: there are no images in this folder")
