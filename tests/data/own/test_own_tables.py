@@ -287,6 +287,28 @@ def test_what_is_wrong_with_a_hugging_face_set(hub, load, paint, tmp_path, monke
         load("hf:x", download=True)
 
 
+@pytest.mark.parametrize("column", ["image", "label", "client", "patient"])
+@pytest.mark.parametrize("names", [("x", "y"), None])
+def test_a_gap_in_a_hugging_face_set_is_refused(column, names, hub, load, paint, tmp_path):
+    cells = rows(paint, tmp_path, 10, client=lambda i: f"k{i % 3}", patient=lambda i: i)
+    cells[3][column] = None
+    part = Part(cells, names)
+    part.features["patient"] = Column()
+    hub.answer = {"train": part}
+    with pytest.raises(CafedclError, match=f"hf:x: train image 3 has no {column}; fill it in"):
+        load("hf:x", download=True)
+
+
+def test_a_column_without_images_is_one_line(hub, load, paint, tmp_path, monkeypatch):
+    def fail(*_):
+        raise TypeError("Couldn't cast\nint64")
+
+    monkeypatch.setattr(Part, "cast_column", fail)
+    hub.answer = {"train": Part(rows(paint, tmp_path, 4))}
+    with pytest.raises(CafedclError, match="the column 'image' holds no images: Couldn't cast int"):
+        load("hf:x", download=True)
+
+
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (20, 6, 6, 3), dtype=np.uint8)
 Y = np.arange(20) % 4
