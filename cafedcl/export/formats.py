@@ -5,6 +5,7 @@ its limits: above 1, an image is unlike those seen in training. Images are uint8
 height, width); the names of the classes are inside.
 """
 
+import io
 import json
 import logging
 import warnings
@@ -16,11 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained
+from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors
 from cafedcl.federation.result import Run
@@ -57,10 +58,11 @@ def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -
         raise CafedclError(f"--to {to}: expected one of {', '.join(ENDINGS)}")
     run.require_learned()
     model = run.served(client)
-    write = {"onnx": write_onnx, "torch": write_torch, "safetensors": write_safetensors}[to]
+    pack = {"onnx": pack_onnx, "torch": pack_torch, "safetensors": pack_safetensors}[to]
     with explained(out), step(f"writing the model for {to}"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write(model, about(run, model), out)
+        # An earlier file of this name stays whole until the new one is.
+        write_atomically(out, pack(model, about(run, model)))
     return model
 
 
@@ -93,16 +95,18 @@ def exported_program(model: ServedModel) -> torch.export.ExportedProgram:
         )
 
 
-def write_torch(model: ServedModel, says: dict[str, Any], out: Path) -> None:
-    """Write a program that `torch.export.load` reads; no other package is needed to run it."""
+def pack_torch(model: ServedModel, says: dict[str, Any]) -> bytes:
+    """Return a program that `torch.export.load` reads; no other package is needed to run it."""
+    content = io.BytesIO()
     with quiet():
         torch.export.save(
-            exported_program(model), out, extra_files={"about.json": json.dumps(says)}
+            exported_program(model), content, extra_files={"about.json": json.dumps(says)}
         )
+    return content.getvalue()
 
 
-def write_onnx(model: ServedModel, says: dict[str, Any], out: Path) -> None:
-    """Write an ONNX file; what it says of itself is in its metadata."""
+def pack_onnx(model: ServedModel, says: dict[str, Any]) -> bytes:
+    """Return an ONNX file; what it says of itself is in its metadata."""
     for package in ("onnx", "onnxscript"):
         try:
             import_module(package)
@@ -122,16 +126,16 @@ def write_onnx(model: ServedModel, says: dict[str, Any], out: Path) -> None:
         )
     assert made is not None
     made.model.metadata_props.update(as_texts(says))
-    made.save(out, external_data=False)
+    content: bytes = made.model_proto.SerializeToString()
+    return content
 
 
-def write_safetensors(model: ServedModel, says: dict[str, Any], out: Path) -> None:
-    """Write all tensors of the model; `load_safetensors` reads them into a run's model."""
+def pack_safetensors(model: ServedModel, says: dict[str, Any]) -> bytes:
+    """Return all tensors of the model; `load_safetensors` reads them into a run's model."""
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     # Two weights that share their memory are refused, so every one is a copy.
-    save_file(
-        {name: value.clone() for name, value in tensors.items()}, out, metadata=as_texts(says)
-    )
+    copies = {name: value.clone() for name, value in tensors.items()}
+    return save(copies, metadata=as_texts(says))
 
 
 def load_safetensors(path: str | Path, run: Run, client: int | str | None = None) -> ServedModel:

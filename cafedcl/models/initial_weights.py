@@ -32,11 +32,13 @@ def load_weights(encoder: nn.Module, path: str) -> list[str]:
     if Path(path).is_dir():
         raise CafedclError(f"{where}: it is a folder; name a file in it")
     try:
-        given = load_file(path)
+        # What safetensors cannot open, it calls missing.
+        with Path(path).open("rb"):
+            given = load_file(path)
     except FileNotFoundError:
         raise CafedclError(f"{where}: there is no such file") from None
     except OSError as error:
-        raise CafedclError(f"{where}: cannot be read: {error}") from None
+        raise CafedclError(f"{where}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise CafedclError(
             f"{where}: not a whole .safetensors file ({error}); copy or save it again"

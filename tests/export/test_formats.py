@@ -14,8 +14,8 @@ from cafedcl.data import Dataset
 from cafedcl.export.formats import (
     exported_program,
     load_safetensors,
+    pack_onnx,
     write_model,
-    write_onnx,
 )
 from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
@@ -143,6 +143,18 @@ def test_safetensors_are_read_back_into_the_model(
         load_safetensors(tmp_path / "other.safetensors", run)
 
 
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+def test_a_file_that_cannot_be_written_is_one_line_and_the_earlier_one_stays(
+    to: str, trained: Callable[[str], Run], tmp_path: Path
+) -> None:
+    file = tmp_path / "model"
+    file.write_bytes(b"earlier")
+    (tmp_path / "model.tmp").mkdir()
+    with pytest.raises(CafedclError, match="cannot be written: Is a directory"):
+        write_model(trained("fedavg"), to, file)
+    assert file.read_bytes() == b"earlier"
+
+
 def test_the_temperature_is_inside(trained: Callable[[str], Run], digits: Dataset) -> None:
     run = trained("fedavg")
     hot = {"calibration/server/temperature": torch.tensor([1e6])}
@@ -156,4 +168,4 @@ def test_without_onnx_a_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(CafedclError, match="pip install onnx onnxscript onnxruntime"):
-        write_onnx(trained("fedavg").model, {}, tmp_path / "model.onnx")
+        pack_onnx(trained("fedavg").model, {})

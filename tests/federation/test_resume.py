@@ -24,6 +24,7 @@ from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.models import build_encoder
+from cafedcl.report.run_summary import read_run
 from cafedcl.task.resolve import resolve
 
 ROUNDS = 3
@@ -407,3 +408,21 @@ def test_other_first_weights_are_refused(tmp_path: Path) -> None:
         api.resume(tmp_path / "run")
     save_file(encoder, file)
     assert len(api.resume(tmp_path / "run").records) == ROUNDS
+
+
+def test_checkpoints_that_nobody_may_list_are_not_taken_for_none(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path.iterdir
+
+    def iterdir(folder: Path) -> Any:
+        if folder.name == "checkpoints":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return original(folder)
+
+    before = (copy / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(CafedclError, match="run/checkpoints: cannot be read: Permission denied"):
+        api.resume(copy, settings={"federation.rounds": ROUNDS + 1})
+    assert (copy / "metrics.jsonl").read_bytes() == before
+    assert read_run(copy).state == "finished", "its scores are shown all the same"

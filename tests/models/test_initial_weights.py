@@ -77,6 +77,16 @@ def test_the_ending_may_be_in_capitals_and_a_folder_is_no_file(encoder, other, t
         load_weights(encoder, str(tmp_path / "w.safetensors"))
 
 
+def test_a_file_that_nobody_may_read_is_not_called_missing(encoder, other, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    save_file(other, tmp_path / "w.safetensors")
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(CafedclError, match="cannot be read: Permission denied"):
+        load_weights(encoder, str(tmp_path / "w.safetensors"))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
