@@ -65,11 +65,9 @@ class Search:
                 study_name=name, storage=storage, direction=direction, load_if_exists=True
             )
         except Exception as error:  # a damaged database can raise anything
-            # SQLAlchemy adds lines with the statement; the first one says what is wrong.
-            reason = str(error).partition("\n")[0]
             raise CafedclError(
-                f"{self.out / STUDY}: cannot be opened: {reason}; restore it from a backup, or "
-                "choose another --out"
+                f"{self.out / STUDY}: cannot be opened: {_reason(error)}; make it writable, "
+                "restore it from a backup, or choose another --out"
             ) from None
         # With the same seed after an interruption, the sampler would draw the same points again.
         study.sampler = self.optuna.samplers.TPESampler(
@@ -79,6 +77,17 @@ class Search:
 
     def run(self, trials: int, pool: Pool) -> None:
         """Run trials until there are ``trials`` of them; interrupted trials come first."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            self._run(trials, pool)
+        except (SQLAlchemyError, self.optuna.exceptions.StorageInternalError) as error:
+            raise CafedclError(
+                f"{self.out / STUDY}: cannot be written: {_reason(error)}; finished runs are kept: "
+                "repeat the command to resume the search"
+            ) from None
+
+    def _run(self, trials: int, pool: Pool) -> None:
         self.study.set_user_attr("trials", trials)
         for frozen in self.study.get_trials(states=(self.optuna.trial.TrialState.RUNNING,)):
             if frozen.params.keys() == {*self.sweep.ranges, *self.sweep.choices}:
@@ -203,3 +212,10 @@ class Search:
             for f in self.study.get_trials()
         ]
         return sorted(rows, key=lambda row: (row[2] is None, sign * (row[2] or 0.0), row[0]))
+
+
+def _reason(error: BaseException) -> str:
+    """Return what SQLite says; SQLAlchemy and Optuna wrap it in longer texts of their own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).partition("\n")[0]
