@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from capturing import assert_near, captured
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import cafedcl
@@ -213,6 +214,35 @@ def test_what_cannot_be_loaded_is_told_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(CafedclError, match="model 'hf:") as caught:
         make_encoder(ModelOptions(name=f"hf:{tmp_path}"), (3, 8, 8))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda given: {name: value * torch.nan for name, value in given.items()}, "hold NaN"),
+        (lambda _: {"a": torch.zeros(3)}, "none of the weights in its file are of this"),
+    ],
+)
+def test_published_weights_that_are_useless_are_refused(change, words, saved, tmp_path):
+    shutil.copytree(saved / "vit", tmp_path / "vit")
+    file = tmp_path / "vit" / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(CafedclError, match=words):
+        make_encoder(options(tmp_path, "vit"), (3, 8, 8))
+    make_encoder(options(tmp_path, "vit", pretrained=False), (3, 8, 8))
+
+
+def test_a_normalisation_by_zero_is_refused(saved, tmp_path):
+    shutil.copytree(saved / "resnet", tmp_path / "resnet")
+    about = {"image_mean": MEAN, "image_std": [0.0, 0.5, 0.5]}
+    (tmp_path / "resnet" / "preprocessor_config.json").write_text(json.dumps(about))
+    with pytest.raises(CafedclError, match="its normalisation divides by 0"):
+        make_encoder(options(tmp_path, "resnet"), (3, 8, 8))
+
+
+def test_a_size_that_a_vit_does_not_take_is_one_line(saved, federation):
+    with pytest.raises(CafedclError, match=r"model 'hf:.*: it fails on images of .* match model"):
+        federation("fedavg", model__name=f"hf:{saved / 'vit'}", model__size=24)
 
 
 @pytest.mark.parametrize("source", ["timm", "torchvision", "hf"])
