@@ -136,8 +136,12 @@ class Augmenter:
         round: int,  # noqa: ARG002
         notes: Mapping[int, Tensors],  # noqa: ARG002
         names: Sequence[str],  # noqa: ARG002
+        client_title: Callable[[int], str],  # noqa: ARG002
     ) -> list[str]:
-        """Return messages to show after a round, given the clients' notes and the class names."""
+        """Return messages to show after a round, given the clients' notes and the class names.
+
+        ``client_title`` returns what a person reads for a client.
+        """
         return []
 
 

@@ -1,6 +1,6 @@
 """A conditional GAN per client, trained on the client's images only and never sent."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -143,7 +143,13 @@ class GAN(Augmenter):
             notes=notes,
         )
 
-    def remarks(self, round: int, notes: Mapping[int, Tensors], names: Sequence[str]) -> list[str]:
+    def remarks(
+        self,
+        round: int,
+        notes: Mapping[int, Tensors],
+        names: Sequence[str],
+        client_title: Callable[[int], str],
+    ) -> list[str]:
         """Return a line per kind of problem with generators that were trained in this round."""
         new = {
             client: noted["generated_verdict"]
@@ -158,7 +164,9 @@ class GAN(Augmenter):
                 for c in (by_class == kind).nonzero()
             ]
             if found:
-                shown = ", ".join(f"client {client} {names[c]}" for client, c in found[:SHOWN])
+                shown = ", ".join(
+                    f"{client_title(client)} ({names[c]})" for client, c in found[:SHOWN]
+                )
                 more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
                 lines.append(f"{words}: {shown}{more}")
         return lines

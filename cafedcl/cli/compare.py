@@ -78,7 +78,7 @@ def compare(
 
     To resume after an interruption, repeat the command or use --resume OUT.
     """
-    from cafedcl.compare.plan import Comparison, stored_plan, words_of
+    from cafedcl.compare.plan import Comparison, data_names, stored_plan, words_of
     from cafedcl.compare.run import Means, end_comparison, run_comparison
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
@@ -90,7 +90,7 @@ def compare(
         return
     plan = Comparison.make(
         methods=words_of(methods or ()),
-        data=words_of(data or ()),
+        data=data_names(data or ()),
         splits=splits or (),
         seeds=1 if seeds is None else seeds,
         first_seed=first_seed or 0,

@@ -203,6 +203,22 @@ def words_of(values: Iterable[str]) -> list[str]:
     return [word.strip() for value in values for word in value.split(",") if word.strip()]
 
 
+def data_names(values: Iterable[str]) -> list[str]:
+    """Return the data sets of an option ``--data``; a path that exists may have commas."""
+    names: list[str] = []
+    for value in values:
+        names += [value] if _exists(value) else words_of([value])
+    return names
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):
+        # The text is too long for a path, holds a null byte, or names an unknown home folder.
+        return False
+
+
 def unique(words: Sequence[str], option: str) -> list[str]:
     """Return the words; raises an error if one appears twice."""
     for word in words:

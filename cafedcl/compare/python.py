@@ -1,6 +1,7 @@
 """`cafedcl.compare` and `cafedcl.sweep`: many runs from Python."""
 
 import io
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,8 @@ from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cafedcl.api import as_words, check_name
 from cafedcl.compare.jobs import RunOutcome
@@ -89,7 +92,7 @@ def compare(
     first_seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     jobs: int | None = None,
-    devices: Sequence[str] = (),
+    devices: str | Sequence[str] = (),
     model: str | None = None,
     clients: int | None = None,
     rounds: int | None = None,
@@ -115,7 +118,7 @@ def compare(
             flags={"model": model, "clients": clients, "rounds": rounds},
             settings=as_words(settings),
         )
-    outcomes = run_comparison(plan, Path(out), Means(jobs, devices, None, quiet))
+    outcomes = run_comparison(plan, Path(out), means(jobs, devices, quiet))
     check(outcomes)
     return ComparisonResult(score_table(read_runs([out])))
 
@@ -138,7 +141,7 @@ def sweep(
     first_seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     jobs: int | None = None,
-    devices: Sequence[str] = (),
+    devices: str | Sequence[str] = (),
     model: str | None = None,
     clients: int | None = None,
     rounds: int | None = None,
@@ -166,6 +169,10 @@ def sweep(
             "sweep: give grid={'train.lr': [0.03, 0.1]}, or tune=20 with "
             "ranges={'train.lr': (0.01, 0.3, 'log')}"
         )
+    if tune is not None:
+        tune = whole_number("tune", tune)
+        if tune < 1:
+            raise CafedclError(f"tune = {tune}: it must be at least 1")
     with in_python_words():
         plan = Sweep.make(
             sweep_settings({}, flags, as_words(settings)),
@@ -180,38 +187,51 @@ def sweep(
             seeds=whole_number("seeds", seeds),
             first_seed=whole_number("first_seed", first_seed),
         )
-    result = run_sweep(plan, Path(out), tune, Means(jobs, devices, None, quiet))
+    result = run_sweep(plan, Path(out), tune, means(jobs, devices, quiet))
     if plan.grid:
         check(result.outcomes)
     return result
 
 
+def means(jobs: int | None, devices: str | Sequence[str], quiet: bool) -> Means:
+    """Return how the runs are executed."""
+    number = None if jobs is None else whole_number("jobs", jobs)
+    return Means(number, [devices] if isinstance(devices, str) else devices, None, quiet)
+
+
 def whole_number(name: str, value: Any) -> int:
     """Return an argument that must be a whole number."""
-    if not isinstance(value, int):
-        raise CafedclError(f"{name} = {value!r}: a whole number is expected, such as 3")
-    return value
+    try:
+        # NumPy's whole numbers as well.
+        return operator.index(value)
+    except TypeError:
+        raise CafedclError(f"{name} = {value!r}: a whole number is expected, such as 3") from None
 
 
 def values_by_name(argument: str, given: Mapping[str, Sequence[Any]] | None) -> dict[str, Any]:
     """Return the values of every option that a grid or a search varies."""
     if given is not None and not isinstance(given, Mapping):
         raise CafedclError(f"{argument} = {given!r}: expected is {{'train.lr': [0.03, 0.1]}}")
+    found = {}
     for name, values in (given or {}).items():
         check_name(argument, name)
-        if isinstance(values, str) or not isinstance(values, Sequence):
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
             raise CafedclError(f"{argument}: {name}: a list of values is expected, not {values!r}")
-    return dict(given or {})
+        # NumPy's numbers are no numbers of a config, nor of Optuna's database.
+        found[name] = [value.item() if isinstance(value, np.generic) else value for value in values]
+    return found
 
 
 def ranges_by_name(given: Mapping[str, str | tuple[Any, ...]] | None) -> dict[str, str]:
     """Return the ranges of a search as the command line writes them, ``low..high:log``."""
+    if given is not None and not isinstance(given, Mapping):
+        raise CafedclError(f"ranges = {given!r}: expected is {{'train.lr': (0.01, 0.3, 'log')}}")
     found = {}
     for name, bounds in (given or {}).items():
         check_name("ranges", name)
         if isinstance(bounds, str):
             found[name] = bounds
-        elif len(bounds) in (2, 3):
+        elif isinstance(bounds, Sequence) and len(bounds) in (2, 3):
             low, high, *scale = bounds
             found[name] = ":".join([f"{low}..{high}", *scale])
         else:

@@ -1,6 +1,7 @@
 """A search for the best options: Optuna proposes points, and the runs of all seeds score them."""
 
 import math
+import sqlite3
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,18 +49,25 @@ class Search:
 
     def _open(self) -> "optuna.Study":
         name = "sweep"
-        storage = f"sqlite:///{(self.out / STUDY).resolve()}"
+        path = (self.out / STUDY).resolve()
+
+        def connect() -> sqlite3.Connection:
+            # SQLAlchemy uses a file's connections in several threads, one after another.
+            return sqlite3.connect(path, check_same_thread=False)
+
         direction = "maximize" if self.sweep.higher else "minimize"
         try:
+            # In an address of SQLAlchemy, `?`, `%` and `{` in a folder's name would be special.
+            storage = self.optuna.storages.RDBStorage(
+                f"sqlite:///{STUDY}", engine_kwargs={"creator": connect}
+            )
             study: optuna.Study = self.optuna.create_study(
                 study_name=name, storage=storage, direction=direction, load_if_exists=True
             )
         except Exception as error:  # a damaged database can raise anything
-            # SQLAlchemy adds lines with the statement; the first one says what is wrong.
-            reason = str(error).partition("\n")[0]
             raise CafedclError(
-                f"{self.out / STUDY}: cannot be opened: {reason}; restore it from a backup, or "
-                "choose another --out"
+                f"{self.out / STUDY}: cannot be opened: {_reason(error)}; make it writable, "
+                "restore it from a backup, or choose another --out"
             ) from None
         # With the same seed after an interruption, the sampler would draw the same points again.
         study.sampler = self.optuna.samplers.TPESampler(
@@ -69,6 +77,17 @@ class Search:
 
     def run(self, trials: int, pool: Pool) -> None:
         """Run trials until there are ``trials`` of them; interrupted trials come first."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            self._run(trials, pool)
+        except (SQLAlchemyError, self.optuna.exceptions.StorageInternalError) as error:
+            raise CafedclError(
+                f"{self.out / STUDY}: cannot be written: {_reason(error)}; finished runs are kept: "
+                "repeat the command to resume the search"
+            ) from None
+
+    def _run(self, trials: int, pool: Pool) -> None:
         self.study.set_user_attr("trials", trials)
         for frozen in self.study.get_trials(states=(self.optuna.trial.TrialState.RUNNING,)):
             if frozen.params.keys() == {*self.sweep.ranges, *self.sweep.choices}:
@@ -193,3 +212,10 @@ class Search:
             for f in self.study.get_trials()
         ]
         return sorted(rows, key=lambda row: (row[2] is None, sign * (row[2] or 0.0), row[0]))
+
+
+def _reason(error: BaseException) -> str:
+    """Return what SQLite says; SQLAlchemy and Optuna wrap it in longer texts of their own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).partition("\n")[0]

@@ -55,6 +55,13 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
+def is_image_file(path: Path) -> bool:
+    """Return whether a file in a folder is taken for an image: by its ending, or as DICOM."""
+    if not path.is_file():
+        return False
+    return path.name.lower().endswith(ENDINGS) or dicom.begins_as_dicom(path)
+
+
 def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = None) -> Tensor:
     """Read image files as uint8 (N, channels, height, width), as grey or RGB, resized.
 
@@ -69,10 +76,11 @@ def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = Non
                 pixels = torch.from_numpy(to_pixels(image, (width, height), grey=channels == 1))
         except UnidentifiedImageError:
             raise CafedclError(f"{path}: not an image that can be read") from None
-        except OSError as error:
-            raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise CafedclError(f"{path}: cannot be read: {error}") from None
+        except CafedclError:
+            # Nothing is wrong with the image: a package is missing.
+            raise
+        except Exception as error:  # a broken image can raise anything
+            raise CafedclError(f"{path}: cannot be read: {_reason(error)}") from None
         images.append(pixels.permute(2, 0, 1))
     return torch.stack(images)
 

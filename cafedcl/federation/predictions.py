@@ -1,6 +1,7 @@
 """Images that people hand over, and what a model says of them."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import Window
-from cafedcl.data.images import ENDINGS, is_hidden, read_images
+from cafedcl.data.images import is_hidden, is_image_file, read_images
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,17 +96,23 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
         if not given.is_dir():
             found.append(given)
             continue
-        inside = sorted(
-            file
-            for file in given.rglob("*")
-            if file.suffix.lower() in ENDINGS
-            and file.is_file()
-            and not any(map(is_hidden, file.relative_to(given).parts))
-        )
+        inside = sorted(filter(is_image_file, _files_below(given)))
         if not inside:
             raise CafedclError(f"{given}: there are no images in this folder")
         found += inside
     return found
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files of a folder that are not hidden; refuse folders that cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise CafedclError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        # What is taken off this list is not searched.
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        yield from (Path(place) / name for name in names if not is_hidden(name))
 
 
 def read_each(files: Sequence[Path], shape: Shape, window: Window) -> ReadImages:

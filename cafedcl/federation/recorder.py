@@ -17,6 +17,7 @@ from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, RunFolder
 from cafedcl.federation.sparse_writing import without_empty_rows
+from cafedcl.models.initial_weights import weights_digest
 from cafedcl.models.pretrained import PretrainedEncoder
 
 CHECKPOINTS_KEPT = 2
@@ -43,6 +44,7 @@ class Recorder(Callback):
             "clients": list(federation.client_names),
             "shape": list(data.shape),
             "window": list(data.window),
+            "weights": weights_digest(federation.config.model.weights),
             "config": config,
         }
         about = environment(command, str(federation.task.device))

@@ -333,7 +333,8 @@ class Federation:
         self.tables = record.tables
         notes = {reply.up.client: reply.up.notes for reply in replies}
         names = self.task.clients.data.names
-        for remark in self.task.tail.augmenter.remarks(record.round, notes, names):
+        augmenter = self.task.tail.augmenter
+        for remark in augmenter.remarks(record.round, notes, names, self.client_title):
             self.notice(remark)
         self.notify("round_done", record)
 

@@ -259,8 +259,18 @@ def _about(file: Path) -> Iterator[None]:
 
 def _numbered(folder: Path) -> list[Path]:
     """Return the files of rounds in a folder; anything else there is somebody else's."""
-    files = folder.glob("*.safetensors")
-    return [file for file in files if file.stem.isdecimal() and file.stem.isascii()]
+    try:
+        files = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        # Its files may be whole. Taken for an empty one, the run would begin again.
+        raise CafedclError(f"{folder}: cannot be read: {error.strerror}") from None
+    return [
+        file
+        for file in files
+        if file.suffix == ".safetensors" and file.stem.isdecimal() and file.stem.isascii()
+    ]
 
 
 def _number(file: Path) -> int:

@@ -24,6 +24,7 @@ from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.sparse_writing import whole_tables
+from cafedcl.models.initial_weights import weights_digest
 from cafedcl.task.resolve import resolve
 
 FederationFactory = Callable[[Config, Sequence[Callback], RunFolder | None], Federation]
@@ -177,7 +178,9 @@ def _released(metrics: MetricsRead, saved: Checkpoint | None) -> int:
 
 
 def _check_data(federation: Federation, folder: RunFolder) -> None:
-    """Raise CafedclError if the data are not those that the run started with."""
+    """Raise CafedclError if the data or the first weights are not those that the run started
+    with.
+    """
     arrays, header = folder.data()
     data = federation.task.clients.data
     same = (
@@ -191,6 +194,13 @@ def _check_data(federation: Federation, folder: RunFolder) -> None:
         raise CafedclError(
             f"{folder.path}: the data set '{federation.config.data.name}' is not the one that the "
             "run started with (classes, counts or pixels differ); restore it, or start a new run"
+        )
+    weights = federation.config.model.weights
+    # Runs of earlier versions do not have the checksum.
+    if header.get("weights") and header["weights"] != weights_digest(weights):
+        raise CafedclError(
+            f"model.weights = {weights}: not the file that the run in {folder.path} started with; "
+            "restore it, or start a new run"
         )
 
 

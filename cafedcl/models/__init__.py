@@ -89,7 +89,7 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
         encoder = factory(shape, width)
     except CafedclError as error:
         raise CafedclError(f"model '{name}': {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
         raise CafedclError(
             f"model '{name}': building it for images of {shape} failed: {what}"
@@ -116,12 +116,16 @@ def _require_memory(factory: Factory, shape: Shape, width: float) -> None:
 def feature_dim(encoder: nn.Module, shape: Shape) -> int:
     """Return the number of features of an encoder."""
     training = encoder.training
-    with torch.no_grad():
+    with torch.no_grad(), explained_failure(f"it fails on images of {shape}"):
         features: Tensor = encoder.eval()(torch.zeros(2, *shape))
     encoder.train(training)
-    if features.dim() != 2 or len(features) != 2:
+    if not isinstance(features, Tensor):
+        raise CafedclError(
+            f"it must return a tensor (batch, features), and not {type(features).__name__}"
+        )
+    if features.dim() != 2 or len(features) != 2 or not features.shape[1]:
         shape_found = tuple(features.shape)
         raise CafedclError(
-            f"the model must return (batch, features); for 2 images it returned {shape_found}"
+            f"it must return (batch, features); for 2 images it returned {shape_found}"
         )
     return features.shape[1]

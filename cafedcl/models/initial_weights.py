@@ -1,14 +1,17 @@
 """The weights that an encoder starts with: loaded from a file, and frozen."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.files import read_content
+from cafedcl.core.tensors import Tensors
 
 NAMED = 3
 """How many weights a message names."""
@@ -21,14 +24,25 @@ def load_weights(encoder: nn.Module, path: str) -> list[str]:
     Names may have a prefix in the file, such as ``backbone.``, or in the encoder.
     """
     where = f"model.weights = {path}"
-    if Path(path).suffix != ".safetensors":
-        raise CafedclError(f"{where}: a file that ends in .safetensors is expected")
+    if Path(path).suffix.lower() != ".safetensors":
+        raise CafedclError(
+            f"{where}: a file that ends in .safetensors is expected; convert weights of PyTorch "
+            "with safetensors.torch.save_file"
+        )
+    if Path(path).is_dir():
+        raise CafedclError(f"{where}: it is a folder; name a file in it")
     try:
-        given = load_file(path)
+        # What safetensors cannot open, it calls missing.
+        with Path(path).open("rb"):
+            given = load_file(path)
     except FileNotFoundError:
         raise CafedclError(f"{where}: there is no such file") from None
-    except (OSError, SafetensorError) as error:
-        raise CafedclError(f"{where}: cannot be read: {error}") from None
+    except OSError as error:
+        raise CafedclError(f"{where}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise CafedclError(
+            f"{where}: not a whole .safetensors file ({error}); copy or save it again"
+        ) from None
     wanted = encoder.state_dict()
     renamed = _renamed(given, wanted)
     fitting = {
@@ -41,6 +55,7 @@ def load_weights(encoder: nn.Module, path: str) -> list[str]:
             f"{where}: none of its {len(given)} weights matches the encoder; it has "
             f"{_listed(given)}, the encoder {_listed(wanted)}"
         )
+    _refuse_unusable(where, fitting, wanted)
     encoder.load_state_dict({**wanted, **fitting})
     problems = {
         "of another shape": [name for name in renamed if name in wanted and name not in fitting],
@@ -52,7 +67,30 @@ def load_weights(encoder: nn.Module, path: str) -> list[str]:
     return [f"{where}: {'; '.join(words)}"]
 
 
-def _renamed(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+def weights_digest(path: str) -> str:
+    """Return a checksum of a file of weights; empty without a file."""
+    return hashlib.sha256(read_content(Path(path))).hexdigest() if path else ""
+
+
+def _refuse_unusable(where: str, fitting: Tensors, wanted: Tensors) -> None:
+    """Refuse weights that no training can start from."""
+    for name, value in fitting.items():
+        kind = wanted[name].dtype
+        if kind.is_floating_point and not value.is_floating_point():
+            # Whole numbers are weights that were quantised; they lack their scale.
+            raise CafedclError(
+                f"{where}: '{name}' is of type {value.dtype}, and the encoder's is {kind}; save "
+                "weights that are neither quantised nor complex"
+            )
+        # As the encoder will hold them: a large number of 64 bits is infinite in 32.
+        if not value.to(kind).isfinite().all():
+            raise CafedclError(
+                f"{where}: '{name}' holds NaN or infinite numbers; save the weights of an earlier "
+                "checkpoint"
+            )
+
+
+def _renamed(given: Tensors, wanted: Tensors) -> Tensors:
     """Return a file's weights by the encoder's names: with one prefix taken off and one put on."""
     pairs: Counter[tuple[str, str]] = Counter()
     by_end: dict[str, list[str]] = {}
@@ -108,4 +146,4 @@ def _begins(name: str, word: str) -> bool:
 def _listed(names: Iterable[str]) -> str:
     known = list(names)
     more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
-    return ", ".join(known[:NAMED]) + more
+    return (", ".join(known[:NAMED]) or "none") + more

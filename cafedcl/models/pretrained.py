@@ -158,7 +158,9 @@ def transformers_body(name: str, pretrained: bool) -> Body:
     path = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     config = transformers.AutoConfig.from_pretrained(path)
     if pretrained:
-        net = transformers.AutoModel.from_pretrained(path)
+        net, loaded = transformers.AutoModel.from_pretrained(path, output_loading_info=True)
+        if len(loaded["missing_keys"]) >= len(net.state_dict()):
+            raise CafedclError("none of the weights in its file are of this architecture")
     else:
         net = transformers.AutoModel.from_config(config)
     if hasattr(getattr(net, "pooler", None), "dense"):
@@ -211,6 +213,10 @@ def pretrained_encoder(
     source, _, name = options.name.partition(":")
     wanted = initial and options.pretrained and not options.weights
     net, normalisation = BODIES[source](name, wanted)
+    if wanted and not all(bool(value.isfinite().all()) for value in net.state_dict().values()):
+        raise CafedclError("its weights hold NaN or infinite numbers; download or save it again")
+    if not all(std > 0 for std in normalisation.std):
+        raise CafedclError(f"its normalisation divides by {min(normalisation.std):g}")
     if options.size:
         normalisation = Normalisation(normalisation.mean, normalisation.std, options.size)
     frozen = options.batchnorm == "frozen"

@@ -14,6 +14,7 @@ from cafedcl.config.sections import SITES, Config, EngineOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import explained_failure
 from cafedcl.core.paths import absolute
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step
@@ -205,7 +206,8 @@ def build(
         encoder, notes = make_encoder(config.model, shape, initial=initial)
     cls, _ = find_method(config.method.name)
     with torch_stream(config.run.seed, "method"):
-        dim = feature_dim(encoder, shape)
+        with explained_failure(f"model '{config.model.name}'"):
+            dim = feature_dim(encoder, shape)
         clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
         method.label_smoothing = config.train.label_smoothing

@@ -249,6 +249,17 @@ def test_trouble_is_one_line_per_kind_in_the_round_it_comes_up(
     assert len(ears.heard) == before, "said once"
 
 
+def test_trouble_names_the_client_as_people_know_it() -> None:
+    notes = {
+        1: {
+            "generated_verdict": torch.tensor([NONE, STAND_IN]),
+            "generated_round": torch.tensor(4.0),
+        }
+    }
+    said = gan().remarks(4, notes, ["cat", "owl"], ["North", "Süd"].__getitem__)
+    assert said == ["no generator could be trained, so real images are drawn again: Süd (owl)"]
+
+
 def test_scores_are_recorded_per_client_and_class(tiny: Tiny) -> None:
     federation = skewed(tiny, "cafedcl", "gan", federation__participation=1.0)
     records: list[Tensors] = []

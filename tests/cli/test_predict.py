@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,24 @@ def test_hidden_and_system_folders_hold_no_images(call: Call, home: Path, tmp_pa
     code, out, _ = call("predict", "run", str(tmp_path), "--json")
     assert code == 0
     assert [json.loads(line)["image"] for line in out.splitlines()] == [str(tmp_path / "one.png")]
+
+
+def test_a_folder_that_nobody_may_read_is_not_left_out_without_a_word(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.scandir
+
+    def scandir(folder: str) -> object:
+        if str(folder).endswith("ward"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return original(folder)
+
+    (tmp_path / "ward").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "one.png")
+    monkeypatch.setattr(os, "scandir", scandir)
+    code, _, err = call("predict", "run", str(tmp_path))
+    assert code == 2
+    assert f"{tmp_path / 'ward'}: cannot be read: Permission denied" in err
 
 
 def test_a_file_name_that_is_not_utf8_can_be_written(call: Call, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from comparing import plan
 
-from cafedcl.compare.plan import Comparison, planned, split_names
+from cafedcl.compare.plan import Comparison, data_names, planned, split_names
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.slug import slug
@@ -45,6 +45,13 @@ def test_a_plan_is_methods_times_data_times_splits_times_seeds(tmp_path: Path) -
 )
 def test_splits_may_have_commas_of_their_own(given: list[str], names: list[str]) -> None:
     assert split_names(given) == names
+
+
+def test_a_path_that_exists_may_have_commas(tmp_path: Path) -> None:
+    folder = tmp_path / "scans, 2024"
+    assert data_names([f"{folder}"]) == [f"{tmp_path}/scans", "2024"]
+    folder.mkdir()
+    assert data_names([f"{folder}", "digits, mnist"]) == [f"{folder}", "digits", "mnist"]
 
 
 def test_names_of_folders_are_plain() -> None:

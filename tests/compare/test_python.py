@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cafedcl
@@ -84,6 +85,11 @@ def test_a_sweep_names_its_best_point(tmp_path: Path) -> None:
         ({**GRID, "seeds": 0}, "^seeds 0: it must be at least 1$"),
         ({**GRID, "score": "acc"}, "^score acc: there is no such score"),
         ({"tune": 2, "ranges": {"train.lr": (0.3,)}}, r"^ranges: train.lr: \(low, high\) or"),
+        ({"tune": 2, "ranges": {"train.lr": 0.3}}, r"^ranges: train.lr: \(low, high\) or"),
+        ({"tune": 2, "ranges": ["train.lr=0.1..0.2"]}, r"^ranges = \['train.+: expected"),
+        ({"tune": -1, "ranges": {"train.lr": (0.1, 0.2)}}, "^tune = -1: it must be at least 1$"),
+        ({"tune": 1.5, "ranges": {"train.lr": (0.1, 0.2)}}, "^tune = 1.5: a whole number"),
+        ({**GRID, "jobs": "2"}, "^jobs = '2': a whole number is expected"),
         ({"tune": 2, "ranges": {"train.lr": (0.3, 0.01)}}, "the first number must be smaller"),
     ],
 )
@@ -108,6 +114,16 @@ def test_a_mistake_in_a_comparison_is_one_line(
 ) -> None:
     with pytest.raises(CafedclError, match=said):
         cafedcl.compare(methods, tmp_path / "out", **asked)
+
+
+@pytest.mark.usefixtures("shared_processes")
+def test_numbers_of_numpy_are_numbers_and_a_device_may_be_one_word(tmp_path: Path) -> None:
+    numbers = {"seeds": np.int64(1), "first_seed": np.uint8(2)}
+    cafedcl.compare("fedavg", tmp_path / "a", **QUICK | numbers | {"devices": "cpu"})
+    assert (tmp_path / "a/digits/auto/fedavg/s2").is_dir()
+    choices = {"train.batch_size": [np.int64(16)], "train.lr": np.array([0.1])}
+    result = cafedcl.sweep("fedavg", tmp_path / "b", tune=np.int64(1), choices=choices, **QUICK)
+    assert result.best == {"train.batch_size": 16, "train.lr": 0.1}
 
 
 def test_ranges_can_be_numbers() -> None:

@@ -1,6 +1,8 @@
 import json
 import math
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +347,30 @@ def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("junk")
     with pytest.raises(CafedclError, match=r"study\.db: cannot be opened: .*another --out$"):
         Search(made(**TUNED), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lr?mode=ro", "{lr}", "50%25", "a b,c#d"])
+def test_the_folder_of_a_search_may_have_any_name(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    out.mkdir()
+    Search(made(**TUNED), out).run(1, Pool(Instant(1), View()))
+    assert (out / "study.db").is_file()
+    assert list(tmp_path.iterdir()) == [out]
+    assert len(Search(made(**TUNED), out).rows()) == 1
+
+
+def test_a_database_that_cannot_be_written_is_one_line_and_nothing_is_lost(tmp_path: Path) -> None:
+    launcher = Instant(1)
+    Search(made(**TUNED), tmp_path).run(1, Pool(launcher, View()))
+    search = Search(made(**TUNED), tmp_path)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as other:
+        refuse = "BEGIN SELECT RAISE(ABORT, 'full'); END"
+        other.execute(f"CREATE TRIGGER full BEFORE INSERT ON trials {refuse}")
+        other.commit()
+        with pytest.raises(CafedclError, match=r"study\.db: cannot be written: full; .*repeat"):
+            search.run(2, Pool(launcher, View()))
+        other.execute("DROP TRIGGER full")
+        other.commit()
+    again = Search(made(**TUNED), tmp_path)
+    again.run(2, Pool(launcher, View()))
+    assert launcher.launched == ["trial-0000/s0", "trial-0001/s0"]

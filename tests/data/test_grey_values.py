@@ -15,6 +15,7 @@ from cafedcl.config.options import read_options
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import WHOLE_16_BITS, GreyValues, Window, to_levels
 from cafedcl.data.images import read_images
+from cafedcl.federation.predictions import find_images
 
 VALUES = np.arange(256, dtype=np.uint16).reshape(16, 16)
 
@@ -169,6 +170,49 @@ def test_a_dicom_file_may_have_its_own_window(scans, load, capsys):
     assert (int(first[0]), int(first[-1])) == (0, 255)
     assert 60 < int((first == 0).sum()) < 70
     assert "each by its own window" in capsys.readouterr().err
+
+
+def test_a_window_without_numbers_is_none(scans, load):
+    path = scans()
+    odd = dicom_bytes(VALUES * 8, WindowCenter="9" * 16, WindowWidth="1e999")
+    (path / "a" / "0.dcm").write_bytes(odd)
+    data = load(path)
+    assert all(len(image.unique()) > 200 for image in [*data.train_x, *data.test_x])
+
+
+def test_dicom_files_need_no_ending_and_their_directory_is_no_image(scans, load):
+    path = scans()
+    for file in sorted(path.rglob("*.dcm")):
+        file.rename(file.with_suffix(""))
+    (path / "DICOMDIR").write_bytes(dicom_bytes(VALUES))
+    (path / "a" / "notes").write_text("no image")
+    data = load(path)
+    assert len(data.train_y) + len(data.test_y) == 8
+    assert [file.name for file in find_images([path / "a"])] == ["0", "1", "2", "3"]
+
+
+def test_a_palette_gives_colours(scans, load):
+    table = np.array([0, 65535, 0x80FF], "<u2").tobytes()
+    colours = {
+        f"{colour}PaletteColorLookupTable{part}": value
+        for colour in ("Red", "Green", "Blue")
+        for part, value in (("Descriptor", [3, 0, 16]), ("Data", table))
+    }
+    colours["GreenPaletteColorLookupTableData"] = np.zeros(3, "<u2").tobytes()
+    path = scans()
+    indices = np.arange(256).reshape(16, 16) % 3
+    image = dicom_bytes(indices, PhotometricInterpretation="PALETTE COLOR", **colours)
+    (path / "a" / "0.dcm").write_bytes(image)
+    pixels = read_images([path / "a" / "0.dcm"], (3, 16, 16))[0]
+    assert pixels[:, 0, :3].T.tolist() == [[0, 0, 0], [255, 0, 255], [128, 0, 128]]
+    assert load(path).shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("missing", ["Rows", "BitsStored", "PixelRepresentation"])
+def test_a_damaged_file_to_predict_is_one_line(missing, tmp_path):
+    (tmp_path / "x.dcm").write_bytes(dicom_bytes(VALUES, **{missing: None}))
+    with pytest.raises(CafedclError, match=r"x\.dcm: cannot be read: "):
+        read_images([tmp_path / "x.dcm"], (1, 16, 16))
 
 
 def test_low_values_may_be_bright(scans, load):

@@ -138,6 +138,18 @@ def test_safetensors_are_read_back_into_the_model(
         load_safetensors(tmp_path / "other.safetensors", run)
 
 
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+def test_a_file_that_cannot_be_written_is_one_line_and_the_earlier_one_stays(
+    to: str, trained: Callable[[str], Run], tmp_path: Path
+) -> None:
+    file = tmp_path / "model"
+    file.write_bytes(b"earlier")
+    (tmp_path / "model.tmp").mkdir()
+    with pytest.raises(CafedclError, match="cannot be written: Is a directory"):
+        write_model(trained("fedavg"), to, file)
+    assert file.read_bytes() == b"earlier"
+
+
 def test_the_temperature_is_inside(trained: Callable[[str], Run], digits: Dataset) -> None:
     run = trained("fedavg")
     hot = {"calibration/server/temperature": torch.tensor([1e6])}

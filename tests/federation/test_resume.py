@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from damaged import Damage, damages
 from fault_injection import FullDisk, Pictures, install
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from cafedcl import api
@@ -22,6 +23,8 @@ from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
+from cafedcl.models import build_encoder
+from cafedcl.report.run_summary import read_run
 from cafedcl.task.resolve import resolve
 
 ROUNDS = 3
@@ -389,3 +392,37 @@ def test_a_disk_that_is_full_at_any_call_is_one_line_and_loses_nothing(
         assert result(path) == expected, f"full at call {calls}"
         shutil.rmtree(path)
     assert calls >= 60
+
+
+def test_other_first_weights_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    encoder = build_encoder("mlp", (1, 8, 8), 0.1).state_dict()
+    save_file(encoder, file)
+    plan = tables()
+    plan["model"]["weights"] = str(file)
+    api.start(resolve(plan), tmp_path / "run", [StopAfter(2)])
+    save_file({name: value + 1 for name, value in encoder.items()}, file)
+    with pytest.raises(
+        CafedclError, match=r"w\.safetensors: not the file that the run in .* start"
+    ):
+        api.resume(tmp_path / "run")
+    save_file(encoder, file)
+    assert len(api.resume(tmp_path / "run").records) == ROUNDS
+
+
+def test_checkpoints_that_nobody_may_list_are_not_taken_for_none(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path.iterdir
+
+    def iterdir(folder: Path) -> Any:
+        if folder.name == "checkpoints":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return original(folder)
+
+    before = (copy / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(CafedclError, match="run/checkpoints: cannot be read: Permission denied"):
+        api.resume(copy, settings={"federation.rounds": ROUNDS + 1})
+    assert (copy / "metrics.jsonl").read_bytes() == before
+    assert read_run(copy).state == "finished", "its scores are shown all the same"

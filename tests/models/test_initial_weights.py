@@ -57,9 +57,9 @@ def test_a_file_of_another_model_is_refused(encoder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("w.pt", b"x", "a file that ends in .safetensors is expected"),
+        ("w.pt", b"x", "a file that ends in .safetensors is expected; convert weights of PyTorch"),
         ("none.safetensors", None, "there is no such file"),
-        ("w.safetensors", b"x", "cannot be read"),
+        ("w.safetensors", b"x", "not a whole .safetensors file .*; copy or save it again$"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(name, content, words, encoder, tmp_path):
@@ -67,6 +67,47 @@ def test_a_bad_file_is_refused_in_one_line(name, content, words, encoder, tmp_pa
         (tmp_path / name).write_bytes(content)
     with pytest.raises(CafedclError, match=words):
         load_weights(encoder, str(tmp_path / name))
+
+
+def test_the_ending_may_be_in_capitals_and_a_folder_is_no_file(encoder, other, tmp_path):
+    save_file(other, tmp_path / "W.SAFETENSORS")
+    assert "6 of the encoder's 6" in load_weights(encoder, str(tmp_path / "W.SAFETENSORS"))[0]
+    (tmp_path / "w.safetensors").mkdir()
+    with pytest.raises(CafedclError, match="it is a folder; name a file in it"):
+        load_weights(encoder, str(tmp_path / "w.safetensors"))
+
+
+def test_a_file_that_nobody_may_read_is_not_called_missing(encoder, other, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    save_file(other, tmp_path / "w.safetensors")
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(CafedclError, match="cannot be read: Permission denied"):
+        load_weights(encoder, str(tmp_path / "w.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w * torch.nan, "'full.weight' holds NaN or infinite numbers"),
+        (lambda w: w.double() * 1e300, "'full.weight' holds NaN or infinite numbers"),
+        (lambda w: w.to(torch.int8), "'full.weight' is of type torch.int8, and the encoder's is"),
+        (lambda w: w.to(torch.complex64), "'full.weight' is of type torch.complex64"),
+    ],
+)
+def test_weights_that_cannot_be_trained_are_refused(change, words, encoder, other, tmp_path):
+    before = encoder.conv1.weight.clone()
+    save_file({**other, "full.weight": change(other["full.weight"])}, tmp_path / "w.safetensors")
+    with pytest.raises(CafedclError, match=words):
+        load_weights(encoder, str(tmp_path / "w.safetensors"))
+    assert torch.equal(encoder.conv1.weight, before)
+
+
+def test_weights_of_another_precision_are_loaded(encoder, other, tmp_path):
+    save_file({name: value.half() for name, value in other.items()}, tmp_path / "w.safetensors")
+    load_weights(encoder, str(tmp_path / "w.safetensors"))
+    assert torch.equal(encoder.full.weight, other["full.weight"].half().float())
 
 
 def test_weights_are_not_read_where_others_will_be_loaded(tmp_path):

@@ -205,6 +205,40 @@ def test_a_model_must_give_one_row_of_features_per_image():
         feature_dim(build_encoder("torch.nn:Identity", (1, 8, 8), 1.0), (1, 8, 8))
 
 
+class Pair(nn.Module):
+    """An encoder that returns more than its features."""
+
+    def forward(self, x):
+        return x.flatten(1), x
+
+
+@pytest.mark.parametrize(
+    ("encoder", "words"),
+    [
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(7, 8)),
+            r"^it fails on images of \(1, 8, 8\): Runtime",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half(), "^it fails on .* dtype"),
+        (nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(0)), r"it returned \(2, 0\)"),
+        (Pair(), r"^it must return a tensor \(batch, features\), and not tuple$"),
+    ],
+)
+def test_a_model_that_fails_on_images_is_one_line(encoder, words):
+    with pytest.raises(CafedclError, match=words):
+        feature_dim(encoder, (1, 8, 8))
+
+
+def exits(shape, width):
+    raise SystemExit(3)
+
+
+def test_a_factory_that_ends_the_program_is_one_line(monkeypatch):
+    monkeypatch.setitem(MODELS, "exits", exits)
+    with pytest.raises(CafedclError, match=r"'exits': building it .* failed: SystemExit: 3$"):
+        build_encoder("exits", (1, 8, 8), 1.0)
+
+
 def test_images_too_small_for_a_model_are_refused_with_their_size():
     with pytest.raises(
         CafedclError, match="'cnn4': images of 3×28 are too small; the minimum is 16×16"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from capturing import assert_near, captured
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import cafedcl
@@ -19,7 +20,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.engine.cpu.groups import stacking_obstacle
 from cafedcl.engine.cuda.engine import capture_obstacle
 from cafedcl.federation.rounds import Federation
-from cafedcl.models import feature_dim, make_encoder
+from cafedcl.models import MODELS, feature_dim, make_encoder
 from cafedcl.models.pretrained import IMAGENET_MEAN, Normalisation, PretrainedEncoder
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import imported_names, resolve
@@ -201,12 +202,47 @@ def test_a_method_without_a_head_cannot_freeze_its_encoder(federation):
         federation("cafedcl", model__freeze="all")
 
 
+def test_a_method_without_a_head_needs_an_encoder_with_weights(federation, monkeypatch):
+    monkeypatch.setitem(MODELS, "bare", lambda *_: nn.Flatten())
+    with pytest.raises(CafedclError, match="model 'bare': no weights: the method cafedcl"):
+        federation("cafedcl", model__name="bare", model__size=0)
+
+
 def test_what_cannot_be_loaded_is_told_in_one_line(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CafedclError, match="model 'hf:") as caught:
         make_encoder(ModelOptions(name=f"hf:{tmp_path}"), (3, 8, 8))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda given: {name: value * torch.nan for name, value in given.items()}, "hold NaN"),
+        (lambda _: {"a": torch.zeros(3)}, "none of the weights in its file are of this"),
+    ],
+)
+def test_published_weights_that_are_useless_are_refused(change, words, saved, tmp_path):
+    shutil.copytree(saved / "vit", tmp_path / "vit")
+    file = tmp_path / "vit" / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(CafedclError, match=words):
+        make_encoder(options(tmp_path, "vit"), (3, 8, 8))
+    make_encoder(options(tmp_path, "vit", pretrained=False), (3, 8, 8))
+
+
+def test_a_normalisation_by_zero_is_refused(saved, tmp_path):
+    shutil.copytree(saved / "resnet", tmp_path / "resnet")
+    about = {"image_mean": MEAN, "image_std": [0.0, 0.5, 0.5]}
+    (tmp_path / "resnet" / "preprocessor_config.json").write_text(json.dumps(about))
+    with pytest.raises(CafedclError, match="its normalisation divides by 0"):
+        make_encoder(options(tmp_path, "resnet"), (3, 8, 8))
+
+
+def test_a_size_that_a_vit_does_not_take_is_one_line(saved, federation):
+    with pytest.raises(CafedclError, match=r"model 'hf:.*: it fails on images of .* match model"):
+        federation("fedavg", model__name=f"hf:{saved / 'vit'}", model__size=24)
 
 
 @pytest.mark.parametrize("source", ["timm", "torchvision", "hf"])

@@ -174,6 +174,7 @@ CONTRADICTIONS = [
     ({"augment.name": "nowhere_at_all:Tail"}, "there is no Python module"),
     ({"model.name": "nowhere_at_all:make"}, "there is no Python module"),
     ({"model.name": "json:loads"}, "building it"),
+    ({"model.name": "torch.nn:Flatten"}, "model 'torch.nn:Flatten': it fails on images of"),
     ({"data.name": "sites"}, "a deployment on Flower"),
     ({"engine.name": "cuda", "engine.device": "auto"}, ""),
     ({"model.name": "resnet18", "model.width": 64.0}, ""),

@@ -1,7 +1,9 @@
 """DICOM images: grey values after the file's own rescaling, or colours. Needs pydicom."""
 
 import importlib
+import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -13,11 +15,24 @@ from cafedcl.data.grey_values import GreyValues
 ENDINGS = (".dcm", ".dicom")
 PREAMBLE = 128
 MAGIC = b"DICM"
+DIRECTORY = "dicomdir"
+"""The file that lists the images of a medium; it begins like an image and holds none."""
 
 
 def is_dicom(head: bytes) -> bool:
     """Return whether a file that begins with these bytes is a DICOM file."""
     return head[PREAMBLE : PREAMBLE + len(MAGIC)] == MAGIC
+
+
+def begins_as_dicom(path: Path) -> bool:
+    """Return whether a file is a DICOM file, which often has no ending."""
+    if path.name.lower() == DIRECTORY:
+        return False
+    try:
+        with path.open("rb") as file:
+            return is_dicom(file.read(PREAMBLE + len(MAGIC)))
+    except OSError:
+        return False
 
 
 def require_pydicom() -> Any:
@@ -38,6 +53,11 @@ def read_dicom(file: BinaryIO) -> GreyValues | Image.Image:
     if frames > 1:
         raise ValueError(f"a DICOM file of {frames} frames; save each frame as a file of its own")
     pixels = pydicom.pixels.pixel_array(content)
+    if content.get("PhotometricInterpretation") == "PALETTE COLOR":
+        # The pixels are rows of a table of colours, with 8 or 16 bits each.
+        colours = pydicom.pixels.apply_color_lut(pixels, content)[:, :, :3]
+        upper = colours if colours.dtype == np.uint8 else colours >> 8
+        return Image.fromarray(upper.astype(np.uint8))
     if pixels.ndim == 3:
         # pixel_array turns other colour spaces into RGB.
         if pixels.dtype != np.uint8 or pixels.shape[2] != 3:
@@ -52,7 +72,7 @@ def _own_window(content: Any) -> tuple[float, ...]:
     """Return the lowest and the highest value that the file says to show; of several, the first."""
     centre = _first(content.get("WindowCenter"))
     width = _first(content.get("WindowWidth"))
-    if centre is None or width is None or width < 1:
+    if centre is None or width is None or width < 1 or not math.isfinite(centre + width):
         return ()
     # The standard's linear function (PS3.3, C.11.2.1.2): black at and below the first value, white
     # above the second.

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from cafedcl.config.data_options import DataOptions
-from cafedcl.core.arrays import Array, Ints
+from cafedcl.core.arrays import Array, Bytes, Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.cache import Remarks
 from cafedcl.data.checked import checked_dataset, choose_test, nchw, whole_labels
@@ -109,7 +109,7 @@ def _to_dataset(
     if test is not None:
         parts["test"] = test[0]
     pixels = to_bytes(parts, path, options.limits)
-    train_x = nchw(pixels["training"], path)
+    train_x = _channels_first(pixels["training"], path)
     if len(train_x) != len(train_y):
         raise CafedclError(f"{path}: {len(train_x)} training images but {len(train_y)} labels")
     owners, owner_names = roles.owners(path, len(train_y))
@@ -127,7 +127,7 @@ def _to_dataset(
             groups = (groups[0][~held], groups[0][held])
         rows = np.concatenate([rows[~held], rows[held]])
     else:
-        test_x = nchw(pixels["test"], path)
+        test_x = _channels_first(pixels["test"], path)
         rows = np.concatenate([rows, np.arange(len(test_y))])
     if options.size and train_x.shape[2:] != (options.size, options.size):
         from cafedcl.data.images import resize_images
@@ -140,10 +140,11 @@ def _to_dataset(
                 f"{path}: {len(train_x) + len(test_x)} images of {options.size}×{options.size} "
                 "pixels do not fit into memory; set a smaller data.size"
             ) from None
+    # Channels last, which is never taken for another layout, however small the images are.
     data = checked_dataset(
         path,
-        (train_x, train_y),
-        (test_x, test_y),
+        (train_x.transpose(0, 2, 3, 1), train_y),
+        (test_x.transpose(0, 2, 3, 1), test_y),
         names,
         owners,
         owner_names,
@@ -160,6 +161,17 @@ def _to_dataset(
         lambda row: f"image {numbers[row]}",
         lambda row: f"image {numbers[len(train_y) + row]}",
     )
+
+
+def _channels_first(x: Bytes, path: Path) -> Bytes:
+    """Return images as (N, channels, height, width); refuse those whose channels may be either."""
+    if x.ndim == 4 and {x.shape[1], x.shape[3]} <= {1, 3} and x.shape[1:] != (1, 1, 1):
+        shape = "×".join(map(str, x.shape))
+        raise CafedclError(
+            f"{path}: images of shape {shape}, whose channels could be the second or the last "
+            "axis; save grey images as N×height×width, and colour images larger than 3 pixels"
+        )
+    return nchw(x, path)
 
 
 def _number_labels(

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.data.images import ENDINGS, is_hidden
+from cafedcl.data.images import is_hidden, is_image_file
 from cafedcl.data.own.items import SIDES, Collection, Item
 
 LAYOUT = "expected CLASS/IMAGE or CLIENT/CLASS/IMAGE, both also below train/ and test/"
@@ -93,12 +93,8 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    names = [
-        entry.name
-        for entry in _entries(folder)
-        if entry.name.lower().endswith(ENDINGS) and entry.is_file()
-    ]
-    return [folder / name for name in sorted(names)]
+    names = sorted(entry.name for entry in _entries(folder) if entry.is_file())
+    return [folder / name for name in names if is_image_file(folder / name)]
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:

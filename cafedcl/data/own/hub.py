@@ -87,7 +87,18 @@ def _collect_rows(
     owner = columns.get("client") or columns.get("source")
     group = columns.get("group")
     names = list(getattr(part.features[label], "names", None) or [])
-    for number, row in enumerate(part.cast_column(image, undecoded)):
+    # Only training images need a client.
+    needed = [image, label, *filter(None, (owner if side == "train" else None, group))]
+    try:
+        rows = part.cast_column(image, undecoded)
+    except Exception as error:  # of datasets or of pyarrow, by what the column holds
+        raise CafedclError(f"{where}: the column '{image}' holds no images: {error}") from None
+    for number, row in enumerate(rows):
+        for column in needed:
+            if row[column] is None or not str(row[column]).strip():
+                raise CafedclError(
+                    f"{where}: {side} image {number} has no {column}; fill it in or remove the row"
+                )
         value = row[label]
         if names and not 0 <= int(value) < len(names):
             raise CafedclError(f"{where}: label {value} of {side} image {number} is out of range")

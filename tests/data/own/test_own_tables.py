@@ -287,6 +287,28 @@ def test_what_is_wrong_with_a_hugging_face_set(hub, load, paint, tmp_path, monke
         load("hf:x", download=True)
 
 
+@pytest.mark.parametrize("column", ["image", "label", "client", "patient"])
+@pytest.mark.parametrize("names", [("x", "y"), None])
+def test_a_gap_in_a_hugging_face_set_is_refused(column, names, hub, load, paint, tmp_path):
+    cells = rows(paint, tmp_path, 10, client=lambda i: f"k{i % 3}", patient=lambda i: i)
+    cells[3][column] = None
+    part = Part(cells, names)
+    part.features["patient"] = Column()
+    hub.answer = {"train": part}
+    with pytest.raises(CafedclError, match=f"hf:x: train image 3 has no {column}; fill it in"):
+        load("hf:x", download=True)
+
+
+def test_a_column_without_images_is_one_line(hub, load, paint, tmp_path, monkeypatch):
+    def fail(*_):
+        raise TypeError("Couldn't cast\nint64")
+
+    monkeypatch.setattr(Part, "cast_column", fail)
+    hub.answer = {"train": Part(rows(paint, tmp_path, 4))}
+    with pytest.raises(CafedclError, match="the column 'image' holds no images: Couldn't cast int"):
+        load("hf:x", download=True)
+
+
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (20, 6, 6, 3), dtype=np.uint8)
 Y = np.arange(20) % 4
@@ -342,6 +364,14 @@ def test_shapes_and_types_of_images(x, tmp_path, load):
     assert load(tmp_path / "own.npz", size=4).shape == (data.shape[0], 4, 4)
 
 
+def test_grey_images_may_be_3_pixels_wide(tmp_path, load):
+    grey = X[:, :, :3, 0]
+    for x in (grey, grey[..., None]):
+        np.savez(tmp_path / "own.npz", x_train=x, y_train=Y, x_test=x, y_test=Y)
+        np.testing.assert_array_equal(load(tmp_path / "own.npz").train_x, grey[:, None])
+        assert load(tmp_path / "own.npz", size=3).shape == (1, 3, 3)
+
+
 def test_names_of_classes(tmp_path, load):
     np.savez(tmp_path / "own.npz", x=X, y=np.array(["owl", "cat"])[Y % 2])
     assert load(tmp_path / "own.npz").names == ("cat", "owl")
@@ -387,8 +417,8 @@ def test_a_member_that_is_no_array_is_named(content, tmp_path, load):
         ({"x": X[:, 0, 0], "y": Y}, "images of shape 20×3"),
         ({"x": X[:0], "y": Y[:0]}, "there are no training images"),
         (
-            {"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y},
-            "differ in shape, 3×6×6 and 3×3×6",
+            {"x_train": X, "y_train": Y, "x_test": X[:, :4], "y_test": Y},
+            "differ in shape, 3×6×6 and 3×4×6",
         ),
         ({"x": np.array([{}]), "y": Y}, r"not a complete .npz file of plain arrays"),
         ({"x": np.uint8(3), "y": Y}, r"images of shape \(\), a single number"),
