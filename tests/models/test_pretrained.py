@@ -204,7 +204,9 @@ def test_a_method_without_a_head_cannot_freeze_its_encoder(federation):
 
 def test_a_method_without_a_head_needs_an_encoder_with_weights(federation, monkeypatch):
     monkeypatch.setitem(MODELS, "bare", lambda *_: nn.Flatten())
-    with pytest.raises(CafedclError, match="model 'bare': it has no weights, and the method cafedcl"):
+    with pytest.raises(
+        CafedclError, match="model 'bare': it has no weights, and the method cafedcl"
+    ):
         federation("cafedcl", model__name="bare", model__size=0)
 
 
