@@ -12,7 +12,7 @@ from cafedcl.compare.results import ResultRow, by_setting, member_of, scores
 from cafedcl.config.options import to_toml
 from cafedcl.config.split_options import parse_split
 from cafedcl.report.paper import paper_position
-from cafedcl.report.run_summary import Setting
+from cafedcl.report.setting import Setting
 from cafedcl.report.table import Cell, paired, ranks
 
 MAIN = ("server.accuracy", "server.client_std", "own.client_mean", "own.client_std")

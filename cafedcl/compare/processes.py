@@ -32,7 +32,9 @@ class LocalLauncher:
     def __init__(
         self, slots: Sequence[DeviceShare], service: MultiProcessService | None = None
     ) -> None:
-        self.slots = [replace(slot, number=number) for number, slot in enumerate(slots)]
+        self.slots: Sequence[DeviceShare] = [
+            replace(slot, number=number) for number, slot in enumerate(slots)
+        ]
         self.service = service
         """What lets the processes share a GPU; it ends with the launcher."""
         self.idle: list[RunProcess] = []

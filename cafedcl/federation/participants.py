@@ -4,7 +4,7 @@ import secrets
 
 from cafedcl.config.sections import Config
 from cafedcl.core.rng import stream
-from cafedcl.task.build import check_schedule
+from cafedcl.task.checks import check_schedule
 
 
 class Participants:

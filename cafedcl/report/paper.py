@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cafedcl.report.run_summary import Setting
+from cafedcl.report.setting import Setting
 
 TABLE_1 = """
 fedavg   60.32 12.03 29.74  4.08 82.95 11.59 48.73 19.15 24.47  7.58 72.38 14.96

@@ -12,11 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cafedcl.config.data_options import DataOptions
 from cafedcl.config.options import flattened
 from cafedcl.config.privacy_options import short_privacy, shown_epsilon
 from cafedcl.config.sections import label
-from cafedcl.config.split_options import SPLITS, SplitOptions
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
@@ -24,9 +22,7 @@ from cafedcl.core.printable import printable
 from cafedcl.federation.metrics_file import MetricsLine, last_round
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
 from cafedcl.report.class_scores import ClassScores, read_class_scores
-
-FlatSettings = dict[str, Any]
-"""A config with flat names, such as ``train.lr``."""
+from cafedcl.report.setting import FlatSettings, Setting
 
 PROTOCOL_SCORES = {
     "server": {"accuracy": "accuracy", "std": "client_std", "worst": "client_worst"},
@@ -67,17 +63,6 @@ SHOWN_IN_SHORT = {
 """Sections that are shown as one option each: they tell who lies, and who is believed or hidden."""
 SETTING = ("data.", "split.", "federation.clients")
 """Prefixes of options that define the setting: data set × split × clients."""
-RARELY_CHANGED = {
-    "data.test": DataOptions.test,
-    "data.images": DataOptions.images,
-    "data.size": DataOptions.size,
-    "data.client": DataOptions.client,
-    "data.group": DataOptions.group,
-    "data.window": DataOptions.window,
-    "split.tail": SplitOptions.tail,
-    "split.validation": SplitOptions.validation,
-}
-"""Options of the setting that its title names only if they are not the defaults, which are here."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +125,7 @@ class RunSummary:
         return int(self.settings.get("federation.rounds", 0))
 
     @cached_property
-    def setting(self) -> "Setting":
+    def setting(self) -> Setting:
         """The data set, the split and the number of clients."""
         return Setting.of(self.settings, self.other_data)
 
@@ -211,59 +196,6 @@ class RunSummary:
         if which == "last":
             return scored[-1]
         return max(scored, key=lambda line: self.score(line, protocol, by) or 0.0)
-
-
-@dataclass(frozen=True, order=True)
-class Setting:
-    """What methods are compared on: a data set, a split and a number of clients."""
-
-    data: str
-    kind: str
-    value: str
-    """The value after the colon of the split: α, or classes per client."""
-    ir: float
-    clients: int
-    others: str = ""
-    """What else is not as usual, such as ``data.images=500``."""
-
-    @classmethod
-    def of(cls, settings: FlatSettings, other_data: str = "") -> "Setting":
-        """Read it from a run's settings."""
-        kind = str(settings.get("split.kind", "?"))
-        main = SPLITS.get(kind)
-        value = "" if main is None else str(settings.get(f"split.{main}", ""))
-        if kind == "dirichlet" and settings.get("split.form") == "class":
-            value += ",form=class"
-        ratio = settings.get("split.ir", 1.0)
-        clients = settings.get("federation.clients", 0)
-        others = [
-            f"{name}={settings[name]}"
-            for name, usual in RARELY_CHANGED.items()
-            if settings.get(name, usual) != usual
-        ]
-        others += [other_data] if other_data else []
-        return cls(
-            data=str(settings.get("data.name", "?")),
-            kind=kind,
-            value=value,
-            ir=float(ratio),
-            clients=int(clients),
-            others=", ".join(others),
-        )
-
-    @property
-    def split(self) -> str:
-        """The split as it is written on the command line."""
-        words = [self.value] if self.value else []
-        if self.ir != 1:
-            words.append(f"ir={self.ir:g}")
-        return f"{self.kind}:{','.join(words)}" if words else self.kind
-
-    @property
-    def title(self) -> str:
-        """The setting as a short title."""
-        others = f"{self.others}, " if self.others else ""
-        return f"{Path(self.data).name}, {self.split}, {others}{self.clients} clients"
 
 
 def find_folders(paths: Sequence[Path]) -> list[Path]:

@@ -12,11 +12,11 @@ from cafedcl.core.steps import tracked
 from cafedcl.report.class_scores import SKEWED, ClassScores
 from cafedcl.report.run_summary import (
     RunSummary,
-    Setting,
     find_folders,
     read_run,
     usable,
 )
+from cafedcl.report.setting import Setting
 
 
 @dataclass(frozen=True)

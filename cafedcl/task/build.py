@@ -26,6 +26,13 @@ from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
 from cafedcl.models.pretrained import PretrainedEncoder
+from cafedcl.task.checks import (
+    check_crop,
+    check_rates,
+    check_replies,
+    check_schedule,
+    check_trainable,
+)
 from cafedcl.task.liars import with_flipped_labels
 from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.release import Release
@@ -250,16 +257,7 @@ def assemble(
     check_crop(config, data.shape)
     method, network, state = build(config, data.shape, data.classes)
     check_rates(config, method)
-    if not any(weight.requires_grad for weight in network.parameters()):
-        if not config.model.freeze:
-            raise CafedclError(
-                f"model '{config.model.name}': it has no weights, and the method {method.name} "
-                "trains nothing but the encoder; choose another model or method"
-            )
-        raise CafedclError(
-            f"model.freeze = {config.model.freeze}: the method {method.name} trains nothing but "
-            "the encoder; freeze a part of it, or choose another method"
-        )
+    check_trainable(config, method, network)
     if isinstance(network.encoder, PretrainedEncoder):
         # A pretrained encoder has its own normalisation instead of the data's.
         data = replace(data, mean=network.encoder.mean, std=network.encoder.std)
@@ -336,67 +334,3 @@ def _to(shards: Shards, device: torch.device) -> Shards:
         validation=shards.validation.to(device),
         test=shards.test.to(device),
     )
-
-
-def check_schedule(config: Config) -> dict[int, set[int]]:
-    """Return the drop-out schedule by round, or say which entry is wrong."""
-    schedule: dict[int, set[int]] = {}
-    for entry in config.federation.drop:
-        head, _, tail = entry.partition(":")
-        try:
-            round_ = int(head)
-            clients = {int(client) for client in tail.split(",")}
-        except ValueError:
-            raise CafedclError(
-                f'federation.drop: "{entry}" is not "round:client,client", such as "3:0,4"'
-            ) from None
-        rounds = config.federation.rounds
-        if not 0 <= round_ < rounds:
-            raise CafedclError(
-                f'federation.drop: "{entry}": there is no round {round_}; '
-                f"rounds are counted from 0 here, and the last one is {rounds - 1}"
-            )
-        unknown = [c for c in sorted(clients) if not 0 <= c < config.federation.clients_wanted]
-        if unknown:
-            number = config.federation.clients_wanted
-            raise CafedclError(
-                f'federation.drop: "{entry}": there is no client {unknown[0]}; '
-                f"clients are counted from 0, and the last one is {number - 1}"
-            )
-        schedule.setdefault(round_, set()).update(clients)
-    return schedule
-
-
-def check_rates(config: Config, method: Method) -> None:
-    """Refuse steps of different sizes where the method counts on those of plain SGD."""
-    if config.train.optimizer != "sgd" and method.needs_one_rate:
-        raise CafedclError(
-            f"train.optimizer = {config.train.optimizer}: the method {method.name} needs the steps "
-            "of sgd; leave it out"
-        )
-    if config.train.encoder_factor != 1 and method.needs_one_rate:
-        raise CafedclError(
-            f"train.encoder_lr = {config.train.encoder_lr:g}: the method {method.name} needs one "
-            "learning rate for all weights; leave it out"
-        )
-
-
-def check_crop(config: Config, shape: Shape) -> None:
-    """Refuse a crop whose padding is as large as the image: it could show padding only."""
-    crop = config.train.crop
-    smallest = min(shape[1:])
-    if crop >= smallest:
-        raise CafedclError(
-            f"train.crop = {crop}: the padding must be smaller than the images, which have "
-            f"{shape[1]}×{shape[2]} pixels; use at most {smallest - 1}"
-        )
-
-
-def check_replies(config: Config, clients: int) -> None:
-    """Refuse a number of replies that no round can reach."""
-    sampled = config.federation.participants(clients)
-    if config.federation.min_replies > sampled:
-        raise CafedclError(
-            f"federation.min_replies = {config.federation.min_replies}: only {sampled} of "
-            f"{clients} clients take part in a round, so that every round would be skipped"
-        )

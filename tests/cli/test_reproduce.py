@@ -10,8 +10,8 @@ from cafedcl.compare.study import read_study, study_names
 from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import paper_position
-from cafedcl.report.run_summary import Setting as Shown
 from cafedcl.report.run_summary import flat
+from cafedcl.report.setting import Setting as Shown
 from cafedcl.task.resolve import resolve
 
 

@@ -137,7 +137,7 @@ def test_compared_alike_no_rival_is_far_above_fedavg_and_own_models_are() -> Non
 
 def test_the_papers_numbers_are_those_of_its_table() -> None:
     from cafedcl.report.paper import paper_position
-    from cafedcl.report.run_summary import Setting
+    from cafedcl.report.setting import Setting
 
     split = {"split.kind": "dirichlet", "split.alpha": 0.1}
     setting = Setting.of({**split, "data.name": "cifar10", "federation.clients": 20})

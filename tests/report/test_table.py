@@ -13,8 +13,9 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import FIRST, SECOND, paper_position
 from cafedcl.report.printed import as_csv, as_latex, as_markdown, escape_latex
 from cafedcl.report.printed_rich import as_rich
-from cafedcl.report.run_summary import RunSummary, Setting
+from cafedcl.report.run_summary import RunSummary
 from cafedcl.report.runs import read_runs
+from cafedcl.report.setting import Setting
 from cafedcl.report.table import TABLE_MEASURES, ScoreTable, p_values, ranks, score_table
 
 Maker = Callable[..., Path]

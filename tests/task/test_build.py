@@ -11,7 +11,8 @@ from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
 from cafedcl.data.shards import save_shards
-from cafedcl.task.build import check_schedule, choose_device, prepare, settle_split
+from cafedcl.task.build import choose_device, prepare, settle_split
+from cafedcl.task.checks import check_schedule
 from cafedcl.task.resolve import resolve
 
 
