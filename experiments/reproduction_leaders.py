@@ -94,20 +94,23 @@ def leaders_table(records: Sequence[ResultRow]) -> str:
 def missing_text(records: Sequence[ResultRow]) -> str:
     """Return which methods and seeds are not there in which settings; empty if none is missing."""
     wanted = methods_of(records)
-    seeds = {one["seed"] for one in records}
     absent = []
-    fewer: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for setting, mine in by_setting(records):
         names = [f"`{name}`" for name in wanted if name not in methods_of(mine)]
         if names:
             absent.append(f"{setting}: {', '.join(names)}")
-        shared = sorted(shared_seeds(mine))
-        if set(shared) != seeds:
-            fewer.setdefault(seeds_text(shared) if shared else "none", []).append(setting)
+        shared = shared_seeds(mine)
+        settings.setdefault(seeds_text(sorted(shared)) if shared else "none", []).append(setting)
     text = f"Not finished: {'; '.join(absent)}.\n\n" if absent else ""
-    if fewer:
-        parts = [f"{these} in {', '.join(names)}" for these, names in fewer.items()]
+    if len(settings) > 1:
+        most = max(settings, key=lambda seeds: len(settings[seeds]))
+        others = [
+            f"{seeds} in `{'`, `'.join(names)}`"
+            for seeds, names in settings.items()
+            if seeds != most
+        ]
         text += (
-            f"Seeds that all methods have: {'; '.join(parts)}. Other runs are not used here.\n\n"
+            f"Seeds that all methods have, which are used here: {most}; {', '.join(others)}.\n\n"
         )
     return text

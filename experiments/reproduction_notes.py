@@ -26,8 +26,10 @@ def heading(setting: str, records: Sequence[ResultRow]) -> str:
 def seeds_text(seeds: Sequence[int]) -> str:
     """Return a short text of the seeds, such as 0 to 4."""
     ordered = sorted(set(seeds))
-    whole = ordered == list(range(ordered[0], ordered[-1] + 1)) and len(ordered) > 1
-    return f"{ordered[0]} to {ordered[-1]}" if whole else ", ".join(map(str, ordered))
+    whole = ordered == list(range(ordered[0], ordered[-1] + 1)) and len(ordered) > 2
+    if whole:
+        return f"{ordered[0]} to {ordered[-1]}"
+    return " and ".join(map(str, ordered)) if len(ordered) == 2 else ", ".join(map(str, ordered))
 
 
 ENGINES_0_1 = {"graphs": "cuda", "eager": "reference"}
@@ -57,10 +59,12 @@ def small_print(result: Mapping[str, Any], own: bool = True) -> str:
     versions = ", ".join(
         f"{name} {version}" for name, version in where["packages"].items() if version
     )
+    numbers = sorted({one["images"] for one in records})
+    images = every("images") if len(numbers) <= 4 else f"{numbers[0]} to {numbers[-1]}"
     words = [
         f"{every('rounds')} rounds",
         f"{every('model')}, width {every('width')}",
-        f"{every('images')} training images",
+        f"{images} training images",
         f"{every('clients')} clients",
         f"seeds {seeds_text([one['seed'] for one in records])}",
         f"protocol {' / '.join(protocols)}",

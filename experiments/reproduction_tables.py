@@ -290,12 +290,7 @@ def tuning_table(result: Mapping[str, Any]) -> str:
     """Return the scores of every method's candidates on the held-out images."""
 
     def words(point: Mapping[str, Any]) -> str:
-        keys = [name.partition(".")[2] for name in point]
-        short = {
-            name: name if keys.count(key) > 1 else key
-            for name, key in zip(point, keys, strict=True)
-        }
-        return ", ".join(f"`{short[name]}={to_toml(value)}`" for name, value in point.items())
+        return ", ".join(f"`{name}={to_toml(value)}`" for name, value in point.items())
 
     lines = []
     for method, its in result["methods"].items():

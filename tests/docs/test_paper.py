@@ -161,9 +161,12 @@ def test_the_server_models_lead_where_the_page_says() -> None:
         sum(bool(by_seed("skin-short", "ham10000", it, "server.accuracy")) for it in BASELINES) == 7
     )
     said("seventh of eight in accuracy and second in balanced accuracy")
-    for page in ("README.md", "docs/index.md"):
-        words = " ".join((HOME / page).read_text(encoding="utf-8").split())
-        assert "second in balanced accuracy and seventh of eight in accuracy" in words, page
+    words = " ".join((HOME / "docs" / "index.md").read_text(encoding="utf-8").split())
+    assert "second of eight in balanced accuracy and seventh in accuracy" in words
+    readme = (HOME / "README.md").read_text(encoding="utf-8")
+    assert (
+        f"nine baselines | {len(first)} of {len(accuracy)} settings | 2nd and 7th of 8 |" in readme
+    )
     for setting in ("gtsrb-practical", "fashion-pathological"):
         there = [
             it for it in BASELINES if by_seed("standins-short", setting, it, "server.accuracy")
@@ -459,7 +462,7 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
         # On the settings that the baseline has, so that nobody gains by a missing one.
         assert mean(ours[setting] for setting in its) < mean(its.values())
         if score.startswith("server"):
-            assert max(ours.values()) < max(its.values())
+            assert max(its.values()) > 11
     if score.startswith("server"):
         first = [setting for setting, gap in ours.items() if gap == 0]
         assert first == [
@@ -467,6 +470,10 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
             "gtsrb-pathological", "fashion-pathological",
         ]  # fmt: skip
         said("best server model in six of nine settings", "best server model in 6 of 9 settings")
+        said(f"at most {max(ours.values()):.1f}.")
+    if score == "own.client_mean":
+        gap = max(behind["fedproc"].values())
+        said(f"largest gap ({gap:.1f} points) is smaller than its own ({max(ours.values()):.1f})")
     assert all(gap > 0 for gap in behind["cafedcl"].values()), "the defaults lead nowhere"
 
 
@@ -480,7 +487,12 @@ def test_the_study_of_long_tails_in_sentences() -> None:
             assert spread[setting][method] > spread[setting]["cafedcl:best"]
             assert server[setting][method] < server[setting]["cafedcl:best"]
         assert 0.85 < server[setting]["cafedcl"] - server[setting]["fedavg"] < 1.05
-    assert server["cifar10-ir10"]["cafedcl"] < server["cifar10-ir10"]["fedavg"]
+    for setting in ("cifar10-ir10", "fashion-pathological", skin):
+        assert server[setting]["cafedcl"] < server[setting]["fedavg"]
+    said(
+        f"{place(server[skin])}th of {len(server[skin]) - 1} with the server's model, where CReFF",
+        f"{place(own[skin])}th of {len(own[skin]) - 1} with the clients' own, where FedAvg leads",
+    )
     assert max(server[skin], key=lambda it: server[skin][it]) == "creff"
     assert max(own[skin], key=lambda it: own[skin][it]) == "fedavg"
     prior = dict(tuned("own.prior_mean"))
@@ -527,17 +539,21 @@ def test_the_page_on_long_tails_in_sentences() -> None:
     assert all(place(own[it]) == 1 for it in cifar)
     assert all(place(own[it]) == 2 for it in gtsrb)
     assert all(behind(own[it]) < 0.15 for it in ("fashion-practical", "fashion-pathological"))
-    assert all(
-        own[skin][it] - own[skin]["cafedcl:best"] > 3 for it in ("fedavg", "moon", "fedprox")
-    )
+    leads = [own[it]["cafedcl:best"] - own[it][order(own[it])[0]] for it in cifar]
+    assert (round(min(leads), 1), round(max(leads), 1)) == (0.2, 0.7)
+    assert sum(value > own[skin]["cafedcl:best"] + 3 for value in own[skin].values()) == 5
+    assert order(own[skin])[0] == "fedavg"
+    assert place(own[skin]) == 10
     assert sum(place(found) == 1 for found in prior.values()) == 5
     assert place(prior[skin]) == 15
+    assert place(prior["fashion-pathological"]) == 6
     assert sum(place(found) == 1 for found in spread.values()) == 4
     assert sum(place(found) == 1 for _, found in tuned("own.client_std")) == 5
     for method in ("creff", "fedyoyo"):
         gap = spread["cifar10-ir50"][method] - spread["cifar10-ir50"]["cafedcl:best"]
         assert gap > 5
-        assert 1.5 < behind(server["cifar10-ir50"], method) < 3.1
+        less = {"creff": 1.6, "fedyoyo": 3.1}
+        assert behind(server["cifar10-ir50"], method) == pytest.approx(less[method], abs=0.06)
         gap = spread["cifar10-ir100"][method] - spread["cifar10-ir100"]["cafedcl:best"]
         assert 0 < gap < 2
     assert place(spread["cifar10-practical"]) == 14
@@ -546,7 +562,21 @@ def test_the_page_on_long_tails_in_sentences() -> None:
     for setting in gtsrb:
         above = sum(server[setting][it] > server[setting]["cafedcl"] for it in server[setting])
         assert above - 1 in (1, 2)
-    assert round(server["cifar10-ir10"]["fedavg"] - server["cifar10-ir10"]["cafedcl"], 1) == 1.5
+    to_fedavg = {it: server[it]["cafedcl"] - server[it]["fedavg"] for it in server}
+    assert all(11.5 < to_fedavg[it] < 12.7 for it in gtsrb)
+    assert round(to_fedavg["cifar10-ir10"], 1) == -1.5
+    assert round(to_fedavg["fashion-pathological"], 1) == -2.0
+    assert round(to_fedavg[skin], 1) == -1.4
+    accuracy = dict(tuned("server.accuracy"))[skin]
+    number = len(accuracy) - 1
+    defaults = [
+        1 + sum(value > its["cafedcl"] for it, value in its.items() if it != "cafedcl:best")
+        for its in (server[skin], accuracy)
+    ]
+    readme = (HOME / "README.md").read_text(encoding="utf-8")
+    assert f"| none | {defaults[0]}th and {defaults[1]}th of {number} |" in readme
+    places_of_best = f"{place(server[skin])}th and {place(accuracy)}th of {number}"
+    assert f"| 6 of 9 settings | {places_of_best} |" in readme
     gains = [server[it]["cafedcl:best"] - server[it]["cafedcl"] for it in cifar]
     assert 4 < min(gains) < max(gains) < 9.05
     candidates = result("long-tail-tuning")["methods"]

@@ -92,6 +92,11 @@ def test_the_differences_on_the_page_are_those_of_the_result_files() -> None:
         f"by {ahead(fashion, 'cafedcl, counts', confidence, 1.0)} points at ε = 30.1",
         f"at ε = 12.3 by {ahead(digits, uniform, PRESENT, 2.0)} and "
         f"{ahead(fashion, uniform, PRESENT, 2.0)} points",
+        "at 12.3 counts are "
+        + ahead(fashion, PRESENT, "cafedcl, counts", 2.0).replace(
+            " ± ", " points behind (standard error "
+        )
+        + ")",
         f"at ε = 12.3 by {ahead(digits, uniform, 'fedavg', 2.0)} points on the digits and "
         f"{ahead(fashion, uniform, 'fedavg', 2.0)} on Fashion-MNIST",
     ):
@@ -100,8 +105,11 @@ def test_the_differences_on_the_page_are_those_of_the_result_files() -> None:
         for noise in privacy.NOISES:
             assert float(ahead(data, uniform, "fedavg", noise).split()[0]) > 0
             assert float(ahead(data, uniform, PRESENT, noise).split()[0]) > -0.2
-        for noise in (1.0, 2.0):
-            assert float(ahead(data, confidence, "fedavg", noise).split()[0]) < 0
+        for noise in (0.5, 1.0, 2.0):
+            behind = float(ahead(data, confidence, "fedavg", noise).split()[0]) < 0
+            assert behind == ((data, noise) != (digits, 0.5))
+            fixed = float(ahead(data, "cafedcl, fixed anchors", confidence, noise).split()[0])
+            assert (fixed < 0) == ((data, noise) != (digits, 2.0))
         for other in (uniform, "cafedcl, counts"):
             assert -1 < float(ahead(data, confidence, other, 0.0).split()[0]) < 1
     for noise in (0.5, 1.0):

@@ -225,9 +225,9 @@ def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: 
     text = page["block"]("tuning:tuning", tmp_path)
     assert cells(text, "`fedprox`")[1:] == [
         "server: accuracy",
-        "`lr=0.2`, `mu=1.0`",
+        "`train.lr=0.2`, `method.mu=1.0`",
         "62.5",
-        "`lr=0.1` 50.0",
+        "`train.lr=0.1` 50.0",
     ]
     assert "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip" in text
     assert "<code>python x</code>" in text
@@ -356,7 +356,7 @@ def test_only_seeds_that_all_methods_of_a_setting_have_count(
     write(tmp_path, "long_tail", runs)
     text = page["block"]("long_tail:leaders", tmp_path)
     assert cells(text, "`a`")[1] == "55.0 (2 of 3); `moon` 60.0"
-    assert "Seeds that all methods have: 0 in a. Other runs are not used here." in text
+    assert "Seeds that all methods have, which are used here: 0; 0 and 1 in `b`." in text
     table = page["block"]("long_tail:settings", tmp_path).partition("**own: client mean**")[0]
     assert cells(table, "`moon`")[1] == "60.00"
     assert cells(page["block"]("long_tail:behind", tmp_path), "`moon`")[1] == "25.2 (30.4)"
@@ -370,7 +370,7 @@ def test_a_setting_without_a_seed_of_all_methods_has_no_row(
     write(tmp_path, "long_tail", runs)
     text = page["block"]("long_tail:leaders", tmp_path)
     assert "| `a` |" not in text
-    assert "Seeds that all methods have: 0 in b; none in a." in text
+    assert "used here: 0; none in `a`." in text
 
 
 def test_the_leaders_are_tested_with_three_seeds_and_corrected_over_settings(
@@ -435,7 +435,7 @@ def test_points_above_fedavg_depend_on_which_models_are_scored(
     assert cells(text, "`fedproto`")[1:] == ["+28.0", "–", "+10.0", "+45.0"]
     assert cells(text, "`cafedcl`")[1:] == ["+30.8", "+10.0", "+5.0", "+40.0"]
     assert "cafedcl:best" not in text, "the paper does not have it"
-    assert text.endswith("<sub>resnet18, width 0.5; 100 rounds; seeds 0 to 1</sub>\n\n")
+    assert text.endswith("<sub>resnet18, width 0.5; 100 rounds; seeds 0 and 1</sub>\n\n")
 
 
 def test_variants_of_all_settings_stand_in_one_table(page: dict[str, Any], tmp_path: Path) -> None:
