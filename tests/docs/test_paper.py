@@ -624,7 +624,8 @@ def test_how_much_has_been_run_is_said_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "title"), [("digits", "the digits"), ("fashion-mnist", "Fashion-MNIST")]
+    ("data", "title"),
+    [("digits", "the digits"), ("fashion-mnist", "Fashion-MNIST"), ("ham10000", "HAM10000")],
 )
 def test_privacy_in_sentences(data: str, title: str) -> None:
     runs = [one for one in result(f"privacy-{data}")["runs"] if one["study"] == "noise"]

@@ -4,6 +4,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import privacy
@@ -13,6 +14,7 @@ from privacy_figure import draw
 from cafedcl.task.resolve import gather
 
 MEASURED = ("digits", "fashion-mnist")
+SKIN = "ham10000"
 PRESENT = "cafedcl, confidence of present classes"
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
@@ -59,7 +61,7 @@ def test_only_what_is_missing_is_run(
     assert "| fedavg | 30.0 | 30.0 |" in printed
 
 
-@pytest.mark.parametrize("data", MEASURED)
+@pytest.mark.parametrize("data", [*MEASURED, SKIN])
 def test_the_tables_of_the_page_are_those_of_the_result_file(data: str) -> None:
     result = privacy.results(data)
     assert privacy.noise_table(result, "balanced") in PAGE
@@ -114,6 +116,38 @@ def test_the_differences_on_the_page_are_those_of_the_result_files() -> None:
             assert -1 < float(ahead(data, confidence, other, 0.0).split()[0]) < 1
     for noise in (0.5, 1.0):
         assert abs(float(ahead(fashion, PRESENT, "cafedcl, counts", noise).split()[0])) <= 0.1
+
+
+def test_what_the_page_says_of_skin_lesions_is_in_the_result_file() -> None:
+    uniform, confidence = "cafedcl, uniform", "cafedcl, confidence"
+    text = " ".join(PAGE.split())
+    result = privacy.results(SKIN)
+    weights = result.content["weights"]
+    one, two = (ahead(SKIN, uniform, confidence, noise).replace("-", "−") for noise in (2.0, 1.0))
+    for sentence in (
+        f"uniform weights are ahead of it by {one} points, and at 30.1 by {two}, although clients "
+        f"weigh {weights[confidence]} on average with confidence and {weights[uniform]:g} with the",
+        f"at 12.3 by {ahead(SKIN, uniform, 'fedavg', 2.0)} points",
+    ):
+        assert sentence in text
+    assert weights["cafedcl, counts"] == 1
+    for noise in privacy.NOISES:
+        assert float(ahead(SKIN, uniform, "fedavg", noise).split()[0]) > 0
+    guessing = 100 / 7
+
+    def lead(method: str, noise: float) -> float:
+        return mean(privacy.values(result, "balanced", method=method, noise=noise)) - guessing
+
+    for method in privacy.METHODS:
+        assert mean(privacy.rare_recall(result, method, 2.0)) < 2
+        if method != "fedavg":
+            assert lead(method, 0.0) > 1.5 * lead("fedavg", 0.0)
+            assert 0.35 < lead(method, 0.5) / lead(method, 0.0) < 0.65
+    assert round(mean(privacy.values(result, "accuracy", method="fedavg", noise=2.0))) == 66
+    moles = [
+        row["recall"][5] for row in result.rows if (row["method"], row["noise"]) == ("fedavg", 2)
+    ]
+    assert min(moles) > 0.99
 
 
 def test_the_losses_of_rare_classes_on_the_page_are_those_of_the_result_files() -> None:
