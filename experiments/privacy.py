@@ -1,4 +1,4 @@
-"""What privacy costs: accuracy of common and rare classes against ε, and what clients do not tell.
+"""What privacy costs: accuracy of common and rare classes against ε, and what clients withhold.
 
     python experiments/privacy.py --seeds 3 --jobs 2
     python experiments/privacy.py --data fashion-mnist --data-dir FOLDER   # or ham10000
