@@ -110,7 +110,7 @@ def _try_captured(
 ) -> tuple[CudaEngine | SeveralGpus | None, str | None]:
     """Return an engine that has captured a first step, or why there is none."""
     what = "compiling the training step" if compiled else "capturing the training step"
-    expected = COMPILE_SECONDS if compiled else 0.0
+    expected = compile_seconds(setup.task) if compiled else 0.0
     engine = _captured(setup, participants, compiled=compiled)
     try:
         # As in a round: the compiler would compile everything again for another number of threads.
@@ -156,10 +156,18 @@ def compiling_pays_off(task: Task, steps: int) -> bool:
 
     They are the steps of all runs that share the compiled code.
     """
-    images = steps * task.schedule.batch_size(task.schedule.typical)
-    has_slow_layers = any(isinstance(module, SLOW_LAYERS) for module in task.network.modules())
     saved = steps * SECONDS_SAVED_PER_STEP
-    if has_slow_layers:
+    if has_slow_layers(task):
+        images = steps * task.schedule.batch_size(task.schedule.typical)
         saved += images * SECONDS_SAVED_PER_IMAGE
-        return saved > COMPILE_SECONDS_OF_SLOW_LAYERS
-    return saved > COMPILE_SECONDS
+    return saved > compile_seconds(task)
+
+
+def compile_seconds(task: Task) -> float:
+    """Return about how long compiling the steps of a task takes."""
+    return COMPILE_SECONDS_OF_SLOW_LAYERS if has_slow_layers(task) else COMPILE_SECONDS
+
+
+def has_slow_layers(task: Task) -> bool:
+    """Return whether plain kernels are slow at some layer of the network."""
+    return any(isinstance(module, SLOW_LAYERS) for module in task.network.modules())
