@@ -55,7 +55,7 @@ def run(
 
     chosen = gather(config, settings=settings or [], **flags)
     words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
-    name = "-".join(slug(word, keep=".") for word in words)
+    name = slug("-".join(slug(word, keep=".") for word in words), keep=".-")
     with (
         folder_for(out, name) as path,
         api.logging(log or (), path) as logs,

@@ -194,7 +194,8 @@ class Sweep:
         short = [name.partition(".")[2] for name in point]
         names = short if len(set(short)) == len(short) else list(point)
         shown = [value if isinstance(value, str) else to_toml(value) for value in point.values()]
-        return ",".join(f"{name}={slug(text)}" for name, text in zip(names, shown, strict=True))
+        words = (f"{name}={slug(text)}" for name, text in zip(names, shown, strict=True))
+        return slug(",".join(words)) if point else ""
 
     def prepare(self, out: Path) -> str:
         """Hold images out if needed, and return a description of the images to score on."""

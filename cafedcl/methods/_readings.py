@@ -34,6 +34,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lam_geo": 0.0,
         "inference": "fitted",
         "rare_gain": 0.1,
+        "train.optimizer": "sgd",
+        "train.lr": 0.05,
+        "train.momentum": 0.5,
+        "server.optimizer": "momentum",
+        "server.momentum": 0.5,
     },
 }
 """``best`` scored highest on held-out images under two splits, among as many candidates as every
@@ -230,8 +235,6 @@ class CAFedCLOptions:
             return f"clip = {list(self.clip)}: the first number must not be the larger one"
         if self.inference == "head" and self.classifier != "ce":
             return "inference = head: there is no head; set method.classifier = 'ce'"
-        if self.smoothing and not self.calibrate:
-            return f"smoothing = {self.smoothing:g}: only calibrate uses it; set method.calibrate"
         readings = (self.prototype, self.prototype_of)
         if self.weights == "inverse-variance" and readings != ("mean-of-units", "real"):
             return (

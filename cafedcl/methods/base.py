@@ -48,7 +48,11 @@ class Method:
     the personal ones.
     """
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """Options by the name of a preset, which is chosen as ``method:preset``."""
+    """Options by the name of a preset, which is chosen as ``method:preset``.
+
+    Options of other sections, with names such as ``train.lr``, are recommendations that hold
+    together: a user who sets one of a section's replaces all of that section's.
+    """
     separable: bool = True
     """Whether a client's weight follows from its own reply.
 

@@ -107,7 +107,7 @@ class SettingGroup:
         Such differences make a comparison of methods unfair. Options of the methods themselves, and
         options that were changed on purpose, do not.
         """
-        common = ("model.", "train.", "federation.", "evaluate.")
+        common = ("model.", "train.", "server.", "federation.", "evaluate.")
         values: dict[str, set[str]] = {}
         seeds: set[str] = set()
         for row in self.main:

@@ -30,22 +30,43 @@ def resolve(tables: Mapping[str, Any]) -> Config:
             )
         if not isinstance(table, Mapping):
             raise CafedclError(f"{name}: a section is expected, such as [{name}]")
+    name, chosen = _choice(tables, "method", "cafedcl")
+    name, plus, suffix = name.partition("+")
+    method, preset = find_method(name)
+    recommended = by_section(preset)
     sections: dict[str, Any] = {
-        section: read_options(cls, tables.get(section, {}), section)
+        section: read_options(
+            cls, with_recommended(tables.get(section, {}), recommended.get(section, {})), section
+        )
         for section, cls in SECTIONS.items()
     }
     refuse_privacy_without_kind(tables.get("privacy", {}))
-    name, chosen = _choice(tables, "method", "cafedcl")
-    name, plus, suffix = name.partition("+")
     tail, given = _choice(tables, "augment", suffix or "none")
     if plus and tail != suffix:
         raise CafedclError(
             f"method '{name}+{suffix}': augment.name = {to_toml(tail)} says otherwise"
         )
-    method, preset = find_method(name)
-    options = read_options(method.Options, {**preset, **chosen}, "method")
+    options = read_options(method.Options, {**recommended.get("method", {}), **chosen}, "method")
     augment = Choice(tail, read_options(find_augmenter(tail).Options, given, "augment"))
     return Config(method=Choice(name, options), augment=augment, **sections)
+
+
+def by_section(preset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a preset's options by section; those without a section's name are the method's."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in preset.items():
+        section, dot, key = name.rpartition(".")
+        found.setdefault(section if dot else "method", {})[key] = value
+    return found
+
+
+def with_recommended(given: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section's options with those that a preset recommends.
+
+    These were tuned together. So if one of them is given, such as another learning rate, the others
+    are not used either.
+    """
+    return {**given} if given.keys() & recommended.keys() else {**recommended, **given}
 
 
 def refuse_privacy_without_kind(given: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@ to be.
 """
 
 import ast
+import json
 import math
 from pathlib import Path
 
@@ -32,9 +33,12 @@ def unit(x):
 def test_every_preset_resolves_to_its_options_and_runs(tiny, name, preset):
     method, table = find_method(f"{name}:{preset}")
     assert table == method.presets[preset]
-    options = resolve({"method": {"name": f"{name}:{preset}"}}).method.options
-    assert {key: getattr(options, key) for key in table} == table
-    assert options != method.Options(), "a preset changes something"
+    config = resolve({"method": {"name": f"{name}:{preset}"}})
+    assert config.method.options != method.Options(), "a preset changes something"
+    plain = config.to_plain()
+    for key, value in table.items():
+        section, _, option = f"method.{key}".rpartition(".")
+        assert plain[section.removeprefix("method.")][option] == value
     federation = tiny(f"{name}:{preset}")
     for record in federation.run():
         assert (record.status, record.failed) == ("ok", [])
@@ -47,6 +51,31 @@ def test_an_option_beside_a_preset_wins():
         {"method": {"name": "cafedcl:no-geo", "lam_geo": 0.5, "tau": 0.3}}
     ).method.options
     assert (options.lam_geo, options.tau) == (0.5, 0.3)
+
+
+def test_what_a_preset_recommends_for_training_is_used_as_a_whole_or_not_at_all():
+    recommended = resolve({"method": {"name": "cafedcl:best"}})
+    assert (recommended.train.lr, recommended.train.momentum) == (0.05, 0.5)
+    assert (recommended.server.optimizer, recommended.server.momentum) == ("momentum", 0.5)
+    usual = resolve({})
+    other = resolve({"method": {"name": "cafedcl:best"}, "train": {"lr": 0.2, "epochs": 3}})
+    assert (other.train.lr, other.train.momentum) == (0.2, usual.train.momentum)
+    assert other.server == recommended.server, "another section is not concerned"
+    adamw = {"optimizer": "adamw", "lr": 0.001}
+    assert resolve({"method": {"name": "cafedcl:best"}, "train": adamw}).train.momentum == 0
+    longer = resolve({"method": {"name": "cafedcl:best"}, "train": {"epochs": 3}})
+    assert (longer.train.epochs, longer.train.lr) == (3, 0.05)
+    assert resolve(recommended.to_plain()) == recommended, "a run folder's config is complete"
+
+
+def test_the_best_variant_is_the_one_that_scored_best_in_the_tuning():
+    result = Path(__file__).parents[2] / "experiments" / "results" / "long-tail-tuning.json"
+    chosen = json.loads(result.read_text(encoding="utf-8"))["methods"]["cafedcl"]["best"]
+    preset = {
+        key if "." in key else f"method.{key}": value
+        for key, value in find_method("cafedcl:best")[1].items()
+    }
+    assert preset == {**chosen, "train.optimizer": "sgd"}
 
 
 def test_there_are_the_presets_of_the_ablation():
