@@ -19,10 +19,13 @@ from cafedcl.cli.report import figures, report, show, table
 from cafedcl.cli.reproduce import reproduce
 from cafedcl.cli.run import demo, resume, run
 from cafedcl.cli.speed import bench
-from cafedcl.core.errors import CafedclError
+from cafedcl.core.errors import CafedclError, in_words, own_frames
 from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
 from cafedcl.terminal.waiting import showing_steps
+
+TRACEBACK = "CAFEDCL_TRACEBACK"
+"""If this environment variable is set, errors in the user's own code have a traceback."""
 
 app = typer.Typer(
     name="cafedcl",
@@ -44,6 +47,11 @@ def main() -> NoReturn:
         # Python flushes stdout once more at exit; without a reader that would be a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:
+        # An error that was never in the user's own code is ours, and its traceback says where.
+        if os.environ.get(TRACEBACK) or not own_frames(error):
+            raise
+        fail(f"{in_words(error)}, in code of your own; {TRACEBACK}=1 shows the whole traceback")
     sys.exit(0)
 
 

@@ -29,10 +29,15 @@ def in_words(error: BaseException) -> str:
 
     An error in cafedcl or a package has no such place, unless own code called it.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
+    own = own_frames(error)
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the places in the user's own code that an exception came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
 
 
 def nearest(word: str, known: "list[str]") -> str:

@@ -1,6 +1,7 @@
 """Every command that fails says why in one line on standard error, and its status is not 0."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,3 +118,46 @@ def test_every_command_fails_in_one_line(words: tuple[str, ...], call: Call) -> 
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
+
+
+OWN_METHOD = """
+from cafedcl.methods.fedavg import FedAvg
+
+class Mine(FedAvg):
+    name = "mine"
+
+    def update(self, state, ups):
+        return state["there is no such tensor"]
+"""
+
+
+def test_an_error_in_a_method_of_ones_own_names_its_line(
+    invoke: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where it fails is at the server; clients' errors do not end a run."""
+    (tmp_path / "mine_that_fails.py").write_text(OWN_METHOD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    words = ["run", "--method", "mine_that_fails:Mine", "--clients", "2", "--quiet", "--out", "run"]
+    for name, value in SETTINGS.items():
+        words += ["--set", f"{name}={value}"]
+    code, out, err = invoke(*words)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("error: KeyError: 'there is no such tensor' (mine_that_fails.py, line 8")
+    assert "Traceback" not in err
+    monkeypatch.setenv("CAFEDCL_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        invoke("resume", "run")
+
+
+def test_an_error_in_cafedcl_itself_keeps_its_traceback(
+    invoke: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("cafedcl.core.errors.INSTALLED", ("/",))
+    monkeypatch.setattr("cafedcl.task.resolve.gather", broken)
+    with pytest.raises(ZeroDivisionError):
+        invoke("run")
