@@ -145,7 +145,8 @@ def export(
 ) -> Path:
     """Write a run's model into one file with a model card beside it; return the card's path.
 
-    The format is onnx, torch or safetensors; by default it follows from the file's name.
+    The format is onnx, torch or safetensors; by default it follows from the file's name. A card
+    that was edited is kept, and the new one is called ``NAME.new.md``.
     """
     from cafedcl.export.card import write_card
     from cafedcl.export.formats import ENDINGS, write_model

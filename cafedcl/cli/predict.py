@@ -197,3 +197,6 @@ def export(
     card = api.export(loaded, file, to, client, licence)
     size = file.stat().st_size / 1e6
     print(printable(f"written: {file} ({size:.1f} MB), {card}"))
+    usual = file.with_suffix(".md")
+    if card != usual:
+        print(printable(f"{usual} was not replaced, because it was edited since it was written"))

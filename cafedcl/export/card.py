@@ -1,5 +1,6 @@
 """The model card: what a model was trained on, how well it does, and what nobody has said yet."""
 
+import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,10 +31,29 @@ NOT_SCORED = "This model was not scored."
 def write_card(
     run: Run, model: ServedModel, file: Path, client: int | str | None = None, licence: str = ""
 ) -> Path:
-    """Write the model card beside an exported file, and return its path."""
+    """Write the model card beside an exported file, and return its path.
+
+    What a person wrote is kept: if there is a file of that name that was edited, or is no card at
+    all, the new card is called ``NAME.new.md``.
+    """
+    text = model_card(run, model, file.name, client, licence)
     card = file.with_suffix(".md")
-    write_atomically(card, model_card(run, model, file.name, client, licence).encode())
+    if card.exists() and not is_unchanged(card.read_bytes()):
+        card = file.with_suffix(".new.md")
+    write_atomically(card, f"{text}\n{mark(text.encode())}\n".encode())
     return card
+
+
+def mark(text: bytes) -> str:
+    """Return the last line of a card, which tells whether it was changed since it was written."""
+    return f"<!-- written by cafedcl, {hashlib.sha256(text).hexdigest()[:16]} -->"
+
+
+def is_unchanged(content: bytes) -> bool:
+    """Return whether a file is a card as it was written."""
+    # An editor or a version control system may have changed the ends of the lines.
+    text, _, last = content.replace(b"\r\n", b"\n").rstrip(b"\n").rpartition(b"\n\n")
+    return last == mark(text + b"\n").encode()
 
 
 def model_card(

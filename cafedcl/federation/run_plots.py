@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from cafedcl.core.arrays import Array
+from cafedcl.core.fonts import save_figure
 
 MOST_WRITTEN = 20
 """Classes of a confusion matrix whose cells have room for a number."""
@@ -30,7 +31,7 @@ class NotebookFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()
-        self.savefig(out, format="png", dpi=110)
+        save_figure(self, out, format="png", dpi=110)
         return out.getvalue()
 
 

@@ -8,6 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.fonts import save_figure
 from cafedcl.core.slug import slug
 from cafedcl.report import plots, plots_rounds
 from cafedcl.report.collect import collect
@@ -32,7 +33,7 @@ def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
             start = "" if len(groups) == 1 else file_name(group["title"]) + "-"
             for name, figure in setting_figures(group):
                 path = out / f"{start}{name}.{form}"
-                figure.savefig(path, dpi=200, metadata=dates[form])
+                save_figure(figure, path, dpi=200, metadata=dates[form])
                 written.append(path)
     except OSError as error:
         raise CafedclError(

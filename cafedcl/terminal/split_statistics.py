@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.fonts import save_figure
 from cafedcl.core.printable import printable
 
 PAIRS = 1000
@@ -113,7 +114,7 @@ def _draw_splits(splits: Sequence[DrawnSplit], path: Path) -> None:
         ax.grid(alpha=0.2)
         ax.set_axisbelow(True)
     try:
-        figure.savefig(path, dpi=160)
+        save_figure(figure, path, dpi=160)
     except OSError as error:
         raise CafedclError(f"{path}: the figure cannot be written: {error.strerror}") from None
     except ValueError as error:

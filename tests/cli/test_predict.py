@@ -114,6 +114,10 @@ def test_a_model_is_exported_with_its_card(call: Call, home: Path) -> None:
     card = (home / "files" / "digits.md").read_text()
     assert "| accuracy |" in card
     assert "## Licence" in card
+    (home / "files" / "digits.md").write_text(card.replace("## Licence", "## Our licence"))
+    _, out, _ = call("export", "run", "--to", "safetensors", "--out", "files/digits.safetensors")
+    assert "files/digits.new.md" in out
+    assert "files/digits.md was not replaced" in out
 
 
 def test_an_unknown_format_is_refused(call: Call) -> None:

@@ -83,3 +83,28 @@ def test_a_card_of_a_run_without_a_folder_has_its_scores(
     card = model_card(found, found.model, "m", None, "")
     assert "| accuracy |" in card
     assert "They are calibrated by a temperature" in card
+
+
+def test_a_card_that_a_person_edited_is_kept(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    card = cafedcl.export(run, file)
+    assert card == tmp_path / "model.md"
+    written = card.read_text(encoding="utf-8")
+    assert written.startswith(model_card(run, run.model, file.name, None, ""))
+    assert cafedcl.export(run, file, licence="CC0") == card
+    replaced = card.read_text(encoding="utf-8")
+    assert "CC0" in replaced, "as it was written, so it is replaced"
+    card.write_bytes(replaced.replace("\n", "\r\n").encode())
+    assert cafedcl.export(run, file) == card, "only the ends of the lines were changed"
+    card.write_text(written.replace("Not stated.", "For our hospital."), encoding="utf-8")
+    newer = cafedcl.export(run, file, licence="CC0")
+    assert newer == tmp_path / "model.new.md"
+    assert "CC0" in newer.read_text(encoding="utf-8")
+    assert "For our hospital." in card.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", ["", "# My notes\n", "\xff\n\n<!-- written by cafedcl, -->\n"])
+def test_a_file_that_is_no_card_is_kept(run: Run, tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.md").write_text(content, encoding="latin-1")
+    assert cafedcl.export(run, tmp_path / "model.safetensors").name == "model.new.md"
+    assert (tmp_path / "model.md").read_text(encoding="latin-1") == content
