@@ -50,8 +50,8 @@ class Method:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Options by the name of a preset, which is chosen as ``method:preset``.
 
-    Options of other sections, with names such as ``train.lr``, are recommendations that hold
-    together: a user who sets one of a section's replaces all of that section's.
+    Options of other sections, with names such as ``train.lr``, are recommendations. What the user
+    sets wins, and another optimizer than the preset's replaces all that it says in that section.
     """
     separable: bool = True
     """Whether a client's weight follows from its own reply.

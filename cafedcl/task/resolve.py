@@ -61,12 +61,16 @@ def by_section(preset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def with_recommended(given: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section's options with those that a preset recommends.
+    """Return a section's options with those that a preset recommends; what is given wins.
 
-    These were tuned together. So if one of them is given, such as another learning rate, the others
-    are not used either.
+    If a choice such as the optimizer is given and is another one, nothing is recommended: the other
+    options belong to the choice.
     """
-    return {**given} if given.keys() & recommended.keys() else {**recommended, **given}
+    replaced = any(
+        isinstance(value, str) and given.get(name, value) != value
+        for name, value in recommended.items()
+    )
+    return {**given} if replaced else {**recommended, **given}
 
 
 def refuse_privacy_without_kind(given: Mapping[str, Any]) -> None:

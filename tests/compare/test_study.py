@@ -22,6 +22,7 @@ PROTOCOLS = ["creff", "fedloge"]
 """Studies that repeat the protocols of other papers, with their own networks and rounds."""
 NAMES = [
     "ablation",
+    "best_parts",
     "creff",
     "fedloge",
     "flamby",

@@ -53,18 +53,20 @@ def test_an_option_beside_a_preset_wins():
     assert (options.lam_geo, options.tau) == (0.5, 0.3)
 
 
-def test_what_a_preset_recommends_for_training_is_used_as_a_whole_or_not_at_all():
+def test_what_a_preset_recommends_for_training_is_used_unless_it_is_set():
     recommended = resolve({"method": {"name": "cafedcl:best"}})
     assert (recommended.train.lr, recommended.train.momentum) == (0.05, 0.5)
     assert (recommended.server.optimizer, recommended.server.momentum) == ("momentum", 0.5)
-    usual = resolve({})
     other = resolve({"method": {"name": "cafedcl:best"}, "train": {"lr": 0.2, "epochs": 3}})
-    assert (other.train.lr, other.train.momentum) == (0.2, usual.train.momentum)
-    assert other.server == recommended.server, "another section is not concerned"
+    assert (other.train.lr, other.train.momentum, other.train.epochs) == (0.2, 0.5, 3)
+    assert other.server == recommended.server
     adamw = {"optimizer": "adamw", "lr": 0.001}
     assert resolve({"method": {"name": "cafedcl:best"}, "train": adamw}).train.momentum == 0
-    longer = resolve({"method": {"name": "cafedcl:best"}, "train": {"epochs": 3}})
-    assert (longer.train.epochs, longer.train.lr) == (3, 0.05)
+    same = {"optimizer": "sgd"}
+    assert resolve({"method": {"name": "cafedcl:best"}, "train": same}) == recommended
+    plain = resolve({"method": {"name": "cafedcl:best"}, "server": {"optimizer": "none"}})
+    assert plain.server == resolve({}).server
+    assert plain.train == recommended.train, "another section is not concerned"
     assert resolve(recommended.to_plain()) == recommended, "a run folder's config is complete"
 
 
