@@ -41,6 +41,8 @@ from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
 """The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
+TAKEN = ("out of memory", "busy or unavailable")
+"""What CUDA says of a GPU whose memory others have, or that serves as many programs as it can."""
 OWNED = {
     "natural": "no clients of its own; put images into folders CLIENT/CLASS, or name the column of "
     "the clients with data.client",
@@ -80,6 +82,11 @@ def choose_device(name: str) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
+        if any(words in reason for words in TAKEN):
+            raise CafedclError(
+                f"engine.device = '{name}': other programs take all of it: {reason}; execute fewer "
+                "runs at a time (--jobs), or wait until they end"
+            ) from None
         raise CafedclError(
             f"engine.device = '{name}': this machine cannot use it: {reason}; choose another one, "
             "such as cpu"

@@ -167,6 +167,20 @@ def test_a_device_that_is_not_there_is_one_clear_line(name: str) -> None:
         choose_device(name)
 
 
+@pytest.mark.parametrize(
+    "words", ["out of memory", "CUDA-capable device(s) is/are busy or unavailable"]
+)
+def test_a_device_that_others_take_is_not_called_unusable(
+    monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError(f"CUDA error: {words}\nmore lines")
+
+    monkeypatch.setattr("cafedcl.task.build.torch.zeros", full)
+    with pytest.raises(CafedclError, match=r"other programs take all of it: CUDA error: .*--jobs"):
+        choose_device("cuda")
+
+
 @pytest.mark.parametrize(("given", "expected"), [(None, "32"), ("4", "4")])
 def test_a_gpu_takes_work_from_all_its_queues_unless_it_was_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
