@@ -312,11 +312,10 @@ def tuning_table(result: Mapping[str, Any]) -> str:
         )
     where = result["environment"]
     plural = "s" if result["seeds"] > 1 else ""
-    # Results of one split have it under another name.
-    splits = " and ".join(result.get("splits") or [result["split"]])
+    where_scored = " and ".join(f"{it['data']}, {it['split']}" for it in result["settings"])
     facts = [
         f"{result['budget']} candidates each, {result['seeds']} seed{plural}",
-        f"{result['data']}, {splits}, {', '.join(result['options'])}",
+        f"{where_scored}, {', '.join(result['options'])}",
         f"scores on {result['measured_on']}",
         str(where["device_name"]),
     ]

@@ -4,7 +4,8 @@
 
 runs all candidates of all methods in experiments/tuning.toml, the same number for each, and writes
 OUT/tuning.json: every candidate's score, and the best candidate per method. A score is a mean over
-splits and seeds, measured on training images that are held out; the test set is not used.
+settings (data sets and splits) and seeds, measured on training images that are held out; the test
+set is not used.
 
 The same command resumes an interrupted tuning and runs candidates that were added. `--from
 tuning.json` uses the scores of an earlier result with the same settings, so that only other
@@ -18,7 +19,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from cafedcl.compare.jobs import RunOutcome, RunSpec
 from cafedcl.compare.plan import words_of
 from cafedcl.compare.pool import run_all
 from cafedcl.compare.run import Means, end, fetch_data, scheduled
+from cafedcl.compare.study import build_from_table
 from cafedcl.compare.sweep import Point, Sweep, sweep_settings
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import read_file
@@ -41,15 +43,26 @@ from cafedcl.federation.run_folder import RunFolder
 PLAN = Path(__file__).with_name("tuning.toml")
 RESULT = "tuning.json"
 SHARED = "shared.json"
-ENTRIES = ("data", "splits", "hold_out", "score", "study", "options", "scores", "candidates")
+ENTRIES = ("settings", "hold_out", "score", "study", "options", "scores", "candidates")
+
+
+@dataclass(frozen=True)
+class TuningSetting:
+    """A data set and a split in which all candidates are scored."""
+
+    data: str
+    split: str
+
+    def folder(self, out: Path) -> Path:
+        """Return the folder of the data set's runs and held-out images."""
+        return out / slug(self.data)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A plan: the settings of all runs, and the candidates of every method."""
+    """A plan: where candidates are scored, and the candidates of every method."""
 
-    data: str
-    splits: list[str]
+    settings: list[TuningSetting]
     hold_out: float
     score: str
     study: dict[str, Any]
@@ -65,7 +78,10 @@ class Tuning:
         for name in {*table} ^ {*ENTRIES}:
             what = "there is no such entry" if name in table else "it is missing"
             raise CafedclError(f"{path}: {name}: {what}; a plan has {', '.join(ENTRIES)}")
-        plan = cls(**table)
+        settings = [
+            build_from_table(TuningSetting, one, f"{path}: settings") for one in table["settings"]
+        ]
+        plan = cls(**{**table, "settings": settings})
         if not plan.candidates:
             raise CafedclError(f"{path}: candidates: there are none")
         sizes = {name: len(points) for name, points in plan.candidates.items()}
@@ -93,12 +109,14 @@ class Tuning:
         """Return the options of all runs, as for --set."""
         return [*(f"{name}={to_toml(value)}" for name, value in self.options.items()), *settings]
 
-    def sweep(self, method: str, split: str, seeds: int, settings: Sequence[str]) -> Sweep:
-        """Return the runs of one method under a split as a sweep; its points are the candidates."""
+    def sweep(
+        self, method: str, where: TuningSetting, seeds: int, settings: Sequence[str]
+    ) -> Sweep:
+        """Return a method's runs in one setting as a sweep; its points are the candidates."""
         return Sweep(
             settings=sweep_settings(
                 {},
-                {"method": method, "data": self.data, "split": split},
+                {"method": method, "data": where.data, "split": where.split},
                 self.shared(settings),
             ),
             seeds=seeds,
@@ -113,16 +131,16 @@ class Tuning:
         )
 
     def jobs(
-        self, out: Path, method: str, sweeps: Mapping[str, Sweep]
+        self, out: Path, method: str, sweeps: Mapping[TuningSetting, Sweep]
     ) -> list[tuple[Point, list[RunSpec]]]:
-        """Return a method's candidates, each with a run per split and seed."""
+        """Return a method's candidates, each with a run per setting and seed."""
         found = []
         for point in self.candidates[method]:
             runs: list[RunSpec] = []
-            for split, sweep in sweeps.items():
-                place = f"{slug(split)}/{method}/{sweep.place(point) or 'defaults'}"
+            for where, sweep in sweeps.items():
+                place = f"{slug(where.split)}/{slug(method)}/{sweep.place(point) or 'defaults'}"
                 try:
-                    runs += sweep.jobs(out, place, point)
+                    runs += sweep.jobs(where.folder(out), place, point)
                 except CafedclError as error:
                     raise CafedclError(f"{method}: {error}") from None
             found.append((point, runs))
@@ -207,7 +225,7 @@ def named(point: Point) -> str:
 def scored(
     method: str, sweep: Sweep, candidates: Sequence[tuple[Point, list[RunSpec]]], earlier: Earlier
 ) -> dict[str, Any]:
-    """Return every candidate's score (the mean over splits and seeds), and the best candidate."""
+    """Return every candidate's score (the mean over settings and seeds), and the best candidate."""
     rows = []
     for point, jobs in candidates:
         if earlier.has(method, point):
@@ -251,23 +269,24 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
     local = [f"data.dir={to_toml(arguments.data_dir)}"] if arguments.data_dir else []
     sweeps = {
         name: {
-            split: plan.sweep(name, split, arguments.seeds, [*settings, *local])
-            for split in plan.splits
+            where: plan.sweep(name, where, arguments.seeds, [*settings, *local])
+            for where in plan.settings
         }
         for name in plan.candidates
     }
     jobs = {name: plan.jobs(out, name, of_method) for name, of_method in sweeps.items()}
     shared = {
-        "data": plan.data,
-        "splits": plan.splits,
+        "settings": [asdict(where) for where in plan.settings],
         "hold_out": plan.hold_out,
         "options": plan.shared(settings),
     }
     with held(out, shared):
-        # Which images are held out does not depend on the method or the split.
-        first = next(iter(sweeps[chosen[0]].values()))
-        fetch_data([first.tables({})])
-        measured_on = first.prepare(out)
+        # Which images are held out depends neither on the method nor on the split.
+        by_data = {where.data: (where, sweep) for where, sweep in sweeps[chosen[0]].items()}
+        fetch_data([sweep.tables({}) for _, sweep in by_data.values()])
+        measured_on = " and ".join(
+            sweep.prepare(where.folder(out)) for where, sweep in by_data.values()
+        )
         earlier = Earlier.read(
             arguments.earlier, {**shared, "measured_on": measured_on, "seeds": arguments.seeds}
         )

@@ -67,6 +67,7 @@ def write_held_out(out: Path, tables: Tables, share: float) -> str:
             arrays |= {f"{word}_train": owners[~held], f"{word}s": np.array(data.owner_names)}
         np.savez(content, **arrays)
         with explained(out):
+            out.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content.getvalue())
     with np.load(path) as stored:
         number = len(stored["y_test"])

@@ -212,8 +212,7 @@ def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: 
         "candidates": candidates,
     }
     content = {
-        "data": "cifar10",
-        "split": "iid",
+        "settings": [{"data": "cifar10", "split": "iid"}],
         "options": ["a=1"],
         "measured_on": "9 images",
         "budget": 3,

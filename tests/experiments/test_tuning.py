@@ -17,8 +17,10 @@ from cafedcl.task.resolve import resolve
 
 FILE = Path(__file__).parents[2] / "experiments" / "tuning.py"
 PLAN = """
-data = "digits"
-splits = ["dirichlet:0.3", "pathological:4"]
+settings = [
+  { data = "digits", split = "dirichlet:0.3" },
+  { data = "digits", split = "pathological:4" },
+]
 hold_out = 0.2
 score = "server.accuracy"
 [study]
@@ -70,7 +72,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         it = result["methods"][method]
         values = []
         for row in it["candidates"]:
-            folders = sorted(out.glob(f"*/{method}/*lr={row['options']['train.lr']}*/s0"))
+            folders = sorted(out.glob(f"digits/*/{method}/*lr={row['options']['train.lr']}*/s0"))
             assert [folder.parts[-4][:9] for folder in folders] == ["dirichlet", "pathologi"]
             of_splits = []
             for folder in folders:
@@ -79,7 +81,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
                 ]
                 of_splits.append(line[protocol][score])
                 assert read_file(folder / "config.toml")["data"]["name"] == str(
-                    (out / "held-out.npz").resolve()
+                    (out / "digits" / "held-out.npz").resolve()
                 )
             assert row["values"] == of_splits
             values.append(sum(of_splits) / 2)
@@ -104,7 +106,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         )
         == 0
     )
-    (made,) = {folder.parent.name for folder in again.glob("*/*/*/s0")}
+    (made,) = {folder.parent.name for folder in again.glob("digits/*/*/*/s0")}
     assert "lr=0.1" in made, "only the candidate that was added is run"
     merged = json.loads((again / "tuning.json").read_text())
     assert (
@@ -125,7 +127,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         tuning, plan, "--out", str(again), "--from", str(again / "shared.json")
     )
     plan.write_text(PLAN, encoding="utf-8")
-    with np.load(out / "held-out.npz") as held:
+    with np.load(out / "digits" / "held-out.npz") as held:
         assert len(held["y_train"]) + len(held["y_test"]) == len(digits.train_y)
     assert str(tmp_path) not in json.dumps(result["environment"]), (
         "a result file names no folder of its machine"
@@ -141,6 +143,7 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         ("= 0.3 }]", "= 0.0001 }]", "fedavg: one of them appears twice"),
         ("method.lam", "method.lamb", "fedproto: method.lamb"),
         ("hold_out = 0.2", "", "hold_out: it is missing"),
+        ('split = "pathological:4"', 'splits = ""', "settings: splits: there is no such entry"),
         ("hold_out", "held_out = 1\nhold_out", "held_out: there is no such entry"),
         ('fedproto = "own', 'fedprot = "own', "did you mean 'fedproto'"),
         ("own.client_mean", "own.client_men", "did you mean 'own.client_mean'"),
@@ -161,11 +164,26 @@ def test_the_plan_gives_every_method_its_defaults_among_as_many_candidates(
     assert plan.budget == 12
     usual = {"train.lr": 0.1}
     for name, points in plan.candidates.items():
-        jobs = plan.jobs(tmp_path, name, {s: plan.sweep(name, s, 1, ()) for s in plan.splits})
+        jobs = plan.jobs(tmp_path, name, {s: plan.sweep(name, s, 1, ()) for s in plan.settings})
         assert len({job.folder for _, (job,) in jobs}) == 12
         options = find_method(name)[0].Options()
         own = {f"method.{key}": value for key, value in vars(options).items()}
         assert any({**own, **usual, **point} == {**own, **usual} for point in points), name
+
+
+def test_every_data_set_of_a_plan_has_its_own_held_out_images(
+    tuning: dict[str, Any], tmp_path: Path
+) -> None:
+    other = '{ data = "fashion-mnist", split = "dirichlet:0.3" }'
+    plan = tmp_path / "plan.toml"
+    plan.write_text(PLAN.replace('{ data = "digits", split = "pathological:4" }', other))
+    read = tuning["Tuning"].read(plan)
+    sweeps = {where: read.sweep("fedavg", where, 1, ()) for where in read.settings}
+    (_, runs), _ = read.jobs(tmp_path / "out", "fedavg", sweeps)
+    folders = [run.folder.relative_to(tmp_path / "out").parts[0] for run in runs]
+    assert folders == ["digits", "fashion-mnist"]
+    for run, folder in zip(runs, folders, strict=True):
+        assert run.tables["data"]["name"].endswith(f"/out/{folder}/held-out.npz")
 
 
 def test_an_interrupted_tuning_writes_what_it_has(
