@@ -7,6 +7,9 @@ images held out. How the classifier is fitted changes nothing in the training. S
 fitted to the features of the same encoder in many ways: with several exponents η of `rare_gain`,
 and with several λ of `ridge`. Scores are balanced accuracies on the held-out images; test images
 are not used. The results, experiments/results/heads.json, grow run by run.
+
+With --features FOLDER, the features of every run are kept, so that other classifiers can be fitted
+to them: FOLDER/SETTING-SEED.npz.
 """
 
 import argparse
@@ -16,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from growing import GrowingResult, cell
 from torch import Tensor
@@ -59,7 +63,7 @@ def settings_of(scale: str) -> dict[str, StudySetting]:
     return {one.name: one for one in read_study(STUDY).at(read_scales()[scale]).settings}
 
 
-def run_one(scale: str, folder: str, device: str, key: Key) -> dict[str, Any]:
+def run_one(scale: str, folder: str, device: str, kept: Path | None, key: Key) -> dict[str, Any]:
     """Train once; return the scores of classifiers that are fitted in different ways."""
     setting = settings_of(scale)[key.setting]
     options = {**setting.options, **read_study(STUDY).each.get(METHOD, {})}
@@ -85,6 +89,8 @@ def run_one(scale: str, folder: str, device: str, key: Key) -> dict[str, Any]:
         trained, validation, held_out = features_of(run)
     anchors = run.prototypes
     assert anchors is not None
+    if kept is not None:
+        keep(kept / f"{key.setting}-{key.seed}.npz", (trained, validation, held_out), anchors)
     counts = torch.bincount(trained.y, minlength=len(anchors))
     return {
         **key._asdict(),
@@ -95,6 +101,15 @@ def run_one(scale: str, folder: str, device: str, key: Key) -> dict[str, Any]:
         },
         "validation": mean_scores(trained, validation, anchors),
     }
+
+
+def keep(file: Path, parts: tuple[Features, Features, Features], anchors: Tensor) -> None:
+    """Write features in half precision, labels and anchors."""
+    arrays: dict[str, Any] = {"anchors": anchors.numpy()}
+    for name, part in zip(("train", "validation", "held_out"), parts, strict=True):
+        arrays |= {f"z_{name}": part.z.half().numpy(), f"y_{name}": part.y.numpy()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(file, **arrays)
 
 
 def features_of(run: Run) -> tuple[Features, Features, Features]:
@@ -172,12 +187,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULT, help="the result file")
+    parser.add_argument("--features", type=Path, help="a folder to keep all features in")
     parser.add_argument("--read", action="store_true", help="only print the tables")
     given = parser.parse_args()
     about = {"study": STUDY, "method": METHOD, "scale": given.scale, "hold_out": HOLD_OUT}
     result = GrowingResult(given.out, Key, about)
     if not given.read:
-        run = partial(run_one, given.scale, given.data_dir, given.device)
+        run = partial(run_one, given.scale, given.data_dir, given.device, given.features)
         result.run_missing(keys(list(settings_of(given.scale)), given.seeds), run, given.jobs)
     print("balanced accuracy on held-out images, %\n")
     print(table(result, "by_gain", GAINS, "η"), table(result, "by_ridge", RIDGES, "λ"), sep="\n\n")

@@ -69,9 +69,21 @@ def test_what_the_file_has_is_not_run_again(
     monkeypatch.setattr(sys, "argv", [*words, "--seeds", "1"])
     heads.main()
     first = json.loads(file.read_text())
-    monkeypatch.setattr(sys, "argv", [*words, "--seeds", "2"])
+    monkeypatch.setattr(sys, "argv", [*words, "--seeds", "2", "--features", str(tmp_path / "z")])
     heads.main()
     rows = json.loads(file.read_text())["runs"]
     assert [row["seed"] for row in rows] == [0, 1]
     assert rows[0] == first["runs"][0]
     assert "| setting | η = 0 | η = 0.05 |" in capsys.readouterr().out
+    (kept,) = (tmp_path / "z").iterdir()
+    with np.load(kept) as arrays:
+        trained, held_out = (
+            Features(
+                torch.from_numpy(arrays[f"z_{it}"]).double(), torch.from_numpy(arrays[f"y_{it}"])
+            )
+            for it in ("train", "held_out")
+        )
+        anchors = torch.from_numpy(arrays["anchors"])
+    # Half precision may change the class of an image.
+    again = heads.score(trained, held_out, anchors, 0.1)
+    assert again == pytest.approx(rows[1]["by_gain"]["0.1"], abs=1.0)
