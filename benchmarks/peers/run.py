@@ -59,24 +59,23 @@ def interpreter(system: str) -> Path:
 def set_up(system: str, wheels: Path | None, console: Console) -> str:
     """Make a peer's environment unless it is up to date; return why that failed, or nothing.
 
-    With a folder of wheels, pip installs from there alone, and the environment sees the packages
-    of this script's environment too.
+    With a folder of wheels, pip installs from there alone, and the environment sees the packages of
+    this script's environment too.
     """
     if system in HERE_TOO:
         return ""
     home = ENVIRONMENTS / system
-    lists = HERE / "requirements"
-    wanted = (lists if wheels is None else lists / "wheels") / f"{system}.txt"
+    if wheels is None:
+        wanted = HERE / "requirements" / f"{system}.txt"
+        steps = from_network(home, system, wanted)
+    else:
+        wanted = HERE / "requirements" / "wheels" / f"{system}.txt"
+        steps = from_wheels(home, system, wanted, wheels)
     stamp = home / "requirements.sha256"
     mark = hashlib.sha256(wanted.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == mark:
         return ""
     console.print(f"setting up {home} …", highlight=False)
-    steps = (
-        from_network(home, system, wanted)
-        if wheels is None
-        else from_wheels(home, system, wanted, wheels)
-    )
     for step in steps:
         done = subprocess.run(step, capture_output=True, text=True)
         if done.returncode:
@@ -108,7 +107,7 @@ def from_wheels(home: Path, system: str, wanted: Path, wheels: Path) -> list[lis
     pip += ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
     return [
         [sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)],
-        [*pip, "--find-links", str(wheels), "--requirement", str(wanted)],
+        [*pip, "--find-links", str(wheels / system), "--requirement", str(wanted)],
     ]
 
 
@@ -349,7 +348,8 @@ def main() -> None:
     parser.add_argument(
         "--wheels",
         type=Path,
-        help="folder of wheels to install peers from, beside the packages of this environment",
+        help="folder with a folder of wheels per peer; they are installed beside the packages of "
+        "this environment, without a network",
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--add", action="store_true", help="keep the result file's other jobs")
