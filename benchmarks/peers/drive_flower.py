@@ -1,5 +1,7 @@
 """Flower's simulation: its FedAvg strategy, and virtual clients in Ray processes, one per core.
 
+On a GPU, as many processes share it as the share of a client allows.
+
 python benchmarks/peers/drive_flower.py a --rounds 4 --out flower.json
 """
 
@@ -11,6 +13,20 @@ from itertools import pairwise
 from typing import Any
 
 from driver import Outcome, Task, cores, drive, quiet
+
+
+def resources(task: Task) -> dict[str, dict[str, float]]:
+    """Return what Ray may use, and what a client occupies of that."""
+    gpus = int(task.device == "cuda")
+    return {
+        "client_resources": {"num_cpus": 1, "num_gpus": gpus * task.gpu_share},
+        "init_args": {"num_cpus": cores(), "num_gpus": gpus},
+    }
+
+
+def processes(task: Task) -> int:
+    """Return how many processes Flower starts with these resources."""
+    return min(cores(), int(1 / task.gpu_share)) if task.device == "cuda" else cores()
 
 
 def train(task: Task) -> Outcome:
@@ -68,19 +84,17 @@ def train(task: Task) -> Outcome:
                 grid,
                 ArrayRecord(model.state_dict()),
                 num_rounds=task.rounds,
-                train_config=ConfigRecord({**config, "onednn": task.onednn}),
+                train_config=ConfigRecord({**config, "onednn": task.onednn, "device": task.device}),
             )
             began.append(time.perf_counter())
             model.load_state_dict(result.arrays.to_torch_state_dict())
 
-        resources = {
-            "client_resources": {"num_cpus": 1, "num_gpus": 0},
-            "init_args": {"num_cpus": cores()},
-        }
-        run_simulation(server_app, client_app, job.clients, backend_config=resources)
+        run_simulation(server_app, client_app, job.clients, backend_config=resources(task))
     seconds = [after - before for before, after in pairwise(began)]
-    how = f"{cores()} Ray processes, 1 PyTorch thread each"
-    return Outcome(seconds, *evaluate(model, data), steps, how)
+    how = f"{processes(task)} Ray processes, 1 PyTorch thread each"
+    if task.device == "cuda":
+        how += ", sharing one GPU with PyTorch's defaults"
+    return Outcome(seconds, *evaluate(model.to(task.device), data), steps, how)
 
 
 if __name__ == "__main__":

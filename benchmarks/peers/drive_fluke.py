@@ -6,9 +6,10 @@ python benchmarks/peers/drive_fluke.py a --rounds 4 --out fluke.json
 import time
 from typing import Any
 
-from driver import Outcome, Task, drive, quiet
+import torch
+from driver import Outcome, Task, compute, drive, quiet
 from torch import nn
-from torch_model import configure_torch, evaluate, import_torchvision, network, tensors
+from torch_model import configure_torch, evaluate, import_torchvision, network, tensors, wait
 
 
 def train(task: Task) -> Outcome:
@@ -26,7 +27,9 @@ def train(task: Task) -> Outcome:
     configure_torch(task.threads, task.onednn)
     environment = FlukeENV()
     environment.set_seed(0)
-    environment.set_device("cpu")
+    # On a GPU, fluke's seed also asks for deterministic kernels, which no other system uses.
+    torch.backends.cudnn.deterministic = False
+    environment.set_device(task.device)
     environment.set_inmemory(True)
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
     job = task.job
@@ -48,6 +51,7 @@ def train(task: Task) -> Outcome:
             self.steps[-1] += job.epochs * len(clients[client_id].train_set)
 
         def end_round(self, **_: Any) -> None:
+            wait(task.device)
             self.seconds.append(time.perf_counter() - self.began)
 
     settings = {"loss_fn": nn.CrossEntropyLoss(), "local_epochs": job.epochs, "persistency": False}
@@ -56,7 +60,7 @@ def train(task: Task) -> Outcome:
         Client(
             index=k,
             train_set=FastDataLoader(
-                *tensors(data, k), num_labels=10, batch_size=job.batch, shuffle=True
+                *tensors(data, k, task.device), num_labels=10, batch_size=job.batch, shuffle=True
             ),
             test_set=None,
             optimizer_cfg=optimizer,
@@ -69,8 +73,10 @@ def train(task: Task) -> Outcome:
     timer = Timer()
     algorithm.set_callbacks([timer])
     algorithm.run(n_rounds=task.rounds, eligible_perc=job.cohort / job.clients, finalize=False)
-    how = f"1 process, {task.threads} PyTorch threads"
-    return Outcome(timer.seconds, *evaluate(server.model, data), timer.steps, how)
+    how = f"1 process, {compute(task.device, task.threads)}"
+    # fluke keeps the global model in main memory and moves it to the GPU for every client.
+    final = server.model.to(task.device)
+    return Outcome(timer.seconds, *evaluate(final, data), timer.steps, how)
 
 
 if __name__ == "__main__":

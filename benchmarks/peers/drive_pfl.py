@@ -1,5 +1,7 @@
 """pfl-research's simulation: federated averaging in one process per core, which torchrun starts.
 
+On a GPU, one process trains all clients.
+
 python benchmarks/peers/drive_pfl.py a --rounds 4 --out pfl.json
 """
 
@@ -15,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from driver import Outcome, Task, cores, drive, quiet
+from driver import Outcome, Task, compute, cores, drive, quiet
 from torch import Tensor, nn
-from torch_model import configure_torch, evaluate, network, tensors
+from torch_model import configure_torch, evaluate, network, tensors, wait
 
 
 class Learner(nn.Module):
@@ -43,8 +45,9 @@ class Learner(nn.Module):
 
 
 def train(task: Task) -> Outcome | None:
-    """Start a process per core; in these processes, run the rounds."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    """Start a process per core; in these processes, or alone on a GPU, run the rounds."""
+    # Under torchrun, pfl gives every process a GPU of its own, so that one GPU is one process.
+    if task.device == "cuda" or "TORCHELASTIC_RUN_ID" in os.environ:
         return work(task)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += [f"--nproc_per_node={cores()}"]
@@ -59,6 +62,7 @@ def work(task: Task) -> Outcome | None:
     """Run the rounds; the first process returns the outcome."""
     quiet()
     configure_torch(1, task.onednn)
+    os.environ["PFL_PYTORCH_DEVICE"] = task.device
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
@@ -75,7 +79,7 @@ def work(task: Task) -> Outcome | None:
         seed(0)
     job = task.job
     data = task.data()
-    learner = Learner(network(data))
+    learner = Learner(network(data)).to(task.device)
 
     class Timer(TrainingProcessCallback):
         """Records the time of every round and the steps of this process."""
@@ -85,6 +89,7 @@ def work(task: Task) -> Outcome | None:
             self.steps = []
 
         def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
+            wait(task.device)
             self.times.append(time.perf_counter())
             self.steps.append(learner.steps)
             learner.steps = 0
@@ -92,7 +97,7 @@ def work(task: Task) -> Outcome | None:
 
     @cache
     def user(index: int) -> PyTorchTensorDataset:
-        return PyTorchTensorDataset(tensors(data, index), user_id=str(index))
+        return PyTorchTensorDataset(tensors(data, index, task.device), user_id=str(index))
 
     users = random.sample(range(job.clients), job.clients)
     clients = FederatedDataset(user, get_user_sampler("minimize_reuse", users))
@@ -113,11 +118,13 @@ def work(task: Task) -> Outcome | None:
         callbacks=[timer],
     )
     steps = torch.tensor(timer.steps)
-    torch.distributed.all_reduce(steps)
-    if torch.distributed.get_rank():
-        return None
     seconds = [after - before for before, after in pairwise(timer.times)]
-    how = f"{cores()} processes of torchrun, 1 PyTorch thread each"
+    how = f"1 process, {compute(task.device, 1)}"
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(steps)
+        if torch.distributed.get_rank():
+            return None
+        how = f"{cores()} processes of torchrun, 1 PyTorch thread each"
     return Outcome(seconds, *evaluate(learner, data), steps.tolist(), how)
 
 

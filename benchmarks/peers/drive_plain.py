@@ -8,7 +8,7 @@ import time
 from copy import deepcopy
 
 import torch
-from driver import Outcome, Task, drive
+from driver import Outcome, Task, compute, drive
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch_model import configure_torch, evaluate, network, tensors, wait
@@ -91,10 +91,8 @@ def train(task: Task) -> Outcome:
         steps.append(server.round())
         wait(task.device)
         seconds.append(time.perf_counter() - began)
-    used = f"{task.threads} PyTorch threads"
-    if task.device == "cuda":
-        used = "cuda, PyTorch's defaults"
-    return Outcome(seconds, *evaluate(server.model, server.data), steps, f"1 process, {used}")
+    how = f"1 process, {compute(task.device, task.threads)}"
+    return Outcome(seconds, *evaluate(server.model, server.data), steps, how)
 
 
 if __name__ == "__main__":

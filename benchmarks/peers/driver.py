@@ -21,8 +21,10 @@ from typing import Any
 from jobs import SCALES, Data, Job, JobError, data_file, find_job, load
 
 DEVICES = ("cpu", "cuda")
-ON_GPU = ("ours", "plain")
-"""Systems whose drivers can train on a GPU; only they run the job for it."""
+CPU_ONLY = ("fedjax",)
+"""Systems whose drivers have neither the network of the job for a GPU nor a way to use one."""
+GPU_SHARE = 0.1
+"""The part of a GPU that a client occupies, in systems that train several clients at once."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Task:
     threads: int
     onednn: bool
     device: str
+    gpu_share: float
     arguments: list[str]
     """The command line, for drivers that start themselves again in several processes."""
 
@@ -71,10 +74,14 @@ def cores() -> int:
 
 def check_system(system: str, job: Job, device: str) -> None:
     """Refuse a system that cannot run a job on a device."""
-    if system not in ON_GPU and (device == "cuda" or job.model == "resnet"):
-        raise JobError(
-            f"job {job.name} on {device}: {system} cannot run it; only {' and '.join(ON_GPU)} can"
-        )
+    if system in CPU_ONLY and (device == "cuda" or job.model == "resnet"):
+        raise JobError(f"job {job.name} on {device}: {system} cannot run it; the others can")
+
+
+def check_share(share: float) -> None:
+    """Refuse a part of a GPU that no client can occupy."""
+    if not 0 < share <= 1:
+        raise JobError(f"--gpu-share {share:g}: above 0 and at most 1 is needed")
 
 
 def gpu() -> str:
@@ -84,6 +91,22 @@ def gpu() -> str:
     if not torch.cuda.is_available():
         raise JobError("device cuda: PyTorch finds no CUDA GPU on this machine")
     return torch.cuda.get_device_name()
+
+
+def use_device(device: str) -> None:
+    """Make sure that the GPU to train on exists, or hide all GPUs if the CPU is to be used.
+
+    Some peers take a GPU wherever PyTorch finds one. The processes that they start inherit this.
+    """
+    if device == "cuda":
+        gpu()
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def compute(device: str, threads: int) -> str:
+    """Return what a PyTorch process computes with, in words."""
+    return "cuda, PyTorch's defaults" if device == "cuda" else f"{threads} PyTorch threads"
 
 
 def release(package: str) -> str:
@@ -121,12 +144,17 @@ def drive(
     parser.add_argument(
         "--device", choices=DEVICES, help="device to train on; default: the job's own"
     )
+    parser.add_argument(
+        "--gpu-share",
+        type=float,
+        default=GPU_SHARE,
+        help="part of the GPU per client, in systems that train several clients at once",
+    )
     arguments = parser.parse_args()
     try:
         task = read_task(arguments)
         check_system(system, task.job, task.device)
-        if task.device == "cuda":
-            gpu()
+        use_device(task.device)
         outcome = train(task)
     except JobError as error:
         sys.exit(f"error: {error}")
@@ -156,10 +184,20 @@ def read_task(arguments: argparse.Namespace) -> Task:
         raise JobError(f"--rounds {rounds}: the first round is a warm-up, so at least 2 are needed")
     if arguments.threads < 1:
         raise JobError(f"--threads {arguments.threads}: at least 1 is needed")
+    check_share(arguments.gpu_share)
     path = arguments.data or data_file(job.name, arguments.scale)
     onednn = arguments.onednn == "on"
     device = arguments.device or job.device
-    return Task(job, rounds, path.resolve(), arguments.threads, onednn, device, sys.argv[1:])
+    return Task(
+        job,
+        rounds,
+        path.resolve(),
+        arguments.threads,
+        onednn,
+        device,
+        arguments.gpu_share,
+        sys.argv[1:],
+    )
 
 
 def quiet() -> None:

@@ -18,21 +18,22 @@ app = ClientApp()
 
 
 @lru_cache(maxsize=1)
-def site(path: str, onednn: bool) -> tuple[Data, nn.Sequential]:
-    """Return the data and a network; a process uses them for all its clients."""
+def site(path: str, onednn: bool, device: str) -> tuple[Data, nn.Sequential]:
+    """Return the data and a network on a device; a process uses them for all its clients."""
     configure_torch(1, onednn)
     data = load(Path(path))
-    return data, network(data)
+    return data, network(data).to(device)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the client's data."""
     config = message.content["config"]
-    data, model = site(config["path"], config["onednn"])
+    device = config["device"]
+    data, model = site(config["path"], config["onednn"], device)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     model.train()
-    x, y = tensors(data, int(context.node_config["partition-id"]))
+    x, y = tensors(data, int(context.node_config["partition-id"]), device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
     steps = 0
     for _ in range(config["epochs"]):

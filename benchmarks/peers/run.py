@@ -6,9 +6,10 @@ sets up an environment per peer in benchmarks/peers/.envs, runs every system on 
 another and the whole sequence --repeats times, prints the ratios against cafedcl, and writes
 benchmarks/results/peers.json.
 
-    python benchmarks/peers/run.py --jobs d --peers plain --out benchmarks/results/peers-gpu.json
+    python benchmarks/peers/run.py --jobs d --peers plain,flower,pfl,fluke,fedlab \\
+        --wheels wheels --out benchmarks/results/peers-gpu.json
 
-measures the job that runs on a CUDA GPU.
+measures the job that runs on a CUDA GPU, on a machine that has PyTorch but no network.
 """
 
 import argparse
@@ -18,8 +19,10 @@ import os
 import platform
 import shlex
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ from statistics import median
 from typing import Any
 
 from comparison import OURS, Run, compare, show
-from driver import DEVICES, check_system, cores, gpu
+from driver import CPU_ONLY, DEVICES, GPU_SHARE, check_share, check_system, cores, gpu
 from jobs import JOBS, SCALES, JobError, data_file, find_job, make, save
 from rich.console import Console
 
@@ -40,8 +43,8 @@ HERE_TOO = (OURS, "plain")
 """Systems that run in this script's environment; the others have their own."""
 SERIAL = ("plain", "fluke")
 """PyTorch systems that train in one process; others use a process per core with one thread."""
-BESIDE_GPU = {"threads": 1, "onednn": True}
-"""PyTorch's settings if a GPU does the work."""
+AVERAGE_ON_CPU = ("fluke", "fedlab")
+"""Systems that average models in main memory even if a GPU trains them, with PyTorch's threads."""
 
 Setting = dict[str, Any]
 
@@ -53,17 +56,38 @@ def interpreter(system: str) -> Path:
     return ENVIRONMENTS / system / ("Scripts" if os.name == "nt" else "bin") / "python"
 
 
-def set_up(system: str, console: Console) -> str:
-    """Make a peer's environment unless it is up to date; return why that failed, or nothing."""
+def set_up(system: str, wheels: Path | None, console: Console) -> str:
+    """Make a peer's environment unless it is up to date; return why that failed, or nothing.
+
+    With a folder of wheels, pip installs from there alone, and the environment sees the packages of
+    this script's environment too.
+    """
     if system in HERE_TOO:
         return ""
     home = ENVIRONMENTS / system
-    wanted = HERE / "requirements" / f"{system}.txt"
+    if wheels is None:
+        wanted = HERE / "requirements" / f"{system}.txt"
+        steps = from_network(home, system, wanted)
+    else:
+        wanted = HERE / "requirements" / "wheels" / f"{system}.txt"
+        steps = from_wheels(home, system, wanted, wheels)
     stamp = home / "requirements.sha256"
     mark = hashlib.sha256(wanted.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == mark:
         return ""
     console.print(f"setting up {home} …", highlight=False)
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True)
+        if done.returncode:
+            return f"cannot be installed: {last_line(done.stderr)}"
+    if wheels is not None:
+        show_packages(home)
+    stamp.write_text(mark)
+    return ""
+
+
+def from_network(home: Path, system: str, wanted: Path) -> list[list[str]]:
+    """Return the commands that install everything that a peer needs."""
     pip = [str(interpreter(system)), "-m", "pip", "install"]
     pip += ["--quiet", "--disable-pip-version-check"]
     torch = [line for line in wanted.read_text().splitlines() if line.startswith("torch==")]
@@ -71,12 +95,33 @@ def set_up(system: str, console: Console) -> str:
     if torch:
         steps.append([*pip, *torch])
     steps.append([*pip, "--requirement", str(wanted)])
-    for step in steps:
-        done = subprocess.run(step, capture_output=True, text=True)
-        if done.returncode:
-            return f"cannot be installed: {last_line(done.stderr)}"
-    stamp.write_text(mark)
-    return ""
+    return steps
+
+
+def from_wheels(home: Path, system: str, wanted: Path, wheels: Path) -> list[list[str]]:
+    """Return the commands that install a peer beside the packages that this machine has.
+
+    The pip of this environment is used, because Python may come without the pip for new ones.
+    """
+    pip = [sys.executable, "-m", "pip", "--python", str(interpreter(system)), "install"]
+    pip += ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    return [
+        [sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)],
+        [*pip, "--find-links", str(wheels / system), "--requirement", str(wanted)],
+    ]
+
+
+def show_packages(home: Path) -> None:
+    """Let an environment see this one's packages, after its own.
+
+    `venv --system-site-packages` would not do: from within an environment, it shows the packages of
+    the Python that the environment was made with.
+    """
+    folders = [folder for folder in site.getsitepackages() if Path(folder).is_dir()]
+    lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
+    bases = {"base": str(home), "platbase": str(home)}
+    own = Path(sysconfig.get_path("purelib", "venv", bases))
+    (own / "packages_of_the_runner.pth").write_text("".join(lines), encoding="utf-8")
 
 
 def last_line(text: str) -> str:
@@ -114,8 +159,20 @@ def fastest(settings: Sequence[Setting], system: str, onednn: str) -> Setting:
     return min(fits, key=lambda s: s["milliseconds"] * (1.1 if s["threads"] > 1 else 1.0))
 
 
+def beside_gpu(system: str) -> Setting:
+    """Return PyTorch's settings on the CPU if a GPU does the training."""
+    return {"threads": cores() if system in AVERAGE_ON_CPU else 1, "onednn": True}
+
+
 def launch(
-    system: str, job: str, rounds: int, device: str, setting: Setting, scale: str, limit: float
+    system: str,
+    job: str,
+    rounds: int,
+    device: str,
+    setting: Setting,
+    scale: str,
+    gpu_share: float,
+    limit: float,
 ) -> Run:
     """Run a driver in its own process; return its result and the wall time, or why it failed."""
     run: Run = {"system": system, "job": job}
@@ -127,6 +184,7 @@ def launch(
         command += ["--rounds", str(rounds), "--scale", scale, "--device", device]
         command += ["--data", str(data_file(job, scale)), "--out", str(out)]
         command += ["--threads", str(setting["threads"]), "--onednn", onednn]
+        command += ["--gpu-share", str(gpu_share)]
         began = time.perf_counter()
         with log.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(
@@ -180,16 +238,23 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise JobError(
             f"--rounds {arguments.rounds}: the first round is a warm-up, so at least 2 are needed"
         )
+    check_share(arguments.gpu_share)
+    if arguments.wheels is not None and not arguments.wheels.is_dir():
+        raise JobError(f"--wheels {arguments.wheels}: no such folder")
     found = {name: find_job(name, arguments.scale) for name in jobs}
     devices = {name: str(arguments.device or found[name].device) for name in jobs}
     for job in jobs:
         for system in systems:
             check_system(system, found[job], devices[job])
+    if arguments.wheels is not None:
+        for system in systems:
+            if system in CPU_ONLY:
+                raise JobError(f"--wheels: there is no list of wheels for {system}")
     before = machine()
     broken = {}
     gpus = {name: {"gpu": gpu()} if device == "cuda" else {} for name, device in devices.items()}
     for system in systems:
-        problem = set_up(system, console)
+        problem = set_up(system, arguments.wheels, console)
         if problem:
             broken[system] = problem
             console.print(f"{system}: {problem}", highlight=False)
@@ -210,9 +275,16 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                     )
                     continue
                 timed = settings[job]
-                setting = fastest(timed, system, arguments.onednn) if timed else BESIDE_GPU
+                setting = fastest(timed, system, arguments.onednn) if timed else beside_gpu(system)
                 run = launch(
-                    system, job, rounds, devices[job], setting, arguments.scale, arguments.timeout
+                    system,
+                    job,
+                    rounds,
+                    devices[job],
+                    setting,
+                    arguments.scale,
+                    arguments.gpu_share,
+                    arguments.timeout,
                 )
                 runs.append(run | {"repeat": repeat})
                 text = run.get("failed")
@@ -266,6 +338,18 @@ def main() -> None:
     )
     parser.add_argument(
         "--scale", choices=SCALES, default="full", help="tiny: only to test that everything works"
+    )
+    parser.add_argument(
+        "--gpu-share",
+        type=float,
+        default=GPU_SHARE,
+        help="part of the GPU per client, in systems that train several clients at once (Flower)",
+    )
+    parser.add_argument(
+        "--wheels",
+        type=Path,
+        help="folder with a folder of wheels per peer; they are installed beside the packages of "
+        "this environment, without a network",
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--add", action="store_true", help="keep the result file's other jobs")

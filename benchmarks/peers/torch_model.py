@@ -101,10 +101,10 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def tensors(data: Data, client: int) -> tuple[Tensor, Tensor]:
-    """Return a client's images and labels."""
+def tensors(data: Data, client: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return a client's images and labels on a device."""
     x, y = data.client(client)
-    return torch.from_numpy(x), torch.from_numpy(y)
+    return torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
 
 
 class Batches:
@@ -116,7 +116,7 @@ class Batches:
         self.size = size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.y))
+        order = torch.randperm(len(self.y), device=self.y.device)
         return zip(self.x[order].split(self.size), self.y[order].split(self.size), strict=True)
 
 

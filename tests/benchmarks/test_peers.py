@@ -4,11 +4,15 @@ its arithmetic.
 
 import importlib
 import json
+import os
 import runpy
+import subprocess
 import sys
+import sysconfig
+import zipfile
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,12 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "peers"
+
+
+@pytest.fixture(autouse=True)
+def gpus_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver hides GPUs from its process if it trains on the CPU; this process is not its own."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +150,7 @@ def test_ours_and_the_plain_loop_train_the_same_resnet(
     job = replace(jobs.find_job("d", "tiny"), clients=2, cohort=2, images=4, epochs=2, batch=2)
     data = jobs.make(job)
     jobs.save(replace(data, test_x=data.test_x[:8], test_y=data.test_y[:8]), tmp_path / "d.npz")
-    setting = (torch.get_num_threads(), torch.backends.mkldnn.enabled, "cpu", [])
+    setting = (torch.get_num_threads(), torch.backends.mkldnn.enabled, "cpu", 0.1, [])
     task = peers("driver").Task(job, 2, tmp_path / "d.npz", *setting)
     ours, plain = (peers(f"drive_{system}").train(task) for system in ("ours", "plain"))
     assert ours.steps == plain.steps == [4, 4]
@@ -219,14 +229,56 @@ def test_device_is_the_jobs_own_unless_another_is_asked_for(
         SystemExit, match=r"^error: device cuda: PyTorch finds no CUDA GPU on this machine$"
     ):
         drive("plain", "d")
-    with pytest.raises(
-        SystemExit, match=r"^error: job d on cuda: fluke cannot run it; only ours and"
-    ):
-        drive("fluke", "d")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     drive("plain", "d")
     assert seen == ["cpu", "cpu", "cuda"]
+
+
+def test_only_fedjax_cannot_train_on_a_gpu(run: Any, peers: Any, jobs: Any) -> None:
+    refused = []
+    for system in run.SYSTEMS:
+        for name, device in (("d", "cuda"), ("d", "cpu"), ("a", "cuda"), ("a", "cpu")):
+            try:
+                peers("driver").check_system(system, jobs.JOBS[name], device)
+            except jobs.JobError:
+                refused.append((system, name, device))
+    assert refused == [("fedjax", "d", "cuda"), ("fedjax", "d", "cpu"), ("fedjax", "a", "cuda")]
+
+
+def test_gpus_are_hidden_from_a_run_on_the_cpu(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = peers("driver")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+    driver.use_device("cuda")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    driver.use_device("cpu")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "gpus", "per_client", "processes"),
+    [("cpu", 0.1, 0, 0.0, 16), ("cuda", 0.1, 1, 0.1, 10), ("cuda", 0.01, 1, 0.01, 16)],
+)
+def test_clients_of_flower_share_the_gpu(
+    jobs: Any,
+    peers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    share: float,
+    gpus: int,
+    per_client: float,
+    processes: int,
+) -> None:
+    flower = peers("drive_flower")
+    monkeypatch.setattr(flower, "cores", lambda: 16)
+    task = peers("driver").Task(jobs.JOBS["d"], 2, Path("d.npz"), 1, True, device, share, [])
+    assert flower.resources(task) == {
+        "client_resources": {"num_cpus": 1, "num_gpus": per_client},
+        "init_args": {"num_cpus": 16, "num_gpus": gpus},
+    }
+    assert flower.processes(task) == processes
 
 
 def test_version_of_a_package_that_is_only_on_the_path(
@@ -251,18 +303,24 @@ def test_job_on_a_gpu_is_not_timed_on_the_cpu(
     def launch(
         system: str, job: str, rounds: int, device: str, setting: dict[str, Any], *rest: Any
     ) -> dict[str, Any]:
-        launched.append((system, job, rounds, device, setting))
+        launched.append((system, job, rounds, device, setting, *rest[:2]))
         return result(system, job, [1.0, 1.0], 2.0)
 
     monkeypatch.setattr(jobs, "CACHE", tmp_path)
     monkeypatch.setattr(run, "gpu", lambda: "a GPU")
     monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(run, "set_up", lambda *_: "")
+    monkeypatch.setattr(run, "cores", lambda: 16)
     monkeypatch.setattr(run, "calibrate", lambda job, scale: pytest.fail("timed on the CPU"))
-    arguments = ["--jobs", "d", "--peers", "plain", "--repeats", "1", "--scale", "tiny"]
+    arguments = ["--jobs", "d", "--peers", "plain,fluke,pfl", "--repeats", "1", "--scale", "tiny"]
+    arguments += ["--gpu-share", "0.25"]
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments, "--out", str(tmp_path / "out.json")])
     run.main()
-    setting = {"threads": 1, "onednn": True}
-    assert launched == [(system, "d", 2, "cuda", setting) for system in ("ours", "plain")]
+    threads = {"ours": 1, "plain": 1, "fluke": 16, "pfl": 1}
+    assert launched == [
+        (system, "d", 2, "cuda", {"threads": number, "onednn": True}, "tiny", 0.25)
+        for system, number in threads.items()
+    ]
     measured = json.loads((tmp_path / "out.json").read_text())["measured"]["d"]
     assert measured["machine"]["gpu"] == "a GPU"
     assert measured["local_step"] == []
@@ -360,21 +418,77 @@ def test_everything_is_there_for_every_system(run: Any) -> None:
         assert system in run.HERE_TOO or (FOLDER / "requirements" / f"{system}.txt").exists()
 
 
+def test_wheels_for_a_gpu_are_pinned_as_for_a_cpu(run: Any, peers: Any) -> None:
+    lists = FOLDER / "requirements"
+    elsewhere = {*run.HERE_TOO, *peers("driver").CPU_ONLY}
+    there = {path.stem for path in (lists / "wheels").glob("*.txt")}
+    assert there == set(run.SYSTEMS) - elsewhere
+    for system in there:
+        pins = (lists / f"{system}.txt").read_text().splitlines()
+        wheels = (lists / "wheels" / f"{system}.txt").read_text().splitlines()
+        assert set(wheels) <= set(pins)
+        names = {line.split("==")[0] for line in wheels}
+        assert names.isdisjoint({"torch", "torchvision", "numpy", "scipy", "pandas"})
+
+
+def test_environment_from_wheels_needs_no_network(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pip installs only the named packages; those of this environment stay visible."""
+    wheels = tmp_path / "wheels" / "pfl"
+    wheels.mkdir(parents=True)
+    files = {
+        "peer_of_a_test.py": "",
+        "peer_of_a_test-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: peer-of-a-test\n"
+        "Version: 1.0\nRequires-Dist: a-package-that-does-not-exist\n",
+        "peer_of_a_test-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
+        "Root-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, "peer_of_a_test-1.0.dist-info/RECORD"])
+    with zipfile.ZipFile(wheels / "peer_of_a_test-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in {**files, "peer_of_a_test-1.0.dist-info/RECORD": record}.items():
+            wheel.writestr(name, text)
+    wanted = tmp_path / "requirements" / "wheels" / "pfl.txt"
+    wanted.parent.mkdir(parents=True)
+    wanted.write_text("peer-of-a-test==1.0\n")
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    monkeypatch.setattr(run, "ENVIRONMENTS", tmp_path / "envs")
+    said = []
+    console = SimpleNamespace(print=lambda text, **_: said.append(text))
+    assert run.set_up("pfl", tmp_path / "wheels", console) == ""
+    script = "import numpy, peer_of_a_test; print(numpy.__file__); print(peer_of_a_test.__file__)"
+    done = subprocess.run(
+        [str(run.interpreter("pfl")), "-c", script], capture_output=True, text=True, check=True
+    )
+    numpy_file, peer_file = done.stdout.splitlines()
+    assert Path(numpy_file).is_relative_to(sysconfig.get_path("platlib"))
+    assert Path(peer_file).is_relative_to(tmp_path / "envs" / "pfl")
+    assert run.set_up("pfl", tmp_path / "wheels", console) == ""
+    assert len(said) == 1
+    wanted.write_text("peer-of-a-test==2.0\n")
+    problem = run.set_up("pfl", tmp_path / "wheels", console)
+    assert problem.startswith("cannot be installed: ")
+    assert "peer-of-a-test==2.0" in problem
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--jobs", "a,z"], "--jobs 'a,z': one or more of a, b, c, d, digits is expected"),
         (["--peers", "tff"], "--peers 'tff': one or more of ours, plain,"),
         (["--rounds", "1"], "--rounds 1: the first round is a warm-up"),
-        (["--jobs", "d"], "job d on cuda: flower cannot run it; only ours and plain can"),
+        (["--jobs", "d"], "job d on cuda: fedjax cannot run it; the others can"),
         (
-            ["--jobs", "d", "--peers", "plain,pfl", "--device", "cpu"],
-            "job d on cpu: pfl cannot run it",
+            ["--jobs", "d", "--peers", "plain,fedjax", "--device", "cpu"],
+            "job d on cpu: fedjax cannot run it",
         ),
         (
             ["--jobs", "a", "--peers", "fedjax", "--device", "cuda"],
             "job a on cuda: fedjax cannot run it",
         ),
+        (["--gpu-share", "0"], "--gpu-share 0: above 0 and at most 1 is needed"),
+        (["--wheels", "nowhere"], "--wheels nowhere: no such folder"),
+        (["--wheels", "."], "--wheels: there is no list of wheels for fedjax"),
         (
             ["--jobs", "d", "--peers", "plain"],
             "device cuda: PyTorch finds no CUDA GPU on this machine",
