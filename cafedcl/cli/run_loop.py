@@ -52,9 +52,14 @@ def forget_compiled_code() -> None:
         utils.counters.clear()
 
 
-if __name__ == "__main__":
-    # Every run needs it, and what is imported stays: else the garbage collector would look through
-    # it after each run, which takes as long as a short run.
+def import_for_all_runs() -> None:
+    """Import what every run needs and keep it from the garbage collector, which would look through
+    it after each run. That takes as long as a short run.
+    """
     import_module("cafedcl.api")
     gc.freeze()
+
+
+if __name__ == "__main__":
+    import_for_all_runs()
     take_runs(execute)

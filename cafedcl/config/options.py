@@ -132,14 +132,19 @@ def _type_hints(cls: type[Any]) -> dict[str, Any]:
 
 
 @cache
-def fields_by_name(cls: type[Any]) -> "dict[str, Field[Any]]":
-    """Return the fields of a class; Python gathers them anew at every call."""
+def _gathered_fields(cls: Any) -> "dict[str, Field[Any]]":
+    """Gather the fields of a class once; Python does it anew at every call."""
     return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def fields_by_name(cls: Any) -> "Mapping[str, Field[Any]]":
+    """Return the fields of a class of options."""
+    return _gathered_fields(cls)
 
 
 def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """Build options from plain values; a wrong key or value is a CafedclError of one line."""
-    fields = fields_by_name(cls)  # type: ignore[arg-type]
+    fields = fields_by_name(cls)
     hints = _type_hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, raw in table.items():

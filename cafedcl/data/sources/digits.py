@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ TEST_SHARE = 0.2
 
 
 def load_digits() -> Dataset:
-    """Return the digits with a fixed fifth of every class held out for testing."""
+    """Return the digits with a fixed fifth of every class held out for testing.
+
+    These are copies: whoever changes images in place must not change those of the next run.
+    """
     data = _prepared()
-    # Whoever changes images in place must not change those of the next run.
-    tensors = {
+    tensors: dict[str, Any] = {
         name: value.clone() for name, value in vars(data).items() if isinstance(value, torch.Tensor)
     }
     return replace(data, **tensors)
