@@ -1,5 +1,6 @@
 """Small helpers shared by the tests: a tiny federation on the digits, and a visit made by hand."""
 
+import functools
 import gc
 import os
 import signal
@@ -14,6 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
+import typer.testing
 from benching import SMALL
 from hypothesis import HealthCheck, settings
 from quick import QUICK
@@ -30,6 +32,8 @@ from cafedcl.task.resolve import resolve
 
 # Tensors in tests are small: a second thread costs more than it saves.
 torch.set_num_threads(1)
+# Typer makes the command line anew for every call, which takes longer than most commands.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 # Nearly all that is made while tests are collected stays to the end: there is no garbage to find.
 gc.disable()
 
@@ -146,8 +150,11 @@ def visit_with() -> Callable[..., Visit]:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again, but not among hundreds of thousands of objects that stay."""
+    """Look for garbage again, but not among hundreds of thousands of objects that stay, and more
+    seldom than by default: libraries that tests import add as many, and most garbage has no cycles.
+    """
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 

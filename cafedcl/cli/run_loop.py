@@ -3,6 +3,7 @@
 import gc
 import sys
 import traceback
+from importlib import import_module
 
 from cafedcl.cli.main import main
 from cafedcl.compare.run_loop import take_runs
@@ -51,5 +52,14 @@ def forget_compiled_code() -> None:
         utils.counters.clear()
 
 
+def import_for_all_runs() -> None:
+    """Import what every run needs and keep it from the garbage collector, which would look through
+    it after each run. That takes as long as a short run.
+    """
+    import_module("cafedcl.api")
+    gc.freeze()
+
+
 if __name__ == "__main__":
+    import_for_all_runs()
     take_runs(execute)

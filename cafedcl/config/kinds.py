@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from cafedcl.config.options import parse_value, to_toml
+from cafedcl.config.options import fields_by_name, parse_value, to_toml
 from cafedcl.core.errors import CafedclError, nearest
 
 
@@ -63,13 +63,13 @@ def unused_option(
 
     ``used`` are the options of the section's ``kind``, ``own`` those that only some kinds have.
     """
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name not in used and value != field.default:
-            kinds = [kind for kind, names in own.items() if field.name in names]
+    for name, field in fields_by_name(type(options)).items():
+        value = getattr(options, name)
+        if name not in used and value != field.default:
+            kinds = [kind for kind, names in own.items() if name in names]
             users = " or ".join(kinds) or f"another kind of {what}"
             return (
-                f"{field.name} = {to_toml(value)}: the {what} '{kind}' does not use it; "
+                f"{name} = {to_toml(value)}: the {what} '{kind}' does not use it; "
                 f"leave it out, or choose {users}"
             )
     return None

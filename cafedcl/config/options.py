@@ -131,9 +131,20 @@ def _type_hints(cls: type[Any]) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+@cache
+def _gathered_fields(cls: Any) -> "dict[str, Field[Any]]":
+    """Gather the fields of a class once; Python does it anew at every call."""
+    return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def fields_by_name(cls: Any) -> "Mapping[str, Field[Any]]":
+    """Return the fields of a class of options."""
+    return _gathered_fields(cls)
+
+
 def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """Build options from plain values; a wrong key or value is a CafedclError of one line."""
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = fields_by_name(cls)
     hints = _type_hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, raw in table.items():
@@ -202,7 +213,7 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
 
 def to_plain(options: Any) -> dict[str, Any]:
     """Return options as plain values (lists for tuples), ready for TOML or JSON."""
-    plain = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    plain = {name: getattr(options, name) for name in fields_by_name(type(options))}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()}
 
 

@@ -5,7 +5,9 @@ A config is resolved once, before anything runs; the resolved form is what the r
 
 import dataclasses
 import tomllib
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +322,12 @@ def label(method: str, augment: str) -> str:
     return method if augment == "none" else f"{method}+{augment}"
 
 
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> dict[str, Any]:
+    """Parse a text once: a report reads the same configs again and again, each in milliseconds."""
+    return tomllib.loads(text)
+
+
 def read_file(path: str | Path) -> dict[str, Any]:
     """Return a TOML file's tables."""
     try:
@@ -328,7 +336,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         if "\0" in text:
             # English text in UTF-16 is valid UTF-8 with a null after every letter.
             raise CafedclError(f"{path}: not UTF-8 text but UTF-16, it seems; save it as UTF-8")
-        return tomllib.loads(text)
+        return deepcopy(_parsed(text))
     except UnicodeDecodeError as error:
         raise CafedclError(
             f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8"

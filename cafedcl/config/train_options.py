@@ -1,9 +1,9 @@
 """The options of clients' training: how long, with which optimizer, and how images are changed."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from cafedcl.config.kinds import unused_option
-from cafedcl.config.options import option
+from cafedcl.config.options import fields_by_name, option
 
 MOST_IN_BATCH = 65_536
 """Images in a batch."""
@@ -121,7 +121,7 @@ class TrainOptions:
             ("schedule", SCHEDULES, self.schedule),
         ):
             foreign = {name for names in kinds.values() for name in names} - {*kinds[kind]}
-            used = {field.name for field in fields(self)} - foreign
+            used = fields_by_name(type(self)).keys() - foreign
             problem = unused_option(self, used, kinds, what, kind)
             if problem is not None:
                 return problem

@@ -34,6 +34,18 @@ def is_import_path(name: str) -> bool:
     return "." in module or is_module(module)
 
 
+@cache
+def _method_class(name: str) -> type[Any]:
+    """Look through a method's file once: every config that is read asks for its method."""
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    found: type[Any] = next(
+        cls
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if cls.__module__ == module.__name__ and getattr(cls, "name", None) == name
+    )
+    return found
+
+
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     """Return a method's class and its preset's options.
 
@@ -55,12 +67,7 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
                 "this folder or installed"
             )
         raise CafedclError(f"method '{base}': there is no such method; {hint}")
-    module = importlib.import_module(f"{__name__}.{base.replace('-', '_')}")
-    method: type[Any] = next(
-        cls
-        for _, cls in inspect.getmembers(module, inspect.isclass)
-        if cls.__module__ == module.__name__ and getattr(cls, "name", None) == base
-    )
+    method = _method_class(base)
     if ":" in name and preset not in method.presets:
         known = list(method.presets)
         hint = nearest(preset, known) if known else f"{base} has none"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import typer
+import typer.testing
 
 from cafedcl.cli import main as cli
 from cafedcl.terminal import waiting
@@ -22,8 +22,8 @@ def no_lines_about_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def command_line() -> Any:
-    """The command line; Typer would make it anew for every call, which takes longer than most."""
-    return typer.main.get_command(cli.app)
+    """The command line that all calls share."""
+    return typer.testing._get_command(cli.app)
 
 
 @pytest.fixture

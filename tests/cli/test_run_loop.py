@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 
+from cafedcl.cli import run_loop
 from cafedcl.cli.run_loop import forget_compiled_code
 from cafedcl.engine.cuda.step import RECOMPILE_LIMIT
 
@@ -40,3 +41,13 @@ def test_nothing_is_done_where_nothing_was_compiled(
     forget_compiled_code()
     assert not resets
     assert "torch._dynamo.utils" not in sys.modules
+
+
+def test_what_is_imported_for_all_runs_is_not_looked_through_after_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(run_loop, "import_module", done.append)
+    monkeypatch.setattr(run_loop.gc, "freeze", lambda: done.append("freeze"))
+    run_loop.import_for_all_runs()
+    assert done == ["cafedcl.api", "freeze"]

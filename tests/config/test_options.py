@@ -360,6 +360,13 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
     assert read_file(path) == {"run": {"seed": 3}}
 
 
+def test_whoever_changes_the_tables_of_a_file_changes_only_their_own(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[federation]\ndrop = ['1:0']\n", encoding="utf-8")
+    read_file(path)["federation"]["drop"].append("2:0")
+    assert read_file(path) == {"federation": {"drop": ["1:0"]}}
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_another_encoding_is_one_line(encoding, tmp_path):
     path = tmp_path / "other.toml"

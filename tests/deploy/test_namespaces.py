@@ -74,7 +74,11 @@ def test_a_site_that_is_cut_off_is_done_without_and_takes_part_again_when_healed
                 )
             quick = [
                 "model.name=mlp",
+                "model.width=0.1",
                 "train.epochs=1",
+                "train.iterations=1",
+                f"evaluate.every={ROUNDS}",
+                f"evaluate.own_every={ROUNDS}",
                 "split.alpha=1.0",
                 # A site that is cut off is missed because it disconnects, not because it is late.
                 "engine.deadline=3600",

@@ -18,6 +18,7 @@ from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
 
 METHODS = method_names()
+WITHOUT_SERVER = ("fedproto", "fedtgp", "local")
 FEDERATED = [name for name in METHODS if name != "central"]
 """Where a single client's fate is not pooled away."""
 CHEAP = {**QUICK, "fedtgp": {"epochs": 5, "batch": 4}, "mp-fedcl": {"k": 2}}
@@ -193,9 +194,11 @@ def test_six_rounds_teach_the_digits(digits, name):
         train=train,
         federation={"clients": 2, "rounds": 6},
         method={"epochs": 40} if name == "fedtgp" else {},
-        evaluate={"loop": 0},
+        # A client's own model is scored only where the server has none.
+        evaluate={"loop": 0} | ({} if name in WITHOUT_SERVER else {"own_every": 6}),
         run={"seed": 1},
     )
+    assert federation.task.has_server_model == (name not in WITHOUT_SERVER)
     federation.run()
     scores = [
         record.server if federation.task.has_server_model else record.own

@@ -5,6 +5,7 @@ import torch
 from cafedcl.config.sections import DataOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset, dataset_names, load_dataset
+from cafedcl.data.sources import digits as digits_module
 
 
 def rows(x):
@@ -31,9 +32,21 @@ def test_a_fifth_of_every_class_is_kept_for_testing(digits):
 
 
 def test_the_test_set_is_the_same_every_time(digits):
+    # As in another process, which prepares them anew.
+    digits_module._prepared.cache_clear()
     again = load_dataset(DataOptions(name="digits"))
     assert torch.equal(again.test_x, digits.test_x)
     assert torch.equal(again.test_y, digits.test_y)
+
+
+def test_whoever_changes_images_in_place_changes_only_their_own(digits):
+    changed = load_dataset(DataOptions(name="digits"))
+    for tensor in (changed.train_x, changed.train_y, changed.test_x, changed.test_y, changed.mean):
+        tensor.zero_()
+    again = load_dataset(DataOptions(name="digits"))
+    for name, value in vars(digits).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(again, name), value), name
 
 
 def test_shape_types_and_names(digits):
