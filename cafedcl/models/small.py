@@ -16,6 +16,8 @@ class CNN4(Encoder):
     1,024 for 28×28.
     """
 
+    channels_last = True
+
     def __init__(self, shape: Shape, width: float) -> None:
         super().__init__()
         channels = (_scaled_width(32, width), _scaled_width(64, width))
