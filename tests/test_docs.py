@@ -203,6 +203,17 @@ def test_the_ratios_to_peers_on_the_page_are_those_of_the_result_files(name: str
         assert result["measured"][job]["command"] in SPEED
 
 
+def test_the_ratios_to_peers_on_x86_on_the_page_are_those_of_the_result_file() -> None:
+    result = measured("peers-x86")
+    for job, rows in result["jobs"].items():
+        lines = [line for line in SPEED.splitlines() if line.startswith(f"| x86, {job}:")]
+        for line, key in zip(lines, ("ratio", "wall_ratio"), strict=True):
+            assert re.findall(r"\d+\.\d\d", line) == [f"{row[key]:.2f}" for row in rows.values()]
+        assert result["measured"][job]["command"] in SPEED
+    assert result["fastest_peer"]["c"]["fastest"] == "pfl"
+    assert result["jobs"]["c"]["pfl"]["ratio"] < 1, "the page says that its rounds are faster"
+
+
 def test_the_growth_on_the_page_is_that_of_the_result_file() -> None:
     result = measured("growth-cpu")
     for key, cases in (
