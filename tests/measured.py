@@ -1,6 +1,7 @@
 """The result files of experiments, for tests of the pages that tell about them."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,11 @@ import scipy
 
 HOME = Path(__file__).parents[1]
 RESULTS = HOME / "experiments" / "results"
+
+
+def prose_of(page: str) -> str:
+    """The text of a page without its generated tables."""
+    return re.sub(r"<!-- table:.*?<!-- /table -->", "", page, flags=re.DOTALL)
 
 
 @cache

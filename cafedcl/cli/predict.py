@@ -199,4 +199,4 @@ def export(
     print(printable(f"written: {file} ({size:.1f} MB), {card}"))
     usual = file.with_suffix(".md")
     if card != usual:
-        print(printable(f"{usual} was not replaced, because it was edited since it was written"))
+        print(printable(f"{usual} was not replaced: it was edited, or is no model card"))

@@ -138,7 +138,11 @@ def _gathered_fields(cls: Any) -> "dict[str, Field[Any]]":
 
 
 def fields_by_name(cls: Any) -> "Mapping[str, Field[Any]]":
-    """Return the fields of a class of options."""
+    """Return the fields of a class of options.
+
+    It is not the cached function itself, because type checkers take classes of options for objects
+    without a hash.
+    """
     return _gathered_fields(cls)
 
 

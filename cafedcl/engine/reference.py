@@ -292,7 +292,7 @@ class ReferenceEngine:
 
     def _images(self, x: Tensor) -> Tensor:
         """Return uint8 images as the encoder's input. Rows that are taken of it keep its layout."""
-        return self.data.images(x).contiguous(memory_format=self.layout)
+        return self.data.images(x, self.layout)
 
     def _device(self, tensors: Tensors) -> Tensors:
         return moved(tensors, self.task.device)

@@ -55,8 +55,8 @@ def by_section(preset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a preset's options by section; those without a section's name are the method's."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in preset.items():
-        section, dot, key = name.rpartition(".")
-        found.setdefault(section if dot else "method", {})[key] = value
+        section, _, key = name.rpartition(".")
+        found.setdefault(section or "method", {})[key] = value
     return found
 
 

@@ -8,10 +8,10 @@ import re
 import tomllib
 
 import pytest
-from measured import HOME, by_seed, gaps, holm, p_of, place, result, seeds_of_all, tuned
+from measured import HOME, by_seed, gaps, holm, p_of, place, prose_of, result, seeds_of_all, tuned
 
 PAGE = (HOME / "docs" / "long-tails.md").read_text(encoding="utf-8")
-TEXT = " ".join(re.sub(r"<!-- table:.*?<!-- /table -->", "", PAGE, flags=re.DOTALL).split())
+TEXT = " ".join(prose_of(PAGE).split())
 README = (HOME / "README.md").read_text(encoding="utf-8")
 RESULT = "long_tail-short"
 BEST = "cafedcl:best"

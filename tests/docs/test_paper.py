@@ -22,6 +22,7 @@ from measured import (
     methods_of,
     p_of,
     place,
+    prose_of,
     result,
     seeds_of_all,
     settings_of,
@@ -31,7 +32,7 @@ from measured import (
 import cafedcl
 
 PAGE = (HOME / "docs" / "paper.md").read_text(encoding="utf-8")
-PROSE = re.sub(r"<!-- table:.*?<!-- /table -->", "", PAGE, flags=re.DOTALL)
+PROSE = prose_of(PAGE)
 TEXT = " ".join(PROSE.split())
 PRACTICAL = "cifar10-practical"
 PATHOLOGICAL = "cifar10-pathological"
