@@ -50,13 +50,11 @@ def firsts(scores: dict[str, dict[str, float]]) -> list[str]:
 
 
 def corrected(score: str, scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The p-values against each setting's best baseline, where three seeds allow a test."""
+    """The p-values against each setting's best baseline, on the seeds that all methods have."""
     ps = {}
     for setting, found in scores.items():
-        shared = seeds_of_all(setting)
-        if len(shared) > 2:
-            differences = gaps(RESULT, setting, BEST, order(found)[0], score)
-            ps[setting] = p_of(differences[: len(shared)])
+        differences = gaps(RESULT, setting, BEST, order(found)[0], score)
+        ps[setting] = p_of(differences[: len(seeds_of_all(setting))])
     return {setting: holm(ps, setting) for setting in ps}
 
 
@@ -86,9 +84,9 @@ def test_the_settings_are_those_of_the_study() -> None:
 
 
 def test_how_many_seeds_there_are() -> None:
-    said("**Three seeds so far**, two on CIFAR-10 with a long tail.")
+    said("**Three seeds.** Differences of a point may be chance")
     for setting in SERVER:
-        assert len(seeds_of_all(setting)) == (2 if setting in CIFAR[1:] else 3)
+        assert seeds_of_all(setting) == {0, 1, 2}
 
 
 def test_repeated_runs_differ_as_the_page_says() -> None:
@@ -168,8 +166,8 @@ def test_fairness() -> None:
         f"are {behind(fifty, 'creff'):.1f} and {behind(fifty, 'fedyoyo'):.1f} points less accurate"
     )
     for method in ("creff", "fedyoyo"):
-        assert SERVER_STD["cifar10-ir50"][method] - SERVER_STD["cifar10-ir50"][BEST] > 5
-        assert 0 < SERVER_STD["cifar10-ir100"][method] - SERVER_STD["cifar10-ir100"][BEST] < 2
+        assert SERVER_STD["cifar10-ir50"][method] - SERVER_STD["cifar10-ir50"][BEST] > 3.5
+        assert 0 < SERVER_STD["cifar10-ir100"][method] - SERVER_STD["cifar10-ir100"][BEST] < 2.5
     said(
         f"without a long tail it is {place(SERVER_STD['cifar10-practical'])}th, and on skin "
         f"lesions its own models are {place(OWN_STD[SKIN])}th of {len(OWN_STD[SKIN]) - 1}."
@@ -183,7 +181,7 @@ def test_the_papers_defaults() -> None:
         ahead = [it for it, value in SERVER[setting].items() if value > SERVER[setting]["cafedcl"]]
         assert len(set(ahead) - {BEST}) == (3 if setting == "gtsrb-pathological" else 2)
     ahead = {it: SERVER[it]["cafedcl"] - SERVER[it]["fedavg"] for it in SERVER}
-    assert all(0.85 < ahead[it] < 1.05 for it in CIFAR[2:])
+    assert all(abs(ahead[it]) < 0.85 for it in CIFAR[2:])
     said(
         f"it is {ahead[GTSRB[0]]:.1f} and {ahead[GTSRB[1]]:.1f} points ahead on GTSRB",
         f"it is {-ahead['cifar10-ir10']:.1f} points behind at ratio 10, "

@@ -413,9 +413,11 @@ def test_the_study_of_long_tails_in_sentences() -> None:
         for method in ("fedyoyo", "creff"):
             assert spread[setting][method] > spread[setting]["cafedcl:best"]
             assert server[setting][method] < server[setting]["cafedcl:best"]
-        assert 0.85 < server[setting]["cafedcl"] - server[setting]["fedavg"] < 1.05
+    ahead = {it: server[it]["cafedcl"] - server[it]["fedavg"] for it in server}
+    left = f"{ahead['cifar10-ir50']:.1f} and {ahead['cifar10-ir100']:.1f} points"
+    said(f"lead on CIFAR-10 at ratios 50 and 100 ({left.replace('-', '−')})")
     for setting in ("cifar10-ir10", "fashion-pathological", skin):
-        assert server[setting]["cafedcl"] < server[setting]["fedavg"]
+        assert ahead[setting] < 0
     said(
         f"{place(server[skin])}th of {len(server[skin]) - 1} with the server's model, where CReFF",
         f"{place(own[skin])}th of {len(own[skin]) - 1} with the clients' own, where FedAvg leads",
@@ -454,17 +456,14 @@ def test_how_much_has_been_run_is_said_once() -> None:
     def most_seeds(name: str) -> int:
         return len({one["seed"] for one in result(name)["runs"]})
 
-    said("**Long tails (22 tuned methods): three seeds so far**, and two on CIFAR-10 with a long")
-    seeds = {setting: len(seeds_of_all(setting)) for setting in settings_of("long_tail-short")}
-    assert len(seeds) == 9
-    for setting, number in seeds.items():
-        assert number == (2 if setting.startswith("cifar10-ir") else 3)
+    said("**Long tails (22 tuned methods): three seeds.**")
+    seeds = [seeds_of_all(setting) for setting in settings_of("long_tail-short")]
+    assert seeds == [{0, 1, 2}] * 9
     said("**ResNet-18, and the stand-ins: one seed so far.**", "half its width with four methods")
     assert most_seeds("table1-medium") == most_seeds("standins-short") == 1
     assert {one["width"] for one in result("table1-medium")["runs"]} == {0.5}
     assert len({one["method"] for one in result("table1-medium")["runs"]}) == 4
     assert TEXT.count("one seed so far") == 1
-    assert TEXT.count("three seeds so far") == 1
 
 
 @pytest.mark.parametrize(
