@@ -153,7 +153,8 @@ def test_the_command_of_every_speed_stands_on_the_page(path: Path) -> None:
 
 def test_the_speeds_of_all_methods_on_the_page_are_those_of_the_result_files() -> None:
     found = {}
-    for name in ("h200-methods", "h200-methods-again"):
+    # The newest file that has a method counts.
+    for name in ("h200-methods", "h200-methods-again", "h200-server-3"):
         result = measured(name)
         found |= {m["method"]: m for m in result["measurements"]}
     assert found.keys() <= set(method_names())
@@ -161,6 +162,39 @@ def test_the_speeds_of_all_methods_on_the_page_are_those_of_the_result_files() -
         assert f"| `{m['method']}` | {m['step_ms']:.3f} | {m['overhead']:.2f} |" in SPEED, m[
             "method"
         ]
+
+
+def test_the_ranges_over_three_runs_are_those_of_the_result_files() -> None:
+    text = " ".join(SPEED.split())
+    runs = [measured(f"h200-server-{number}")["measurements"] for number in (1, 2, 3)]
+    ratios = {
+        method: sorted(m["overhead"] for run in runs for m in run if m["method"] == method)
+        for method in ("cafedcl", "fedtgp", "mp-fedcl", "scaffold")
+    }
+    least, most = ([f"{its[end]:.2f}" for its in ratios.values()] for end in (0, -1))
+    for title, low, high in zip(
+        ("CAFedCL", "FedTGP", "MP-FedCL", "SCAFFOLD"), least, most, strict=True
+    ):
+        assert re.search(rf"{low} to {high} (times its training )?with {title}", text), title
+
+
+def test_the_second_run_of_resnet_is_told_as_it_was() -> None:
+    small, large = measured("h200-resnet-again")["measurements"]
+    text = " ".join(SPEED.split())
+    said = (
+        f"FedAvg took {small['step_ms']:.2f} ms with batch 50, and {large['step_ms']:.2f} ms with"
+    )
+    assert said in text
+    assert f"at {100 * large['ceiling']:.0f} % of the rate" in text
+    assert f"and at {100 * small['ceiling']:.0f} % with batch 50" in text
+
+
+def test_all_systems_trained_the_same_model_on_the_gpu() -> None:
+    rows = measured("peers-gpu")["jobs"]["d"].values()
+    assert len({row["accuracy"] for row in rows}) == 1
+    losses = sorted(row["loss"] for row in rows)
+    text = " ".join(SPEED.split())
+    assert f"cross-entropies between {losses[0]:.3f} and {losses[-1]:.3f}" in text
 
 
 def test_the_gain_over_the_eager_engine_on_the_page_is_that_of_the_result_file() -> None:

@@ -20,6 +20,13 @@ def test_the_speeds_are_those_of_the_result_file() -> None:
     assert f"it is small ({others[0]:.2f} to {others[-1]:.2f} times)" in PAGE
 
 
+def test_the_speed_on_a_gpu_is_that_of_the_result_file() -> None:
+    file = HOME / "benchmarks" / "results" / "peers-gpu.json"
+    fastest = json.loads(file.read_text(encoding="utf-8"))["fastest_peer"]["d"]
+    assert fastest["fastest"] == "flower"
+    assert f"rounds are {fastest['ratio']:.2f} times as fast as those of Flower" in PAGE
+
+
 def test_the_number_of_methods_is_right() -> None:
     references = {"local", "central"}
     methods = [name for name in method_names() if name not in references]
