@@ -157,15 +157,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="the median of so many is taken")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/encoders.json"))
     asked = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in asked.encoders.split(","):
-            model = write_encoder(name, Path(folder))
-            for frozen in (False, True):
-                found = measured(model, asked, frozen=frozen)
-                rows.append({"encoder": name, "frozen": frozen, "step_ms": found})
-                listed = ", ".join(f"{way} {ms:.2f} ms" for way, ms in found.items())
-                print(f"{name}, {'frozen' if frozen else 'fine-tuned'}: {listed}", flush=True)
+    rows: list[dict[str, Any]] = []
     result = {
         "command": ["python", *sys.argv],
         "environment": environment([], asked.device),
@@ -175,7 +167,16 @@ def main() -> None:
         "clients": asked.clients,
         "rows": rows,
     }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in asked.encoders.split(","):
+            model = write_encoder(name, Path(folder))
+            for frozen in (False, True):
+                found = measured(model, asked, frozen=frozen)
+                rows.append({"encoder": name, "frozen": frozen, "step_ms": found})
+                listed = ", ".join(f"{way} {ms:.2f} ms" for way, ms in found.items())
+                print(f"{name}, {'frozen' if frozen else 'fine-tuned'}: {listed}", flush=True)
+                # Compiling takes minutes, so what is measured is not left to the end.
+                asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

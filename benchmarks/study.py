@@ -3,7 +3,9 @@
     python benchmarks/study.py --devices cuda --jobs 1,4,8
 
 20 clients have 250 random images each, which are decoded before anything is timed. The model is the
-four-layer CNN, and a run has 40 rounds.
+four-layer CNN, and a run has 40 rounds. Of the single run, the seconds of its rounds are given too,
+and beside it those of a process that only imports PyTorch and puts one number on the device: no run
+can take less. Each result is written as soon as it is there.
 """
 
 import argparse
@@ -50,10 +52,21 @@ def options(folder: Path, rounds: int) -> list[str]:
 
 
 def seconds_of(*words: str) -> float:
-    """Return how long a command of cafedcl takes, from its start to its end."""
+    """Return how long a command of Python takes, from its start to its end."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "cafedcl", *words, "--quiet"], check=True)
+    subprocess.run([sys.executable, *words], check=True)
     return time.perf_counter() - began
+
+
+def seconds_of_command(*words: str) -> float:
+    """Return how long a command of cafedcl takes."""
+    return seconds_of("-m", "cafedcl", *words, "--quiet")
+
+
+def seconds_of_rounds(run: Path) -> float:
+    """Return how long the rounds of a run took."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return sum(sum(json.loads(line)["seconds"].values()) for line in lines)
 
 
 def main() -> None:
@@ -66,34 +79,44 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/study.json"))
     asked = parser.parse_args()
+    device = asked.devices.partition(",")[0]
+    studies: dict[str, Any] = {}
+    result: dict[str, Any] = {
+        "command": ["python", *sys.argv],
+        "environment": environment([], device),
+        "rounds": asked.rounds,
+    }
+
+    def save(**found: Any) -> None:
+        result.update(found)
+        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_images(folder)
         shared = options(folder, asked.rounds)
-        single = []
+        opening = f"import torch; torch.zeros(1, device={device!r})"
+        opened = min(seconds_of("-c", opening) for _ in range(2))
+        singles = []
         for number in range(3):
-            out = str(folder / f"single-{number}")
-            words = ["run", "--method", "fedavg", "--data", NAME, "--device", asked.devices]
-            single.append(seconds_of(*words, *shared, "--out", out))
+            out = folder / f"single-{number}"
+            words = ["run", "--method", "fedavg", "--data", NAME, "--device", device]
+            took = seconds_of_command(*words, *shared, "--out", str(out))
+            singles.append((took, seconds_of_rounds(out)))
         # The first run decodes the images.
-        print(f"a single run: {min(single[1:]):.2f} s", flush=True)
-        studies: dict[str, Any] = {}
+        single, rounds = min(singles[1:])
+        print(f"a single run: {single:.2f} s, its rounds {rounds:.2f} s", flush=True)
+        print(f"importing PyTorch and opening the device: {opened:.2f} s", flush=True)
+        save(single_s=single, single_rounds_s=rounds, open_s=opened)
         runs = asked.seeds * len(asked.methods.split(","))
         for jobs in asked.jobs.split(","):
             words = ["compare", "--methods", asked.methods, "--data", NAME, "--jobs", jobs]
             words += ["--splits", "dirichlet:0.5", "--seeds", str(asked.seeds)]
             out = str(folder / f"study-{jobs}")
-            took = seconds_of(*words, "--devices", asked.devices, *shared, "--out", out)
+            took = seconds_of_command(*words, "--devices", asked.devices, *shared, "--out", out)
             studies[jobs] = {"runs": runs, "seconds": took, "seconds_per_run": took / runs}
             print(f"{jobs} at a time: {took / runs:.2f} s a run", flush=True)
-    result = {
-        "command": ["python", *sys.argv],
-        "environment": environment([], asked.devices),
-        "rounds": asked.rounds,
-        "single_s": min(single[1:]),
-        "studies": studies,
-    }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            save(studies=studies)
 
 
 if __name__ == "__main__":

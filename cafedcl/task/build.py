@@ -1,6 +1,7 @@
 """From a config to what runs: data, shards, method, network."""
 
 import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,8 +42,12 @@ from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
 """The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
-TAKEN = ("out of memory", "busy or unavailable")
-"""What CUDA says of a GPU whose memory others have, or that serves as many programs as it can."""
+BUSY = "busy or unavailable"
+"""What CUDA says of a GPU that serves as many programs as it can, or is just leaving one."""
+BUSY_TRIALS = 10
+"""How often a busy GPU is tried, a second apart."""
+TAKEN = ("out of memory", BUSY)
+"""What CUDA says of a GPU that others have taken."""
 OWNED = {
     "natural": "no clients of its own; put images into folders CLIENT/CLASS, or name the column of "
     "the clients with data.client",
@@ -79,7 +84,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        open_device(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         if any(words in reason for words in TAKEN):
@@ -92,6 +97,23 @@ def choose_device(name: str) -> torch.device:
             "such as cpu"
         ) from None
     return device
+
+
+def open_device(device: torch.device) -> None:
+    """Put a first number on a device; if it is busy, try again for some seconds.
+
+    NVIDIA's Multi-Process Service refuses a program that comes at the moment when the last one
+    leaves, as happens if one study follows another.
+    """
+    for trials_left in reversed(range(BUSY_TRIALS)):
+        try:
+            torch.zeros(1, device=device)
+        except RuntimeError as error:
+            if BUSY not in str(error) or not trials_left:
+                raise
+            time.sleep(1)
+        else:
+            return
 
 
 def load_data(config: Config) -> Dataset:

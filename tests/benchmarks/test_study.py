@@ -33,11 +33,18 @@ def test_the_runs_that_are_timed_are_the_ones_that_the_page_describes(
 def test_the_numbers_are_seconds_per_run_with_the_command_beside_them(
     study: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed: list[tuple[str, ...]] = []
+    timed: list[str] = []
 
     def seconds_of(*words: str) -> float:
-        timed.append(words)
-        return 60.0 if words[0] == "compare" else 10.0 - len(timed)
+        command = words[2] if words[0] == "-m" else "python"
+        timed.append(command)
+        if command == "run":
+            out = Path(words[words.index("--out") + 1])
+            out.mkdir()
+            rounds = [{"seconds": {"train": 1.0, "evaluate": 0.5}}] * 2
+            text = "".join(json.dumps(line) + "\n" for line in rounds)
+            (out / "metrics.jsonl").write_text(text)
+        return 60.0 if command == "compare" else 10.0 - len(timed)
 
     main = study["main"]
     monkeypatch.setitem(main.__globals__, "seconds_of", seconds_of)
@@ -46,7 +53,7 @@ def test_the_numbers_are_seconds_per_run_with_the_command_beside_them(
     monkeypatch.setattr(sys, "argv", ["benchmarks/study.py", *asked])
     main()
     result = json.loads(out.read_text())
-    assert result["single_s"] == 7.0
+    assert (result["open_s"], result["single_s"], result["single_rounds_s"]) == (8.0, 5.0, 3.0)
     assert result["studies"]["2"] == {"runs": 10, "seconds": 60.0, "seconds_per_run": 6.0}
     assert result["command"][:2] == ["python", "benchmarks/study.py"]
-    assert [words[0] for words in timed] == ["run", "run", "run", "compare"]
+    assert timed == ["python", "python", "run", "run", "run", "compare"]

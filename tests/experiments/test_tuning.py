@@ -253,8 +253,20 @@ def test_a_study_has_the_settings_of_its_plan_and_the_options_of_the_best_candid
     assert "experiments/plan.toml --from experiments/results/found.json" in written.read_text()
 
 
-def test_every_setting_of_the_long_tails_can_be_resolved() -> None:
-    study = read_file(FILE.with_name("tuning_long_tail.toml"))["study"]
+def test_the_second_stage_begins_with_the_best_of_the_first(tuning: dict[str, Any]) -> None:
+    result = FILE.parent / "results" / "long-tail-tuning.json"
+    first = json.loads(result.read_text(encoding="utf-8"))["methods"]
+    plan = tuning["Tuning"].read(FILE.with_name("tuning_long_tail_2.toml"))
+    assert plan.candidates.keys() == first.keys()
+    for method, (best, half, _) in plan.candidates.items():
+        assert best == first[method]["best"]
+        assert half == {**best, "train.lr": best["train.lr"] / 2}
+        assert not {"method", "data"} & best.keys()
+
+
+@pytest.mark.parametrize("name", ["tuning_long_tail.toml", "tuning_long_tail_2.toml"])
+def test_every_setting_of_the_long_tails_can_be_resolved(name: str) -> None:
+    study = read_file(FILE.with_name(name))["study"]
     assert len(study["settings"]) == 9
     for setting in study["settings"]:
         for split in (setting["split"], setting.get("smoke", setting["split"])):

@@ -1,6 +1,7 @@
 import dataclasses
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -177,8 +178,29 @@ def test_a_device_that_others_take_is_not_called_unusable(
         raise RuntimeError(f"CUDA error: {words}\nmore lines")
 
     monkeypatch.setattr("cafedcl.task.build.torch.zeros", full)
+    monkeypatch.setattr("cafedcl.task.build.time.sleep", lambda _: None)
     with pytest.raises(CafedclError, match=r"other programs take all of it: CUDA error: .*--jobs"):
         choose_device("cuda")
+
+
+@pytest.mark.parametrize(("words", "trials"), [("busy or unavailable", 3), ("out of memory", 1)])
+def test_only_a_busy_device_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, words: str, trials: int
+) -> None:
+    tried: list[str] = []
+    waited: list[float] = []
+
+    def open_at_the_third_trial(*_: object, device: torch.device) -> None:
+        tried.append(device.type)
+        if len(tried) < 3:
+            raise RuntimeError(f"CUDA error: {words}")
+
+    monkeypatch.setattr("cafedcl.task.build.torch.zeros", open_at_the_third_trial)
+    monkeypatch.setattr("cafedcl.task.build.time.sleep", waited.append)
+    with suppress(CafedclError):
+        choose_device("cuda")
+    assert tried == ["cuda"] * trials
+    assert len(waited) == trials - 1
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "32"), ("4", "4")])
