@@ -8,6 +8,7 @@ from quick import QUICK
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, MODEL, floats, prefixed, under
 from cafedcl.data import Dataset
+from cafedcl.federation.rounds import Federation
 from cafedcl.functional.reply_check import ReplyValidator
 from cafedcl.methods import find_method, method_names
 from cafedcl.methods.cafedcl import CAFedCL
@@ -18,6 +19,7 @@ from cafedcl.testing import CHECKS
 from cafedcl.testing.case import Case
 
 METHODS = method_names()
+NO_SERVER_MODEL = ("local", "fedproto", "fedtgp")
 INITS = ("orthonormal", "means")
 READINGS = [
     # The first prototypes alternate: no term of the loss asks where they come from.
@@ -105,6 +107,24 @@ def test_a_round_has_scores(case):
     for record in federation.history:
         scores = record.server if federation.task.has_server_model else record.own
         assert 0 <= scores["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NO_SERVER_MODEL])
+def test_the_server_learns_the_classes_of_all_clients(name):
+    """A client has three of the ten digits: what one could learn alone is right for 3 in 10."""
+    longer = {
+        "data.images": 400,
+        "split.classes": 3,
+        "model.width": 1.0,
+        "train.iterations": 20,
+        "federation.rounds": 5,
+        "federation.participation": 1.0,
+        "evaluate.every": 5,
+        "evaluate.own_every": 5,
+    }
+    with Federation(Case(name, SHORT.get(name, {})).config(**longer)) as federation:
+        record = [federation.step() for _ in range(5)][-1]
+    assert record.server["accuracy"] > 0.45
 
 
 def test_a_reply_is_what_the_method_said_it_would_be(case):
