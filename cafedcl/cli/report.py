@@ -72,9 +72,13 @@ def show(
     data = RunFolder(found[0].path).data() if split else None
     screen = console()
     if len(found) > 1:
-        rows = [(run.method, run.lines) for run in found]
+        methods = [run.method for run in found]
+        names = [
+            run.method if methods.count(run.method) == 1 else f"{run.method}, {run.path.name}"
+            for run in found
+        ]
+        rows = [(name, run.lines) for name, run in zip(names, found, strict=True)]
         screen.print(comparison_table(rows, screen.width, classes))
-        names = [run.method for run in found]
         served = any(each is not None and "server" in each.recall for each in classes)
         models = "server" if served else "own"
         for part in compared_classes(names, classes, models, screen.width):

@@ -201,7 +201,9 @@ def nchw(x: Bytes, where: object) -> Bytes:
         )
     if 0 in x.shape[1:]:
         raise CafedclError(f"{where}: the images have no pixels")
-    return np.ascontiguousarray(x)
+    # The stride of a single channel has no meaning, but PyTorch chooses kernels by it, and so the
+    # last bits of scores. Flattening gives the usual one.
+    return np.ascontiguousarray(x).reshape(-1).reshape(x.shape)
 
 
 def whole_labels(y: Array, where: object) -> Ints:

@@ -128,6 +128,8 @@ class DecodedImages:
     """
     deep: int = 0
     """How many images had more than 8 bits per pixel."""
+    own_window: int = 0
+    """How many of these have a window of their own, which was used."""
     reduced: int = 0
     """How many colour images lost their lower 8 of 16 bits."""
 
@@ -143,6 +145,8 @@ class Head:
     """Whether it has grey values of more than 8 bits."""
     range: tuple[float, float] | None = None
     """The range of these values, where it is needed."""
+    own_window: bool = False
+    """Whether the file says which of these values to show, and that is used."""
     reduced: bool = False
     """Whether it is a colour image of 16 bits, of which Pillow reads the upper 8."""
 
@@ -205,6 +209,7 @@ def decode_images(
         dict(sorted(bad.items())),
         chosen.limits,
         sum(head.deep for _, head in good),
+        sum(head.own_window for _, head in good),
         sum(head.reduced for _, head in good),
     )
 
@@ -238,7 +243,8 @@ def _head(opener: Opener, window: Window) -> Head | str:
         with open_image(opener) as image:
             if isinstance(image, GreyValues):
                 found = image.range() if window.needs_range(image) else None
-                return Head(image.size, grey=True, deep=True, range=found)
+                own = window.prefers_own and bool(image.own_window)
+                return Head(image.size, grey=True, deep=True, range=found, own_window=own)
             # The EXIF tags of a PNG may come last: reading them decodes the image.
             reduced = _has_16_bits(image)
             is_grey = image.mode in GREY

@@ -202,6 +202,11 @@ def site_shards(config: Config, data: Dataset) -> Shards:
 
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
     """Return a site's enrolment: what it may tell of its counts, and no more."""
+    if data.window and not config.data.limits:
+        raise CafedclError(
+            "its images have more than 8 bits per pixel, and every site would choose other grey "
+            "values as black and white; start the run with --set data.window=LOW,HIGH"
+        )
     release = Release(config.release.settled(own_data=config.at_sites))
     counts = release.counts(site_shards(config, data).counts[0])
     if not counts.any():

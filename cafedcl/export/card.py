@@ -9,9 +9,11 @@ from cafedcl.config.privacy_options import PrivacyOptions, shown_epsilon
 from cafedcl.core.client_names import client_title
 from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
+from cafedcl.data.grey_values import Window
 from cafedcl.federation.result import Run
 from cafedcl.federation.served_model import ServedModel
-from cafedcl.report.class_scores import ClassScores, skew_words
+from cafedcl.functional.novelty import LEAST
+from cafedcl.report.class_scores import ClassScores, skew_words, untested_words
 from cafedcl.report.printed import escape_markdown, markdown_lines
 from cafedcl.report.run_summary import RunSummary, read_run
 
@@ -25,6 +27,16 @@ SCORES = {
     "sensitivity": "sensitivity, one class against the rest",
     "ece": "expected calibration error, before calibration",
 }
+OWN_SCORES = {
+    "client_mean": "accuracy, weighted by the class frequencies of each client",
+    "client_balanced": "balanced accuracy (mean recall of the classes that a client has)",
+    "macro_f1": SCORES["macro_f1"],
+    "auroc": SCORES["auroc"],
+    "auprc": SCORES["auprc"],
+    "sensitivity": SCORES["sensitivity"],
+    "ece": SCORES["ece"],
+}
+"""Scores of clients' own models, which know the classes of their client only."""
 NOT_SCORED = "This model was not scored."
 
 
@@ -99,7 +111,19 @@ def intended_use(run: Run, model: ServedModel, client: int | str | None) -> str:
         f"An image classifier for {len(model.classes)} classes ({names}): {whose} of a federated "
         f"run of {run.config.label}. It takes {colour} images as uint8, (N, {channels}, {height}, "
         f"{width}), and gives the probability of every class, in this order. Pixels are normalised "
-        "inside."
+        f"inside.{grey_levels(run.window)}"
+    )
+
+
+def grey_levels(window: Window) -> str:
+    """Return how grey values of more than 8 bits became bytes in training, if there were any."""
+    if not window.limits:
+        return ""
+    low, high = window.limits
+    first = " A DICOM file's own window comes first." if window.prefers_own else ""
+    return (
+        " Grey values of more than 8 bits must be turned into bytes before, as in training: "
+        f"{low:g} and below is 0, {high:g} and above is 255, with equal steps between.{first}"
     )
 
 
@@ -129,26 +153,30 @@ def training(run: Run, summary: RunSummary | None) -> str:
 def scores(run: Run, summary: RunSummary | None, client: int | str | None) -> str:
     """Return the scores on test images, and those of each class."""
     part = "server" if client is None else "own"
-    lines = [line[part] for line in run.records if line.get(part)]
-    found = shown_scores(lines[-1]) if lines else []
+    lines = [line for line in run.records if line.get(part)]
+    found = shown_scores(lines[-1][part], SCORES if client is None else OWN_SCORES) if lines else []
     if not found:
         return NOT_SCORED
     words = "Scores of the server's model on the test images, in %."
     if client is not None:
-        words = "Scores of all clients' own models on test images, in %: means over clients."
+        words = (
+            "Scores of all clients' own models on test images, in %: means over clients. The "
+            "recall of a class is the mean over the clients that have it."
+        )
     parts = [words, table(["score", "%"], found)]
-    classes = None if summary is None else summary.last_classes()
+    # Of the round whose model this is: an interrupted run may have scored later ones.
+    classes = None if summary is None else summary.classes(lines[-1])
     if classes is not None and part in classes.recall:
         parts += class_parts(classes, part)
     return "\n\n".join(parts)
 
 
-def shown_scores(values: Mapping[str, float | None]) -> list[list[str]]:
+def shown_scores(values: Mapping[str, float | None], titles: Mapping[str, str]) -> list[list[str]]:
     """Return the rows of the scores that were measured."""
     known = {name: value for name, value in values.items() if value is not None}
     return [
         [title, f"{100 * known[name]:.1f}"]
-        for name, title in SCORES.items()
+        for name, title in titles.items()
         if math.isfinite(known.get(name, math.nan))
     ]
 
@@ -161,6 +189,8 @@ def class_parts(classes: ClassScores, part: str) -> list[str]:
         tested = "–" if classes.tested is None else str(int(classes.tested[index]))
         rows.append([name, tested, "–" if math.isnan(value) else f"{100 * value:.1f}"])
     parts = [table(["class", "test images", "recall, %"], rows)]
+    if classes.untested:
+        parts.append(escape_markdown(f"Warning: {untested_words(classes.untested)}."))
     if classes.skewed:
         parts.append(f"Note: {skew_words(classes.imbalance)}; look at balanced accuracy.")
     if part in classes.one_class:
@@ -170,7 +200,10 @@ def class_parts(classes: ClassScores, part: str) -> list[str]:
 
 def probabilities(model: ServedModel) -> str:
     """Return where the probabilities come from, and what counts as unusual."""
-    words = ["They are not calibrated: there were no validation images for this model."]
+    words = [
+        "They are not calibrated: the run had no validation images for this model, or is not "
+        "finished, or its images are at sites."
+    ]
     if model.is_calibrated:
         words = [
             f"They are calibrated by a temperature of {float(model.temperature):.3f}, fitted on "
@@ -182,6 +215,11 @@ def probabilities(model: ServedModel) -> str:
             "The second result, `strangeness`, is above 1 for images that are unlike those seen in "
             "training, by their features or by their pixels; each limit is one that 99.5 % of the "
             "validation images keep to."
+        )
+    else:
+        words.append(
+            "Images that are unlike those seen in training are not detected: that needs a finished "
+            f"run with at least {LEAST} validation images."
         )
     return " ".join(words)
 

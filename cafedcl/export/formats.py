@@ -72,6 +72,8 @@ def about(run: Run, model: ServedModel) -> dict[str, Any]:
         "method": run.config.label,
         "outputs": outputs(model),
         "calibration_images": model.calibration_images,
+        # The grey values that became 0 and 255; a file of 8 bits needs no window.
+        "window": list(run.window.limits),
     }
 
 

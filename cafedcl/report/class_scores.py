@@ -28,6 +28,10 @@ HARDLY_ANY = 0.1
 """Provided that it recognises at most this share of the other classes, on average."""
 
 
+MOST_NAMED = 5
+"""Classes that are listed by name, at most."""
+
+
 @dataclass(frozen=True)
 class ClassScores:
     """Scores per class; an array has one number per class, NaN where it is not known."""
@@ -56,6 +60,13 @@ class ClassScores:
     def skewed(self) -> bool:
         """Whether accuracy says little, because most test images belong to few classes."""
         return self.imbalance >= SKEWED
+
+    @property
+    def untested(self) -> list[str]:
+        """The classes without test images, which no score can count."""
+        if self.tested is None:
+            return []
+        return [name for name, number in zip(self.names, self.tested, strict=True) if not number]
 
     def worst(self, protocol: str) -> tuple[str, float] | None:
         """Return the name and the recall of the class with the lowest recall."""
@@ -147,6 +158,14 @@ def skew_words(imbalance: float) -> str:
         f"test labels are skewed (the largest class has {imbalance:.0f} times as many test images "
         "as the smallest one)"
     )
+
+
+def untested_words(names: list[str]) -> str:
+    """Return which classes no score counts, as the start of a sentence."""
+    listed = ", ".join(names[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        listed += f" and {len(names) - MOST_NAMED} more"
+    return f"no score counts {listed}: there are no test images of it"
 
 
 def check_shape(values: Array, shape: tuple[int, ...]) -> None:

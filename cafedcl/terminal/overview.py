@@ -84,7 +84,8 @@ def split_map(
     table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
     table.add_column("client ", justify="left" if clients else "right", style="dim")
     for name in names[:40]:
-        table.add_column(f"{name[:5]:^5}", justify="center")
+        # Four letters and a space: full columns would run into one word.
+        table.add_column(f"{printable(name)[:4]:^4} ", justify="center")
     table.add_column("  images", justify="right", style="dim")
     peak = max(int(counts.max()), 1)
     for client, row in enumerate(counts[:most].tolist()):
@@ -230,9 +231,12 @@ def comparison_table(
         costs = _cost_cells(name, lines)
         cells += [costs[each] for each in COST_COLUMNS if each in shown]
         table.add_row(Text(name, style=colour(name)), *cells)
-    rounds = sorted({len(lines) for _, lines in runs})
+    numbers = [len(lines) for _, lines in runs]
+    rounds = f"After {numbers[0]} rounds"
+    if len(set(numbers)) > 1:
+        rounds = f"Rounds, row by row: {', '.join(map(str, numbers))}"
     note = Text(
-        f"After {' / '.join(map(str, rounds))} rounds, in %. "
+        f"{rounds}; in %. "
         "global, balanced, worst class: the server's model on the complete test set; balanced is "
         "the mean recall of the classes. "
         "client std: spread of accuracy across clients, each weighted by its own labels. "

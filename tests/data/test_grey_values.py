@@ -172,6 +172,16 @@ def test_a_dicom_file_may_have_its_own_window(scans, load, capsys):
     assert "each by its own window" in capsys.readouterr().err
 
 
+def test_files_with_and_without_a_window_of_their_own_are_counted(scans, load, capsys):
+    folder = scans()
+    own = dicom_bytes(VALUES * 8, WindowCenter=1020, WindowWidth=1020)
+    (folder / "a" / "0.dcm").write_bytes(own)
+    load(folder)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "8 images have more than 8 bits per pixel; values " in said
+    assert "but of 1 images those of the file's own window" in said
+
+
 def test_a_window_without_numbers_is_none(scans, load):
     path = scans()
     odd = dicom_bytes(VALUES * 8, WindowCenter="9" * 16, WindowWidth="1e999")

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.data.checked import nchw
 from cafedcl.data.pixels import to_bytes
 
 BYTES = np.random.default_rng(0).integers(0, 256, (40, 6, 6), dtype=np.uint8)
@@ -97,3 +99,9 @@ def test_parts_of_different_types_may_follow_the_same_rule(train, test):
     read = to_bytes({"training": train, "test": test}, "own")
     np.testing.assert_array_equal(read["training"], BYTES)
     assert read["test"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 5), (4, 6, 5, 1), (4, 1, 6, 5), (4, 6, 5, 3)])
+def test_images_have_the_same_order_in_memory_wherever_they_come_from(shape):
+    images = nchw(np.zeros(shape, np.uint8), "own")
+    assert torch.from_numpy(images).stride() == torch.empty(images.shape).stride()

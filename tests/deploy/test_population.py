@@ -64,6 +64,15 @@ def test_by_default_a_site_tells_neither_exact_counts_nor_rare_classes():
         enrol(config(release={}), images([3, 2], ["ant", "cat"], 3), "west")
 
 
+def test_a_site_does_not_choose_grey_values_of_its_own() -> None:
+    deep = replace(SOUTH, window=(300.0, 2340.0))
+    with pytest.raises(CafedclError, match=r"more than 8 bits .* --set data.window=LOW,HIGH"):
+        enrol(config(), deep, "south")
+    assert (
+        enrol(config(data={"name": "sites", "window": "300,2340"}), deep, "south").site == "south"
+    )
+
+
 def test_the_server_knows_every_class_that_any_site_has(population):
     assert population.sites == ("north", "south")
     assert population.names == ("ant", "cat", "dog")

@@ -6,8 +6,11 @@ import pytest
 
 import cafedcl
 from cafedcl.core.errors import CafedclError
+from cafedcl.data.grey_values import Window
 from cafedcl.export.card import model_card
+from cafedcl.export.formats import about
 from cafedcl.federation.result import Run
+from cafedcl.report.class_scores import read_class_scores
 
 OLD = Path(__file__).parents[1] / "federation" / "old_runs" / "format_1" / "cafedcl"
 
@@ -32,6 +35,33 @@ def test_a_card_tells_data_split_scores_per_class_privacy_and_licence(run: Run) 
         "They are not calibrated",
     ):
         assert words in card
+
+
+def test_recalls_are_those_of_the_round_whose_model_it_is(run: Run) -> None:
+    earlier = replace(run, records=run.records[:1])
+    card = model_card(earlier, run.model, "m", None, "")
+    first, last = (read_class_scores(OLD, line).recall["server"] for line in run.records)
+    assert f"| 0 | 36 | {100 * first[0]:.1f} |" in card
+    assert round(100 * first[0], 1) != round(100 * last[0], 1), "else this would show nothing"
+
+
+def test_a_card_of_a_clients_model_has_the_scores_of_own_models(run: Run) -> None:
+    card = model_card(run, run.model, "m", 0, "")
+    mean = run.records[-1]["own"]["client_mean"]
+    row = "| accuracy, weighted by the class frequencies of each client |"
+    assert f"{row} {100 * mean:.1f} |" in card
+    assert "balanced accuracy (mean recall of the classes) |" not in card
+
+
+def test_grey_values_of_more_than_8_bits_are_said_with_their_window(run: Run) -> None:
+    deep = replace(run, window=Window((300.0, 2340.0)))
+    card = model_card(deep, run.model, "m", None, "")
+    assert "300 and below is 0, 2340 and above is 255" in card
+    assert "A DICOM file's own window comes first." in card
+    assert about(deep, run.model)["window"] == [300.0, 2340.0]
+    plain = replace(run, window=Window())
+    assert "more than 8 bits" not in model_card(plain, run.model, "m", None, "")
+    assert about(plain, run.model)["window"] == []
 
 
 def test_a_card_without_a_licence_says_so(run: Run) -> None:

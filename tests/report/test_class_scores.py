@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cafedcl.report.class_scores import only_class, summarise_classes
+from cafedcl.report.class_scores import only_class, summarise_classes, untested_words
 
 NAMES = ["a", "b", "c"]
 COUNTS = np.array([[5, 5, 0], [9, 0, 0], [2, 2, 2]])
@@ -15,6 +15,16 @@ def test_recall_and_balanced_accuracy_come_from_the_confusion_matrix() -> None:
     assert found.worst("server") == ("b", 0.5)
     assert found.imbalance == 1.0
     assert not found.skewed
+
+
+def test_classes_without_test_images_are_named() -> None:
+    confusion = np.array([[8, 2, 0], [0, 5, 5], [0, 0, 0]])
+    found = summarise_classes({"server/confusion": confusion}, COUNTS, NAMES)
+    assert found.untested == ["c"]
+    assert untested_words(found.untested).startswith("no score counts c: there are no test images")
+    assert "a, b, c, d, e and 2 more" in untested_words(list("abcdefg"))
+    unknown = summarise_classes({"own/all/recall": np.ones((3, 3))}, COUNTS, NAMES)
+    assert unknown.untested == []
 
 
 def test_own_models_are_scored_on_the_classes_that_their_clients_hold() -> None:

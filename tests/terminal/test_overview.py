@@ -105,5 +105,13 @@ def test_the_split_map_shows_every_count_and_stays_small() -> None:
     text = drawn(split_map(torch.tensor([[3, 0], [0, 41]]), ["cat", "dog"]))
     assert "41" in text
     assert "cat" in text
+    long = drawn(split_map(torch.tensor([[3, 4]]), ["malignant", "benign"]))
+    assert "mali beni " in long
     many = drawn(split_map(torch.ones(100, 2, dtype=torch.int64), ["a", "b"]))
     assert "and 70 more clients" in many
+
+
+def test_runs_of_different_length_say_so_row_by_row() -> None:
+    one, two = [line(0, 0.5), line(1, 0.6)], [line(0, 0.4)]
+    assert "After 2 rounds" in drawn(comparison_table([("a", one), ("b", one)], 160), 160)
+    assert "row by row: 2, 1" in drawn(comparison_table([("a", one), ("b", two)], 160), 160)

@@ -199,6 +199,8 @@ def _grey_remarks(where: str, decoded: DecodedImages, options: DataOptions) -> R
         if decoded.window:
             low, high = decoded.window
             how = f"values {low:g} to {high:g}"
+            if decoded.own_window:
+                how += f", but of {decoded.own_window} images those of the file's own window,"
         remarks.append(
             f"{where}: {decoded.deep} images have more than 8 bits per pixel; {how} become 256 "
             "grey levels (data.window = LOW,HIGH chooses other values)"

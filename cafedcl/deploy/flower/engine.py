@@ -1,6 +1,7 @@
 """The flower engine: sends every client's job to its site and reads the answers."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from flwr.app import MessageType
 from torch import Tensor
 
 from cafedcl.core.contract import Down, Failure, Job
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors, nbytes
 from cafedcl.deploy.flower.mail import Mail, NoAnswer
 from cafedcl.deploy.flower.messages import (
@@ -32,6 +34,9 @@ EXTRA_BYTES = 1 << 20
 REPEATED = 64
 """How often a reply may list a class if the method allows it more than once."""
 
+PAUSE = 1.0
+"""Seconds between two looks at who is connected."""
+
 ClientNodes = Callable[[], Mapping[int, int]]
 """Returns the node of every client that is connected now."""
 
@@ -52,7 +57,7 @@ class FlowerEngine:
     def train(self, jobs: Iterable[Job]) -> Results:
         """Send the jobs of one round to their sites and yield the results."""
         jobs = list(jobs)
-        nodes = self.nodes() if jobs else {}
+        nodes = self._connected() if jobs else {}
         for job in jobs:
             if job.client not in nodes:
                 yield Failure(job.client, "its site is not connected")
@@ -74,6 +79,21 @@ class FlowerEngine:
                 yield Failure(client, answer.reason)
             else:
                 yield read_train(answer, client, down.round)
+
+    def _connected(self) -> Mapping[int, int]:
+        """Return the nodes of connected clients; while there is none at all, wait.
+
+        Rounds without any site take no time, so an outage of a minute would use up all of them.
+        """
+        until = time.monotonic() + self.mail.deadline
+        while not (nodes := self.nodes()):
+            if time.monotonic() >= until:
+                raise CafedclError(
+                    f"no site is connected since {self.mail.deadline:g} s (engine.deadline); start "
+                    "the sites, then continue with cafedcl resume"
+                )
+            time.sleep(PAUSE)
+        return nodes
 
     def _sum_securely(self, asked: dict[int, Job]) -> Results:
         """Yield what became of every site; the sum of their contributions is kept."""

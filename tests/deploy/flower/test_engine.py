@@ -252,6 +252,35 @@ def test_a_missing_site_is_named_and_one_that_returns_as_another_node_is_the_sam
     assert federation.step().failed == []
 
 
+def test_while_no_site_is_connected_no_round_is_used_up(config, host, net, monkeypatch):
+    federation = host(config(engine__deadline=5), [], None)
+    federation.step()
+    away = dict(net.sites)
+    net.sites.clear()
+    waited: list[float] = []
+
+    def come_back(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            net.sites.update(away)
+
+    monkeypatch.setattr("cafedcl.deploy.flower.engine.time.sleep", come_back)
+    assert federation.step().status == "ok"
+    assert len(waited) == 3
+
+
+def test_a_run_ends_with_an_error_if_no_site_comes_back(config, host, net, monkeypatch):
+    federation = host(config(engine__deadline=5), [], None)
+    federation.step()
+    net.sites.clear()
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr("cafedcl.deploy.flower.engine.time.sleep", lambda _: None)
+    monkeypatch.setattr("cafedcl.deploy.flower.engine.time.monotonic", lambda: next(clock))
+    with pytest.raises(CafedclError, match=r"no site is connected since 5 s .* cafedcl resume"):
+        federation.step()
+    assert federation.round == 1
+
+
 def test_a_site_that_lost_what_it_kept_starts_anew_and_says_so(config, host, tmp_path, capsys):
     federation = host(config("moon"), [], None)
     federation.step()
