@@ -205,7 +205,14 @@ class TransformChain(Transform):
     def draw(self, images: int) -> Tensors:
         draws: Tensors = {}
         for transform in self.transforms:
-            draws |= prefixed(f"{transform.name}/", transform.draw(images))
+            drawn = transform.draw(images)
+            for name, value in drawn.items():
+                if len(value) != images:
+                    raise CafedclError(
+                        f"train.transform: draw({images}) of {type(transform).__name__} returns "
+                        f"{len(value)} rows as '{name}'; one per image is expected"
+                    )
+            draws |= prefixed(f"{transform.name}/", drawn)
         return draws
 
     def apply(self, x: Tensor, draws: Tensors) -> Tensor:

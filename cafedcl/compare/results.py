@@ -29,6 +29,8 @@ METHOD_SECTIONS = ("train.", "server.", "method.", "augment.")
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
 """The fields of environment.json that are kept."""
 WHERE = "environment"
+STORED = ("failed_visits", "skipped_rounds", "imbalance")
+"""What a row says of the whole run; rows of earlier versions may lack it."""
 
 ResultRow = dict[str, Any]
 Key = tuple[str, str, str, int]
@@ -92,6 +94,7 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
         last = next((line for line in reversed(run.lines) if line.get(part)), {})
         scores[part] = {name: rounded_score(value) for name, value in last.get(part, {}).items()}
     best = {part: run.chosen(part, "best") for part in SCORED_PARTS}
+    classes = run.last_classes()
     return {
         "data": run.setting.data,
         "split": run.setting.split,
@@ -113,8 +116,9 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
         "epochs": options["train.epochs"],
         "engine": options["engine.name"],
         "precision": options["engine.precision"],
-        "failed_visits": sum(len(line.get("failed") or ()) for line in run.lines),
-        "skipped_rounds": sum(line.get("status") == "skipped" for line in run.lines),
+        "failed_visits": run.failed_replies,
+        "skipped_rounds": run.skipped_rounds,
+        "imbalance": 1.0 if classes is None else round(classes.imbalance, DIGITS),
         "options": departures(run),
     }
 
@@ -219,12 +223,10 @@ def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
     }
     key = key_of(record["setting"], record["method"], record["changed"], record["seed"])
     path = Path(record["setting"], record["method"], f"s{record['seed']}")
-    return Member(
-        key,
-        RunSummary(path, "finished", "", flat(resolve(tables).to_plain()), [line]),
-        record,
-        where,
-    )
+    stored = {name: record[name] for name in STORED if name in record}
+    settings = flat(resolve(tables).to_plain())
+    summary = RunSummary(path, "finished", "", settings, [line], stored=stored)
+    return Member(key, summary, record, where)
 
 
 def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:

@@ -154,10 +154,16 @@ def read_study(name: str) -> Study:
     if not path.is_file():
         raise CafedclError(f"{name}: there is no such study; {nearest(name, study_names())}")
     table = read_file(path)
-    settings = tuple(
-        build_from_table(StudySetting, one, f"{path}: settings")
-        for one in table.pop("settings", [])
-    )
+    given = table.pop("settings", [])
+    if not given or not table.get("methods"):
+        raise CafedclError(f"{path}: a study needs methods and [[settings]]")
+    check_list(given, dict, f"{path}: settings: tables [[settings]] are expected")
+    check_list(table["methods"], str, f"{path}: methods: a list of names is expected")
+    settings = tuple(build_from_table(StudySetting, one, f"{path}: settings") for one in given)
+    names = [one.name for one in settings]
+    for one in names:
+        if names.count(one) > 1:
+            raise CafedclError(f"{path}: settings: two are called {one}; give each its own name")
     made: Study = build_from_table(Study, {**table, "settings": settings}, str(path))
     for method in made.each:
         if method not in made.methods:
@@ -165,9 +171,13 @@ def read_study(name: str) -> Study:
                 f"{path}: each: {method}: not a method of this study; "
                 f"{nearest(method, list(made.methods))}"
             )
-    if not made.settings or not made.methods:
-        raise CafedclError(f"{path}: a study needs methods and [[settings]]")
     return made
+
+
+def check_list(value: object, kind: type, problem: str) -> None:
+    """Raise an error unless a value is a list whose entries are all of one type."""
+    if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+        raise CafedclError(problem)
 
 
 def read_scales() -> dict[str, StudyScale]:

@@ -25,23 +25,26 @@ from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.slug import slug
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
+from cafedcl.methods import find_method
 from cafedcl.task.resolve import resolve
 from cafedcl.terminal.overview import last_scored, value_of
 
 COMMON_SCORES = (
-    "accuracy",
-    "balanced",
-    "client_mean",
-    "client_std",
-    "client_worst",
-    "many",
-    "medium",
-    "few",
+    "accuracy", "balanced", "worst_class", "macro_f1", "client_mean", "client_std", "client_worst",
+    "many", "medium", "few", "auroc", "auprc", "sensitivity", "ece",
+)  # fmt: skip
+OWN_SCORES = (
+    "client_balanced", "held_mean", "held_std", "prior_mean", "prior_std", "prior_worst",
+    "prior_balanced", "prior_worst_class",
+)  # fmt: skip
+SWEEP_SCORES = (
+    *(f"server.{key}" for key in COMMON_SCORES),
+    *(f"own.{key}" for key in (*COMMON_SCORES, *OWN_SCORES)),
 )
-SWEEP_SCORES = tuple(f"server.{key}" for key in COMMON_SCORES) + tuple(
-    f"own.{key}"
-    for key in (*COMMON_SCORES, "held_mean", "held_std", "prior_mean", "prior_std", "prior_worst")
-)
+ALL_WEIGHTS = ".*"
+"""`Method.personal` of methods whose weights all stay with their client."""
+LOWER_IS_BETTER = ("_std", ".ece")
+"""How the names of such scores end."""
 
 Point = dict[str, Any]
 """Values of the swept options, by flat names."""
@@ -124,6 +127,8 @@ class Sweep:
                 f"--score {self.score}: there is no such score; "
                 f"{nearest(self.score, list(SWEEP_SCORES))}"
             )
+        for method in self.methods:
+            check_score(self.score, method)
         if self.on not in ("validation", "test"):
             raise CafedclError(
                 f"--on {self.on}: there is no such choice; validation or test is expected"
@@ -154,6 +159,13 @@ class Sweep:
         return found
 
     @property
+    def methods(self) -> list[str]:
+        """The methods whose options are swept; empty for the default one."""
+        name = "method.name"
+        one = [self.settings[name]] if name in self.settings else []
+        return list({**self.grid, **self.choices}.get(name, one))
+
+    @property
     def space(self) -> "list[Range]":
         """The ranges of a search."""
         return [self.range(name, text) for name, text in self.ranges.items()]
@@ -161,7 +173,7 @@ class Sweep:
     @property
     def higher(self) -> bool:
         """Whether a higher score is better."""
-        return not self.score.endswith("_std")
+        return not self.score.endswith(LOWER_IS_BETTER)
 
     def points(self) -> list[Point]:
         """Return all points of the grid; the first option varies slowest."""
@@ -290,6 +302,22 @@ class Range:
         if colon and first <= 0:
             raise CafedclError(f"{asked}: with :log, both numbers must be greater than 0")
         return cls(name, first, last, bool(colon), whole)
+
+
+def check_score(score: str, method: str) -> None:
+    """Raise an error for a score that no run of the method has, before any is trained."""
+    kind = find_method(method)[0]
+    part = score.partition(".")[0]
+    if part == "server" and kind.personal == ALL_WEIGHTS and not kind.personal_is_optional:
+        raise CafedclError(
+            f"--score {score}: {method} has no server model; choose a score of clients' own "
+            "models, such as own.client_mean"
+        )
+    if part == "own" and kind.pooled:
+        raise CafedclError(
+            f"--score {score}: {method} has no clients' own models; choose a score of the "
+            "server's model, such as server.accuracy"
+        )
 
 
 def sweep_settings(

@@ -31,6 +31,8 @@ MISSING_CODE = 65535
 def write_report(summary: Summary, out: Path) -> None:
     """Write the report of some runs into one HTML file."""
     summary.require_scores()
+    if out.exists() and out.suffix.lower() not in (".html", ".htm"):
+        raise CafedclError(f"--out {out}: it exists and is no HTML file; choose another name")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(collect(summary)).encode())

@@ -77,6 +77,8 @@ class RunSummary:
     lines: list[MetricsLine] = field(default_factory=list)
     other_data: str = ""
     """What tells its data apart from those of another run that have the same name."""
+    stored: dict[str, float] = field(default_factory=dict)
+    """What a results file, which has the last round only, says of the whole run."""
 
     @property
     def method(self) -> str:
@@ -101,6 +103,18 @@ class RunSummary:
             return RunFolder(self.path).data()[1]
         except CafedclError:
             return {}
+
+    @property
+    def skipped_rounds(self) -> int:
+        """Rounds that did not count."""
+        counted = sum(line.get("status") == "skipped" for line in self.lines)
+        return int(self.stored.get("skipped_rounds", counted))
+
+    @property
+    def failed_replies(self) -> int:
+        """Replies of clients that failed or were rejected."""
+        counted = sum(len(line.get("failed") or ()) for line in self.lines)
+        return int(self.stored.get("failed_visits", counted))
 
     @property
     def trust(self) -> str:
@@ -269,7 +283,7 @@ def state_of(run: RunSummary, damage: str) -> tuple[str, str]:
     """Return a run's state and problem; ``damage`` is what is wrong with its metrics."""
     done = len(run.lines)
     if damage:
-        return "damaged", f"{damage}; restore it from a backup, or resume the run"
+        return "damaged", f"{damage}; restore it from a backup, or try `cafedcl resume`"
     if not run.lines:
         return "unfinished", f"0 of {run.rounds} rounds are done"
     if not any_round_counted(run.lines):

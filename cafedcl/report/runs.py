@@ -9,6 +9,7 @@ from typing import Any
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.steps import tracked
+from cafedcl.methods import method_names
 from cafedcl.report.class_scores import SKEWED, ClassScores
 from cafedcl.report.run_summary import (
     RunSummary,
@@ -42,7 +43,7 @@ class TableRow:
     @property
     def base(self) -> str:
         """The method without its preset."""
-        return self.method.partition(":")[0]
+        return base_method(self.method)
 
     @property
     def swept(self) -> tuple[str, float] | None:
@@ -69,6 +70,16 @@ class TableRow:
                 found[run.seed] = value
         return found
 
+    @property
+    def losses(self) -> str:
+        """Rounds that did not count and replies that were lost, in words; empty if none were."""
+        skipped = sum(run.skipped_rounds for run in self.runs)
+        failed = sum(run.failed_replies for run in self.runs)
+        rounds = sum(run.rounds for run in self.runs)
+        words = [f"{skipped} of {rounds} rounds did not count"] if skipped else []
+        words += [f"{failed} replies failed or were rejected"] if failed else []
+        return ", ".join(words)
+
     def classes(
         self, protocol: str, which: str = "last", by: str = "accuracy"
     ) -> list[ClassScores]:
@@ -93,8 +104,9 @@ class SettingGroup:
     @cached_property
     def imbalance(self) -> float:
         """How many times as many test images the largest class has as the smallest one."""
-        found = (each for row in self.rows for each in row.classes("server") or row.classes("own"))
-        return max((each.imbalance for each in found), default=1.0)
+        found = [each for row in self.rows for each in row.classes("server") or row.classes("own")]
+        stored = [run.stored.get("imbalance", 1.0) for row in self.rows for run in row.runs]
+        return max([*(each.imbalance for each in found), *stored], default=1.0)
 
     @property
     def ranked_by(self) -> str:
@@ -107,7 +119,10 @@ class SettingGroup:
         Such differences make a comparison of methods unfair. Options of the methods themselves, and
         options that were changed on purpose, do not.
         """
-        common = ("model.", "train.", "server.", "federation.", "evaluate.")
+        common = (
+            "model.", "train.", "server.", "federation.", "evaluate.", "attack", "defence",
+            "privacy", "release.",
+        )  # fmt: skip
         values: dict[str, set[str]] = {}
         seeds: set[str] = set()
         for row in self.main:
@@ -288,9 +303,15 @@ ORDER = (
 """The order of rows: references, the paper's methods, all others, and CAFedCL last."""
 
 
+def base_method(name: str) -> str:
+    """Return a method without its preset; MODULE:NAME, a method of one's own, has none."""
+    base = name.partition(":")[0]
+    return base if base in method_names() else name
+
+
 def method_order(name: str) -> tuple[int, str]:
     """Return the sort key of a method among the rows."""
-    base = name.partition(":")[0]
+    base = base_method(name)
     if base == "cafedcl":
         return (len(ORDER) + 1, name)
     return (ORDER.index(base) if base in ORDER else len(ORDER), name)

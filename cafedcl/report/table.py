@@ -194,6 +194,7 @@ class ScoreTable:
                 other = "own" if self.protocol == "server" else "server"
                 names = ", ".join(lacking)
                 lines.append(f"{title}: not scored this way: {names}; try --protocol {other}.")
+            lines += [f"warning: {title}: {row.label}: {row.losses}." for row in rows if row.losses]
             partial = [row.label for row in rows if row.partial]
             if partial:
                 lines.append(f"{title}: not finished, scores so far: {', '.join(partial)}.")

@@ -186,6 +186,22 @@ class PlainProgress(Callback):
 class Warnings(Callback):
     """Only what differs from what was asked for, on standard error."""
 
+    told = False
+    """Whether the first lost reply has been told of."""
+
+    def round_done(self, federation: Federation, record: Record) -> None:
+        """Tell of the first replies that were lost."""
+        if not record.failed or self.told:
+            return
+        self.told = True
+        first = record.failed[0]
+        who = federation.client_title(first["client"])
+        self.noticed(
+            federation,
+            f"round {record.round + 1}: {len(record.failed)} of {len(record.participants)} replies "
+            f"failed ({who}: {first['reason']}); later ones are recorded in metrics.jsonl only",
+        )
+
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
         """Write the notice."""
         print(printable(f"warning: {message}"), file=sys.stderr, flush=True)

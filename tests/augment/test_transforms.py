@@ -269,3 +269,12 @@ def test_a_bad_transform_of_ones_own_is_one_line(own_module, name, message):
 def test_a_site_is_told_that_a_transform_imports_code():
     assert imported_names({"train": {"transform": "own_noise:Noise"}}) == ["own_noise:Noise"]
     assert imported_names({"train": {"transform": ""}}) == []
+
+
+def test_a_transform_that_draws_too_few_rows_is_one_line():
+    class Few(Flip):
+        def draw(self, images):
+            return {"flipped": torch.rand(images - 1) < 0.5}
+
+    with pytest.raises(CafedclError, match=r"draw\(4\) of Few returns 3 rows as 'flipped'"):
+        TransformChain([Few()]).draw(4)

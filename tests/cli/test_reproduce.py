@@ -153,6 +153,19 @@ def test_runs_from_elsewhere_are_gathered_in_the_studys_order_and_the_last_one_c
     assert (tmp_path / "copy" / "results.json").read_bytes() == whole, "nothing is lost on the way"
 
 
+def test_a_results_file_says_that_test_labels_are_skewed_and_replies_were_lost(
+    tmp_path: Path,
+) -> None:
+    known = {"imbalance": 58.0, "failed_visits": 3, "skipped_rounds": 0}
+    runs = [{**record("cafedcl", 0, 0.5), **known}, record("fedavg", 0, 0.4)]
+    out = tmp_path / "out"
+    words = ["--gather", "--quiet", "--out", str(out)]
+    run("table1", *words, "--from", results_file(tmp_path / "a.json", runs))
+    text = " ".join((out / "table.md").read_text(encoding="utf-8").split())
+    assert "the largest class has 58 times as many test images" in text
+    assert "cafedcl: 3 replies failed or were rejected" in text
+
+
 def test_runs_that_two_studies_share_are_taken_from_either(tmp_path: Path) -> None:
     runs = [
         record("cafedcl", 0, 0.5),

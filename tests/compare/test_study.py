@@ -161,3 +161,20 @@ split = "iid"
     (tmp_path / "bad.toml").write_text(text.replace("cafedcl = {", "cafedc = {"), encoding="utf-8")
     with pytest.raises(CafedclError, match=r"each: cafedc: .*did you mean 'cafedcl'"):
         read_study(str(tmp_path / "bad.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('methods = ["fedavg"]\nsettings = 3', r"settings: tables \[\[settings\]\] are expected"),
+        ('methods = "fedavg"\n{one}', "methods: a list of names is expected"),
+        ("{one}", r"a study needs methods and \[\[settings\]\]"),
+        ('methods = ["fedavg"]\n{one}{one}', "two are called a; give each its own name"),
+    ],
+)
+def test_a_study_that_is_written_wrongly_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    one = '[[settings]]\nname = "a"\ndata = "digits"\nsplit = "iid"\n'
+    file = tmp_path / "mine.toml"
+    file.write_text('title = "mine"\n' + text.replace("{one}", one))
+    with pytest.raises(CafedclError, match=said):
+        read_study(str(file))

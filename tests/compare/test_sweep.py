@@ -11,11 +11,19 @@ import typer
 from comparing import scored_line
 from typer.testing import CliRunner
 
+import cafedcl
 from cafedcl.cli.compare import sweep as command
 from cafedcl.compare import pool as schedule_pool
 from cafedcl.compare.jobs import DeviceShare, Handle, RunSpec
 from cafedcl.compare.pool import Pool, View
-from cafedcl.compare.sweep import Range, Sweep, parse_ranges, parse_values
+from cafedcl.compare.sweep import (
+    SWEEP_SCORES,
+    Range,
+    Sweep,
+    check_score,
+    parse_ranges,
+    parse_values,
+)
 from cafedcl.compare.tune import Search
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
@@ -374,3 +382,27 @@ def test_a_database_that_cannot_be_written_is_one_line_and_nothing_is_lost(tmp_p
     again = Search(made(**TUNED), tmp_path)
     again.run(2, Pool(launcher, View()))
     assert launcher.launched == ["trial-0000/s0", "trial-0001/s0"]
+
+
+@pytest.mark.parametrize(
+    ("method", "score", "said"),
+    [
+        ("fedproto", "server.accuracy", "fedproto has no server model; .*own.client_mean"),
+        ("central", "own.client_mean", "central has no clients' own models; .*server.accuracy"),
+    ],
+)
+def test_a_score_that_a_method_cannot_have_is_refused_before_training(
+    method: str, score: str, said: str
+) -> None:
+    with pytest.raises(CafedclError, match=f"--score {score}: {said}"):
+        check_score(score, method)
+    check_score("own.client_mean", "fedproto")
+    check_score("server.accuracy", "fedrod")
+
+
+def test_every_score_of_a_run_can_be_chosen() -> None:
+    run = cafedcl.run("fedavg", rounds=1, clients=3, callbacks=[])
+    parts = {part: run.records[-1][part] for part in ("server", "own")}
+    names = {f"{part}.{name}" for part, scores in parts.items() for name in scores}
+    counts = {name for name in names if name.endswith("missing")}
+    assert names - counts <= set(SWEEP_SCORES)

@@ -266,3 +266,12 @@ def test_a_large_report_takes_no_more_work_for_each_round_and_is_still_small(
     many_calls, large_size = build(make_run, tmp_path / "large", rounds=200, clients=100)
     assert many_calls <= calls
     assert large_size < 5_000_000
+
+
+def test_a_file_that_is_no_report_is_not_replaced(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    metrics = run / "metrics.jsonl"
+    before = metrics.read_bytes()
+    with pytest.raises(CafedclError, match="exists and is no HTML file; choose another name"):
+        write_report(read_runs([run]), metrics)
+    assert metrics.read_bytes() == before

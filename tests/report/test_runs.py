@@ -6,7 +6,8 @@ import pytest
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.run_summary import read_run
-from cafedcl.report.runs import read_runs
+from cafedcl.report.runs import base_method, read_runs
+from cafedcl.report.table import score_table
 
 Maker = Callable[..., Path]
 
@@ -229,3 +230,30 @@ def test_folders_of_the_same_name_have_titles_of_their_own(make_run: Maker, tmp_
         "images, dirichlet:0.1, in /north, 6 clients",
         "images, dirichlet:0.1, in /south, 6 clients",
     ]
+
+
+def test_an_attack_on_one_method_only_is_named(make_run: Maker, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", attack__kind="none")
+    make_run(tmp_path / "b", "cafedcl", attack__kind="sign-flip", attack__clients=1)
+    (name,) = read_runs([tmp_path]).groups[0].differing()
+    assert name == "attack"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cafedcl:best", "cafedcl"), ("fedavg", "fedavg"), ("mine:A", "mine:A"), ("mine:B", "mine:B")],
+)
+def test_classes_of_one_module_are_methods_of_their_own(name: str, expected: str) -> None:
+    assert base_method(name) == expected
+
+
+def test_lost_replies_and_rounds_are_counted(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[0] |= {"status": "skipped", "failed": [{"client": 3, "reason": "NaN"}] * 2}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(found) + "\n" for found in lines))
+    (row,) = read_runs([tmp_path]).groups[0].rows
+    assert row.losses == "1 of 3 rounds did not count, 2 replies failed or were rejected"
+    title = "digits, dirichlet:0.1, 6 clients"
+    notes = score_table(read_runs([tmp_path])).notes
+    assert f"warning: {title}: fedavg: {row.losses}." in notes

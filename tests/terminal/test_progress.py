@@ -1,12 +1,13 @@
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from cafedcl.federation.rounds import Federation
-from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress
+from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress, Warnings
 
 
 def test_the_live_view_shows_rounds_time_left_scores_and_failures(
@@ -71,3 +72,19 @@ def test_json_lines_are_the_metrics(tiny: Callable[..., Federation], method: str
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [
         r.line() for r in federation.history
     ]
+
+
+def test_a_quiet_run_tells_of_the_first_lost_reply(
+    tiny: Callable[..., Federation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation = tiny("fedavg", federation__rounds=2)
+    lost = [{"client": 1, "reason": "boom"}]
+    told = Warnings()
+    for number in range(2):
+        record = replace(federation.step(), failed=lost)
+        told.round_done(federation, record)
+        assert record.round == number
+    said = capsys.readouterr().err
+    assert said.count("warning:") == 1
+    assert "round 1: 1 of" in said
+    assert "client 1: boom" in said
