@@ -91,6 +91,23 @@ class SyntheticImages:
     def __len__(self) -> int:
         return len(self.y)
 
+    def problem(self, shape: torch.Size, wanted: Ints) -> str:
+        """Return what is wrong with the images, without waiting for a GPU; empty if nothing is."""
+        number = int(wanted.sum())
+        if self.x.dtype != torch.uint8 or self.x.shape[1:] != shape:
+            found = str(self.x.dtype).removeprefix("torch.")
+            return (
+                f"images of {found}, shape {tuple(self.x.shape[1:])}; uint8 of shape "
+                f"{tuple(shape)} is expected"
+            )
+        if (len(self.x), len(self.y)) != (number, number):
+            return f"{len(self.x)} images and {len(self.y)} labels; {number} of both are wanted"
+        if self.y.device.type == "cpu":
+            given = np.bincount(self.y.numpy(), minlength=len(wanted))
+            if not np.array_equal(given, wanted):
+                return "labels of other classes than are wanted (client.synthetic_counts)"
+        return ""
+
 
 class Augmenter:
     """Makes synthetic images for a client's tail classes. A subclass needs a name and ``make``.

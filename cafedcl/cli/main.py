@@ -20,6 +20,7 @@ from cafedcl.cli.reproduce import reproduce
 from cafedcl.cli.run import demo, resume, run
 from cafedcl.cli.speed import bench
 from cafedcl.core.errors import CafedclError, in_words, own_frames
+from cafedcl.core.imports import OWN_CODE
 from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
 from cafedcl.terminal.waiting import showing_steps
@@ -48,10 +49,15 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        # An error that was never in the user's own code is ours, and its traceback says where.
-        if os.environ.get(TRACEBACK) or not own_frames(error):
+        in_own_code = bool(own_frames(error))
+        # Without any code of the user's own, the error is ours, and its traceback says where.
+        if os.environ.get(TRACEBACK) or not (in_own_code or OWN_CODE):
             raise
-        fail(f"{in_words(error)}, in code of your own; {TRACEBACK}=1 shows the whole traceback")
+        where = "in code of your own"
+        if not in_own_code:
+            where = f"perhaps caused by {' or '.join(OWN_CODE)}"
+        said = " ".join(in_words(error).split())
+        fail(f"{said}, {where}; {TRACEBACK}=1 shows the whole traceback")
     sys.exit(0)
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from cafedcl.core.errors import CafedclError
 
+OWN_CODE: list[str] = []
+"""The import paths of the user's own code in this process, for errors that it may be behind."""
+
 
 def import_path(path: str, what: str) -> Any:
     """Return the object that ``package.module:name`` names; the module may be in this folder."""
@@ -27,6 +30,8 @@ def import_path(path: str, what: str) -> Any:
         raise CafedclError(
             f"{where}: cannot be imported: {_file_of(imported)} has no '{attribute}'"
         )
+    if path not in OWN_CODE:
+        OWN_CODE.append(path)
     return getattr(imported, attribute)
 
 

@@ -21,6 +21,7 @@ from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.augment.transforms import TransformChain
 from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Claims, Client, Enrolment, Field, Job
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import stream
 from cafedcl.core.tensors import AUGMENT, Tensors, prefixed, under
 from cafedcl.data.dataset import Dataset
@@ -183,7 +184,12 @@ class TailAugmentation:
         """
         if not self.augmented[job.client]:
             return self._nothing
-        return self.augmenter.make(self._own(job, "augment", features))
+        made = self.augmenter.make(self._own(job, "augment", features))
+        shape = self.clients.data.train_x.shape[1:]
+        problem = made.problem(shape, self.synthetic_counts[job.client])
+        if problem:
+            raise CafedclError(f"augment '{self.augmenter.name}': make returns {problem}")
+        return made
 
     @cached_property
     def _nothing(self) -> SyntheticImages:

@@ -356,3 +356,21 @@ def test_conf_data_is_the_share_of_the_largest_effective_count(
     assert largest.max() <= 1
     if rule == "max" and kind != "gan":
         np.testing.assert_allclose(largest, 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (torch.zeros(3, 1, 2, 2), torch.tensor([0, 0, 1]), "images of float32, shape"),
+        (torch.zeros(3, 1, 2, 3, dtype=torch.uint8), torch.tensor([0, 0, 1]), "(1, 2, 2) is"),
+        (torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0]), "3 of both are wanted"),
+        (torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([1, 1, 2]), "other classes"),
+    ],
+)
+def test_synthetic_images_that_were_not_asked_for_are_named(
+    x: torch.Tensor, y: torch.Tensor, said: str
+) -> None:
+    wanted = np.array([2, 1, 0])
+    good = SyntheticImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0]))
+    assert good.problem(torch.Size((1, 2, 2)), wanted) == ""
+    assert said in SyntheticImages(x, y).problem(torch.Size((1, 2, 2)), wanted)

@@ -159,5 +159,10 @@ def test_an_error_in_cafedcl_itself_keeps_its_traceback(
 
     monkeypatch.setattr("cafedcl.core.errors.INSTALLED", ("/",))
     monkeypatch.setattr("cafedcl.task.resolve.gather", broken)
+    monkeypatch.setattr("cafedcl.cli.main.OWN_CODE", [])
     with pytest.raises(ZeroDivisionError):
         invoke("run")
+    monkeypatch.setattr("cafedcl.cli.main.OWN_CODE", ["mine:Method"])
+    code, _, err = invoke("run")
+    assert code == 2
+    assert "ZeroDivisionError: , perhaps caused by mine:Method; CAFEDCL_TRACEBACK=1" in err
