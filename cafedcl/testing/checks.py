@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cafedcl.config.sections import EngineOptions
 from cafedcl.core.contract import Batch, Down, Reply
+from cafedcl.core.errors import CafedclError, in_words
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, pack, under, unpack, without
 from cafedcl.engine.cpu.groups import stacking_obstacle
@@ -22,6 +23,7 @@ from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.testing.case import (
     Case,
+    ConformanceError,
     aggregated,
     batch_of,
     first_difference,
@@ -294,5 +296,12 @@ def check_method(
     name = method if isinstance(method, str) else f"{method.__module__}:{method.__qualname__}"
     case = Case(name, dict(settings or {}))
     for title, check in CHECKS.items():
-        if only in (None, title):
+        if only not in (None, title):
+            continue
+        try:
             check(case)
+        except (ConformanceError, CafedclError):
+            raise
+        except Exception as error:
+            # What a method returns is used far from it, so the error may not name it.
+            raise case.fail(f"the check '{title}' ends with {in_words(error)}") from error

@@ -155,7 +155,7 @@ def test_an_error_in_cafedcl_itself_keeps_its_traceback(
     invoke: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("zero")
 
     monkeypatch.setattr("cafedcl.core.errors.INSTALLED", ("/",))
     monkeypatch.setattr("cafedcl.task.resolve.gather", broken)
@@ -165,4 +165,4 @@ def test_an_error_in_cafedcl_itself_keeps_its_traceback(
     monkeypatch.setattr("cafedcl.cli.main.OWN_CODE", ["mine:Method"])
     code, _, err = invoke("run")
     assert code == 2
-    assert "ZeroDivisionError: , perhaps caused by mine:Method; CAFEDCL_TRACEBACK=1" in err
+    assert "ZeroDivisionError: zero, perhaps caused by mine:Method; CAFEDCL_TRACEBACK=1" in err

@@ -28,6 +28,11 @@ class Raises(FedAvg):
         raise ArithmeticError("no loss today")
 
 
+class WeighsTooFew(FedAvg):
+    def weigh(self, ups: list[Up]) -> Tensor:
+        return super().weigh(ups)[:1]
+
+
 class GrowingState(FedAvg):
     def start(self, model: Network) -> Tensors:
         return {"anchors/table": torch.zeros(2, 2)}
@@ -156,6 +161,7 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     Nameless: ("description", "it has no name of its own"),
     UndeclaredOption: ("description", "its option 'strength' is not declared with `option`"),
     Raises: ("rounds", "no loss today"),
+    WeighsTooFew: ("rounds", "the check 'rounds' ends with ValueError"),
     SendsUndeclared: ("rounds", "'extra' was not asked for; declare what `summarize` sends in"),
     GrowingState: ("rounds", "its state changes names, types or shapes: anchors/table"),
     NotFinite: ("rounds", "the server's step gave NaN or Inf in 'server/sum'"),
