@@ -154,6 +154,7 @@ def read_study(name: str) -> Study:
     if not path.is_file():
         raise CafedclError(f"{name}: there is no such study; {nearest(name, study_names())}")
     table = read_file(path)
+    check_entries(Study, table, str(path))
     given = table.pop("settings", [])
     if not given or not table.get("methods"):
         raise CafedclError(f"{path}: a study needs methods and [[settings]]")
@@ -188,12 +189,17 @@ def read_scales() -> dict[str, StudyScale]:
     }
 
 
-def build_from_table(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
-    """Return an instance of a dataclass from a TOML table; raises an error for a wrong entry."""
+def check_entries(cls: type[Any], table: Mapping[str, Any], where: str) -> None:
+    """Raise an error for an entry that a dataclass does not have."""
     known = [entry.name for entry in fields(cls)]
     for name in table:
         if name not in known:
             raise CafedclError(f"{where}: {name}: there is no such entry; {nearest(name, known)}")
+
+
+def build_from_table(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:
+    """Return an instance of a dataclass from a TOML table; raises an error for a wrong entry."""
+    check_entries(cls, table, where)
     values = dict(table)
     if "methods" in values:
         values["methods"] = tuple(values["methods"])
