@@ -161,11 +161,11 @@ def skew_words(imbalance: float) -> str:
 
 
 def untested_words(names: list[str]) -> str:
-    """Return which classes no score counts, as the start of a sentence."""
+    """Return which classes no score counts."""
     listed = ", ".join(names[:MOST_NAMED])
     if len(names) > MOST_NAMED:
         listed += f" and {len(names) - MOST_NAMED} more"
-    return f"no score counts {listed}: there are no test images of it"
+    return f"classes without test images, which no score counts: {listed}"
 
 
 def check_shape(values: Array, shape: tuple[int, ...]) -> None:

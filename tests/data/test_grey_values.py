@@ -179,7 +179,7 @@ def test_files_with_and_without_a_window_of_their_own_are_counted(scans, load, c
     load(folder)
     said = " ".join(capsys.readouterr().err.split())
     assert "8 images have more than 8 bits per pixel; values " in said
-    assert "but of 1 images those of the file's own window" in said
+    assert "become 256 grey levels, but 1 by the window in their file" in said
 
 
 def test_a_window_without_numbers_is_none(scans, load):

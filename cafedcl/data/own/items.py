@@ -196,14 +196,15 @@ def _grey_remarks(where: str, decoded: DecodedImages, options: DataOptions) -> R
     remarks = Remarks()
     if decoded.deep and not options.limits:
         how = "each by its own window"
+        except_for = ""
         if decoded.window:
             low, high = decoded.window
             how = f"values {low:g} to {high:g}"
-            if decoded.own_window:
-                how += f", but of {decoded.own_window} images those of the file's own window,"
+        if decoded.window and decoded.own_window:
+            except_for = f", but {decoded.own_window} by the window in their file"
         remarks.append(
             f"{where}: {decoded.deep} images have more than 8 bits per pixel; {how} become 256 "
-            "grey levels (data.window = LOW,HIGH chooses other values)"
+            f"grey levels{except_for} (data.window = LOW,HIGH chooses other values)"
         )
     if decoded.reduced:
         remarks.append(
