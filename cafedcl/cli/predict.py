@@ -120,7 +120,7 @@ def print_table(loaded: "Run", found: "Predictions", model: "ServedModel", top: 
     from rich.table import Table
     from rich.text import Text
 
-    from cafedcl.functional.novelty import LEAST
+    from cafedcl.functional.novelty import NOT_DETECTED
 
     table = Table(box=None, header_style="bold")
     table.add_column("image", overflow="fold")
@@ -145,11 +145,7 @@ def print_table(loaded: "Run", found: "Predictions", model: "ServedModel", top: 
         screen.print(note, style="yellow", soft_wrap=True)
     screen.print(calibration_words(model), style="dim", soft_wrap=True)
     if not model.knows_limits:
-        note = (
-            "images unlike those seen in training are not detected: that needs a finished run with "
-            f"at least {LEAST} validation images for this model"
-        )
-        screen.print(note, style="dim", soft_wrap=True)
+        screen.print(NOT_DETECTED, style="dim", soft_wrap=True)
     if loaded.class_confidence is not None:
         known = zip(loaded.names, loaded.class_confidence.tolist(), strict=True)
         words = [f"{name} {value:.3f}" for name, value in known if name in found.names]

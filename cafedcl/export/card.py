@@ -12,7 +12,7 @@ from cafedcl.core.printable import printable
 from cafedcl.data.grey_values import Window
 from cafedcl.federation.result import Run
 from cafedcl.federation.served_model import ServedModel
-from cafedcl.functional.novelty import LEAST
+from cafedcl.functional.novelty import NOT_DETECTED
 from cafedcl.report.class_scores import ClassScores, skew_words, untested_words
 from cafedcl.report.printed import escape_markdown, markdown_lines
 from cafedcl.report.run_summary import RunSummary, read_run
@@ -217,10 +217,7 @@ def probabilities(model: ServedModel) -> str:
             "validation images keep to."
         )
     else:
-        words.append(
-            "Images that are unlike those seen in training are not detected: that needs a finished "
-            f"run with at least {LEAST} validation images."
-        )
+        words.append(f"{NOT_DETECTED.capitalize()}.")
     return " ".join(words)
 
 

@@ -16,6 +16,11 @@ KEPT = 0.995
 """The share of the validation images that are within the limit."""
 LEAST = 20
 """Validation images that are needed to set a limit."""
+NOT_DETECTED = (
+    "images unlike those seen in training are not detected: that needs a finished run with at "
+    f"least {LEAST} validation images for this model"
+)
+"""What people read of a model without limits."""
 DESCRIPTIONS = ("features", "pixels")
 
 

@@ -26,8 +26,6 @@ ALMOST_ALL = 0.95
 """A model that predicts one class for this share of the images predicts almost one class only."""
 HARDLY_ANY = 0.1
 """Provided that it recognises at most this share of the other classes, on average."""
-
-
 MOST_NAMED = 5
 """Classes that are listed by name, at most."""
 

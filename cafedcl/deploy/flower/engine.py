@@ -89,8 +89,8 @@ class FlowerEngine:
         while not (nodes := self.nodes()):
             if time.monotonic() >= until:
                 raise CafedclError(
-                    f"no site is connected since {self.mail.deadline:g} s (engine.deadline); start "
-                    "the sites, then continue with cafedcl resume"
+                    f"no site has been connected for {self.mail.deadline:g} s (engine.deadline); "
+                    "start the sites, then continue with cafedcl resume"
                 )
             time.sleep(PAUSE)
         return nodes

@@ -276,7 +276,7 @@ def test_a_run_ends_with_an_error_if_no_site_comes_back(config, host, net, monke
     clock = iter(range(0, 1000, 2))
     monkeypatch.setattr("cafedcl.deploy.flower.engine.time.sleep", lambda _: None)
     monkeypatch.setattr("cafedcl.deploy.flower.engine.time.monotonic", lambda: next(clock))
-    with pytest.raises(CafedclError, match=r"no site is connected since 5 s .* cafedcl resume"):
+    with pytest.raises(CafedclError, match=r"no site has been connected for 5 s .* cafedcl resume"):
         federation.step()
     assert federation.round == 1
 
