@@ -47,6 +47,9 @@ def options(folder: Path, rounds: int) -> list[str]:
         "data.dir": folder,
         "federation.clients": CLIENTS,
         "federation.rounds": rounds,
+        # The server's model is scored four times and the clients' models once, as in studies.
+        "evaluate.every": max(rounds // 4, 1),
+        "evaluate.own_every": rounds,
     }
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 

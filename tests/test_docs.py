@@ -197,6 +197,32 @@ def test_all_systems_trained_the_same_model_on_the_gpu() -> None:
     assert f"cross-entropies between {losses[0]:.3f} and {losses[-1]:.3f}" in text
 
 
+def test_the_seconds_of_a_study_on_the_page_are_those_of_the_result_file() -> None:
+    result = measured("study")
+    ((jobs, study),) = result["studies"].items()
+    text = " ".join(SPEED.split())
+    assert jobs == "9"
+    assert "Nine of them ran at a time" in text
+    assert f"{study['runs']} runs of four methods took {study['seconds_per_run']:.2f} s" in text
+    assert f"single run of FedAvg took {result['single_s']:.1f} s" in text
+    assert f"{result['single_rounds_s']:.1f} s were its rounds" in text
+    assert f"and {result['open_s']:.1f} s a process takes" in text
+    assert " ".join(result["command"]) in SPEED
+
+
+def test_the_steps_of_large_encoders_on_the_page_are_those_of_the_result_file() -> None:
+    result = measured("encoders")
+    titles = {"vit-s": "ViT-S", "resnet-50": "ResNet-50"}
+    assert (result["compile"], result["pixels"], result["batch"]) == ("off", 224, 32)
+    assert [*result["rows"][0]["step_ms"]] == ["ours", "fp32", "amp", "amp+compile"]
+    for row in result["rows"]:
+        ours, *plain = row["step_ms"].values()
+        cells = [f"**{ours:.1f}**", *(f"{ms:.1f}" for ms in plain)]
+        how = "frozen" if row["frozen"] else "fine-tuned"
+        assert f"| {titles[row['encoder']]}, {how} | {' | '.join(cells)} |" in SPEED
+    assert " ".join(result["command"]) in SPEED
+
+
 def test_the_gain_over_the_eager_engine_on_the_page_is_that_of_the_result_file() -> None:
     text = " ".join(SPEED.split())
     result = measured("h200-eager")
