@@ -47,7 +47,9 @@ class ReferenceEngine:
         self.flat = FlatNetwork(task.network)
         self.gradient = self.flat.flat_gradient()
         self.factors = self.flat.factors(ENCODER, task.schedule.options.encoder_factor)
-        self.tensors = {name: value.detach() for name, value in task.network.state_dict().items()}
+        state = task.network.state_dict()
+        self.tensors = {n: value.detach() for n, value in state.items() if n not in task.frozen}
+        """The weights that change."""
         self.layout = image_layout(task)
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -122,7 +124,7 @@ class ReferenceEngine:
         return task.release.reply(reply, told, task.fields)
 
     def load(self, weights: Tensors) -> None:
-        """Make these the network's weights and buffers."""
+        """Make these the network's weights and buffers; those that never change are in place."""
         for name, tensor in self.tensors.items():
             tensor.copy_(weights[name])
 

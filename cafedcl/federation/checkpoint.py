@@ -21,6 +21,7 @@ from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.sparse_writing import with_all_rows
 from cafedcl.methods import find_method
 from cafedcl.task.resolve import resolve
+from cafedcl.task.task import Task
 
 MAY_CHANGE = (
     "engine.",
@@ -136,6 +137,12 @@ def retrain_command(folder: Path) -> str:
 
 def _shown(options: Mapping[str, Any], name: str) -> str:
     return to_toml(options[name]) if name in options else "nothing"
+
+
+def frozen_digest(task: Task) -> str:
+    """Return a digest of the weights that nobody trains; empty if all are trained."""
+    weights = task.frozen_weights()
+    return digest(weights) if weights else ""
 
 
 def digest(tensors: Tensors, header: Mapping[str, Any] | None = None) -> str:

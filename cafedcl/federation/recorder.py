@@ -15,7 +15,7 @@ from cafedcl.core.tensors import pack
 from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, RunFolder
+from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, FROZEN, RunFolder
 from cafedcl.federation.sparse_writing import without_empty_rows
 from cafedcl.models.initial_weights import weights_digest
 from cafedcl.models.pretrained import PretrainedEncoder
@@ -52,6 +52,7 @@ class Recorder(Callback):
         with explained(self.path):
             write_atomically(self.path / "data.safetensors", pack(tensors, header))
             self._write_encoder(federation.task.network.encoder)
+        self._write_frozen(federation)
         self._write_environment({**about, "notices": federation.notices})
         self.write_config(federation.config)
 
@@ -63,8 +64,18 @@ class Recorder(Callback):
             (self.path / ENCODER_FOLDER).mkdir(exist_ok=True)
             write_atomically(self.path / ENCODER_FOLDER / name, content.encode())
 
+    def _write_frozen(self, federation: Federation) -> None:
+        """Write the weights that nobody trains once: checkpoints do not have them."""
+        frozen = federation.task.frozen_weights()
+        if frozen:
+            with explained(self.path):
+                write_atomically(self.path / FROZEN, pack(frozen, {}))
+
     def go_on(self, federation: Federation) -> None:
         """Write down what is new about where a resumed run is executed."""
+        if not (self.path / FROZEN).is_file():
+            # In runs of earlier versions, they are part of every checkpoint.
+            self._write_frozen(federation)
         about = self.folder.environment()
         known = about.get("notices", [])
         new = [message for message in federation.notices if message not in known]

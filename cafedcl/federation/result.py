@@ -61,6 +61,8 @@ class Run:
     """How images with more than 8 bits are read."""
     tables: Tensors = field(default_factory=dict, repr=False)
     """Results per client and class of the last round, and how to read its models' scores."""
+    frozen: Tensors = field(default_factory=dict, repr=False)
+    """The weights that nobody trains, which are not in ``state``."""
 
     def __repr__(self) -> str:
         config = self.config
@@ -226,7 +228,7 @@ class Run:
             model = replace(config.model, name=f"hf:{encoder.resolve()}")
             config = replace(config, model=model)
         method, network, _ = build(config, self.shape, len(self.names), initial=False)
-        weights = under(MODEL, self.state)
+        weights = {**self.frozen, **under(MODEL, self.state)}
         if client is not None:
             who = client_title(self.client_names, client)
             if not self.memories.get(client):

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -16,6 +16,9 @@ from cafedcl.federation.sparse_tables import (
     with_all_rows,
     with_server_clients,
 )
+
+if TYPE_CHECKING:
+    from cafedcl.core.tensors import Tensors
 
 
 def read_environment(file: Path) -> dict[str, Any]:
@@ -83,6 +86,21 @@ def read_data(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
             f"{file}: damaged: {reason(error)}; restore it from a backup, or run again"
         ) from None
     return arrays, header
+
+
+def read_frozen(file: Path) -> "Tensors":
+    """Return the weights that nobody trains; none if the file does not exist."""
+    # Imported here because whoever reads only scores needs no PyTorch.
+    from cafedcl.core.tensors import unpack
+
+    try:
+        return unpack(file.read_bytes())[0]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CafedclError(
+            f"{file}: damaged: {reason(error)}; restore it from a backup, or run again"
+        ) from None
 
 
 def check_data(arrays: dict[str, Array], header: Any) -> None:

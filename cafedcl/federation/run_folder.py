@@ -6,6 +6,7 @@ config.toml           the fully resolved config, and the version of this format
 environment.json      versions, device, commit, command
 data.safetensors      training images per client and class
 encoder/              the architecture of a pretrained encoder, where its name alone does not say it
+frozen.safetensors    the weights that nobody trains, if there are any
 metrics.jsonl         one line per round, flushed as it happens
 evaluations/          per-client and per-class results of every evaluated round
 checkpoints/          the last two, written atomically, each with a digest of its content
@@ -28,14 +29,16 @@ from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import TEMPORARY, explained
 from cafedcl.federation.metrics_file import MetricsFile, MetricsLine, last_round
-from cafedcl.federation.run_files import read_data, read_environment
+from cafedcl.federation.run_files import read_data, read_environment, read_frozen
 
 if TYPE_CHECKING:
     from cafedcl.config.sections import Config
+    from cafedcl.core.tensors import Tensors
     from cafedcl.federation.checkpoint import Checkpoint
 
 CONFIG = "config.toml"
 ENCODER_FOLDER = "encoder"
+FROZEN = "frozen.safetensors"
 _locks: set[int] = set()
 """The locks that this process holds, as descriptors of their files."""
 
@@ -114,6 +117,7 @@ class RunFolder:
             "checkpoints",
             "data.safetensors",
             ENCODER_FOLDER,
+            FROZEN,
             "environment.json",
             "events.jsonl",
             "sites",
@@ -158,6 +162,10 @@ class RunFolder:
     def data(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return counts per client and class, mean and std of pixels; names and image shape."""
         return read_data(self.path / "data.safetensors")
+
+    def frozen(self) -> "Tensors":
+        """Return the weights that nobody trains; none if all are trained."""
+        return read_frozen(self.path / FROZEN)
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints, newest first."""

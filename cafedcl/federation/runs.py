@@ -12,7 +12,7 @@ from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.environment import package_version
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
-from cafedcl.core.tensors import Tensors, moved, under, unpack
+from cafedcl.core.tensors import MODEL, Tensors, moved, under, unpack
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint, memories_of, retrain_command
@@ -155,8 +155,13 @@ def _restore(
 ) -> None:
     """Go back to a checkpoint, whose data must be those of the federation."""
     _check_data(federation, folder)
+    prefix = "state/" + MODEL
+    # In runs of earlier versions, frozen weights are part of every checkpoint.
+    _check_frozen(federation, folder, folder.frozen() or under(prefix, saved.tensors))
+    unsent = {prefix + name for name in federation.task.frozen}
+    tensors = {name: value for name, value in saved.tensors.items() if name not in unsent}
     try:
-        federation.restore(saved.tensors, {"round": saved.round})
+        federation.restore(tensors, {"round": saved.round})
     except ValueError as error:
         raise CafedclError(
             f"{folder.checkpoint_file(saved.round)}: not a checkpoint of this run: {error}"
@@ -204,6 +209,17 @@ def _check_data(federation: Federation, folder: RunFolder) -> None:
         )
 
 
+def _check_frozen(federation: Federation, folder: RunFolder, started_with: Tensors) -> None:
+    """Raise CafedclError if weights that nobody trains are not those that the run started with."""
+    for name, value in federation.task.frozen_weights().items():
+        if name not in started_with or not torch.equal(started_with[name], value.cpu()):
+            raise CafedclError(
+                f"{folder.path}: the frozen weights of the encoder "
+                f"'{federation.config.model.name}' are not those that the run started with "
+                f"('{name}' differs); restore them, or start a new run"
+            )
+
+
 def _run_to_end(federation: Federation, recorder: Recorder) -> Run:
     """Run to the end; on an interrupt, save what is done and let the interrupt through."""
     federation.callbacks[:0] = [recorder, ContactSheets(recorder.path / "samples")]
@@ -234,6 +250,7 @@ def _result(federation: Federation, path: Path | None) -> Run:
         client_names=federation.client_names,
         window=Window.of(data.window, federation.config.data.window),
         tables=federation.tables,
+        frozen=moved(federation.task.frozen_weights(), "cpu"),
     )
 
 
@@ -267,6 +284,7 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         client_names=tuple(about.get("clients", ())),
         window=Window.of(about.get("window", WHOLE_16_BITS.limits), config.data.window),
         tables=_last_tables(folder, saved.round, known["counts"], warn),
+        frozen=folder.frozen(),
     )
 
 

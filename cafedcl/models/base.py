@@ -39,6 +39,16 @@ class Encoder(nn.Module):
         return average_pool(F.relu(self.stages(x)[-1]))
 
 
+def frozen_names(encoder: nn.Module) -> frozenset[str]:
+    """Return the names of what training never changes: frozen weights, and fixed statistics."""
+    parameters = encoder.named_parameters(remove_duplicate=False)
+    names = {name for name, weight in parameters if not weight.requires_grad}
+    for prefix, module in encoder.named_modules():
+        if getattr(module, FIXED_STATISTICS, False):
+            names |= {f"{prefix}.{key}" for key, _ in module.named_buffers(recurse=False)}
+    return frozenset(names & encoder.state_dict().keys())
+
+
 class Factory(Protocol):
     """Builds an encoder for images of one shape; ``width`` multiplies its channels."""
 

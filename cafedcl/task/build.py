@@ -35,9 +35,10 @@ from cafedcl.task.checks import (
     check_trainable,
 )
 from cafedcl.task.liars import with_flipped_labels
+from cafedcl.task.local_schedule import LocalSchedule
 from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.release import Release
-from cafedcl.task.task import ClientData, LocalSchedule, TailAugmentation, Task
+from cafedcl.task.task import ClientData, TailAugmentation, Task
 
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"

@@ -1,10 +1,8 @@
-"""What a run is about: the method and its network, the clients' data, their synthetic images, and
-the local schedule.
+"""What a run is about: the method and its network, the clients' data, their synthetic images.
 
 None of it changes between rounds. Every engine works on one `Task`.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,16 +17,16 @@ from torch import Tensor
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.augment.transforms import TransformChain
-from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Claims, Client, Enrolment, Field, Job
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import stream
-from cafedcl.core.tensors import AUGMENT, Tensors, prefixed, under
+from cafedcl.core.tensors import AUGMENT, ENCODER, Tensors, prefixed, under
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.shards import Shards
 from cafedcl.functional.contrast import shares
 from cafedcl.methods.base import Method
-from cafedcl.models.base import Network
+from cafedcl.models.base import Network, frozen_names
+from cafedcl.task.local_schedule import LocalSchedule
 from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.release import PLAIN, Release
 
@@ -219,49 +217,6 @@ class TailAugmentation:
 
 
 @dataclass(frozen=True)
-class LocalSchedule:
-    """How long clients train, in batches of which size, at which learning rate."""
-
-    options: TrainOptions
-    typical: int
-    """Training images of an average client."""
-    pooled: bool
-    """Whether one client has all images: its batches are then those of an average client."""
-    rounds: int
-    """The rounds of the run."""
-
-    def batch_size(self, samples: int) -> int:
-        """Return a client's batch size: fixed, or such that an epoch has the wanted number of
-        iterations.
-        """
-        size = self.typical if self.pooled else samples
-        return self.options.batch_size or math.ceil(size / self.options.iterations)
-
-    def steps(self, samples: int) -> int:
-        """Return the optimizer steps of a visit to a client with the given number of images."""
-        return self.options.epochs * math.ceil(samples / self.batch_size(samples))
-
-    def learning_rate(self, round: int, epoch: int) -> float:
-        """Return the learning rate of one local epoch."""
-        options = self.options
-        if round < options.warmup:
-            return options.lr * (round + 1) / (options.warmup + 1)
-        if options.schedule == "cosine":
-            # The share of the rounds after the warm-up that is over.
-            passed = (round - options.warmup) / max(1, self.rounds - options.warmup)
-            return options.lr * (1 + math.cos(math.pi * passed)) / 2
-        decays = round + epoch if options.lr_decay_in_round else round
-        return options.lr * options.lr_decay**decays
-
-    def summed_rates(self, samples: int, round: int) -> float:
-        """Return the sum of the learning rates over all steps of a visit."""
-        steps_per_epoch = self.steps(samples) // self.options.epochs
-        return steps_per_epoch * sum(
-            self.learning_rate(round, epoch) for epoch in range(self.options.epochs)
-        )
-
-
-@dataclass(frozen=True)
 class Task:
     """Method, network and clients of a run, on the device."""
 
@@ -341,20 +296,31 @@ class Task:
     def parted(self, weights: Tensors) -> tuple[Tensors, Tensors]:
         """Return the weights that are averaged, and those that stay with their client."""
         own = {name: value for name, value in weights.items() if name in self.personal}
-        return {name: value for name, value in weights.items() if name not in own}, own
+        unsent = self.personal | self.frozen
+        return {name: value for name, value in weights.items() if name not in unsent}, own
 
     @cached_property
     def personal(self) -> frozenset[str]:
         """The names of the weights that stay with their client."""
-        return frozenset(name for name in self.initial if re.fullmatch(self.method.personal, name))
+        names = self.initial.keys() - self.frozen
+        return frozenset(name for name in names if re.fullmatch(self.method.personal, name))
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """The names of the encoder's weights and statistics that training never changes.
+
+        They are never sent: nobody can change them, and everybody has the initial ones.
+        """
+        return frozenset(ENCODER + name for name in frozen_names(self.network.encoder))
+
+    def frozen_weights(self) -> Tensors:
+        """Return the weights and statistics that training never changes."""
+        return {name: self.initial[name] for name in self.initial if name in self.frozen}
 
     @property
     def has_server_model(self) -> bool:
         """Whether there is a server model to score: all weights that it needs are shared."""
-        shared = self.shared()
-        return len(shared) == len(self.initial) or (
-            self.method.personal_is_optional and bool(shared)
-        )
+        return not self.personal or (self.method.personal_is_optional and bool(self.shared()))
 
     def prior(self, client: int) -> Tensor:
         """Return log π_k of a client's training labels; −∞ for a class that it does not hold.

@@ -170,7 +170,7 @@ def check_broadcast(case: Case) -> None:
     if under(MODEL, sent).keys() != shared:
         raise case.fail("it does not broadcast exactly the weights that are averaged")
     for memory in federation.memories.values():
-        if under(MODEL, memory).keys() != federation.task.initial.keys() - shared:
+        if under(MODEL, memory).keys() != federation.task.personal:
             raise case.fail("a client's memory has other weights than its personal ones")
 
 

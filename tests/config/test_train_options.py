@@ -4,8 +4,8 @@ import pytest
 
 from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.errors import CafedclError
+from cafedcl.task.local_schedule import LocalSchedule
 from cafedcl.task.resolve import resolve
-from cafedcl.task.task import LocalSchedule
 
 
 def rates(rounds: int, epoch: int = 0, **options: object) -> list[float]:

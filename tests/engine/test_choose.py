@@ -17,8 +17,8 @@ from cafedcl.engine.cpu.workers import CpuEngine
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.task.build import Setup, prepare, settle_engine
+from cafedcl.task.local_schedule import LocalSchedule
 from cafedcl.task.resolve import resolve
-from cafedcl.task.task import LocalSchedule
 
 Make = Callable[..., Setup]
 

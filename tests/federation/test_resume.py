@@ -13,46 +13,19 @@ from typing import Any
 import pytest
 from damaged import Damage, damages
 from fault_injection import FullDisk, Pictures, install
+from resuming import ROUNDS, StopAfter, result, tables
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from cafedcl import api
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
-from cafedcl.federation.callback import Callback, Record
-from cafedcl.federation.checkpoint import Checkpoint
+from cafedcl.federation.callback import Callback
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.models import build_encoder
 from cafedcl.report.run_summary import read_run
 from cafedcl.task.resolve import resolve
-
-ROUNDS = 3
-
-
-def tables(method: str = "cafedcl") -> dict[str, dict[str, Any]]:
-    return {
-        "method": {"name": method},
-        "data": {"images": 200},
-        "model": {"name": "mlp", "width": 0.1},
-        "train": {"epochs": 1, "iterations": 1},
-        "federation": {"clients": 2, "rounds": ROUNDS},
-        # Tests of the recorder resume runs with all scores.
-        "evaluate": {"loop": 0, "full": False},
-        "engine": {"name": "reference"},
-        "store": {"checkpoint_every": 1},
-    }
-
-
-class StopAfter(Callback):
-    """Stops a run after the given number of rounds."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def round_done(self, federation: Federation, record: Record) -> None:
-        if record.round + 1 == self.rounds:
-            raise StopIteration
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +45,6 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(tmp_path: Path, finished: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
-
-
-def result(path: Path, first: int = 0) -> tuple[Any, ...]:
-    """What a run came to, less the seconds: its lines, its last weights, and its evaluations from
-    the given round on.
-    """
-    folder = RunFolder.open(path)
-    lines = [{**line, "seconds": None} for line in folder.metrics()]
-    saved = Checkpoint.read(folder.checkpoint_file(ROUNDS))
-    weights = {name: value.numpy().tobytes() for name, value in saved.tensors.items()}
-    tables = [folder.evaluation_file(round).read_bytes() for round in range(first, ROUNDS)]
-    return lines, weights, tables
 
 
 @pytest.fixture(scope="module")

@@ -28,12 +28,15 @@ class Terms:
     assigned: SiteAssignment | None
     run: str
     """The run's id, under which a site stores its client's memory."""
+    frozen: str
+    """The digest of the weights that nobody trains; empty if all are trained."""
 
     def plain(self) -> Header:
         """Return the terms as plain values, the same for every site."""
         # The client's number is left out: Flower stores a message that is equal for all sites once.
         place = None if self.assigned is None else asdict(replace(self.assigned, client=0))
-        return {"config": self.config.to_plain(), "place": place, "run": self.run}
+        plain = self.config.to_plain()
+        return {"config": plain, "place": place, "run": self.run, "frozen": self.frozen}
 
     @classmethod
     def of(cls, plain: Header, config: Config, client: int) -> "Terms":
@@ -45,7 +48,7 @@ class Terms:
                 for key, value in plain["place"].items()
             }
             assigned = SiteAssignment(**{**values, "client": client})
-        return cls(config, assigned, plain["run"])
+        return cls(config, assigned, plain["run"], plain["frozen"])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from cafedcl.deploy.folders import read_server
 from cafedcl.deploy.population import EnrolmentLimits, Population, prepare_server
 from cafedcl.federation import runs
 from cafedcl.federation.callback import Callback
+from cafedcl.federation.checkpoint import frozen_digest
 from cafedcl.federation.journal import Journal
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
@@ -98,7 +99,7 @@ class GridHost:
         keys = SiteKeys(self.deployment)
         roster = Roster(mail, setup.config, read_simulated_client, self.say, keys)
         self._wait_for_sites(roster, setup.config, folder)
-        terms = Terms(setup.config, None, run)
+        terms = Terms(setup.config, None, run, frozen_digest(setup.task))
 
         def nodes() -> dict[int, int]:
             return {client: node for node, client in roster.online()}
@@ -126,7 +127,8 @@ class GridHost:
         population = stored_population(folder) if folder else Population.of(found, limits.classes)
         setup = prepare_server(config, population)
         census = setup.task.clients.census
-        terms = Terms(setup.config, population.assignment(population.sites[0], census), run)
+        assigned = population.assignment(population.sites[0], census)
+        terms = Terms(setup.config, assigned, run, frozen_digest(setup.task))
 
         def nodes() -> dict[int, int]:
             return {

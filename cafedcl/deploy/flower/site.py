@@ -39,6 +39,7 @@ from cafedcl.deploy.flower.secure_sum import SecureMember
 from cafedcl.deploy.population import enrol, prepare_site
 from cafedcl.deploy.rules import SiteRules
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.federation.checkpoint import frozen_digest
 from cafedcl.federation.contributions import ContributionBounds, Contributor
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.build import prepare
@@ -259,6 +260,11 @@ class Site:
             else:
                 data = self._own_data(config)
                 task = prepare_site(config, data, terms.assigned, self.name)
+            if frozen_digest(task) != terms.frozen:
+                raise CafedclError(
+                    f"the frozen weights of the encoder '{config.model.name}' at this site are not "
+                    "those of the server; both need the same files"
+                )
             self._engine = (key, ReferenceEngine(task))
         return self._engine[1]
 

@@ -124,11 +124,12 @@ class ClientSlot(Replica):
             views = self.network_weights.views(self.received)
             copy_into({name: views[name] for name in personal if name in views}, personal)
             self.load(self.received)
-        rest = self.network_weights.rest
-        if rest:
+        if self.changing:
             values = {**self.task.initial, **under(MODEL, job.down.tensors), **personal}
-            copy_into(rest, values)
-            copy_into(self.untrained, under(ENCODER, rest))
+            copy_into(self.changing, values)
+            if self.untrained:
+                encoder = under(ENCODER, self.changing)
+                copy_into({name: self.untrained[name] for name in encoder}, encoder)
 
     def _load_server_weights(self, server_weights: Tensor) -> None:
         """Load the server's weights and reset what a visit begins with. This is captured."""
@@ -307,7 +308,7 @@ class ClientSlot(Replica):
         """Let the method summarize a visit, and pack what the host needs of it."""
         per_class = self.task.per_class
         summary, notes, kept = summarize(self.network, visit)
-        others = (*summary.values(), *kept.values(), *self.network_weights.rest.values())
+        others = (*summary.values(), *kept.values(), *self.changing.values())
         numbers = [value for value in others if value.is_floating_point() and value.numel()]
         on_host = {
             **prefixed(SENT, {name: v for name, v in summary.items() if name in per_class}),

@@ -95,7 +95,7 @@ class QueuedVisit:
         client = self.job.client
         self.result = slot.summarize(self.captures, self.job, self.synthetic)
         self.trained = slot.flat.clone()
-        self.rest = slot.unshared(slot.network_weights.rest)
+        self.rest = slot.unshared(slot.changing)
         self.shared, own = slot.split_personal(self.trained, self.rest)
         self.predicted: Tensor | None = None
         if self.job.evaluate:

@@ -39,6 +39,8 @@ class Replica:
         self.leaves = self.network_weights.leaves
         rest = self.network_weights.rest
         weights = {**self.leaves, **rest}
+        self.changing = {n: value for n, value in rest.items() if n not in self.task.frozen}
+        """What is not trained, but changes: the statistics of normalisations, for example."""
         # In a lower precision the encoder reads a second vector, so that no step has to cast the
         # weights. In fp32 it is the same one.
         self.half = self.flat

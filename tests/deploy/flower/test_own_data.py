@@ -241,6 +241,18 @@ def test_a_server_cannot_read_a_file_of_a_site_as_weights(model, config, net, pl
     assert "allow it with plugins = true" in said["error"]
 
 
+def test_a_site_with_other_frozen_weights_takes_no_part(config, host, places, net, monkeypatch):
+    chosen = config("fedavg", **settings(model__freeze="all", federation__rounds=2))
+    made = host(chosen, [], None)
+    with monkeypatch.context() as other_files:
+        other_files.setattr("cafedcl.deploy.flower.site.frozen_digest", lambda _task: "other")
+        record = made.step()
+    reasons = [failure["reason"] for failure in record.failed]
+    assert len(reasons) == len(HOLDS)
+    assert all("frozen weights of the encoder 'mlp'" in reason for reason in reasons)
+    assert not made.step().failed
+
+
 def test_own_data_and_a_simulated_run_do_not_go_together(config, host, places, journal):
     with pytest.raises(CafedclError, match="0 of 3 sites"):
         host(config(engine__deadline=0.2), [], None)

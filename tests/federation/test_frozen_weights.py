@@ -1,0 +1,118 @@
+"""Weights that nobody trains are stored once, never sent, and the same at every time and place."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import StopAfter, result, tables
+
+from cafedcl import api
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import pack
+from cafedcl.federation.checkpoint import Checkpoint
+from cafedcl.federation.rounds import Federation
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import resolve
+
+HEAD = {"head.weight", "head.bias"}
+
+
+def frozen_tables(method: str = "fedavg", **engine: Any) -> dict[str, dict[str, Any]]:
+    asked = tables(method)
+    asked["model"]["freeze"] = "all"
+    asked["engine"] |= engine
+    return asked
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    api.start(resolve(frozen_tables()), path, ())
+    return path
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    api.start(resolve(frozen_tables()), path, [StopAfter(2)])
+    return path
+
+
+def test_only_what_is_trained_is_sent_and_kept_in_the_servers_state() -> None:
+    with Federation(resolve(frozen_tables())) as federation:
+        record = federation.step()
+        sent = {name.removeprefix("model/") for name in federation.state}
+        assert sent == HEAD
+        numbers = sum(value.numel() for value in federation.state.values())
+        clients = 2
+        assert record.traffic["down_floats"] == record.traffic["up_floats"] == clients * numbers
+
+
+def test_a_client_keeps_no_copy_of_frozen_weights() -> None:
+    with Federation(resolve(frozen_tables("local"))) as federation:
+        federation.step()
+        assert not federation.task.has_server_model
+        for memory in federation.memories.values():
+            assert {name.removeprefix("model/") for name in memory} == HEAD
+
+
+def test_a_loaded_run_predicts_with_the_frozen_weights(finished: Path) -> None:
+    loaded = api.load(finished)
+    initial = prepare(resolve(frozen_tables())).task.initial
+    network = loaded.network()
+    state = network.state_dict()
+    assert any(name.startswith("encoder.") for name in state)
+    for name, value in state.items():
+        assert torch.equal(value, initial[name]) == (name not in HEAD), name
+    saved = Checkpoint.read(RunFolder.open(finished).checkpoint_file(3))
+    assert not any("encoder" in name for name in saved.tensors)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(finished: Path, interrupted: Path) -> None:
+    api.resume(interrupted, warn=lambda _: None)
+    assert result(interrupted) == result(finished)
+
+
+def test_a_run_of_an_earlier_version_has_them_in_its_checkpoints(
+    finished: Path, interrupted: Path
+) -> None:
+    folder = RunFolder.open(interrupted)
+    frozen = folder.frozen()
+    file = folder.checkpoint_file(2)
+    saved = Checkpoint.read(file)
+    saved.tensors.update({f"state/model/{name}": value for name, value in frozen.items()})
+    saved.write(file)
+    (interrupted / "frozen.safetensors").unlink()
+    api.resume(interrupted, warn=lambda _: None)
+    assert result(interrupted) == result(finished)
+    assert RunFolder.open(interrupted).frozen().keys() == frozen.keys()
+
+
+def test_a_run_is_not_resumed_with_other_frozen_weights(interrupted: Path) -> None:
+    frozen = RunFolder.open(interrupted).frozen()
+    name = min(frozen)
+    (interrupted / "frozen.safetensors").write_bytes(pack({**frozen, name: frozen[name] + 1}, {}))
+    with pytest.raises(CafedclError, match=f"frozen weights of the encoder 'mlp'.*'{name}'"):
+        api.resume(interrupted)
+
+
+def test_a_damaged_file_of_frozen_weights_is_named(finished: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(finished, tmp_path / "run"))
+    (path / "frozen.safetensors").write_bytes(b"no weights")
+    with pytest.raises(CafedclError, match=r"frozen\.safetensors: damaged: .*; restore it"):
+        api.load(path)
+
+
+@pytest.mark.parametrize(
+    "engine", [{"name": "cpu", "workers": 1}, {"name": "cuda", "device": "cpu"}]
+)
+def test_every_engine_trains_on_frozen_weights(engine: dict[str, Any]) -> None:
+    with Federation(resolve(frozen_tables())) as expected:
+        expected.step()
+    with Federation(resolve(frozen_tables(**engine))) as federation:
+        assert not federation.step().failed
+        for name, value in expected.state.items():
+            assert torch.allclose(federation.state[name], value, atol=1e-5), name
