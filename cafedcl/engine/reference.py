@@ -42,7 +42,7 @@ class ReferenceEngine:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.data = task.clients.data
+        self.data = task.clients.inputs
         self.network = task.network
         self.flat = FlatNetwork(task.network)
         self.gradient = self.flat.flat_gradient()

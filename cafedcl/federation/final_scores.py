@@ -62,6 +62,7 @@ class Model:
     scores: Callable[[Tensor], Tensor]
     """Scores of uint8 images."""
     describe: Callable[[Tensor], Tensors]
+    """Of rows of the training images."""
     """Descriptions of uint8 images, for the limits of what is known."""
 
 
@@ -158,7 +159,7 @@ class FinalScores:
         scores["ece"] = calibration_error(bins)
         tables = prefixed("scores/server/", {**ranked, "bins": bins.float()})
         if self.config.store.shows_images(self.config.data.name):
-            tables |= prefixed("wrong/", self._most_wrong(x, y, p))
+            tables |= prefixed("wrong/", self._most_wrong(y, p))
         return scores, tables
 
     def clients(self) -> tuple[Scores, Tensors]:
@@ -194,7 +195,7 @@ class FinalScores:
 
         @torch.no_grad()
         def in_batches(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-            images = self.task.clients.data.images
+            images = self.task.clients.inputs.images
             batches = x.split(self.task.eval_batch)
             # On the host: some devices have no float64, and what follows are many small steps.
             return torch.cat([function(images(batch)).cpu() for batch in batches])
@@ -202,10 +203,13 @@ class FinalScores:
         def scores(x: Tensor) -> Tensor:
             return in_batches(x, lambda z: method.scores(self.network, z, anchors, memory))
 
-        def describe(x: Tensor) -> Tensors:
+        def describe(rows: Tensor) -> Tensors:
+            clients = self.task.clients
+            images = clients.data.train_x[rows].split(self.task.eval_batch)
+            pixels = [pixel_statistics(clients.data.images(batch)).cpu() for batch in images]
             return {
-                "features": in_batches(x, self.network.features),
-                "pixels": in_batches(x, pixel_statistics),
+                "features": in_batches(clients.inputs.train_x[rows], self.network.features),
+                "pixels": torch.cat(pixels),
             }
 
         return Model(scores, describe)
@@ -215,7 +219,7 @@ class FinalScores:
 
         ``train`` and ``validation`` are rows of the training images.
         """
-        data = self.task.clients.data
+        data = self.task.clients.inputs
         fitted: Tensors = {}
         if not len(validation):
             return fitted
@@ -225,14 +229,14 @@ class FinalScores:
         fitted["images"] = torch.tensor([len(validation)])
         rows = train[spaced_rows(len(train), MOST_DESCRIBED).to(train.device)]
         limits = fit_limits(
-            model.describe(data.train_x[rows]),
+            model.describe(rows),
             data.train_y[rows].cpu(),
-            model.describe(x),
+            model.describe(validation),
             self.task.method.classes,
         )
         return {**fitted, **limits}
 
-    def _most_wrong(self, x: Tensor, y: Tensor, p: Tensor) -> Tensors:
+    def _most_wrong(self, y: Tensor, p: Tensor) -> Tensors:
         """Return the test images whose own class has the smallest probability, the worst first."""
         wrong = (p.argmax(1) != y).nonzero().flatten()
         right_class = p[wrong, y[wrong]]
@@ -242,7 +246,7 @@ class FinalScores:
             return {}
         chance, predicted = p[worst].max(1)
         return {
-            "images": thumbnails(x[worst.to(x.device)].cpu()),
+            "images": thumbnails(self.task.clients.test_images(worst.to(self.task.device)).cpu()),
             "rows": worst,
             "labels": y[worst],
             "predicted": predicted,

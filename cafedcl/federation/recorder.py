@@ -5,8 +5,6 @@ due.
 import json
 from typing import Any
 
-from torch import nn
-
 from cafedcl.config.format import FORMAT
 from cafedcl.config.sections import Config
 from cafedcl.core.environment import environment
@@ -19,6 +17,7 @@ from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, FROZEN, RunFol
 from cafedcl.federation.sparse_writing import without_empty_rows
 from cafedcl.models.initial_weights import weights_digest
 from cafedcl.models.pretrained import PretrainedEncoder
+from cafedcl.task.task import Task
 
 CHECKPOINTS_KEPT = 2
 
@@ -51,13 +50,14 @@ class Recorder(Callback):
         about |= {"enrolment_bytes": federation.enrolment_bytes, **federation.about}
         with explained(self.path):
             write_atomically(self.path / "data.safetensors", pack(tensors, header))
-            self._write_encoder(federation.task.network.encoder)
+            self._write_encoder(federation.task)
         self._write_frozen(federation)
         self._write_environment({**about, "notices": federation.notices})
         self.write_config(federation.config)
 
-    def _write_encoder(self, encoder: nn.Module) -> None:
+    def _write_encoder(self, task: Task) -> None:
         """Write what a pretrained encoder is built from, so that the run can be used elsewhere."""
+        encoder = task.frozen_encoder or task.network.encoder
         if not isinstance(encoder, PretrainedEncoder):
             return
         for name, content in encoder.description().items():

@@ -158,7 +158,7 @@ def _restore(
     prefix = "state/" + MODEL
     # In runs of earlier versions, frozen weights are part of every checkpoint.
     _check_frozen(federation, folder, folder.frozen() or under(prefix, saved.tensors))
-    unsent = {prefix + name for name in federation.task.frozen}
+    unsent = {prefix + name for name in federation.task.frozen_weights()}
     tensors = {name: value for name, value in saved.tensors.items() if name not in unsent}
     try:
         federation.restore(tensors, {"round": saved.round})

@@ -87,6 +87,11 @@ class Method:
 
     Every client's own model is scored with it as well; it is not added twice.
     """
+    uses_levels: bool = False
+    """Whether it uses features of several depths, or those before the last ReLU (`Network.levels`).
+
+    A frozen encoder then runs in every step, and not once before the first round.
+    """
     needs_one_rate: ClassVar[bool] = False
     """Whether it takes all weights to have one learning rate, as through ``visit.rates``."""
     server_trains: bool = False

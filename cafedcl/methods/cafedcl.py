@@ -53,6 +53,7 @@ class CAFedCL(Method):
         self.uses_census = self.fits or (options.weights == "confidence" and by_others)
         self.sends_absent = options.absent == "literal"
         self.knows_prior = options.calibrate > 0
+        self.uses_levels = options.features == "pre-relu"
         if options.init == "simplex" and dim < classes:
             raise CafedclError(
                 f"method.init = simplex: {classes} classes need at least {classes} features; "

@@ -49,6 +49,14 @@ def frozen_names(encoder: nn.Module) -> frozenset[str]:
     return frozenset(names & encoder.state_dict().keys())
 
 
+class GivenFeatures(nn.Module):
+    """Takes the place of a frozen encoder whose features, (N, features, 1, 1), are the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        return x.flatten(1)
+
+
 class Factory(Protocol):
     """Builds an encoder for images of one shape; ``width`` multiplies its channels."""
 

@@ -273,7 +273,7 @@ def peak_memory(device: torch.device) -> float:
 def step_flops(task: Task) -> float:
     """Return the FLOPs of training on one image: the forward and backward pass of the network."""
     device = task.device
-    shape = task.clients.data.shape
+    shape = task.clients.inputs.shape
     counter = FlopCounterMode(display=False)
     with counter:
         task.network.features(torch.zeros(1, *shape, device=device)).sum().backward()

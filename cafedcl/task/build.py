@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cafedcl.augment import find_augmenter
 from cafedcl.augment.transforms import make_transforms
@@ -26,6 +26,7 @@ from cafedcl.data.splits import SplitWords, split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
+from cafedcl.models.base import GivenFeatures
 from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.checks import (
     check_crop,
@@ -34,6 +35,7 @@ from cafedcl.task.checks import (
     check_schedule,
     check_trainable,
 )
+from cafedcl.task.frozen_encoder import behind_encoder, runs_once
 from cafedcl.task.liars import with_flipped_labels
 from cafedcl.task.local_schedule import LocalSchedule
 from cafedcl.task.private_steps import PrivateSteps
@@ -233,14 +235,18 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
 
 
 def build(
-    config: Config, shape: Shape, classes: int, *, initial: bool = True
+    config: Config, shape: Shape, classes: int, *, initial: bool = True, encoded: bool = False
 ) -> tuple[Method, Network, Tensors]:
     """Build the method, its network, and the server's state besides the model.
 
-    Without ``initial``, the encoder's weights do not matter: others will be loaded.
+    Without ``initial``, the encoder's weights do not matter: others will be loaded. If images are
+    ``encoded`` already, the network begins behind the encoder.
     """
-    with torch_stream(config.run.seed, "model"):
-        encoder, notes = make_encoder(config.model, shape, initial=initial)
+    encoder: nn.Module = GivenFeatures()
+    notes: list[str] = []
+    if not encoded:
+        with torch_stream(config.run.seed, "model"):
+            encoder, notes = make_encoder(config.model, shape, initial=initial)
     cls, _ = find_method(config.method.name)
     with torch_stream(config.run.seed, "method"):
         with explained_failure(f"model '{config.model.name}'"):
@@ -285,7 +291,7 @@ def assemble(
     """
     check_schedule(config)
     check_crop(config, data.shape)
-    method, network, state = build(config, data.shape, data.classes)
+    method, network, state = build(config, data.shape, data.classes, encoded=data.is_encoded)
     check_rates(config, method)
     check_trainable(config, method, network)
     if isinstance(network.encoder, PretrainedEncoder):
@@ -326,6 +332,8 @@ def assemble(
         private_steps=private_steps(config),
         release=release,
     )
+    if runs_once(task):
+        task = behind_encoder(task)
     test_counts = tuple(shards.test.sizes.tolist())
     return Setup(config, task, state, shards.counts, test_counts, shards.names)
 

@@ -21,8 +21,11 @@ TRAINING = 3
 
 def first_line(config: Config, task: Task, engine: str) -> str:
     """Return a run's model, parameters, device, engine, clients and images in one line."""
-    parameters = sum(weight.numel() for weight in task.network.parameters())
-    trained = sum(w.numel() for w in task.network.parameters() if w.requires_grad)
+    weights = list(task.network.parameters())
+    if task.frozen_encoder is not None:
+        weights += task.frozen_encoder.parameters()
+    parameters = sum(weight.numel() for weight in weights)
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     size = f"{magnitude(parameters).strip()} parameters"
     if trained < parameters:
         size += f" ({magnitude(trained).strip()} trained)"
@@ -48,9 +51,14 @@ def first_line(config: Config, task: Task, engine: str) -> str:
 def cost_line(config: Config, task: Task) -> str:
     """Return what an image and a step cost, and why this model was taken if nobody named one."""
     shape = task.clients.data.shape
-    forward = operations(task.network, shape)
+    forward = operations(task.frozen_encoder or task.network.encoder, shape)
     batch = task.schedule.batch_size(task.schedule.typical)
     how = config.model.name
+    if task.frozen_encoder is not None:
+        return (
+            f"{how}: {magnitude(forward)}FLOP per image; it is frozen, so every image passes it "
+            "only once"
+        )
     if task.network.chosen:
         how += f", chosen for images of {shape[1]}×{shape[2]}"
     return (
@@ -89,7 +97,7 @@ def seconds_per_image(task: Task) -> float:
     training = network.training
     network.eval()
     with torch.no_grad():
-        images = task.clients.data.images(x)
+        images = task.clients.inputs.images(x)
         # The first pass prepares kernels and memory. Reading a number waits for the device.
         float(network.features(images).sum())
         began = time.perf_counter()

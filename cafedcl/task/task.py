@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.augment.transforms import TransformChain
@@ -58,6 +58,13 @@ class ClientData:
     """The largest and the summed effective count per class over all clients."""
     own_rows: Tensor | None = None
     """The test images that own models are scored on, if not all."""
+    encoded: Dataset | None = None
+    """The data with the features of a frozen encoder in place of images, if it runs only once."""
+
+    @property
+    def inputs(self) -> Dataset:
+        """The data as the network takes them."""
+        return self.encoded or self.data
 
     @property
     def remote(self) -> bool:
@@ -94,15 +101,22 @@ class ClientData:
         return OnDemand(lambda client: self.shards.counts[client].nonzero().flatten())
 
     def test_set(self, client: int | None) -> tuple[Tensor, Tensor]:
-        """Return the uint8 test images and labels of a client's own model, or of the server's.
+        """Return the test images as the network takes them, and their labels, for a client's own
+        model or the server's (None).
 
         It is the complete set or, for own models, a part of it. Under `pfllib` clients have test
-        images of their own (None: those of all).
+        images of their own, and the server's model is scored on those of all.
         """
         if not self.shards.test:
             return self._part_of_test_set if client is not None else self._complete_test_set
         indices = self.shards.test.indices if client is None else self.shards.test[client]
-        return self.data.train_x[indices], self.data.train_y[indices]
+        return self.inputs.train_x[indices], self.inputs.train_y[indices]
+
+    def test_images(self, rows: Tensor) -> Tensor:
+        """Return some of the images that the server's model is scored on, as uint8."""
+        if self.shards.test:
+            return self.data.train_x[self.shards.test.indices[rows]]
+        return self.data.test_x[rows]
 
     def test_labels(self, client: int) -> Tensor:
         """Return the labels of a client's test images, on the host."""
@@ -118,13 +132,13 @@ class ClientData:
 
     @property
     def _complete_test_set(self) -> tuple[Tensor, Tensor]:
-        return self.data.test_x, self.data.test_y
+        return self.inputs.test_x, self.inputs.test_y
 
     @cached_property
     def _part_of_test_set(self) -> tuple[Tensor, Tensor]:
         if self.own_rows is None:
             return self._complete_test_set
-        return self.data.test_x[self.own_rows], self.data.test_y[self.own_rows]
+        return self.inputs.test_x[self.own_rows], self.inputs.test_y[self.own_rows]
 
 
 @dataclass(frozen=True)
@@ -191,7 +205,7 @@ class TailAugmentation:
 
     @cached_property
     def _nothing(self) -> SyntheticImages:
-        data = self.clients.data
+        data = self.clients.inputs
         return SyntheticImages(data.train_x[:0], data.train_y[:0])
 
     def _own(self, job: Job, purpose: str, features: Callable[[], Tensor]) -> ClientImages:
@@ -239,6 +253,8 @@ class Task:
     """How clients make their steps private; None if they do not."""
     release: Release = PLAIN
     """What clients tell the server."""
+    frozen_encoder: nn.Module | None = None
+    """An encoder that runs only once; the network begins behind it."""
 
     @property
     def device(self) -> torch.device:
@@ -315,6 +331,8 @@ class Task:
 
     def frozen_weights(self) -> Tensors:
         """Return the weights and statistics that training never changes."""
+        if self.frozen_encoder is not None:
+            return prefixed(ENCODER, self.frozen_encoder.state_dict())
         return {name: self.initial[name] for name in self.initial if name in self.frozen}
 
     @property

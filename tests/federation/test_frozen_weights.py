@@ -14,7 +14,7 @@ from cafedcl.core.tensors import pack
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
-from cafedcl.task.build import prepare
+from cafedcl.task.build import build
 from cafedcl.task.resolve import resolve
 
 HEAD = {"head.weight", "head.bias"}
@@ -61,12 +61,11 @@ def test_a_client_keeps_no_copy_of_frozen_weights() -> None:
 
 def test_a_loaded_run_predicts_with_the_frozen_weights(finished: Path) -> None:
     loaded = api.load(finished)
-    initial = prepare(resolve(frozen_tables())).task.initial
-    network = loaded.network()
-    state = network.state_dict()
+    _, initial, _ = build(resolve(frozen_tables()), loaded.shape, len(loaded.names))
+    state = loaded.network().state_dict()
     assert any(name.startswith("encoder.") for name in state)
-    for name, value in state.items():
-        assert torch.equal(value, initial[name]) == (name not in HEAD), name
+    for name, value in initial.state_dict().items():
+        assert torch.equal(value, state[name]) == (name not in HEAD), name
     saved = Checkpoint.read(RunFolder.open(finished).checkpoint_file(3))
     assert not any("encoder" in name for name in saved.tensors)
 

@@ -76,11 +76,12 @@ def choose_size(task: Task) -> int:
     if has_convolutions and task.onednn:
         # Stacked convolutions were measured against PyTorch's own kernels only.
         return 1
-    forward = operations(task.network, task.clients.data.shape)
+    forward = operations(task.network.encoder, task.clients.inputs.shape)
     work = forward * task.schedule.batch_size(task.schedule.typical)
     if work > LARGE:
         return 1
-    return max(2, min(MOST_CLIENTS, int(ENOUGH / work)))
+    # Behind an encoder that runs once, the network may have hardly anything to compute.
+    return max(2, min(MOST_CLIENTS, int(ENOUGH / max(work, 1.0))))
 
 
 def stacking_obstacle(task: Task) -> str | None:

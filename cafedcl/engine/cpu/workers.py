@@ -304,7 +304,8 @@ def least_seconds(task: Task) -> float:
     """
     images = task.schedule.typical * task.schedule.options.epochs
     # A backward pass takes about twice the operations of a forward pass.
-    return 3 * operations(task.network, task.clients.data.shape) * images / PEAK_OPERATIONS
+    forward = operations(task.network.encoder, task.clients.inputs.shape)
+    return 3 * forward * images / PEAK_OPERATIONS
 
 
 def share_data(task: Task) -> IO[bytes]:
@@ -315,7 +316,7 @@ def share_data(task: Task) -> IO[bytes]:
     """
     memory = Path("/dev/shm")
     file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)  # noqa: SIM115
-    data = task.clients.data
+    data = task.clients.inputs
     shards = task.clients.shards
     tensors = {**prefixed("data/", data.tensors()), **prefixed("shards/", shards.tensors())}
     file.write(pack(tensors, {"plain": data.plain(), "clients": shards.names}))

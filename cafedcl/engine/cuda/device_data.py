@@ -147,12 +147,12 @@ class DeviceData:
             x = x.permute(0, 3, 1, 2)
         if x.is_floating_point():
             return x
-        return self.task.clients.data.images(x).to(self.program.dtype)
+        return self.task.clients.inputs.images(x).to(self.program.dtype)
 
     def as_stored(self, x: Tensor, *, normalised: bool) -> Tensor:
         """Return uint8 images (N, C, H, W) as stored: perhaps normalised, channels last."""
         if normalised:
             parts = x.split(NORMALISED_AT_A_TIME) if len(x) else [x]
-            images = self.task.clients.data.images
+            images = self.task.clients.inputs.images
             x = torch.cat([images(part).to(self.program.dtype) for part in parts])
         return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x

@@ -275,7 +275,7 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
     shards = task.clients.shards
     images = sorted((shards.train.sizes + shards.validation.sizes).tolist())
     median = images[len(images) // 2]
-    data = task.clients.data
+    data = task.clients.inputs
     test_x = data.train_x if shards.test else data.test_x
     all_test_rows = torch.arange(len(test_x), device=test_x.device)
     if shards.test:

@@ -137,14 +137,15 @@ def test_there_are_four_widths_to_a_doubling() -> None:
 def test_operations_by_hand(make: Make) -> None:
     """8×8 images: 16 filters of 9 numbers at 16 places, 32 of 144 at 4, then 64 of 128."""
     setup = make()
-    assert operations(setup.task.network, (1, 8, 8)) == 2 * (16 * 9 * 16 + 32 * 144 * 4 + 64 * 128)
+    encoder = setup.task.network.encoder
+    assert operations(encoder, (1, 8, 8)) == 2 * (16 * 9 * 16 + 32 * 144 * 4 + 64 * 128)
 
 
 def test_counting_leaves_the_network_as_it_was(make: Make) -> None:
-    network = make().task.network.train()
-    operations(network, (1, 8, 8))
-    assert network.training
-    assert not any(module._forward_hooks for module in network.modules())
+    encoder = make().task.network.encoder.train()
+    operations(encoder, (1, 8, 8))
+    assert encoder.training
+    assert not any(module._forward_hooks for module in encoder.modules())
 
 
 @pytest.mark.parametrize(
