@@ -50,6 +50,13 @@ settings.register_profile(
 )
 settings.load_profile("steady")
 
+
+@pytest.fixture(scope="session", autouse=True)
+def data_folder_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Caches are written here, and not into the home folder of whoever runs the tests."""
+    os.environ["CAFEDCL_DATA"] = str(tmp_path_factory.mktemp("data-folder"))
+
+
 TINY = {
     "split": {"kind": "pathological", "classes": 2},
     "model": {"name": "mlp", "width": 0.25},

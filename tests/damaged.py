@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from cafedcl.core.tensors import pack, unpack
-from cafedcl.federation.checkpoint import digest
+from cafedcl.core.tensors import digest, pack, unpack
 
 Damage = Callable[[Path], object]
 """Damages the run folder that it is given."""

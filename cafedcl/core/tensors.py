@@ -6,6 +6,7 @@ pickle.
 
 import json
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,15 @@ def map_file(path: str | Path) -> tuple[Tensors, Header]:
     with safe_open(str(path), framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return tensors, json.loads(file.metadata()["header"])
+
+
+def digest(tensors: Tensors, header: Mapping[str, Any] | None = None) -> str:
+    """Return a digest of names, types, shapes and content, and of a header if one is given."""
+    hasher = blake2b(digest_size=16)
+    for name in sorted(tensors):
+        value: Tensor = tensors[name].detach().cpu().contiguous()
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        hasher.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
+    if header is not None:
+        hasher.update(json.dumps(header, sort_keys=True).encode())
+    return hasher.hexdigest()

@@ -1,4 +1,6 @@
-"""A cache of decoded sets, one safetensors file each, so that the second load is a memory map."""
+"""A cache of decoded sets and of their features, one safetensors file each, so that the second load
+is a memory map.
+"""
 
 import contextlib
 import hashlib
@@ -11,9 +13,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from cafedcl.core.tensors import map_file, pack
+from cafedcl.core.tensors import Tensors, map_file, pack
 from cafedcl.data.dataset import Dataset
 
+FOLDER = "cache"
 VERSION = 4
 """Raised whenever a reader's result changes, so that older entries are not used."""
 
@@ -28,7 +31,7 @@ def cached(
 
     If the folder cannot be written to, nothing is cached; this is no error.
     """
-    folder = root / "cache"
+    folder = root / FOLDER
     path = folder / f"{label}-{_files_digest(files)}.safetensors"
     entry = _read_entry(path)
     if entry is not None:
@@ -36,10 +39,24 @@ def cached(
     data, remarks = make()
     header = {"version": VERSION, "plain": data.plain(), "remarks": remarks}
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
         _write_entry(path, pack(data.tensors(), header))
         _delete_older(folder, label, path)
     return data, remarks
+
+
+def cached_tensors(
+    root: Path, name: str, fits: Callable[[Tensors], bool], make: Callable[[], Tensors]
+) -> Tensors:
+    """Return the result of ``make``, from ``cache/`` if there is one of this name that ``fits``."""
+    path = root / FOLDER / f"{name}.safetensors"
+    with contextlib.suppress(SafetensorError, OSError, ValueError, KeyError, TypeError):
+        found, _ = map_file(path)
+        if fits(found):
+            return found
+    made = make()
+    with contextlib.suppress(OSError):
+        _write_entry(path, pack(made, {}))
+    return made
 
 
 def choice_digest(*chosen: object) -> str:
@@ -68,6 +85,7 @@ def _read_entry(path: Path) -> tuple[Dataset, Remarks] | None:
 
 
 def _write_entry(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Several processes may write the same entry, so each has its own temporary file. mkstemp also
     # makes it readable by this user only, as your own data should be.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,14 +1,9 @@
 """A checkpoint: the state of a federation after a round, with a digest and the run's config."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.config.options import flattened, to_toml
@@ -16,7 +11,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
-from cafedcl.core.tensors import Tensors, pack, under, unpack
+from cafedcl.core.tensors import Tensors, digest, pack, under, unpack
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.sparse_writing import with_all_rows
 from cafedcl.methods import find_method
@@ -143,18 +138,6 @@ def frozen_digest(task: Task) -> str:
     """Return a digest of the weights that nobody trains; empty if all are trained."""
     weights = task.frozen_weights()
     return digest(weights) if weights else ""
-
-
-def digest(tensors: Tensors, header: Mapping[str, Any] | None = None) -> str:
-    """Return a digest of names, types, shapes and content, and of a header if one is given."""
-    hasher = blake2b(digest_size=16)
-    for name in sorted(tensors):
-        value: Tensor = tensors[name].detach().cpu().contiguous()
-        hasher.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        hasher.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
-    if header is not None:
-        hasher.update(json.dumps(header, sort_keys=True).encode())
-    return hasher.hexdigest()
 
 
 def memories_of(snapshot: Tensors) -> dict[int, Tensors]:

@@ -16,7 +16,7 @@ from cafedcl.core.contract import Shape
 from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import explained_failure
-from cafedcl.core.paths import absolute
+from cafedcl.core.paths import absolute, data_folder
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
@@ -333,7 +333,7 @@ def assemble(
         release=release,
     )
     if runs_once(task):
-        task = behind_encoder(task)
+        task = behind_encoder(task, data_folder(config.data.dir))
     test_counts = tuple(shards.test.sizes.tolist())
     return Setup(config, task, state, shards.counts, test_counts, shards.names)
 

@@ -79,7 +79,10 @@ def check_trainable(config: Config, method: Method, network: Network) -> None:
                 f"model '{config.model.name}': it has no weights, and the method {method.name} "
                 "trains nothing but the encoder; choose another model or method"
             )
+        can_project = hasattr(method.options, "features")
         raise CafedclError(
             f"model.freeze = {config.model.freeze}: the method {method.name} trains nothing but "
-            "the encoder; freeze a part of it, or choose another method"
+            "the encoder; freeze a part of it, "
+            + ("set method.features = projected, " if can_project else "")
+            + "or choose another method"
         )

@@ -8,18 +8,20 @@ import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.environment import cores
+from cafedcl.core.environment import cores, is_arm, package_version
 from cafedcl.core.steps import tracked
-from cafedcl.core.tensors import ENCODER
+from cafedcl.core.tensors import ENCODER, Tensors, digest, moved
+from cafedcl.data.cache import cached_tensors
 from cafedcl.data.dataset import Dataset
 from cafedcl.models.base import GivenFeatures
 from cafedcl.task.task import Task, arithmetic
 
-CLOSE = 1e-5
+CLOSE = 1e-4
 """Features that differ by no more than this, relatively, are the same up to rounding."""
 
 
@@ -51,21 +53,67 @@ def is_deterministic(encoder: nn.Module, task: Task) -> bool:
     noise = noise.to(task.device)
     expected: Tensor = trial.eval()(noise)
     found: Tensor = trial.train()(noise)
-    return torch.allclose(found, expected, rtol=CLOSE, atol=CLOSE * float(expected.abs().max()))
+    return is_close(found, expected)
 
 
-def behind_encoder(task: Task) -> Task:
+def is_close(found: Tensor, expected: Tensor) -> bool:
+    """Return whether features are the same up to rounding."""
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=CLOSE, atol=CLOSE * largest)
+
+
+def behind_encoder(task: Task, folder: Path) -> Task:
     """Return the task with the features of all images as its input, and a network that begins
     behind the encoder.
+
+    The features are cached in the data folder.
     """
     encoder = task.network.encoder.eval()
-    with arithmetic(task):
-        features = encoded(task.clients.data, encoder, task.eval_batch)
+    data = task.clients.data
+
+    def fits(stored: Tensors) -> bool:
+        return are_features_of(stored["train"], data.train_x, task) and are_features_of(
+            stored["test"], data.test_x, task
+        )
+
+    def computed() -> Tensors:
+        with arithmetic(task):
+            made = encoded(data, encoder, task.eval_batch)
+        return {"train": made.train_x, "test": made.test_x}
+
+    stored = moved(cached_tensors(folder, cache_name(task), fits, computed), task.device)
+    features = replace(data, train_x=stored["train"], test_x=stored["test"])
     task.network.encoder = GivenFeatures()
     initial = {name: v for name, v in task.initial.items() if not name.startswith(ENCODER)}
     # It is needed only to be stored with the run.
     encoder.to("cpu")
     return replace(task.with_clients(encoded=features), initial=initial, frozen_encoder=encoder)
+
+
+def cache_name(task: Task) -> str:
+    """Return a name for the features, which says what their last bits depend on."""
+    data = task.clients.data
+    encoder = task.network.encoder
+    about = {
+        "encoder": str(encoder),
+        "torch": package_version("torch"),
+        "arithmetic": [task.device.type, is_arm(), task.threads, task.onednn, task.eval_batch],
+    }
+    images = {"train": data.train_x, "test": data.test_x, "mean": data.mean, "std": data.std}
+    return f"features-{digest({**images, **encoder.state_dict()}, about)}"
+
+
+@torch.no_grad()
+def are_features_of(stored: Tensor, images: Tensor, task: Task) -> bool:
+    """Return whether stored features can be those of images, by the first two.
+
+    The name of the file does not say what the encoder's code does, which may have changed since.
+    """
+    if len(stored) != len(images) or not len(images):
+        return len(stored) == len(images)
+    expected: Tensor = task.network.encoder(task.clients.data.images(images[:2]))
+    found = stored[:2].to(task.device).flatten(1)
+    return found.shape == expected.shape and is_close(found, expected)
 
 
 @torch.no_grad()

@@ -30,6 +30,8 @@ def test_a_frozen_encoder_has_a_head_that_learns_and_nothing_else(
         trained[frozen] = {name for name, w in network.named_parameters() if w.requires_grad}
     assert trained[True] == {"head.weight", "head.bias"}
     assert trained[True] < trained[False]
+    once = encoders["make_setup"](model, asked, frozen=True, once=True).task
+    assert {*once.network.state_dict()} == trained[True]
 
 
 def test_ours_and_plain_pytorch_are_timed_and_the_command_stands_beside_the_numbers(
@@ -46,8 +48,10 @@ def test_ours_and_plain_pytorch_are_timed_and_the_command_stands_beside_the_numb
         ("tiny", True),
     ]
     for row in result["rows"]:
-        assert row["step_ms"].keys() == {"ours", "fp32", "amp"}
+        ways = {"ours", "fp32", "amp"} | ({"features"} if row["frozen"] else set())
+        assert row["step_ms"].keys() == ways
         assert min(row["step_ms"].values()) > 0
+        assert ("pass_ms" in row) == row["frozen"]
     assert result["command"][:2] == ["python", "benchmarks/encoders.py"]
 
 

@@ -289,7 +289,7 @@ def test_a_full_or_read_only_disk_is_one_clear_line_and_the_run_can_be_resumed(
 
 
 def test_a_digest_sees_every_change() -> None:
-    from cafedcl.federation.checkpoint import digest
+    from cafedcl.core.tensors import digest
 
     tensors = {"a": torch.arange(4.0), "b": torch.tensor([True]), "c": torch.zeros(0)}
     others = [

@@ -1,6 +1,6 @@
 """A frozen encoder runs once, and everything comes out as if it ran in every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import cafedcl
 from cafedcl.data.dataset import Dataset
 from cafedcl.federation.rounds import Federation
 from cafedcl.models import MODELS
+from cafedcl.models.small import CNN8
 from cafedcl.task import build as building
+from cafedcl.task import frozen_encoder
 from cafedcl.task.build import build, prepare
 from cafedcl.task.describe import cost_line, first_line
 from cafedcl.task.resolve import resolve
@@ -199,6 +201,68 @@ def test_the_encoder_sees_every_image_once(make: Make, monkeypatch: pytest.Monke
         seen.clear()
         federation.run()
         assert not seen
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """The sizes of the batches whose features are computed; the cache is empty at first."""
+    seen: list[int] = []
+    real = frozen_encoder.features
+
+    def counted(batches: list[Tensor], *rest: Any) -> Iterator[Tensor]:
+        seen.extend(map(len, batches))
+        return real(batches, *rest)
+
+    monkeypatch.setattr(frozen_encoder, "features", counted)
+    monkeypatch.setenv("CAFEDCL_DATA", str(tmp_path / "data"))
+    return seen
+
+
+def test_features_are_cached(make: Make, passes: list[int], tmp_path: Path) -> None:
+    first = make()
+    assert sum(passes) > 0
+    passes.clear()
+    second = make(method__name="fedproto")
+    assert not passes
+    assert torch.equal(first.task.clients.inputs.train_x, second.task.clients.inputs.train_x)
+    (file,) = (tmp_path / "data" / "cache").glob("features-*")
+    assert file.stat().st_mode & 0o077 == 0
+    file.write_bytes(b"damaged")
+    third = make()
+    assert torch.equal(first.task.clients.inputs.test_x, third.task.clients.inputs.test_x)
+    assert sum(passes) > 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run__seed": 1}, {"data__images": 110}, {"evaluate__batch": 7}], ids=str
+)
+def test_other_weights_images_or_batches_have_features_of_their_own(
+    make: Make, passes: list[int], changes: dict[str, Any]
+) -> None:
+    make()
+    passes.clear()
+    make(**changes)
+    assert passes
+
+
+def test_features_of_code_that_has_changed_are_computed_again(
+    make: Make, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    passes.clear()
+    forward = CNN8.forward
+    monkeypatch.setattr(CNN8, "forward", lambda self, x: 2 * forward(self, x))
+    make()
+    assert passes
+
+
+def test_a_folder_that_cannot_be_written_to_caches_nothing(
+    make: Make, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAFEDCL_DATA", "/proc/nowhere")
+    with make() as federation:
+        assert passes
+        assert not federation.step().failed
 
 
 def test_its_model_is_used_on_images_like_any_other(digits: Dataset, tmp_path: Path) -> None:
