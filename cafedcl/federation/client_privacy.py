@@ -63,15 +63,15 @@ class ClientPrivacy(Spending):
         draws = stream(self.config.run.seed, "privacy", round).standard_normal(size)
         return self.options.noise * torch.from_numpy(draws)
 
-    def epsilon(self, state: Tensors, rounds: int) -> float:  # noqa: ARG002
+    def epsilon(self, state: Tensors, first: int, rounds: int) -> float:  # noqa: ARG002
         """Return ε after so many rounds more than there were."""
         share = self.config.federation.participation
         return self.accountant.epsilon(share, self.releases + rounds)
 
-    def after_round(self, state: Tensors) -> dict[str, float]:
+    def after_round(self, state: Tensors, round: int) -> dict[str, float]:
         """Return what the record of a round says; ``state`` is the one after it."""
-        later = self.epsilon(state, 2) if self.options.budget else 0.0
-        found = self.spent(self.epsilon(state, 1), later)
+        later = self.epsilon(state, round, 2) if self.options.budget else 0.0
+        found = self.spent(self.epsilon(state, round, 1), later)
         if self.options.quantile:
             found["clip"] = float(state[CLIP])
         return found

@@ -13,6 +13,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.federation.accounting import Accountant
+from cafedcl.federation.participants import Participants
 from cafedcl.federation.spending import Spending
 from cafedcl.task.task import Task
 
@@ -31,12 +32,36 @@ class RecordPrivacy(Spending):
         self.accountant = Accountant(self.options, "privacy.kind = records")
         self.again = 0
         """Rounds that were recorded before the run went back to a checkpoint, and done again."""
-        self.samples = task.clients.shards.counts.sum(1).tolist()
+        self.steps = [self.worst(*few_and_many) for few_and_many in possible_samples(task)]
+        """Of every client, the largest share of images per step, and the most steps of a visit."""
+        self.participants = Participants(config, len(self.steps))
         self.check_budget(self.start({}))
+
+    def worst(self, few: float, many: float) -> tuple[float, int]:
+        """Return the largest sampling rate and the most steps of a visit to a client that has
+        between so few and so many images.
+        """
+        schedule = self.task.schedule
+        options = schedule.options
+        least = max(1, int(few))
+        if few == many:
+            return schedule.batch_size(least) / least, schedule.steps(least)
+        if options.batch_size:
+            if math.isinf(many):
+                raise CafedclError(
+                    "release.counts = withheld: how often a client trains on an image, and so ε, "
+                    "is not known; use rounded counts, or train.iterations instead of "
+                    "train.batch_size"
+                )
+            return options.batch_size / least, schedule.steps(int(many))
+        # With so many iterations per epoch, the share of images falls from here on.
+        numbers = range(least, least + options.iterations + 1)
+        rate = max(schedule.batch_size(number) / number for number in numbers)
+        return rate, options.epochs * options.iterations
 
     def start(self, state: Tensors) -> Tensors:
         """Return the state before the first round, in which nobody has trained."""
-        return {**state, VISITS: torch.zeros(len(self.samples), dtype=torch.int64)}
+        return {**state, VISITS: torch.zeros(len(self.steps), dtype=torch.int64)}
 
     def visited(self, state: Tensors, clients: Sequence[int]) -> Tensors:
         """Return the state after a round in which these clients trained."""
@@ -44,30 +69,43 @@ class RecordPrivacy(Spending):
         visits[list(clients)] += 1
         return {**state, VISITS: visits}
 
-    def epsilons(self, state: Tensors, rounds: int) -> list[float]:
-        """Return every client's ε if it trains in so many rounds more than in a state."""
+    def epsilons(self, state: Tensors) -> list[float]:
+        """Return every client's ε in a state."""
         found = []
-        for samples, visits in zip(self.samples, state[VISITS].tolist(), strict=True):
-            schedule = self.task.schedule
-            rate = schedule.batch_size(samples) / samples
-            steps = schedule.steps(samples) * (visits + rounds + self.again)
-            found.append(self.accountant.epsilon(math.ceil(RATES * rate) / RATES, steps))
+        for (rate, steps), visits in zip(self.steps, state[VISITS].tolist(), strict=True):
+            rounded = min(1.0, math.ceil(RATES * rate) / RATES)
+            found.append(self.accountant.epsilon(rounded, steps * (visits + self.again)))
         return found
 
-    def epsilon(self, state: Tensors, rounds: int) -> float:
-        """Return the largest ε of any client after so many rounds more than in a state."""
-        return max(self.epsilons(state, rounds))
+    def epsilon(self, state: Tensors, first: int, rounds: int) -> float:
+        """Return the largest ε of any client after more rounds, by who takes part in them."""
+        for round in range(first, first + rounds):
+            sampled, dropped = self.participants(round)
+            state = self.visited(state, [client for client in sampled if client not in dropped])
+        return max(self.epsilons(state))
 
-    def after_round(self, state: Tensors) -> dict[str, float]:
+    def after_round(self, state: Tensors, round: int) -> dict[str, float]:
         """Return what the record of a round says; ``state`` is the one after it."""
-        now = self.epsilons(state, 0)
-        later = self.epsilon(state, 1) if self.options.budget else 0.0
+        now = self.epsilons(state)
+        later = self.epsilon(state, round + 1, 1) if self.options.budget else 0.0
         return {**self.spent(max(now), later), "least_epsilon": min(now)}
 
     def resume(self, round: int, recorded: int) -> None:
         """Go on after a checkpoint of a round, where so many private rounds had been recorded."""
         super().resume(round, recorded)
         self.again = self.releases - round
+
+
+def possible_samples(task: Task) -> list[tuple[float, float]]:
+    """Return the fewest and the most training images that each client may have.
+
+    They are the same, unless the images are at sites, of which the server knows what they tell.
+    """
+    counts = task.clients.shards.counts.cpu()
+    low = high = counts.double()
+    if task.clients.remote:
+        low, high = task.release.possible_counts(counts)
+    return list(zip(low.sum(1).tolist(), high.sum(1).tolist(), strict=True))
 
 
 def check_records(config: Config, task: Task) -> None:

@@ -34,11 +34,11 @@ class Spending:
         """Return the state after a round in which these clients trained."""
         return state
 
-    def epsilon(self, state: Tensors, rounds: int) -> float:  # noqa: ARG002
-        """Return ε after so many rounds more than there were."""
+    def epsilon(self, state: Tensors, first: int, rounds: int) -> float:  # noqa: ARG002
+        """Return ε after so many rounds more than there were, beginning with the ``first``."""
         return 0.0
 
-    def after_round(self, state: Tensors) -> dict[str, float]:  # noqa: ARG002
+    def after_round(self, state: Tensors, round: int) -> dict[str, float]:  # noqa: ARG002
         """Return what the record of a round says; ``state`` is the one after it."""
         return {}
 
@@ -53,15 +53,16 @@ class Spending:
         """
         self.releases = recorded if self.from_system else round
 
-    def is_exhausted_by(self, state: Tensors, rounds: int) -> bool:
-        """Return whether so many rounds more would exceed the budget."""
-        return bool(self.options.budget) and self.epsilon(state, rounds) > self.options.budget
+    def is_exhausted_by(self, state: Tensors, first: int, rounds: int) -> bool:
+        """Return whether so many rounds more, beginning with the ``first``, exceed the budget."""
+        budget = self.options.budget
+        return bool(budget) and self.epsilon(state, first, rounds) > budget
 
-    def why_exhausted(self, state: Tensors) -> str:
-        """Return in words why there is no further round."""
+    def why_exhausted(self, state: Tensors, round: int) -> str:
+        """Return in words why a round does not take place."""
         return (
-            f"one more round would bring ε to {self.epsilon(state, 1):.4g}, above privacy.budget = "
-            f"{self.options.budget:g}"
+            f"one more round would bring ε to {self.epsilon(state, round, 1):.4g}, above "
+            f"privacy.budget = {self.options.budget:g}"
         )
 
     def spent(self, now: float, later: float) -> dict[str, float]:
@@ -73,8 +74,8 @@ class Spending:
 
     def check_budget(self, state: Tensors) -> None:
         """Refuse a budget that the first round exceeds."""
-        if self.is_exhausted_by(state, 1):
+        if self.is_exhausted_by(state, 0, 1):
             raise CafedclError(
                 f"privacy.budget = {self.options.budget:g}: the first round alone has ε = "
-                f"{self.epsilon(state, 1):.4g}; raise privacy.noise or the budget"
+                f"{self.epsilon(state, 0, 1):.4g}; raise privacy.noise or the budget"
             )

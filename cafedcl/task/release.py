@@ -41,6 +41,26 @@ class Release:
             told = torch.full_like(counts, fewest)
         return torch.where(counts >= fewest, told, torch.zeros_like(counts))
 
+    def possible_counts(self, told: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the fewest and the most images per class that a client may have, by the counts
+        that it tells; infinity where they are withheld.
+        """
+        fewest = max(self.options.fewest, 1)
+        grid = self.options.grid
+        low = told.double()
+        high = low.clone()
+        if self.options.counts == "rounded":
+            # Counts that would be rounded to less than is ever told are among the smallest ones.
+            smallest = math.ceil(fewest / grid) * grid
+            low = torch.where(told <= smallest, fewest, (low - grid / 2).ceil().clamp_min(fewest))
+            high = (high + grid / 2).floor()
+        if self.options.counts == "withheld":
+            low = torch.full_like(low, fewest)
+            high = torch.full_like(high, torch.inf)
+        # A class with too few images is trained on, but not told.
+        unreported = torch.full_like(low, fewest - 1)
+        return torch.where(told > 0, low, 0.0), torch.where(told > 0, high, unreported)
+
     def moments(self, values: Tensor) -> Tensor:
         """Return pixel statistics as they are told."""
         return values if self.options.counts == "exact" else values.round(decimals=DECIMALS)

@@ -1,15 +1,22 @@
 """Record-level differential privacy: accounting per client, resuming, budget, refusals."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cafedcl.config.release_options import ReleaseOptions
+from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.export.card import bounded_privacy
-from cafedcl.federation.record_privacy import VISITS
+from cafedcl.federation.record_privacy import VISITS, RecordPrivacy
 from cafedcl.methods import find_method, method_names
+from cafedcl.task.local_schedule import LocalSchedule
+from cafedcl.task.release import Release
 from cafedcl.testing.case import first_difference, result_of
 
 PRIVATE = {"privacy__kind": "records", "privacy__noise": 2.0, "train__iterations": 4}
@@ -84,10 +91,10 @@ def test_noise_makes_the_difference(tiny):
 def test_rounds_that_were_done_again_count_for_every_client(tiny):
     federation = private(tiny, privacy__randomness="system")
     federation.step()
-    once = federation.privacy.epsilon(federation.state, 0)
+    once = max(federation.privacy.epsilons(federation.state))
     federation.privacy.resume(1, 3)
     assert federation.privacy.again == 2
-    assert federation.privacy.epsilon(federation.state, 0) > once
+    assert max(federation.privacy.epsilons(federation.state)) > once
 
 
 def test_the_run_ends_before_the_round_that_would_exceed_the_budget(tiny):
@@ -124,3 +131,54 @@ def test_the_model_card_says_what_the_bound_is_about(tiny):
     assert "record-level differential privacy: ε" in words
     assert torch.equal(federation.state[VISITS] > 0, torch.isin(
         torch.arange(5), torch.tensor(record.participants)))  # fmt: skip
+
+
+def test_with_few_clients_a_round_the_budget_counts_those_who_take_part(tiny):
+    few = {"federation__participation": 0.2, "federation__rounds": 6}
+    spent = [record.privacy["epsilon"] for record in private(tiny, **few).run()]
+    assert spent[0] < max(spent)
+    first_above = next(index for index, epsilon in enumerate(spent) if epsilon > spent[0])
+    federation = private(tiny, **few, privacy__budget=spent[0] + 1e-6, evaluate__full=True)
+    records = federation.run()
+    assert len(records) == first_above
+    assert f"ε to {spent[first_above]:.4g}" in federation.notices[-1]
+    assert [record.server is not None and "auroc" in record.server for record in records] == [
+        *[False] * (first_above - 1), True,
+    ]  # fmt: skip
+
+
+@given(
+    counts=st.lists(st.integers(1, 300), min_size=1, max_size=6),
+    fewest=st.integers(1, 20),
+    grid=st.integers(1, 50),
+    batch=st.integers(0, 40),
+)
+def test_a_server_that_is_told_rounded_counts_assumes_the_worst(counts, fewest, grid, batch):
+    release = Release(ReleaseOptions(fewest, "rounded", grid, "raw", "on"))
+    exact = torch.tensor(counts)
+    low, high = release.possible_counts(release.counts(exact))
+    assert (low <= exact).all()
+    assert (exact <= high).all()
+    images = sum(counts)
+    schedule = LocalSchedule(TrainOptions(batch_size=batch), 10, pooled=False, rounds=1)
+    ledger = object.__new__(RecordPrivacy)
+    ledger.task = SimpleNamespace(schedule=schedule)
+    rate, steps = ledger.worst(float(low.sum()), float(high.sum()))
+    assert rate >= schedule.batch_size(images) / images
+    assert steps >= schedule.steps(images)
+
+
+def test_withheld_counts_say_nothing_of_the_most_images():
+    release = Release(ReleaseOptions(5, "withheld", 10, "raw", "on"))
+    low, high = release.possible_counts(release.counts(torch.tensor([0, 7, 400])))
+    assert low.tolist() == [0, 5, 5]
+    assert high.tolist() == [4, math.inf, math.inf]
+    ledger = object.__new__(RecordPrivacy)
+    for batch, known in ((0, True), (16, False)):
+        schedule = LocalSchedule(TrainOptions(batch_size=batch), 10, pooled=False, rounds=1)
+        ledger.task = SimpleNamespace(schedule=schedule)
+        if known:
+            assert ledger.worst(10.0, math.inf)[1] == schedule.options.epochs * 10
+        else:
+            with pytest.raises(CafedclError, match=r"release\.counts = withheld: .*use rounded"):
+                ledger.worst(10.0, math.inf)
