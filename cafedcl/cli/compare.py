@@ -84,7 +84,7 @@ def compare(
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
         planned = (config, methods, data, splits, seeds, first_seed, out, settings)
-        refuse_with_resume(*planned, *flags.values())
+        refuse_with_resume("", *planned, *flags.values())
         plan = Comparison.from_plain(stored_plan(resume, Comparison.FILE, "compare"))
         end_comparison(run_comparison(plan, resume, means), resume)
         return
@@ -182,7 +182,7 @@ def sweep(
     if resume is not None:
         searched = (grid, ranges, choices, score, on, hold_out, prune)
         planned = (config, seeds, first_seed, out, settings)
-        refuse_with_resume(*searched, *planned, *flags.values())
+        refuse_with_resume("--tune, ", *searched, *planned, *flags.values())
         plan = Sweep.from_plain(stored_plan(resume, Sweep.FILE, "sweep"))
         end_sweep(run_sweep(plan, resume, tune, means), resume)
         return
@@ -240,10 +240,13 @@ def check_out(out: Path | None) -> Path:
     return out
 
 
-def refuse_with_resume(*others: Any) -> None:
-    """Raise an error if anything besides --resume says what to run."""
+def refuse_with_resume(allowed: str, *others: Any) -> None:
+    """Raise an error if anything besides --resume says what to run.
+
+    ``allowed`` are options that only one of the commands has.
+    """
     if any(other not in (None, [], ()) for other in others):
         raise CafedclError(
             "--resume: the folder holds the plan; "
-            "only --jobs, --devices, --ray, --tune, --quiet and --json can be added"
+            f"only --jobs, --devices, --ray, {allowed}--quiet and --json can be added"
         )

@@ -64,6 +64,7 @@ def predict(
     """
     load_torch()
     from cafedcl import api
+    from cafedcl.federation.run_folder import refuse_file_of_run
 
     check_choice("--format", form, ("table", "csv", "json"))
     by_name = out.suffix.lower().removeprefix(".") if out else "table"
@@ -72,6 +73,8 @@ def predict(
         raise CafedclError(f"--out {out}: .csv or .json is expected, or give --format")
     if form == "table" and out is not None:
         raise CafedclError(f"--out {out}: a table is only printed; use --format csv or json")
+    if out is not None:
+        refuse_file_of_run(out)
     loaded = api.load(path, warn)
     found = loaded.predict(list(images), client)
     for file, why in found.failed.items():

@@ -95,7 +95,9 @@ def resume(
         changes.append(f"federation.rounds={rounds}")
     if changes:
         change_config(folder, changes)
-    if folder.is_finished(folder.config().federation.rounds):
+    # What another accountant or budget allows is known only to the run itself.
+    counts_anew = any(change.startswith("privacy.") for change in changes)
+    if not counts_anew and folder.is_finished(folder.config().federation.rounds):
         _, about = folder.data()
         check_learned(folder.metrics(), path, about.get("clients", ()))
         if not quiet:

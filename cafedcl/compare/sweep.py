@@ -137,6 +137,10 @@ class Sweep:
             raise CafedclError(
                 f"--hold-out {self.hold_out:g}: expected a fraction between 0 and 1, such as 0.1"
             )
+        if "run.seed" in {**self.grid, **self.choices, **self.ranges}:
+            raise CafedclError(
+                "run.seed: every point has the same seeds; use --seeds N and --first-seed N"
+            )
         for name, values in {**self.grid, **self.choices}.items():
             if not values:
                 raise CafedclError(f"{name}: there are no values to try")

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 from cafedcl.compare.jobs import RunOutcome, RunSpec
 from cafedcl.compare.pool import Pool, skipped
 from cafedcl.compare.sweep import Point, Sweep
+from cafedcl.config.options import to_toml
+from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
+from cafedcl.federation.run_folder import CONFIG
 
 if TYPE_CHECKING:
     import optuna
@@ -133,11 +136,31 @@ class Search:
         trial = self.trial(number, point)
         self.active[number] = trial
         for job in trial.jobs:
+            self.check_options(job, point)
             if job.finished:
                 pool.view.ended(skipped(job))
             else:
                 self.queue.append(job)
         self.settle(trial)
+
+    def check_options(self, job: RunSpec, point: Point) -> None:
+        """Raise CafedclError if a run that is there has other options than were proposed for it.
+
+        The scores of a search that lost its file would go to other points.
+        """
+        if not job.begun:
+            return
+        stored = read_file(job.folder / CONFIG)
+        for name, value in point.items():
+            section, _, key = name.partition(".")
+            found = stored.get(section, {}).get(key)
+            # A choice such as `auto` is stored as what it stands for.
+            if found not in (None, value) and found in self.sweep.choices.get(name, [found]):
+                raise CafedclError(
+                    f"{job.folder}: it has {name} = {to_toml(found)}, and {STUDY} proposes "
+                    f"{to_toml(value)}: the file was lost or exchanged; restore it, or start the "
+                    "search in a new folder"
+                )
 
     def trial(self, number: int, point: Point) -> Trial:
         """Return a trial and its runs."""

@@ -17,6 +17,11 @@ def parse_kind(
     is text even if it reads like a number.
     """
     kind, _, rest = text.partition(":")
+    first, comma, others = kind.partition(",")
+    if comma and first in kinds:
+        raise CafedclError(
+            f"--{flag} {text}: a colon is expected after '{first}', as in {first}:{others}"
+        )
     if kind not in kinds:
         raise CafedclError(
             f"--{flag} {text}: there is no such {flag}; {nearest(kind, list(kinds))}"

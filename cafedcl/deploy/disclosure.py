@@ -13,6 +13,7 @@ import torch
 from cafedcl.config.sections import SITES, Config
 from cafedcl.core.contract import Down, Failure, Job, Shape
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import optional
 from cafedcl.core.tensors import Tensors
 from cafedcl.data.dataset import Dataset
 from cafedcl.deploy.population import Population, enrol, prepare_server, prepare_site
@@ -54,14 +55,11 @@ TELLS = {
     "correct/tested": "how many test images of each class it has, told like its counts",
     "masked": "its contribution under masks: random numbers, of which only the sum makes sense",
     "keys": "two public keys, made for this sum",
-    "shares": "encrypted shares of its secrets for the others, then some of theirs, in the open",
+    "shares": "encrypted shares of its secrets for each of the others (here two), then some of "
+    "theirs, in the open",
     "all": "correct predictions of the server's model on its test images, per class",
 }
 """What an entry tells, by its name or the beginning of its name."""
-
-
-SECURE_PARTS = {"client": 0, "keys": ["", ""], "shares": {}}
-"""What a site sends for a secure sum besides its masked vector; the sizes depend on the sites."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,8 @@ def disclosed(config: Config, shape: Shape, classes: int) -> list[Disclosed]:
     found = list(_entries(ENROLMENT, *enrolled.packed()))
     if config.privacy.secure:
         size = ContributionBounds(config.privacy, task).contributions(state).size
-        found += _entries(ROUND, {"masked": torch.zeros(size, dtype=torch.int32)}, SECURE_PARTS)
+        masked = {"masked": torch.zeros(size, dtype=torch.int32)}
+        found += _entries(ROUND, masked, _secure_parts())
     else:
         found += _entries(ROUND, *result_message(result))
     if task.has_server_model:
@@ -124,6 +123,17 @@ def disclosed(config: Config, shape: Shape, classes: int) -> list[Disclosed]:
         counted = count_correct({"all": predicted}, own.test_y, classes)
         found += _entries(SCORING, task.release.tested(counted), {})
     return found
+
+
+def _secure_parts() -> dict[str, Any]:
+    """Return what one of the fewest sites sends for a secure sum besides its masked vector."""
+    optional("flwr", "flower", "privacy.secure")
+    from cafedcl.deploy.flower.secure_sum import FEWEST, SecureMember
+
+    members = [SecureMember(client) for client in range(FEWEST)]
+    keys = {member.client: member.public for member in members}
+    first = members[0]
+    return {"client": 0, "keys": list(first.public), "shares": first.shares(keys)}
 
 
 def _entries(when: str, tensors: Tensors, header: Mapping[str, Any]) -> Iterator[Disclosed]:

@@ -11,6 +11,7 @@ from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.data.grey_values import Window
 from cafedcl.federation.result import Run
+from cafedcl.federation.run_html import rounds_done
 from cafedcl.federation.served_model import ServedModel
 from cafedcl.functional.novelty import NOT_DETECTED
 from cafedcl.report.class_scores import ClassScores, skew_words, untested_words
@@ -138,7 +139,7 @@ def training(run: Run, summary: RunSummary | None) -> str:
         ["split", config.split.kind if setting is None else setting.split],
         ["clients", str(len(run.counts))],
         ["training images", f"{images} (without validation images)"],
-        ["rounds", f"{len(run.records)} of {config.federation.rounds}"],
+        ["rounds", f"{rounds_done(run.records)} of {config.federation.rounds}"],
         ["encoder", config.model.name],
         ["seed", str(config.run.seed)],
     ]

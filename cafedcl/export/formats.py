@@ -25,6 +25,7 @@ from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors
 from cafedcl.federation.result import Run
+from cafedcl.federation.run_folder import refuse_file_of_run
 from cafedcl.federation.served_model import ServedModel
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
@@ -54,6 +55,7 @@ def outputs(model: ServedModel) -> list[str]:
 
 def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -> ServedModel:
     """Write a run's model into a file of the given format, and return it."""
+    refuse_file_of_run(out)
     run.require_learned()
     model = run.served(client)
     packed = {"onnx": as_onnx, "torch": as_torch, "safetensors": as_safetensors}[to]

@@ -129,13 +129,15 @@ class MetricsFile:
             write_atomically(self.path, content)
 
 
-def last_round(lines: Sequence[MetricsLine], rounds: int) -> int:
+def last_round(lines: Sequence[MetricsLine], rounds: int, budget: float | None = None) -> int:
     """Return how many rounds a run has when it is finished.
 
-    They are those that its config asks for, or fewer if its privacy budget allows no more.
+    They are those that its config asks for, or fewer if its privacy budget allows no more. The
+    ``budget`` is the recorded one, unless the config has another by now (0: there is none).
     """
     spent = lines[-1].get("privacy", {}) if lines else {}
-    if "budget" in spent and spent["next_epsilon"] > spent["budget"]:
+    budget = spent.get("budget", 0.0) if budget is None else budget
+    if budget and spent.get("next_epsilon", 0.0) > budget:
         return min(rounds, len(lines))
     return rounds
 

@@ -28,7 +28,7 @@ from cafedcl.federation.predictions import (
     read_each,
 )
 from cafedcl.federation.run_folder import ENCODER_FOLDER, any_round_counted
-from cafedcl.federation.run_html import html, short_text
+from cafedcl.federation.run_html import html, rounds_done, short_text
 from cafedcl.federation.served_model import ServedModel
 from cafedcl.functional.metrics import recalls
 from cafedcl.methods.base import Method
@@ -74,7 +74,7 @@ class Run:
     def _repr_html_(self) -> str:
         config = self.config
         title = f"{config.label} on {Path(config.data.name).name}"
-        rounds = f"{len(self.records)} of {config.federation.rounds} rounds"
+        rounds = f"{rounds_done(self.records)} of {config.federation.rounds} rounds"
         return html(f"{title}, {len(self.counts)} clients, {rounds}", self.records, self.recall)
 
     @property

@@ -117,7 +117,7 @@ class Federation:
         """Whether all rounds are done, or the privacy budget allows no more."""
         if self.round >= self.options.rounds:
             return True
-        return self.privacy.is_exhausted_by(self.state, 1)
+        return self.privacy.is_exhausted_by(self.state, self.round, 1)
 
     def run(self) -> list[Record]:
         """Step until the last round, or until a callback raises StopIteration."""
@@ -126,7 +126,7 @@ class Federation:
             while not self.finished:
                 self.step()
             if self.round < self.options.rounds:
-                why = self.privacy.why_exhausted(self.state)
+                why = self.privacy.why_exhausted(self.state, self.round)
                 self.notice(f"ended after round {self.round} of {self.options.rounds}: {why}")
         return self.history
 
@@ -172,7 +172,7 @@ class Federation:
             server=scores,
             own=own_scores,
             seconds=clock.seconds,
-            privacy=self.privacy.after_round(state),
+            privacy=self.privacy.after_round(state, self.round),
             reason=reason,
             tables=tables,
         )
@@ -316,7 +316,7 @@ class Federation:
             return True
         # A round that has just ended is in the state already.
         rounds_to_count = round + 1 - self.round
-        return self.privacy.is_exhausted_by(self.state, rounds_to_count + 1)
+        return self.privacy.is_exhausted_by(self.state, self.round, rounds_to_count + 1)
 
     def own_is_due(self, round: int) -> bool:
         """Return whether the clients' own models are scored in this round."""
@@ -378,12 +378,13 @@ class Federation:
             raise ValueError(problem)
         self.round = int(header["round"])
         self.privacy.resume(self.round, int(header.get("releases", self.round)))
-        state = under("state/", tensors)
-        others = without((MODEL, OPTIMIZER), state)
-        models = {name: value for name, value in state.items() if name not in others}
+        stored = under("state/", tensors)
+        places = {True: self.task.device, False: self.task.server_device}
+        # A file gives its tensors in any order. Where weights are one vector, their order decides
+        # the last bits of its norm.
         self.state = {
-            **moved(models, self.task.device),
-            **moved(others, self.task.server_device),
+            name: stored[name].to(places[name.startswith((MODEL, OPTIMIZER))])
+            for name in self.state
         }
         self.own = under("own/", tensors)
         self.memories = memories_of(tensors)

@@ -28,7 +28,7 @@ from cafedcl.core.arrays import Array
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import TEMPORARY, explained
-from cafedcl.federation.metrics_file import MetricsFile, MetricsLine, last_round
+from cafedcl.federation.metrics_file import METRICS, MetricsFile, MetricsLine, last_round
 from cafedcl.federation.run_files import read_data, read_environment, read_frozen
 
 if TYPE_CHECKING:
@@ -39,6 +39,18 @@ if TYPE_CHECKING:
 CONFIG = "config.toml"
 ENCODER_FOLDER = "encoder"
 FROZEN = "frozen.safetensors"
+WRITTEN_FIRST = {
+    "lock",
+    "evaluations",
+    "checkpoints",
+    "data.safetensors",
+    ENCODER_FOLDER,
+    FROZEN,
+    "environment.json",
+    "events.jsonl",
+    "sites",
+}
+"""What a run may write before its config."""
 _locks: set[int] = set()
 """The locks that this process holds, as descriptors of their files."""
 
@@ -111,19 +123,8 @@ class RunFolder:
 
     def has_not_started(self) -> bool:
         """Return whether the folder is empty, or holds only what a run writes before its config."""
-        ours = {
-            "lock",
-            "evaluations",
-            "checkpoints",
-            "data.safetensors",
-            ENCODER_FOLDER,
-            FROZEN,
-            "environment.json",
-            "events.jsonl",
-            "sites",
-        }
         return all(
-            file.name.removesuffix(TEMPORARY) in ours or file.name == CONFIG + TEMPORARY
+            file.name.removesuffix(TEMPORARY) in WRITTEN_FIRST or file.name == CONFIG + TEMPORARY
             for file in self.path.iterdir()
         )
 
@@ -201,7 +202,10 @@ class RunFolder:
     def is_finished(self, rounds: int) -> bool:
         """Return whether the run has all rounds: their metrics, and a whole checkpoint at last."""
         lines = self.metrics_file.read().lines
-        rounds = last_round(lines, rounds)
+        budget = None
+        with suppress(CafedclError):
+            budget = self.tables().get("privacy", {}).get("budget")
+        rounds = last_round(lines, rounds, budget)
         # Names are cheap to look at; a checkpoint is read only if there is one of the last round.
         has_last = any(_number(file) >= rounds for file in self.checkpoints())
         if not self.begun or not has_last or len(lines) < rounds:
@@ -283,6 +287,15 @@ def _numbered(folder: Path) -> list[Path]:
 
 def _number(file: Path) -> int:
     return int(file.stem)
+
+
+def refuse_file_of_run(path: Path) -> None:
+    """Raise CafedclError if a file that is about to be written belongs to a run."""
+    for folder, name in zip(path.parents, path.parts[:0:-1], strict=False):
+        if (name in {CONFIG, METRICS, *WRITTEN_FIRST}) and RunFolder(folder).begun:
+            raise CafedclError(
+                f"--out {path}: it is a file of the run in {folder}; choose another name"
+            )
 
 
 def any_round_counted(lines: Sequence[MetricsLine]) -> bool:

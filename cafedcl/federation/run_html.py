@@ -26,9 +26,14 @@ def last_scores(records: Sequence[dict[str, Any]], part: str) -> dict[str, float
     return {}
 
 
+def rounds_done(records: Sequence[dict[str, Any]]) -> int:
+    """Return how many rounds a model was trained for; the metrics of some may be lost."""
+    return int(records[-1]["round"]) + 1 if records else 0
+
+
 def short_text(label: str, data: str, records: Sequence[dict[str, Any]], rounds: int) -> str:
     """Return a run in one line."""
-    words = [f"{label} on {data}", f"{len(records)} of {rounds} rounds"]
+    words = [f"{label} on {data}", f"{rounds_done(records)} of {rounds} rounds"]
     server = last_scores(records, "server")
     own = last_scores(records, "own")
     if "accuracy" in server:

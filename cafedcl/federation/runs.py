@@ -18,13 +18,14 @@ from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint, memories_of, retrain_command
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.final_scores import check_calibrations
-from cafedcl.federation.metrics_file import MetricsRead
+from cafedcl.federation.metrics_file import MetricsLine, MetricsRead
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.sparse_writing import whole_tables
 from cafedcl.models.initial_weights import weights_digest
+from cafedcl.task.build import choose_device, settle_engine
 from cafedcl.task.resolve import resolve
 
 FederationFactory = Callable[[Config, Sequence[Callback], RunFolder | None], Federation]
@@ -112,6 +113,8 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
         saved = folder.newest(lambda _: None)
         if saved is not None:
             saved.check_config(config, folder.path)
+        # A command that is refused later leaves the run as it was.
+        settle_engine(config.engine, choose_device(config.engine.device))
         Recorder(folder).write_config(config)
 
 
@@ -262,7 +265,7 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         raise CafedclError(f"{path}: there is no checkpoint yet")
     config = folder.config()
     saved.check_config(config, folder.path)
-    lines = folder.metrics_file.read().lines
+    lines = _lines_of(folder, saved, warn)
     if saved.round < len(lines):
         warn(
             f"{path}: this is the model after round {saved.round} of {len(lines)}: the last rounds "
@@ -283,19 +286,38 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
         path=folder.path,
         client_names=tuple(about.get("clients", ())),
         window=Window.of(about.get("window", WHOLE_16_BITS.limits), config.data.window),
-        tables=_last_tables(folder, saved.round, known["counts"], warn),
+        tables=_last_tables(folder, lines[: saved.round], known["counts"], warn),
         frozen=folder.frozen(),
     )
 
 
+def _lines_of(
+    folder: RunFolder, saved: Checkpoint, warn: Callable[[str], None]
+) -> list[MetricsLine]:
+    """Return the metrics of a model's rounds, always with those of its last one.
+
+    What is said of a model, such as its ε, is read there. Lines that are damaged are left out.
+    """
+    read = folder.metrics_file.read()
+    if len(read.lines) >= saved.round:
+        return read.lines
+    problem = read.problem or (
+        f"{folder.metrics_file.path}: {len(read.lines)} of {saved.round} rounds are there"
+    )
+    if saved.record is None:
+        raise CafedclError(f"{problem}; restore the file from a backup")
+    if len(read.lines) < saved.round - 1:
+        warn(f"{problem}; the metrics from there to round {saved.round} are missing")
+    return [*read.lines[: saved.round - 1], saved.record]
+
+
 def _last_tables(
-    folder: RunFolder, rounds: int, counts: Array, warn: Callable[[str], None]
+    folder: RunFolder, lines: Sequence[MetricsLine], counts: Array, warn: Callable[[str], None]
 ) -> Tensors:
     """Return the tables of the last round of a model; none if that round was not evaluated."""
-    file = folder.evaluation_file(rounds - 1)
-    lines = folder.metrics_file.read().lines[:rounds]
     if not lines or (lines[-1]["server"] is None and lines[-1]["own"] is None):
         return {}
+    file = folder.evaluation_file(lines[-1]["round"])
     try:
         stored, header = unpack(file.read_bytes())
         tables = whole_tables(stored, counts)

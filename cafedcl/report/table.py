@@ -202,10 +202,21 @@ class ScoreTable:
                 spent = sorted({run.spent for run in row.runs} - {""})
                 if spent:
                     lines.append(f"{title}: {row.label} is private: {', '.join(spent)}.")
+            lines += [f"{title}: {words}." for words in trust_lines(rows)]
             for name, values in column.group.differing().items():
                 lines.append(f"{title}: methods differ in {name}: {' / '.join(values)}.")
         lines += [f"{run.state}: {run.path}: {run.problem}." for run in self.set_aside]
         return lines
+
+
+def trust_lines(rows: Sequence[TableRow]) -> list[str]:
+    """Return attack, defence and privacy in words, of rows whose labels do not name them."""
+    known = {row.label: row.runs[0].trust for row in rows}
+    shared = set(known.values())
+    if len(shared) == 1:
+        return [f"all runs have {words}" for words in shared if words]
+    unnamed = [row.label for row in rows if not {"attack", "defence", "privacy"} & {*row.varied}]
+    return [f"{label} has {known[label]}" for label in unnamed if known[label]]
 
 
 def score_table(summary: Summary, protocol: str | None = None, which: str = "last") -> ScoreTable:

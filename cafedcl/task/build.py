@@ -29,6 +29,7 @@ from cafedcl.models import Network, auto_model, feature_dim, make_encoder
 from cafedcl.models.base import GivenFeatures
 from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.checks import (
+    check_attack,
     check_crop,
     check_rates,
     check_replies,
@@ -290,6 +291,7 @@ def assemble(
     all clients.
     """
     check_schedule(config)
+    check_attack(config)
     check_crop(config, data.shape)
     method, network, state = build(config, data.shape, data.classes, encoded=data.is_encoded)
     check_rates(config, method)

@@ -50,6 +50,16 @@ def check_rates(config: Config, method: Method) -> None:
         )
 
 
+def check_attack(config: Config) -> None:
+    """Refuse an attack that never begins."""
+    rounds = config.federation.rounds
+    if config.attack.since > rounds:
+        raise CafedclError(
+            f"attack.since = {config.attack.since}: the run has {rounds} rounds, so nobody would "
+            f"lie; use at most {rounds}"
+        )
+
+
 def check_crop(config: Config, shape: Shape) -> None:
     """Refuse a crop whose padding is as large as the image: it could show padding only."""
     crop = config.train.crop

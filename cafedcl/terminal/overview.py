@@ -1,5 +1,6 @@
 """Runs and splits in a terminal: tables, maps and sparklines."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -59,15 +60,20 @@ def colour(method: str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40, low: float = 0.0, high: float = 1.0) -> str:
-    """Return values as a row of bars; more values than ``width`` are averaged in groups."""
+    """Return values as a row of bars; more values than ``width`` are averaged in groups.
+
+    Where no value is a number, there is a gap.
+    """
     if not values:
         return ""
     number = min(width, len(values))
     cuts = [round(i * len(values) / number) for i in range(number + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    groups = [[v for v in values[a:b] if math.isfinite(v)] for a, b in pairwise(cuts)]
     top = len(BARS) - 1
+    means = [sum(group) / len(group) if group else None for group in groups]
     return "".join(
-        BARS[min(top, max(0, round((mean - low) / (high - low) * top)))] for mean in means
+        " " if mean is None else BARS[min(top, max(0, round((mean - low) / (high - low) * top)))]
+        for mean in means
     )
 
 

@@ -245,6 +245,22 @@ BAD = {
         "must return a torch.nn.Module",
     ),
     "resume nothing": (["resume", "nowhere"], "no such folder"),
+    "no colon": (
+        ["run", "--defence", "clip,cross_check=true"],
+        "a colon is expected after 'clip', as in clip:cross_check=true",
+    ),
+    "late attack": (
+        ["run", "--rounds", "2", "--attack", "scale:2,since=9"],
+        "the run has 2 rounds, so nobody would lie; use at most 2",
+    ),
+    "resumed comparison": (
+        ["compare", "--resume", "x", "--rounds", "8"],
+        "only --jobs, --devices, --ray, --quiet and --json can be added",
+    ),
+    "resumed sweep": (
+        ["sweep", "--resume", "x", "--rounds", "8"],
+        "only --jobs, --devices, --ray, --tune, --quiet and --json can be added",
+    ),
     "resume no run": (["resume", "."], "there is no run here"),
     "show nothing": (["show", "nowhere"], "no such folder"),
     "predict nothing": (["predict", "nowhere", "x.png"], "no such folder"),

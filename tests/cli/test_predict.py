@@ -197,9 +197,49 @@ def test_the_name_of_the_file_says_the_format(call: Call, tmp_path: Path) -> Non
 
 def test_a_model_that_has_learned_nothing_is_not_exported(call: Call, tmp_path: Path) -> None:
     shutil.copytree("run", tmp_path / "run")
-    (tmp_path / "run" / "metrics.jsonl").unlink()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"status": "ok"', '"status": "skipped"'))
     out = tmp_path / "model.safetensors"
     code, _, err = call("export", str(tmp_path / "run"), "--out", str(out))
     assert code == 2
     assert "the model has not learned anything" in err
     assert not out.exists()
+
+
+def test_a_model_whose_metrics_are_damaged_is_described_by_its_own_round(
+    call: Call, tmp_path: Path
+) -> None:
+    shutil.copytree("run", tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([lines[0], "{bad\n", *lines[2:]]))
+    cards = []
+    for run in ("run", str(tmp_path / "run")):
+        out = tmp_path / f"{len(cards)}.safetensors"
+        code, _, err = call("export", run, "--out", out)
+        assert code == 0
+        cards.append(out.with_suffix(".md").read_text())
+    assert "metrics.jsonl, line 2: it is not JSON; the metrics from there to round 4" in err
+    tables = [[line for line in card.splitlines() if line.startswith("|")] for card in cards]
+    assert tables[0] == tables[1]
+    metrics.unlink()
+    code, _, err = call("predict", tmp_path / "run", "photos/0.png")
+    assert code == 0
+    assert "0 of 4 rounds are there" in err
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.toml", "metrics.jsonl", "data.safetensors", "checkpoints/000004.safetensors", "lock"],
+)
+def test_no_file_of_a_run_is_overwritten(call: Call, tmp_path: Path, name: str) -> None:
+    run = Path(shutil.copytree("run", tmp_path / "run"))
+    before = (run / name).read_bytes()
+    for words in (
+        ["export", run, "--to", "safetensors", "--out", run / name],
+        ["predict", run, "photos/0.png", "--format", "csv", "--out", run / name],
+    ):
+        code, _, err = call(*map(str, words))
+        assert code == 2
+        assert f"it is a file of the run in {run}; choose another name" in err
+    assert (run / name).read_bytes() == before

@@ -179,6 +179,7 @@ def test_ranges_are_read() -> None:
         ({"grid": {"method.lam_geoo": [1]}}, "did you mean 'lam_geo'"),
         ({"choices": {"method.geo": ["batch", "cros"]}}, "did you mean 'cross'"),
         ({"seeds": 0}, "--seeds 0"),
+        ({"grid": {"run.seed": [5, 6]}}, "every point has the same seeds; use --seeds"),
     ],
 )
 def test_a_mistake_in_a_sweep_is_one_line(changes: dict[str, Any], said: str) -> None:

@@ -59,6 +59,10 @@ def test_a_secure_sum_tells_a_masked_vector_instead_of_a_model():
     private = {"kind": "clients", "secure": True}
     found = [entry for entry in listed("fedavg", privacy=private) if entry.when == ROUND]
     assert {entry.name for entry in found} == {"client", "keys", "shares", "masked"}
+    sizes = {entry.name: entry.bytes for entry in found}
+    # Two public keys of 384 bits, and shares of two secrets for each of two others.
+    assert sizes["keys"] > 2 * 2 * 48
+    assert sizes["shares"] > 2 * 2 * 32
     weights = next(e.shape for e in listed("fedavg") if e.name == "model")
     assert next(e.shape for e in found if e.name == "masked") == (weights[0] + 1,)
 

@@ -6,6 +6,7 @@ A run is never silently another one: lr, seed or data of a run cannot change bet
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cafedcl import api
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.callback import Callback
+from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.models import build_encoder
@@ -387,3 +389,56 @@ def test_checkpoints_that_nobody_may_list_are_not_taken_for_none(
         api.resume(copy, settings={"federation.rounds": ROUNDS + 1})
     assert (copy / "metrics.jsonl").read_bytes() == before
     assert read_run(copy).state == "finished", "its scores are shown all the same"
+
+
+@pytest.mark.parametrize("defence", ["clip", "peers"])
+def test_a_run_with_a_defence_goes_on_to_the_same_bits_in_whatever_order_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defence: str
+) -> None:
+    asked = tables("fedavg") | {"defence": {"kind": defence}}
+    asked["federation"] = {"clients": 5, "rounds": ROUNDS}
+    api.start(resolve(asked), tmp_path / "whole", ())
+    api.start(resolve(asked), tmp_path / "stopped", [StopAfter(1)])
+    read = Checkpoint.read
+
+    def backwards(file: Path) -> Checkpoint:
+        found = read(file)
+        turned = dict(reversed(found.tensors.items()))
+        return replace(found, tensors=turned)
+
+    monkeypatch.setattr(Checkpoint, "read", backwards)
+    seen: list[list[str]] = []
+
+    class Order(Callback):
+        def round_began(self, federation: Federation, clients: int) -> None:
+            seen.append(list(federation.state))
+
+    with Federation(resolve(asked)) as fresh:
+        expected = list(fresh.state)
+    api.resume(tmp_path / "stopped", [Order()], warn=lambda _: None)
+    monkeypatch.undo()
+    assert seen[0] == expected
+    assert result(tmp_path / "stopped") == result(tmp_path / "whole")
+
+
+def test_a_refused_change_leaves_a_finished_run_as_it_was(finished: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = (path / "config.toml").read_bytes()
+    for change in ("engine.device=cuda", "engine.precision=bf16"):
+        done = CliRunner().invoke(app, ["resume", str(path), "--rounds", "9", "--set", change])
+        assert done.exit_code != 0
+        assert (path / "config.toml").read_bytes() == before
+
+
+def test_a_larger_budget_lets_a_run_go_on(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"kind": "clients", "noise": 1.0, "clip": 1.0, "budget": 6.0}
+    asked = tables("fedavg") | {"privacy": private}
+    asked["federation"]["rounds"] = 4
+    api.start(resolve(asked), tmp_path / "run", ())
+    done = len(RunFolder.open(tmp_path / "run").metrics())
+    assert 0 < done < 4
+    for budget, rounds in (("6.5", done), ("1000", 4)):
+        words = ["resume", str(tmp_path / "run"), "--set", f"privacy.budget={budget}", "-q"]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        assert len(RunFolder.open(tmp_path / "run").metrics()) == rounds

@@ -398,3 +398,16 @@ def test_missing_tables_are_named_and_the_scores_stay(make_run: Maker, tmp_path:
     assert (cells["accuracy"].text, cells["worst_class"].text) == ("90.00", "–")
     (problem,) = table.problems
     assert problem.startswith(f"{run}/evaluations/000002.safetensors: missing")
+
+
+def test_attacks_and_defences_that_no_label_names_are_told(make_run: Maker, tmp_path: Path) -> None:
+    lies = {"attack__kind": "sign-flip", "attack__clients": 2, "defence__kind": "clip"}
+    for method in ("fedavg", "moon"):
+        make_run(tmp_path / "alike" / method, method, 0, 0.8, **lies)
+    notes = " ".join(score_table(read_runs([tmp_path / "alike"])).notes)
+    assert "all runs have attack sign-flip:2, defence clip" in notes
+    make_run(tmp_path / "one" / "moon", "moon", 0, 0.8, **lies)
+    make_run(tmp_path / "one" / "fedavg", "fedavg", 0, 0.8)
+    notes = " ".join(score_table(read_runs([tmp_path / "one"])).notes)
+    assert "moon has attack sign-flip:2, defence clip" in notes
+    assert "fedavg has" not in notes

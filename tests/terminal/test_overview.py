@@ -53,6 +53,7 @@ def test_numbers_read_well() -> None:
 
 def test_a_sparkline_rises_with_its_values_and_fits_its_width() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([0.0, float("nan"), 1.0]) == "▁ █"
     assert sparkline([]) == ""
     assert sparkline([-1.0, 2.0]) == "▁█"
     assert len(sparkline([i / 1000 for i in range(1000)], 40)) == 40
