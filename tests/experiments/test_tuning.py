@@ -258,9 +258,12 @@ def test_the_second_stage_begins_with_the_best_of_the_first(tuning: dict[str, An
     first = json.loads(result.read_text(encoding="utf-8"))["methods"]
     plan = tuning["Tuning"].read(FILE.with_name("tuning_long_tail_2.toml"))
     assert plan.candidates.keys() == first.keys()
-    for method, (best, half, _) in plan.candidates.items():
+    for method, (best, half, *others) in plan.candidates.items():
         assert best == first[method]["best"]
         assert half == {**best, "train.lr": best["train.lr"] / 2}
+        if "server.momentum" in best and method != "cafedcl":
+            momentum = {"server.momentum": round(1.3 - best["server.momentum"], 1)}
+            assert others == [{**half, **momentum}, {**best, **momentum}]
         assert not {"method", "data"} & best.keys()
 
 
