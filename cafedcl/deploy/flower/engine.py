@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cafedcl.core.contract import Down, Failure, Job
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors, nbytes
 from cafedcl.deploy.flower.mail import Mail, NoAnswer
 from cafedcl.deploy.flower.messages import (
@@ -85,14 +86,19 @@ class FlowerEngine:
 
         Rounds without any site take no time, so an outage of a minute would use up all of them.
         """
-        until = time.monotonic() + self.mail.deadline
-        while not (nodes := self.nodes()):
-            if time.monotonic() >= until:
-                raise CafedclError(
-                    f"no site has been connected for {self.mail.deadline:g} s (engine.deadline); "
-                    "start the sites, then continue with cafedcl resume"
-                )
-            time.sleep(PAUSE)
+        nodes = self.nodes()
+        if nodes:
+            return nodes
+        deadline = self.mail.deadline
+        until = time.monotonic() + deadline
+        with step("waiting for a site to connect", expected=deadline):
+            while not (nodes := self.nodes()):
+                if time.monotonic() >= until:
+                    raise CafedclError(
+                        f"no site has been connected for {deadline:g} s (engine.deadline); start "
+                        "the sites, then continue with cafedcl resume"
+                    )
+                time.sleep(PAUSE)
         return nodes
 
     def _sum_securely(self, asked: dict[int, Job]) -> Results:
