@@ -27,8 +27,9 @@ pytestmark = [
 ]
 
 
-def one_round(method: str, **engine: object) -> Federation:
+def one_round(method: str, freeze: str = "", **engine: object) -> Federation:
     tables = {
+        "model": {"freeze": freeze},
         "method": {"name": method},
         "split": {"kind": "dirichlet", "form": "class", "alpha": 0.5},
         "federation": {"clients": 4, "rounds": 2},
@@ -78,6 +79,13 @@ def test_captured_steps_are_the_eager_steps(method: str) -> None:
     captured = one_round(method, name="cuda", device="cuda", streams=3)
     assert isinstance(captured.engine, CudaEngine)
     assert furthest(one_round(method, name="reference", device="cuda"), captured) <= 1e-5
+
+
+def test_clients_train_on_the_features_of_a_frozen_encoder() -> None:
+    captured = one_round("fedavg", "all", name="cuda", device="cuda", streams=3)
+    assert captured.task.frozen_encoder is not None
+    assert captured.task.clients.inputs.train_x.is_cuda
+    assert furthest(one_round("fedavg", "all", name="reference", device="cpu"), captured) <= 1e-3
 
 
 def test_a_capture_keeps_what_only_its_work_refers_to() -> None:
