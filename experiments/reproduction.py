@@ -28,6 +28,7 @@ from reproduction_paper import (
     short_note,
     variants_table,
 )
+from reproduction_parts import parts_table
 from reproduction_tables import (
     BALANCED,
     ablation_table,
@@ -58,6 +59,7 @@ NAMES = (
     "long-tail-tuning",
     "long_tail",
     "creff",
+    "best_parts",
 )
 BLOCK = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 MARK = re.compile(r"<!-- (?:table:\S+|/table) -->")
@@ -87,6 +89,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "claims": partial(of_runs, claims_table),
     "balanced-tests": partial(of_runs, partial(baselines_table, tested=BALANCED)),
     "ablation": partial(of_runs, ablation_table),
+    "parts": partial(of_runs, parts_table),
     "sensitivity": partial(of_runs, sensitivity_table),
     "skin": partial(of_runs, skin_table),
     "leaders": partial(of_tuned_runs, lambda runs: leaders_table(runs) + missing_text(runs)),
