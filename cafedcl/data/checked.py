@@ -240,7 +240,8 @@ def part_of(counts: Ints, share: float) -> Ints:
 def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROUPS) -> Mask:
     """Choose a fifth of the images for testing, stratified by class and natural client.
 
-    The choice is the same every time. Every client and every class keeps an image for training.
+    The choice is the same every time. Every client and every class keeps an image for training, and
+    every class of two images or more has one for testing, if it can.
     With groups, a fifth of the groups is chosen.
     """
     if len(groups):
@@ -267,6 +268,14 @@ def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROU
             due -= 1
             of_class[label] -= 1
             of_client[owner] -= 1
+    # Every fifth may be none of a rare class. Without a test image, nobody would know how well it
+    # is recognised.
+    for label in np.flatnonzero(np.bincount(labels[held], minlength=len(of_class)) == 0):
+        members = order[labels[order] == label]
+        members = members[of_client[owners[members]] > 1]
+        if of_class[label] > 1 and len(members):
+            held[members[0]] = True
+            of_client[owners[members[0]]] -= 1
     return held
 
 

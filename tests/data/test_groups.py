@@ -170,3 +170,22 @@ def test_messages_name_classes_and_clients():
     hospital = torch.tensor([0] * 31 + [1])
     with pytest.raises(CafedclError, match="split: South has no training images"):
         split(labels, hospital, 2, 2, options, 0, 0.0, None, words)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=2, max_size=60),
+)
+def test_every_class_of_two_images_is_tested_if_its_clients_can_spare_one(images):
+    labels, owners = (np.array(column) for column in zip(*images, strict=True))
+    held = choose_test(labels, owners)
+    for label in np.unique(labels):
+        mine = labels == label
+        assert (mine & ~held).any()
+        # A client that keeps another image for training can spare one.
+        can_spare = [
+            owner for owner in np.unique(owners[mine]) if ((owners == owner) & ~held).sum() > 1
+        ]
+        if mine.sum() > 1 and can_spare:
+            assert (mine & held).any()
+    for owner in np.unique(owners):
+        assert ((owners == owner) & ~held).any()
