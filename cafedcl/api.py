@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from cafedcl.config.flags import RunFlags
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config, full_name
@@ -84,7 +86,9 @@ def as_words(settings: Mapping[str, Any] | None) -> list[str]:
         raise CafedclError(f"settings: a dict such as {{'train.lr': 0.1}} is expected, not {what}")
     for name in settings or ():
         check_name("settings", name)
-    return [f"{name}={to_toml(value)}" for name, value in (settings or {}).items()]
+    # NumPy's truth values are no bool, unlike its numbers, which read like Python's.
+    plain = {n: bool(v) if isinstance(v, np.bool_) else v for n, v in (settings or {}).items()}
+    return [f"{name}={to_toml(value)}" for name, value in plain.items()]
 
 
 def check_name(argument: str, name: str) -> None:

@@ -1,5 +1,6 @@
 import inspect
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import cafedcl
 from cafedcl import CafedclError, Callback, Federation, Record
+from cafedcl.api import as_words
 from cafedcl.data import Dataset
 from cafedcl.federation.predictions import as_images
 from cafedcl.federation.result import Run
@@ -219,3 +221,11 @@ def test_settings_are_a_dict() -> None:
 def test_a_format_that_does_not_exist_is_refused(finished: Run, tmp_path: Path) -> None:
     with pytest.raises(CafedclError, match="to = 'pdf': expected one of onnx, torch, safetensors"):
         cafedcl.export(finished, tmp_path / "model.safetensors", "pdf")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(np.bool_(True), "true"), (np.int64(3), "3"), (np.float64(0.2), "0.2"), (False, "false")],
+)
+def test_settings_may_be_numbers_of_numpy(value: Any, written: str) -> None:
+    assert as_words({"train.flip": value}) == [f"train.flip={written}"]
