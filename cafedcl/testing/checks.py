@@ -21,6 +21,7 @@ from cafedcl.federation.rounds import Federation
 from cafedcl.functional.reply_check import ReplyValidator
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
+from cafedcl.models.base import Network
 from cafedcl.testing.case import (
     Case,
     ConformanceError,
@@ -174,6 +175,31 @@ def check_broadcast(case: Case) -> None:
             raise case.fail("a client's memory has other weights than its personal ones")
 
 
+def check_scores(case: Case) -> None:
+    """Scores are one number per image and class, and none is NaN."""
+    federation = case.federation()
+    method = federation.method
+    scores = method.scores
+    problems: list[str] = []
+
+    def watched(model: Network, x: Tensor, *rest: Any) -> Tensor:
+        found = scores(model, x, *rest)
+        shape = (len(x), method.classes)
+        if tuple(found.shape) != shape:
+            problems.append(f"its scores have the shape {tuple(found.shape)}, and not {shape}")
+            # The round has to end, so that the check says this and nothing else.
+            return found.new_zeros(shape)
+        if found.isnan().any():
+            problems.append("its scores are NaN for some images")
+        return found
+
+    with patch.object(method, "scores", watched):
+        record = federation.step()
+    problems += [str(failure["reason"]) for failure in record.failed]
+    if problems:
+        raise case.fail(problems[0])
+
+
 def check_server_model(case: Case) -> None:
     """The server's model is scored without personal weights."""
     federation = case.after_one_round
@@ -274,6 +300,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "reply": check_reply,
     "order": check_order,
     "broadcast": check_broadcast,
+    "scores": check_scores,
     "server's model": check_server_model,
     "engines": check_engines,
     "resume": check_resume,

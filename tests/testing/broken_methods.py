@@ -125,6 +125,16 @@ class ReadsSamples(FedAvg):
         return {"ce": super().loss(model, batch, visit)["ce"] / visit.client.samples}
 
 
+class ScoresNothing(FedAvg):
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        return super().scores(model, x, anchors, memory) * torch.nan
+
+
+class ScoresTooMany(FedAvg):
+    def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
+        return super().scores(model, x, anchors, memory).repeat(1, 2)
+
+
 class Forgets(FedAvg):
     """Keeps something outside of its state, so that a resumed run has lost it."""
 
@@ -172,6 +182,8 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     SendsSomethingElse: ("reply", "'mean' has shape (3,), expected (2,); see `fields`"),
     FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
     BroadcastsAll: ("broadcast", "it broadcasts 'server/secret'"),
+    ScoresNothing: ("scores", "its scores are NaN for some images"),
+    ScoresTooMany: ("scores", "its scores have the shape"),
     ServesByAPersonalHead: ("server's model", "personal weights change the scores"),
     ReadsAPlainNumber: ("engines", "engine gives another 'model/"),
     ReadsSamples: ("engines", "a loss can read counts, most and total of visit.client, and not"),
