@@ -74,7 +74,7 @@ def choose_size(task: Task) -> int:
     if stacking_obstacle(task) is not None:
         return 1
     if has_convolutions and task.onednn:
-        # Stacked convolutions were measured against PyTorch's own kernels only.
+        # With oneDNN's kernels, convolutions are faster for one client after another.
         return 1
     forward = operations(task.network.encoder, task.clients.inputs.shape)
     work = forward * task.schedule.batch_size(task.schedule.typical)
