@@ -139,7 +139,7 @@ def test_the_short_form_is_the_section() -> None:
     [
         ({"attack": "sign-flop:2"}, "there is no such attack; did you mean 'sign-flip'"),
         ({"attack": "label-flip:2,claim=most"}, "the attack 'label-flip' does not use it"),
-        ({"defence": "median,0.2"}, "there is no such defence"),
+        ({"defence": "median,0.2"}, "a colon is expected after 'median'"),
         ({"defence": "median:0.2"}, "'0.2' is not key=value"),
         ({"defence": "trimmed-mean:0.6"}, "defence.liars = 0.6"),
     ],
