@@ -87,24 +87,25 @@ def resume(
     load_torch(quiet or as_json)
     from cafedcl import api
     from cafedcl.federation.run_folder import RunFolder
-    from cafedcl.federation.runs import change_config
+    from cafedcl.federation.runs import change_config, unchanged_if_refused
 
     folder = RunFolder.open(path)
     changes = list(settings or [])
     if rounds is not None:
         changes.append(f"federation.rounds={rounds}")
-    if changes:
-        change_config(folder, changes)
-    # What another accountant or budget allows is known only to the run itself.
-    counts_anew = any(change.startswith("privacy.") for change in changes)
-    if not counts_anew and folder.is_finished(folder.config().federation.rounds):
-        _, about = folder.data()
-        check_learned(folder.metrics(), path, about.get("clients", ()))
-        if not quiet:
-            print(printable(f"{path}: already finished; `{cafedcl_command('show', path)}`"))
-        return
-    with watching(quiet, as_json) as callbacks, resumable(path, True):
-        finished = api.resume(path, callbacks, warn, log=log or ())
+    with unchanged_if_refused(folder):
+        if changes:
+            change_config(folder, changes)
+        # What another accountant or budget allows is known only to the run itself.
+        counts_anew = any(change.startswith("privacy.") for change in changes)
+        if not counts_anew and folder.is_finished(folder.config().federation.rounds):
+            _, about = folder.data()
+            check_learned(folder.metrics(), path, about.get("clients", ()))
+            if not quiet:
+                print(printable(f"{path}: already finished; `{cafedcl_command('show', path)}`"))
+            return
+        with watching(quiet, as_json) as callbacks, resumable(path, True):
+            finished = api.resume(path, callbacks, warn, log=log or ())
     conclude(finished, quiet or as_json)
 
 

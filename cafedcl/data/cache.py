@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from cafedcl.core.tensors import Tensors, map_file, pack
+from cafedcl.core.tensors import Tensors, digest, map_file, pack
 from cafedcl.data.dataset import Dataset
 
 FOLDER = "cache"
@@ -50,12 +50,12 @@ def cached_tensors(
     """Return the result of ``make``, from ``cache/`` if there is one of this name that ``fits``."""
     path = root / FOLDER / f"{name}.safetensors"
     with contextlib.suppress(SafetensorError, OSError, ValueError, KeyError, TypeError):
-        found, _ = map_file(path)
-        if fits(found):
+        found, header = map_file(path)
+        if header["digest"] == digest(found) and fits(found):
             return found
     made = make()
     with contextlib.suppress(OSError):
-        _write_entry(path, pack(made, {}))
+        _write_entry(path, pack(made, {"digest": digest(made)}))
     return made
 
 

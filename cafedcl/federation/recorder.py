@@ -9,7 +9,7 @@ from cafedcl.config.format import FORMAT
 from cafedcl.config.sections import Config
 from cafedcl.core.environment import environment
 from cafedcl.core.files import explained, write_atomically
-from cafedcl.core.tensors import pack
+from cafedcl.core.tensors import digest, pack
 from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
@@ -44,6 +44,7 @@ class Recorder(Callback):
             "shape": list(data.shape),
             "window": list(data.window),
             "weights": weights_digest(federation.config.model.weights),
+            "frozen": bool(federation.task.frozen_weights()),
             "config": config,
         }
         about = environment(command, str(federation.task.device))
@@ -69,7 +70,8 @@ class Recorder(Callback):
         frozen = federation.task.frozen_weights()
         if frozen:
             with explained(self.path):
-                write_atomically(self.path / FROZEN, pack(frozen, {}))
+                content = pack(frozen, {"digest": digest(frozen)})
+                write_atomically(self.path / FROZEN, content)
 
     def go_on(self, federation: Federation) -> None:
         """Write down what is new about where a resumed run is executed."""

@@ -88,19 +88,28 @@ def read_data(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     return arrays, header
 
 
-def read_frozen(file: Path) -> "Tensors":
-    """Return the weights that nobody trains; none if the file does not exist."""
+def read_frozen(file: Path, *, needed: bool) -> "Tensors":
+    """Return the weights that nobody trains; none if the file does not exist and is not needed."""
     # Imported here because whoever reads only scores needs no PyTorch.
-    from cafedcl.core.tensors import unpack
+    from cafedcl.core.tensors import digest, unpack
 
-    try:
-        return unpack(file.read_bytes())[0]
-    except FileNotFoundError:
+    if not file.exists():
+        if needed:
+            raise CafedclError(f"{file}: it is missing; restore it from a backup")
         return {}
+    try:
+        weights, header = unpack(file.read_bytes())
+        whole = header.get("digest") == digest(weights)
     except (OSError, ValueError) as error:
         raise CafedclError(
             f"{file}: damaged: {reason(error)}; restore it from a backup, or run again"
         ) from None
+    if not whole:
+        raise CafedclError(
+            f"{file}: damaged: its content does not match its digest; restore it from a backup, or "
+            "run again"
+        )
+    return weights
 
 
 def check_data(arrays: dict[str, Array], header: Any) -> None:

@@ -166,7 +166,8 @@ class RunFolder:
 
     def frozen(self) -> "Tensors":
         """Return the weights that nobody trains; none if all are trained."""
-        return read_frozen(self.path / FROZEN)
+        _, header = self.data()
+        return read_frozen(self.path / FROZEN, needed=header.get("frozen", False))
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints, newest first."""

@@ -1,6 +1,8 @@
 """Runs: started, resumed, and loaded from their folder."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from cafedcl.core.arrays import Array
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.environment import package_version
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained
+from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import MODEL, Tensors, moved, under, unpack
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.callback import Callback, Record
@@ -22,14 +24,16 @@ from cafedcl.federation.metrics_file import MetricsLine, MetricsRead
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, RunFolder
 from cafedcl.federation.sparse_writing import whole_tables
 from cafedcl.models.initial_weights import weights_digest
-from cafedcl.task.build import choose_device, settle_engine
+from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.resolve import resolve
 
 FederationFactory = Callable[[Config, Sequence[Callback], RunFolder | None], Federation]
 """Makes the federation of a config; for a run that is resumed, it also gets the run folder."""
+UNIMPORTANT = {"transformers_version", "_name_or_path"}
+"""Entries of an encoder's config that do not decide what it computes."""
 
 
 def local_federation(
@@ -113,9 +117,21 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
         saved = folder.newest(lambda _: None)
         if saved is not None:
             saved.check_config(config, folder.path)
-        # A command that is refused later leaves the run as it was.
-        settle_engine(config.engine, choose_device(config.engine.device))
         Recorder(folder).write_config(config)
+
+
+@contextmanager
+def unchanged_if_refused(folder: RunFolder) -> Iterator[None]:
+    """Give a run its config back if a block that changes it, to go on with it, is refused."""
+    before = (folder.path / CONFIG).read_bytes()
+    done = len(folder.metrics_file.read().lines)
+    try:
+        yield
+    except CafedclError:
+        if len(folder.metrics_file.read().lines) == done:
+            with explained(folder.path):
+                write_atomically(folder.path / CONFIG, before)
+        raise
 
 
 def _covered(checkpoint: Checkpoint, metrics: MetricsRead) -> bool:
@@ -158,6 +174,7 @@ def _restore(
 ) -> None:
     """Go back to a checkpoint, whose data must be those of the federation."""
     _check_data(federation, folder)
+    _check_architecture(federation, folder)
     prefix = "state/" + MODEL
     # In runs of earlier versions, frozen weights are part of every checkpoint.
     _check_frozen(federation, folder, folder.frozen() or under(prefix, saved.tensors))
@@ -210,6 +227,30 @@ def _check_data(federation: Federation, folder: RunFolder) -> None:
             f"model.weights = {weights}: not the file that the run in {folder.path} started with; "
             "restore it, or start a new run"
         )
+
+
+def _check_architecture(federation: Federation, folder: RunFolder) -> None:
+    """Raise CafedclError if a pretrained encoder is not built as when the run started."""
+    task = federation.task
+    encoder = task.frozen_encoder or task.network.encoder
+    if not isinstance(encoder, PretrainedEncoder):
+        return
+    for name, content in encoder.description().items():
+        file = folder.path / ENCODER_FOLDER / name
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise CafedclError(f"{file}: damaged: {error}; restore it from a backup") from None
+        here = json.loads(content)
+        for key in {*stored, *here} - UNIMPORTANT:
+            if stored.get(key) != here.get(key):
+                raise CafedclError(
+                    f"{folder.path}: the encoder '{federation.config.model.name}' is not the one "
+                    f"that the run started with ('{key}' in {name} differs); restore it, or start "
+                    "a new run"
+                )
 
 
 def _check_frozen(federation: Federation, folder: RunFolder, started_with: Tensors) -> None:

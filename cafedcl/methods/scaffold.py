@@ -26,14 +26,18 @@ class Scaffold(FedAvg):
     needs_one_rate = True
 
     def start(self, model: Network) -> Tensors:
+        # A weight that is not trained has no drift to correct.
         return {
-            f"anchors/control/{name}": torch.zeros_like(p) for name, p in model.named_parameters()
+            f"anchors/control/{name}": torch.zeros_like(p)
+            for name, p in model.named_parameters()
+            if p.requires_grad
         }
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         c = under("control/", visit.anchors)
         own = under("control/", visit.memory)
-        drift = [(p * (c[n] - own[n] if own else c[n])).sum() for n, p in model.named_parameters()]
+        weights = dict(model.named_parameters())
+        drift = [(weights[n] * (c[n] - own[n] if own else c[n])).sum() for n in c]
         terms = super().loss(model, batch, visit)
         return {**terms, "control": torch.stack(drift).sum()}
 
@@ -42,9 +46,8 @@ class Scaffold(FedAvg):
         c = under("control/", visit.anchors)
         own = under("control/", visit.memory)
         old = own or {name: torch.zeros_like(value) for name, value in c.items()}
-        moved = {
-            n: (visit.received[n] - p.detach()) / visit.rates for n, p in model.named_parameters()
-        }
+        weights = dict(model.named_parameters())
+        moved = {n: (visit.received[n] - weights[n].detach()) / visit.rates for n in c}
         new = {name: old[name] - c[name] + moved[name] for name in c}
         return new, {name: new[name] - old[name] for name in c}
 
@@ -56,6 +59,7 @@ class Scaffold(FedAvg):
         return {
             f"control/{name}": Field(tuple(p.shape), per_class=False)
             for name, p in model.named_parameters()
+            if p.requires_grad
         }
 
     def remember(self, model: Network, visit: Visit) -> Tensors:

@@ -225,7 +225,7 @@ def pretrained_encoder(
     if shape[1:] != (encoder.size, encoder.size):
         notes.append(
             f"model '{options.name}': images of {shape[1]}×{shape[2]} are resized to "
-            f"{encoder.size}×{encoder.size} in every step (model.size chooses another size)"
+            f"{encoder.size}×{encoder.size} (model.size chooses another size)"
         )
     if encoder.norms() and frozen:
         notes.append(

@@ -5,8 +5,10 @@ time: an image passes the encoder once, and not in every epoch of every round.
 """
 
 import copy
+import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +21,11 @@ from cafedcl.core.tensors import ENCODER, Tensors, digest, moved
 from cafedcl.data.cache import cached_tensors
 from cafedcl.data.dataset import Dataset
 from cafedcl.models.base import GivenFeatures
+from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.task import Task, arithmetic
 
+CHECKED = 8
+"""Of so many images, cached features are compared with what the encoder gives."""
 CLOSE = 1e-4
 """Features that differ by no more than this, relatively, are the same up to rounding."""
 
@@ -33,7 +38,8 @@ def runs_once(task: Task) -> bool:
     """
     if task.clients.data.is_encoded or task.method.uses_levels:
         return False
-    if task.transforms or task.tail.synthetic_counts.any():
+    # A client without synthetic images decides like the others, and like a server.
+    if task.transforms or task.tail.augmenter.name != "none":
         return False
     encoder = task.network.encoder
     if any(weight.requires_grad for weight in encoder.parameters()):
@@ -96,6 +102,9 @@ def cache_name(task: Task) -> str:
     encoder = task.network.encoder
     about = {
         "encoder": str(encoder),
+        "size": getattr(encoder, "size", 0),
+        "description": encoder.description() if isinstance(encoder, PretrainedEncoder) else {},
+        "code": code_of(encoder),
         "torch": package_version("torch"),
         "arithmetic": [task.device.type, is_arm(), task.threads, task.onednn, task.eval_batch],
     }
@@ -103,16 +112,28 @@ def cache_name(task: Task) -> str:
     return f"features-{digest({**images, **encoder.state_dict()}, about)}"
 
 
+def code_of(encoder: nn.Module) -> dict[str, str]:
+    """Return the source code of the classes that an encoder is made of, but for PyTorch's own."""
+    found: dict[str, str] = {}
+    for module in encoder.modules():
+        kind = type(module)
+        if not kind.__module__.startswith("torch."):
+            with suppress(OSError, TypeError):
+                found[f"{kind.__module__}.{kind.__qualname__}"] = inspect.getsource(kind)
+    return found
+
+
 @torch.no_grad()
 def are_features_of(stored: Tensor, images: Tensor, task: Task) -> bool:
-    """Return whether stored features can be those of images, by the first two.
+    """Return whether stored features can be those of images, by some of them.
 
-    The name of the file does not say what the encoder's code does, which may have changed since.
+    The name of the file does not say all that decides what the encoder's code does.
     """
     if len(stored) != len(images) or not len(images):
         return len(stored) == len(images)
-    expected: Tensor = task.network.encoder(task.clients.data.images(images[:2]))
-    found = stored[:2].to(task.device).flatten(1)
+    rows = torch.linspace(0, len(images) - 1, CHECKED).round().long()
+    expected: Tensor = task.network.encoder(task.clients.data.images(images[rows.to(task.device)]))
+    found = stored[rows].to(task.device).flatten(1)
     return found.shape == expected.shape and is_close(found, expected)
 
 

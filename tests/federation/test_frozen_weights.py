@@ -1,16 +1,19 @@
 """Weights that nobody trains are stored once, never sent, and the same at every time and place."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from resuming import StopAfter, result, tables
+from typer.testing import CliRunner
 
 from cafedcl import api
+from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.tensors import pack
+from cafedcl.core.tensors import digest, pack, unpack
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
@@ -85,6 +88,10 @@ def test_a_run_of_an_earlier_version_has_them_in_its_checkpoints(
     saved.tensors.update({f"state/model/{name}": value for name, value in frozen.items()})
     saved.write(file)
     (interrupted / "frozen.safetensors").unlink()
+    data = interrupted / "data.safetensors"
+    tensors, header = unpack(data.read_bytes())
+    del header["frozen"]
+    data.write_bytes(pack(tensors, header))
     api.resume(interrupted, warn=lambda _: None)
     assert result(interrupted) == result(finished)
     assert RunFolder.open(interrupted).frozen().keys() == frozen.keys()
@@ -93,16 +100,46 @@ def test_a_run_of_an_earlier_version_has_them_in_its_checkpoints(
 def test_a_run_is_not_resumed_with_other_frozen_weights(interrupted: Path) -> None:
     frozen = RunFolder.open(interrupted).frozen()
     name = min(frozen)
-    (interrupted / "frozen.safetensors").write_bytes(pack({**frozen, name: frozen[name] + 1}, {}))
+    other = {**frozen, name: frozen[name] + 1}
+    (interrupted / "frozen.safetensors").write_bytes(pack(other, {"digest": digest(other)}))
     with pytest.raises(CafedclError, match=f"frozen weights of the encoder 'mlp'.*'{name}'"):
         api.resume(interrupted)
 
 
-def test_a_damaged_file_of_frozen_weights_is_named(finished: Path, tmp_path: Path) -> None:
+def zeroed(content: bytes) -> bytes:
+    return content[:-64] + bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda _: b"no weights", r"damaged: .*; restore it"),
+        (zeroed, "damaged: its content does not match its digest; restore it"),
+        (None, "it is missing; restore it"),
+    ],
+    ids=["nothing", "zeros", "missing"],
+)
+def test_frozen_weights_that_are_lost_or_damaged_are_named(
+    finished: Path, tmp_path: Path, damage: Callable[[bytes], bytes] | None, said: str
+) -> None:
     path = Path(shutil.copytree(finished, tmp_path / "run"))
-    (path / "frozen.safetensors").write_bytes(b"no weights")
-    with pytest.raises(CafedclError, match=r"frozen\.safetensors: damaged: .*; restore it"):
-        api.load(path)
+    file = path / "frozen.safetensors"
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage(file.read_bytes()))
+    for use in (api.load, api.resume):
+        with pytest.raises(CafedclError, match=rf"frozen\.safetensors: {said}"):
+            use(path)
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(finished: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = (path / "config.toml").read_bytes()
+    (path / "frozen.safetensors").unlink()
+    done = CliRunner().invoke(app, ["resume", str(path), "--rounds", "5"])
+    assert done.exit_code != 0
+    assert (path / "config.toml").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.engine.cpu.groups import stacking_obstacle
 from cafedcl.engine.cuda.engine import capture_obstacle
 from cafedcl.federation.rounds import Federation
+from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.runs import change_config
 from cafedcl.models import MODELS, feature_dim, make_encoder
 from cafedcl.models.pretrained import IMAGENET_MEAN, Normalisation, PretrainedEncoder
 from cafedcl.task.build import prepare
@@ -195,6 +197,20 @@ def test_a_run_is_used_without_the_folder_that_its_encoder_came_from(saved, digi
     }
     found = cafedcl.load(tmp_path / "run").predict(digits.test_x[:5])
     assert torch.equal(found.similarity, expected.similarity)
+
+
+def test_a_run_is_not_resumed_with_an_encoder_that_is_built_differently(saved, tmp_path):
+    origin = tmp_path / "origin"
+    shutil.copytree(saved / "resnet", origin)
+    settings = {"model.size": 16, "train.epochs": 1, "train.iterations": 1, "data.images": 40}
+    flags = {"clients": 2, "rounds": 1, "split": "iid", "device": "cpu", "model": f"hf:{origin}"}
+    cafedcl.run("fedavg", out=tmp_path / "run", settings=settings, **flags)
+    change_config(RunFolder.open(tmp_path / "run"), ["federation.rounds=2"])
+    config = json.loads((origin / "config.json").read_text())
+    assert config["hidden_act"] == "relu"
+    (origin / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    with pytest.raises(CafedclError, match=r"'hidden_act' in config\.json differs"):
+        cafedcl.resume(tmp_path / "run")
 
 
 def test_a_method_without_a_head_cannot_freeze_its_encoder(federation):

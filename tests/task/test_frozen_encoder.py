@@ -21,7 +21,7 @@ from cafedcl.task.resolve import resolve
 
 Tables = dict[str, dict[str, Any]]
 Make = Callable[..., Federation]
-HEADS = ["fedavg", "moon", "ccvr", "fedrod", "fedproto", "fedetf", "local"]
+HEADS = ["fedavg", "scaffold", "moon", "ccvr", "fedrod", "fedproto", "fedetf", "local"]
 
 
 def frozen(**changes: Any) -> Tables:
@@ -227,10 +227,14 @@ def test_features_are_cached(make: Make, passes: list[int], tmp_path: Path) -> N
     assert torch.equal(first.task.clients.inputs.train_x, second.task.clients.inputs.train_x)
     (file,) = (tmp_path / "data" / "cache").glob("features-*")
     assert file.stat().st_mode & 0o077 == 0
-    file.write_bytes(b"damaged")
-    third = make()
-    assert torch.equal(first.task.clients.inputs.test_x, third.task.clients.inputs.test_x)
-    assert sum(passes) > 0
+    whole = file.read_bytes()
+    for damaged in (b"damaged", whole[:-400] + bytes(400)):
+        passes.clear()
+        file.write_bytes(damaged)
+        third = make()
+        assert torch.equal(first.task.clients.inputs.test_x, third.task.clients.inputs.test_x)
+        assert torch.equal(first.task.clients.inputs.train_x, third.task.clients.inputs.train_x)
+        assert sum(passes) > 0
 
 
 @pytest.mark.parametrize(
@@ -254,6 +258,12 @@ def test_features_of_code_that_has_changed_are_computed_again(
     monkeypatch.setattr(CNN8, "forward", lambda self, x: 2 * forward(self, x))
     make()
     assert passes
+
+
+def test_the_name_of_cached_features_tells_the_code_of_the_encoder() -> None:
+    code = frozen_encoder.code_of(nn.Sequential(Restless(nn.Dropout()), nn.ReLU()))
+    assert [name.rpartition(".")[2] for name in code] == ["Restless"]
+    assert "self.inner(x.flatten(1))" in "".join(code.values())
 
 
 def test_a_folder_that_cannot_be_written_to_caches_nothing(
