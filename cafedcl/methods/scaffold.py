@@ -36,8 +36,9 @@ class Scaffold(FedAvg):
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         c = under("control/", visit.anchors)
         own = under("control/", visit.memory)
-        weights = dict(model.named_parameters())
-        drift = [(weights[n] * (c[n] - own[n] if own else c[n])).sum() for n in c]
+        # In the model's order: what comes over a wire is in any, which would change the last bits.
+        weights = {n: p for n, p in model.named_parameters() if n in c}
+        drift = [(p * (c[n] - own[n] if own else c[n])).sum() for n, p in weights.items()]
         terms = super().loss(model, batch, visit)
         return {**terms, "control": torch.stack(drift).sum()}
 
@@ -46,8 +47,8 @@ class Scaffold(FedAvg):
         c = under("control/", visit.anchors)
         own = under("control/", visit.memory)
         old = own or {name: torch.zeros_like(value) for name, value in c.items()}
-        weights = dict(model.named_parameters())
-        moved = {n: (visit.received[n] - weights[n].detach()) / visit.rates for n in c}
+        weights = {n: p for n, p in model.named_parameters() if n in c}
+        moved = {n: (visit.received[n] - p.detach()) / visit.rates for n, p in weights.items()}
         new = {name: old[name] - c[name] + moved[name] for name in c}
         return new, {name: new[name] - old[name] for name in c}
 
