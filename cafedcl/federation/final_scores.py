@@ -60,10 +60,9 @@ class Model:
     """A model as it predicts: its weights are in the network."""
 
     scores: Callable[[Tensor], Tensor]
-    """Scores of uint8 images."""
+    """Scores of images as the network takes them."""
     describe: Callable[[Tensor], Tensors]
-    """Of rows of the training images."""
-    """Descriptions of uint8 images, for the limits of what is known."""
+    """Descriptions of rows of the training images, for the limits of what is known."""
 
 
 @dataclass
