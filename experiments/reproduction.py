@@ -57,6 +57,7 @@ NAMES = (
     "tuned",
     "tuning",
     "long-tail-tuning",
+    "long-tail-tuning-2",
     "long_tail",
     "creff",
     "best_parts",

@@ -8,7 +8,7 @@ import re
 import tomllib
 
 import pytest
-from measured import HOME, by_seed, gaps, holm, p_of, place, prose_of, result, seeds_of_all, tuned
+from measured import HOME, by_seed, place, prose_of, result, seeds_of_all, tuned
 
 PAGE = (HOME / "docs" / "long-tails.md").read_text(encoding="utf-8")
 TEXT = " ".join(prose_of(PAGE).split())
@@ -19,7 +19,6 @@ SKIN = "ham10000-sources"
 CIFAR = ["cifar10-practical", "cifar10-ir10", "cifar10-ir50", "cifar10-ir100"]
 GTSRB = ["gtsrb-practical", "gtsrb-pathological"]
 FASHION = ["fashion-practical", "fashion-pathological"]
-TAILS = [*CIFAR[1:], "fashion-pathological"]
 SERVER = dict(tuned("server.balanced"))
 OWN = dict(tuned("own.client_mean"))
 PRIOR = dict(tuned("own.prior_mean"))
@@ -49,15 +48,6 @@ def firsts(scores: dict[str, dict[str, float]]) -> list[str]:
     return [setting for setting, found in scores.items() if place(found) == 1]
 
 
-def corrected(score: str, scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The p-values against each setting's best baseline, on the seeds that all methods have."""
-    ps = {}
-    for setting, found in scores.items():
-        differences = gaps(RESULT, setting, BEST, order(found)[0], score)
-        ps[setting] = p_of(differences[: len(seeds_of_all(setting))])
-    return {setting: holm(ps, setting) for setting in ps}
-
-
 def test_the_settings_are_those_of_the_study() -> None:
     study = HOME / "cafedcl" / "compare" / "studies" / "long_tail.toml"
     settings = tomllib.loads(study.read_text(encoding="utf-8"))["settings"]
@@ -84,9 +74,9 @@ def test_the_settings_are_those_of_the_study() -> None:
 
 
 def test_how_many_seeds_there_are() -> None:
-    said("**Three seeds.** Differences of a point may be chance")
+    said("**Two seeds so far**, and one on GTSRB with the additional long tail.")
     for setting in SERVER:
-        assert seeds_of_all(setting) == {0, 1, 2}
+        assert seeds_of_all(setting) == ({0} if setting == "gtsrb-pathological" else {0, 1})
 
 
 def test_repeated_runs_differ_as_the_page_says() -> None:
@@ -97,20 +87,27 @@ def test_repeated_runs_differ_as_the_page_says() -> None:
 
 
 def test_the_servers_model() -> None:
-    assert firsts(SERVER) == [*CIFAR[1:], *GTSRB, "fashion-pathological"]
-    said(f"`{BEST}` is first in {len(firsts(SERVER))} of {len(SERVER)} settings: on CIFAR-10")
-    assert behind(SERVER["cifar10-practical"]) < 0.1
-    assert order(SERVER["cifar10-practical"])[0] == "spherefed"
-    plain = SERVER["fashion-practical"]
-    assert (place(plain), order(plain)[0]) == (3, "fedproc")
+    assert firsts(SERVER) == [*CIFAR[1:], *GTSRB]
+    leads = {setting: lead(SERVER[setting]) for setting in firsts(SERVER)}
+    tails = [leads[setting] for setting in CIFAR[1:]]
+    said(
+        f"`{BEST}` is first in {len(leads)} of {len(SERVER)} settings: on CIFAR-10",
+        f"by {min(tails):.1f} to {max(tails):.1f} points",
+        f"by {leads[GTSRB[0]]:.1f} and {leads[GTSRB[1]]:.1f}.",
+    )
+    seconds = ["cifar10-practical", *FASHION]
+    assert [place(SERVER[it]) for it in seconds] == [2, 2, 2]
+    assert [order(SERVER[it])[0] for it in seconds] == ["spherefed", "fedproc", "ccvr"]
+    gaps_of = [f"{behind(SERVER[it]):.1f}" for it in seconds]
+    assert gaps_of[1] == gaps_of[2]
     skin = SERVER[SKIN]
     assert order(skin)[0] == "creff"
     said(
-        f"it is third, {behind(plain):.1f} points behind FedProc.",
+        f"{gaps_of[0]} points behind SphereFed",
+        f"{gaps_of[1]} points behind FedProc and CCVR.",
         f"it is {place(skin)}th of {len(skin) - 1}, {behind(skin):.1f} points behind CReFF.",
-        f"the smallest p is {min(corrected('server.balanced', SERVER).values()):.3f}",
+        "With two seeds, no difference can be tested.",
     )
-    assert min(corrected("server.balanced", SERVER).values()) > 0.05
 
 
 def test_every_baseline_is_far_behind_somewhere() -> None:
@@ -119,55 +116,47 @@ def test_every_baseline_is_far_behind_somewhere() -> None:
         for method in SERVER[SKIN]
     }
     ours = largest.pop(BEST)
-    assert min(largest.values()) > 11
-    said(f"at least 11 points behind the best in some setting, `{BEST}` at most {ours:.1f}.")
+    assert min(largest.values()) > 10
+    said(f"at least 10 points behind the best in some setting, `{BEST}` at most {ours:.1f}.")
     assert all(order(SERVER[it])[0] == "spherefed" for it in ["cifar10-practical", *GTSRB])
-    assert all(SERVER[it]["spherefed"] < SERVER[it]["fedavg"] for it in TAILS)
-    assert [order(SERVER[it])[0] for it in CIFAR[2:]] == ["creff"] * 2
+    worse = [it for it in SERVER if SERVER[it]["spherefed"] < SERVER[it]["fedavg"]]
+    assert worse == ["cifar10-ir10", SKIN]
+    assert [order(SERVER[it])[0] for it in CIFAR[1:]] == ["creff"] * 3
     assert order(SERVER["fashion-practical"])[-1] == "creff"
-    assert order(SERVER["cifar10-ir10"])[0] == order(SERVER[SKIN])[1] == "ccvr"
-    assert all(behind(SERVER[it], "ccvr") > 19 for it in GTSRB)
+    assert order(SERVER["fashion-pathological"])[0] == order(SERVER[SKIN])[1] == "ccvr"
+    assert all(behind(SERVER[it], "ccvr") > 24 for it in GTSRB)
 
 
 def test_the_clients_own_models() -> None:
-    assert firsts(OWN) == [*CIFAR, "gtsrb-pathological"]
+    assert set(OWN) - set(firsts(OWN)) == {"gtsrb-practical", SKIN}
     leads = [lead(OWN[setting]) for setting in firsts(OWN)]
+    skin = OWN[SKIN]
     said(
-        f"`{BEST}` is first in {len(leads)} settings: all four of CIFAR-10",
-        f"but only by {min(leads):.1f} to {max(leads):.1f} points",
+        f"`{BEST}` is first in {len(leads)} settings, by {min(leads):.1f} to {max(leads):.1f} ",
         f"it is {behind(OWN['gtsrb-practical']):.1f} points behind SphereFed",
-        f"on Fashion-MNIST at most {max(behind(OWN[it]) for it in FASHION):.1f} behind the first",
-        f"it is {place(OWN[SKIN])}th of {len(OWN[SKIN]) - 1}: five methods are more than three",
-        f"FedAvg most (p = {corrected('own.client_mean', OWN)[SKIN]:.3f})",
+        f"it is {place(skin)}th of {len(skin) - 1}, {behind(skin):.1f} points behind FedProx.",
     )
     assert order(OWN["gtsrb-practical"])[0] == "spherefed"
-    assert sum(value > OWN[SKIN][BEST] + 3 for value in OWN[SKIN].values()) == 5
-    assert order(OWN[SKIN])[0] == "fedavg"
+    assert order(skin)[0] == "fedprox"
 
 
 def test_with_class_frequencies_for_everyone() -> None:
+    assert firsts(PRIOR) == [*CIFAR, *GTSRB]
     said(
-        f"it is first in {len(firsts(PRIOR))} settings.",
-        f"with one it is {place(PRIOR['fashion-pathological'])}th, and on skin lesions "
-        f"{place(PRIOR[SKIN])}th.",
+        f"it is first in {len(firsts(PRIOR))} settings, all of CIFAR-10 and GTSRB.",
+        f"and on skin lesions it is {place(PRIOR[SKIN])}th.",
     )
-    for setting in (*CIFAR[2:], "fashion-practical"):
-        assert order(PRIOR[setting])[0] == "fedrcl"
-        assert 0 < behind(PRIOR[setting]) < 0.5
+    for setting in FASHION:
+        assert order(PRIOR[setting])[0] == "fednh"
+        said(f"FedNH is ahead of it by {behind(PRIOR[setting]):.1f} points under both splits")
 
 
 def test_fairness() -> None:
     said(
-        f"smallest client std in {len(firsts(SERVER_STD))} settings, and its own models in "
-        f"{len(firsts(OWN_STD))}."
+        f"smallest client std in {len(firsts(SERVER_STD))} settings, among them CIFAR-10 with each "
+        f"long tail, and its own models in {len(firsts(OWN_STD))}."
     )
-    fifty = SERVER["cifar10-ir50"]
-    said(
-        f"are {behind(fifty, 'creff'):.1f} and {behind(fifty, 'fedyoyo'):.1f} points less accurate"
-    )
-    for method in ("creff", "fedyoyo"):
-        assert SERVER_STD["cifar10-ir50"][method] - SERVER_STD["cifar10-ir50"][BEST] > 3.5
-        assert 0 < SERVER_STD["cifar10-ir100"][method] - SERVER_STD["cifar10-ir100"][BEST] < 2.5
+    assert set(CIFAR[1:]) <= set(firsts(SERVER_STD))
     said(
         f"without a long tail it is {place(SERVER_STD['cifar10-practical'])}th, and on skin "
         f"lesions its own models are {place(OWN_STD[SKIN])}th of {len(OWN_STD[SKIN]) - 1}."
@@ -179,11 +168,11 @@ def test_the_papers_defaults() -> None:
     assert min(plain, key=lambda it: plain[it]) == "cafedcl"
     for setting in GTSRB:
         ahead = [it for it, value in SERVER[setting].items() if value > SERVER[setting]["cafedcl"]]
-        assert len(set(ahead) - {BEST}) == (3 if setting == "gtsrb-pathological" else 2)
+        assert len(set(ahead) - {BEST}) == (1 if setting == "gtsrb-pathological" else 2)
     ahead = {it: SERVER[it]["cafedcl"] - SERVER[it]["fedavg"] for it in SERVER}
-    assert all(abs(ahead[it]) < 0.85 for it in CIFAR[2:])
     said(
         f"it is {ahead[GTSRB[0]]:.1f} and {ahead[GTSRB[1]]:.1f} points ahead on GTSRB",
+        f"and {ahead['cifar10-ir50']:.1f} and {ahead['cifar10-ir100']:.1f} points at imbalance",
         f"it is {-ahead['cifar10-ir10']:.1f} points behind at ratio 10, "
         f"{-ahead['fashion-pathological']:.1f} on Fashion-MNIST with a long tail, and "
         f"{-ahead[SKIN]:.1f} on skin lesions.",
@@ -204,11 +193,27 @@ def test_the_readme_says_the_same() -> None:
     assert f"| {len(firsts(SERVER))} of {len(SERVER)} settings | {ours} |" in README
 
 
-def test_whose_ninth_candidate_was_the_best() -> None:
-    candidates = result("long-tail-tuning")["methods"]
-    last = {it for it, its in candidates.items() if its["best"] == its["candidates"][-1]["options"]}
-    assert last == {"cafedcl", "fedloge", "fediic"}
-    said("It was the best of the nine, as were the ninth candidates of FedLoGe and FedIIC.")
+def test_the_second_stage_of_tuning() -> None:
+    tuning = result("long-tail-tuning-2")
+    assert tuning["measured_on"].startswith("2000 images held out of the training set of cifar10")
+    names = {"creff": "CReFF has", "fedyoyo": "FedYoYo", "ccvr": "and CCVR"}
+    values = {
+        method: its["value"]
+        for method, its in tuning["methods"].items()
+        if its["score"] == "server.balanced"
+    }
+    assert sorted(values, key=lambda it: -values[it])[:4] == ["cafedcl", *names]
+    said(f"**In the second stage, CAFedCL is first** with {100 * values['cafedcl']:.1f};")
+    for method, words in names.items():
+        said(f"{words} {100 * values[method]:.1f}")
+    skin = [it["data"] for it in tuning["settings"]].index("ham10000")
+    candidates = {method: tuning["methods"][method]["candidates"] for method in values}
+    chosen = max(candidates.pop("cafedcl"), key=lambda it: it["value"])["values"][skin]
+    others = max(it["values"][skin] for its in candidates.values() for it in its)
+    said(
+        f"On HAM10000 alone it has {100 * chosen:.1f}, and no candidate of a baseline more than "
+        f"{100 * others:.1f}."
+    )
 
 
 def test_fedavg_in_creffs_protocol_is_below_the_cited_number() -> None:

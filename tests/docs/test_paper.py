@@ -389,18 +389,17 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
         # On the settings that the baseline has, so that nobody gains by a missing one.
         assert mean(ours[setting] for setting in its) < mean(its.values())
         if score.startswith("server"):
-            assert max(its.values()) > 11
+            assert max(its.values()) > 10
+    first = [setting for setting, gap in ours.items() if gap == 0]
     if score.startswith("server"):
-        first = [setting for setting, gap in ours.items() if gap == 0]
         assert first == [
-            "cifar10-ir10", "cifar10-ir50", "cifar10-ir100", "gtsrb-practical",
-            "gtsrb-pathological", "fashion-pathological",
+            "cifar10-ir10", "cifar10-ir50", "cifar10-ir100", "gtsrb-practical", "gtsrb-pathological"
         ]  # fmt: skip
-        said("best server model in six of nine settings", "best server model in 6 of 9 settings")
+        said("best server model in five of nine settings", "best server model in 5 of 9 settings")
         said(f"at most {max(ours.values()):.1f}.")
     if score == "own.client_mean":
-        gap = max(behind["fedproc"].values())
-        said(f"largest gap ({gap:.1f} points) is smaller than its own ({max(ours.values()):.1f})")
+        said("it is first in seven settings")
+        assert len(first) == 7
     assert all(gap > 0 for gap in behind["cafedcl"].values()), "the defaults lead nowhere"
 
 
@@ -409,44 +408,46 @@ def test_the_study_of_long_tails_in_sentences() -> None:
     spread = dict(tuned("server.client_std"))
     own = dict(tuned("own.client_mean"))
     skin = "ham10000-sources"
-    for setting in ("cifar10-ir50", "cifar10-ir100"):
-        for method in ("fedyoyo", "creff"):
-            assert spread[setting][method] > spread[setting]["cafedcl:best"]
-            assert server[setting][method] < server[setting]["cafedcl:best"]
+    for setting in ("cifar10-ir10", "cifar10-ir50", "cifar10-ir100"):
+        assert place(spread[setting]) == 1
+    plain = spread["cifar10-practical"]
+    said(f"Without a long tail it is {place(plain)}th of {len(plain) - 1}.")
     ahead = {it: server[it]["cafedcl"] - server[it]["fedavg"] for it in server}
     left = f"{ahead['cifar10-ir50']:.1f} and {ahead['cifar10-ir100']:.1f} points"
-    said(f"lead on CIFAR-10 at ratios 50 and 100 ({left.replace('-', '−')})")
+    said(f"lead on CIFAR-10 at ratios 50 and 100 ({left})")
     for setting in ("cifar10-ir10", "fashion-pathological", skin):
         assert ahead[setting] < 0
     said(
         f"{place(server[skin])}th of {len(server[skin]) - 1} with the server's model, where CReFF",
-        f"{place(own[skin])}th of {len(own[skin]) - 1} with the clients' own, where FedAvg leads",
+        f"{place(own[skin])}th of {len(own[skin]) - 1} with the clients' own, where FedProx leads",
     )
     assert max(server[skin], key=lambda it: server[skin][it]) == "creff"
-    assert max(own[skin], key=lambda it: own[skin][it]) == "fedavg"
+    assert max(own[skin], key=lambda it: own[skin][it]) == "fedprox"
     prior = dict(tuned("own.prior_mean"))
     overtaken = {
         setting
         for setting, found in prior.items()
-        if max(found, key=lambda it: found[it]) == "fedrcl"
+        if max(found, key=lambda it: found[it]) == "fednh"
     }
-    assert overtaken == {"cifar10-ir50", "cifar10-ir100", "fashion-practical"}
+    assert overtaken == {"fashion-practical", "fashion-pathological"}
     for setting in overtaken:
-        assert own[setting]["fedrcl"] < own[setting]["cafedcl:best"]
+        assert own[setting]["fednh"] < own[setting]["cafedcl:best"]
     baselines = {it for found in own.values() for it in found if not it.startswith("cafedcl")}
     said(f"compared with {len(baselines)} baselines with the same tuning budget")
 
 
 def test_the_budgets_of_both_tunings() -> None:
     one, two = result("tuning"), result("long-tail-tuning")
+    three = result("long-tail-tuning-2")
     said(
         f"[{one['budget']} under one split](reproduction.md#with-the-same-tuning-budget-for-every-"
         f"method) for {len(one['methods'])} methods",
-        f"[{two['budget']} under two splits](long-tails.md#how-every-method-was-tuned) for "
-        f"{len(two['methods'])}",
+        f"[{two['budget']} under two splits, then {three['budget']} under three]"
+        f"(long-tails.md#how-every-method-was-tuned) for {len(two['methods'])}",
     )
-    for tuning in (one, two):
-        assert tuning["measured_on"].startswith("1000 images held out of the training set")
+    assert two["methods"].keys() == three["methods"].keys()
+    for tuning in (one, two, three):
+        assert "images held out of the training set" in tuning["measured_on"]
         assert all(len(its["candidates"]) == tuning["budget"] for its in tuning["methods"].values())
     candidates = two["methods"]["cafedcl"]["candidates"]
     assert all(it["options"]["method.anchors"] == "fixed" for it in candidates)
@@ -456,9 +457,9 @@ def test_how_much_has_been_run_is_said_once() -> None:
     def most_seeds(name: str) -> int:
         return len({one["seed"] for one in result(name)["runs"]})
 
-    said("**Long tails (22 tuned methods): three seeds.**")
-    seeds = [seeds_of_all(setting) for setting in settings_of("long_tail-short")]
-    assert seeds == [{0, 1, 2}] * 9
+    said("**Long tails (22 tuned methods): two seeds**, and one in `gtsrb-pathological`.")
+    for setting in settings_of("long_tail-short"):
+        assert seeds_of_all(setting) == ({0} if setting == "gtsrb-pathological" else {0, 1})
     said("**ResNet-18, and the stand-ins: one seed so far.**", "half its width with four methods")
     assert most_seeds("table1-medium") == most_seeds("standins-short") == 1
     assert {one["width"] for one in result("table1-medium")["runs"]} == {0.5}

@@ -55,8 +55,8 @@ def test_an_option_beside_a_preset_wins():
 
 def test_what_a_preset_recommends_for_training_is_used_unless_it_is_set():
     recommended = resolve({"method": {"name": "cafedcl:best"}})
-    assert (recommended.train.lr, recommended.train.momentum) == (0.05, 0.5)
-    assert (recommended.server.optimizer, recommended.server.momentum) == ("momentum", 0.5)
+    assert (recommended.train.lr, recommended.train.momentum) == (0.025, 0.5)
+    assert (recommended.server.optimizer, recommended.server.momentum) == ("momentum", 0.8)
     other = resolve({"method": {"name": "cafedcl:best"}, "train": {"lr": 0.2, "epochs": 3}})
     assert (other.train.lr, other.train.momentum, other.train.epochs) == (0.2, 0.5, 3)
     assert other.server == recommended.server
@@ -71,7 +71,7 @@ def test_what_a_preset_recommends_for_training_is_used_unless_it_is_set():
 
 
 def test_the_best_variant_is_the_one_that_scored_best_in_the_tuning():
-    result = Path(__file__).parents[2] / "experiments" / "results" / "long-tail-tuning.json"
+    result = Path(__file__).parents[2] / "experiments" / "results" / "long-tail-tuning-2.json"
     chosen = json.loads(result.read_text(encoding="utf-8"))["methods"]["cafedcl"]["best"]
     preset = {
         key if "." in key else f"method.{key}": value
