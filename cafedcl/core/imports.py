@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -70,6 +71,11 @@ def _look_in_current_folder() -> None:
         sys.path.insert(0, folder)
     # A module may have been written since the folder was last looked at.
     importlib.invalidate_caches()
+
+
+def python_path() -> str:
+    """Return the value of PYTHONPATH with which another process finds the modules of this one."""
+    return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import optional
+from cafedcl.core.imports import optional, python_path
 from cafedcl.deploy import FLOWER
 
 FLOWER_SETTINGS = {
@@ -46,6 +46,8 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "PATH": os.pathsep.join(paths),
         "NO_PROXY": ",".join(filter(None, direct)),
+        # Your own methods and models may lie in the current folder.
+        "PYTHONPATH": python_path(),
     }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +20,26 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.federation.rounds import Federation
 from cafedcl.task.resolve import resolve
 
-SETTINGS = {"model.name": "mlp", "train.epochs": 1, "train.iterations": 2, "engine.device": "cpu"}
+SETTINGS = {
+    "model.name": "net_in_this_folder:make",
+    "train.epochs": 1,
+    "train.iterations": 2,
+    "engine.device": "cpu",
+}
+NET = """
+from torch import nn
+
+def make(shape, width):
+    size = shape[0] * shape[1] * shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, 16), nn.ReLU())
+"""
 
 
 @pytest.mark.slow
-def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path):
-    """MOON, whose clients keep a model between rounds."""
+def test_a_simulation_on_flower_is_the_same_to_the_last_bit(tmp_path, monkeypatch):
+    """MOON, whose clients keep a model between rounds, with a model from the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("net_in_this_folder.py").write_text(NET, encoding="utf-8")
     chosen = {"method": "moon", "clients": 3, "rounds": 2, "split": "dirichlet:1"}
     out = tmp_path / "run"
     there = cafedcl.run(**chosen, engine="flower", out=out, settings=SETTINGS)

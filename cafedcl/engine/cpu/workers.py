@@ -19,6 +19,7 @@ from torch import Tensor
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.environment import cores, is_arm
+from cafedcl.core.imports import python_path
 from cafedcl.core.tensors import Tensors, nbytes, pack, prefixed
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.cpu.groups import JobGroup, stacking_obstacle
@@ -220,11 +221,10 @@ class CpuEngine:
         ours, theirs = Pipe()
         descriptors = (theirs.fileno(), self.shared.fileno())
         command = [sys.executable, "-m", "cafedcl.engine.cpu.worker"]
-        paths = [path or str(Path.cwd()) for path in sys.path]
         process = subprocess.Popen(
             [*command, *(str(descriptor) for descriptor in descriptors)],
             pass_fds=descriptors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": python_path()},
             start_new_session=True,
         )
         theirs.close()
