@@ -6,10 +6,15 @@
 four-layer CNN, and a run has 40 rounds. Of the single run, the seconds of its rounds are given too,
 and beside it those of a process that only imports PyTorch and puts one number on the device: no run
 can take less. Each result is written as soon as it is there.
+
+Python keeps its bytecode here, in a temporary folder, also where it is told not to
+(PYTHONDONTWRITEBYTECODE, as in many containers) and the packages were installed without any. There,
+every process spends seconds on compiling PyTorch's modules anew.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -54,16 +59,21 @@ def options(folder: Path, rounds: int) -> list[str]:
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 
 
-def seconds_of(*words: str) -> float:
-    """Return how long a command of Python takes, from its start to its end."""
+def seconds_of(folder: Path, *words: str) -> float:
+    """Return how long a command of Python takes, from its start to its end.
+
+    Its bytecode is kept in a folder within ``folder``.
+    """
+    variables = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True)
+    subprocess.run([sys.executable, *words], check=True, env=variables)
     return time.perf_counter() - began
 
 
-def seconds_of_command(*words: str) -> float:
+def seconds_of_command(folder: Path, *words: str) -> float:
     """Return how long a command of cafedcl takes."""
-    return seconds_of("-m", "cafedcl", *words, "--quiet")
+    return seconds_of(folder, "-m", "cafedcl", *words, "--quiet")
 
 
 def seconds_of_rounds(run: Path) -> float:
@@ -99,14 +109,14 @@ def main() -> None:
         write_images(folder)
         shared = options(folder, asked.rounds)
         opening = f"import torch; torch.zeros(1, device={device!r})"
-        opened = min(seconds_of("-c", opening) for _ in range(2))
+        opened = min(seconds_of(folder, "-c", opening) for _ in range(2))
         singles = []
         for number in range(3):
             out = folder / f"single-{number}"
             words = ["run", "--method", "fedavg", "--data", NAME, "--device", device]
-            took = seconds_of_command(*words, *shared, "--out", str(out))
+            took = seconds_of_command(folder, *words, *shared, "--out", str(out))
             singles.append((took, seconds_of_rounds(out)))
-        # The first run decodes the images.
+        # The first run decodes the images and compiles the modules.
         single, rounds = min(singles[1:])
         print(f"a single run: {single:.2f} s, its rounds {rounds:.2f} s", flush=True)
         print(f"importing PyTorch and opening the device: {opened:.2f} s", flush=True)
@@ -115,8 +125,8 @@ def main() -> None:
         for jobs in asked.jobs.split(","):
             words = ["compare", "--methods", asked.methods, "--data", NAME, "--jobs", jobs]
             words += ["--splits", "dirichlet:0.5", "--seeds", str(asked.seeds)]
-            out = str(folder / f"study-{jobs}")
-            took = seconds_of_command(*words, "--devices", asked.devices, *shared, "--out", out)
+            words += ["--devices", asked.devices, *shared]
+            took = seconds_of_command(folder, *words, "--out", str(folder / f"study-{jobs}"))
             studies[jobs] = {"runs": runs, "seconds": took, "seconds_per_run": took / runs}
             print(f"{jobs} at a time: {took / runs:.2f} s a run", flush=True)
             save(studies=studies)

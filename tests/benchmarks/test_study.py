@@ -35,7 +35,7 @@ def test_the_numbers_are_seconds_per_run_with_the_command_beside_them(
 ) -> None:
     timed: list[str] = []
 
-    def seconds_of(*words: str) -> float:
+    def seconds_of(_folder: Path, *words: str) -> float:
         command = words[2] if words[0] == "-m" else "python"
         timed.append(command)
         if command == "run":
@@ -57,3 +57,13 @@ def test_the_numbers_are_seconds_per_run_with_the_command_beside_them(
     assert result["studies"]["2"] == {"runs": 10, "seconds": 60.0, "seconds_per_run": 6.0}
     assert result["command"][:2] == ["python", "benchmarks/study.py"]
     assert timed == ["python", "python", "run", "run", "run", "compare"]
+
+
+def test_bytecode_is_kept_where_python_is_told_not_to(
+    study: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "some_module.py").write_text("")
+    assert study["seconds_of"](tmp_path, "-c", "import some_module") > 0
+    assert list((tmp_path / "bytecode").rglob("some_module.*.pyc"))
