@@ -98,6 +98,13 @@ def map_file(path: str | Path) -> tuple[Tensors, Header]:
         return tensors, json.loads(file.metadata()["header"])
 
 
+def spaced_rows(number: int, most: int) -> Tensor:
+    """Return at most ``most`` of the first ``number`` rows, evenly spaced."""
+    if number <= most:
+        return torch.arange(number)
+    return torch.linspace(0, number - 1, most, dtype=torch.float64).round().long()
+
+
 def digest(tensors: Tensors, header: Mapping[str, Any] | None = None) -> str:
     """Return a digest of names, types, shapes and content, and of a header if one is given."""
     hasher = blake2b(digest_size=16)

@@ -23,6 +23,7 @@ from cafedcl.core.tensors import (
     Tensors,
     moved,
     prefixed,
+    spaced_rows,
     under,
     without,
 )
@@ -256,13 +257,6 @@ class FinalScores:
 def images_each(clients: int) -> int:
     """Return how many test images each of the clients' own models is run on."""
     return min(MOST_OWN, max(FEWEST_OWN, OWN_IMAGES // clients))
-
-
-def spaced_rows(number: int, most: int) -> Tensor:
-    """Return at most ``most`` of the first numbers, evenly spaced."""
-    if number <= most:
-        return torch.arange(number)
-    return torch.linspace(0, number - 1, most, dtype=torch.float64).round().long()
 
 
 def mean_known(values: Tensor) -> float | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cafedcl.core.environment import cores, is_arm, package_version
 from cafedcl.core.steps import tracked
-from cafedcl.core.tensors import ENCODER, Tensors, digest, moved
+from cafedcl.core.tensors import ENCODER, Tensors, digest, moved, spaced_rows
 from cafedcl.data.cache import cached_tensors
 from cafedcl.data.dataset import Dataset
 from cafedcl.models.base import GivenFeatures
@@ -131,7 +131,7 @@ def are_features_of(stored: Tensor, images: Tensor, task: Task) -> bool:
     """
     if len(stored) != len(images) or not len(images):
         return len(stored) == len(images)
-    rows = torch.linspace(0, len(images) - 1, CHECKED).round().long()
+    rows = spaced_rows(len(images), CHECKED)
     expected: Tensor = task.network.encoder(task.clients.data.images(images[rows.to(task.device)]))
     found = stored[rows].to(task.device).flatten(1)
     return found.shape == expected.shape and is_close(found, expected)

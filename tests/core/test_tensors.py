@@ -5,7 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cafedcl.core.tensors import floats, map_file, nbytes, pack, prefixed, under, unpack
+from cafedcl.core.tensors import (
+    floats,
+    map_file,
+    nbytes,
+    pack,
+    prefixed,
+    spaced_rows,
+    under,
+    unpack,
+)
 
 DTYPES = [
     torch.float32,
@@ -155,3 +164,11 @@ def test_a_file_is_read_as_it_was_packed(tmp_path):
     assert header == {"names": ["a"]}
     assert back.keys() == EXAMPLE.keys()
     assert all(torch.equal(back[name], value) for name, value in EXAMPLE.items())
+
+
+def test_rows_are_spaced_evenly():
+    assert spaced_rows(3, 5).tolist() == [0, 1, 2]
+    rows = spaced_rows(10_000, 11)
+    assert (rows[0], rows[-1]) == (0, 9999)
+    gaps = rows.diff()
+    assert gaps.max() - gaps.min() <= 1

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from cafedcl.core.contract import Job
 from cafedcl.core.tensors import ANCHORS, MODEL, under
 from cafedcl.data.shards import ClientRows
 from cafedcl.engine.reference import ReferenceEngine
-from cafedcl.federation.final_scores import FinalScores, images_each, spaced_rows
+from cafedcl.federation.final_scores import FinalScores, images_each
 
 FULL = {"auroc", "auprc", "sensitivity", "ece"}
 
@@ -137,14 +136,6 @@ def test_a_liar_has_no_own_scores(tiny) -> None:
     bins = last.tables["scores/own/bins"]
     unknown = {client for client in range(5) if bins[client].isnan().all()}
     assert unknown == federation.attack.liars
-
-
-def test_rows_are_spaced_evenly() -> None:
-    assert spaced_rows(3, 5).tolist() == [0, 1, 2]
-    rows = spaced_rows(10_000, 11).numpy()
-    assert rows[0] == 0
-    assert rows[-1] == 9999
-    assert np.ptp(np.diff(rows)) <= 1
 
 
 def test_many_own_models_are_run_on_fewer_images_each() -> None:
