@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import cafedcl
+from cafedcl import api
 from cafedcl.data.dataset import Dataset
 from cafedcl.federation.rounds import Federation
 from cafedcl.models import MODELS
@@ -277,7 +278,7 @@ def test_a_folder_that_cannot_be_written_to_caches_nothing(
 
 def test_its_model_is_used_on_images_like_any_other(digits: Dataset, tmp_path: Path) -> None:
     tables = frozen(federation__rounds=1, data__images=300)
-    result = cafedcl.api.start(resolve(tables), tmp_path / "run", ())
+    result = api.start(resolve(tables), tmp_path / "run", ())
     loaded = cafedcl.load(tmp_path / "run")
     images = digits.test_x[:20]
     found = loaded.predict(images)
