@@ -264,8 +264,8 @@ def as_csv(scores: ScoreTable, paper: bool = False) -> str:
     known = [each for column in scores.columns for each in column.classes.values()]
     classes = list(dict.fromkeys(name for each in known for name in each.names))
     recalls = [f"recall[{name}]" for name in classes]
-    head = ["data", "split", "clients", "options", "method", "protocol", "round", "seeds"]
-    head.append("ranked_by")
+    head = ["data", "split", "clients", "options", "attack_defence_privacy", "privacy_spent"]
+    head += ["method", "protocol", "round", "seeds", "ranked_by"]
     writer.writerow([*head, *ours, "worst_class_name", "warning", *theirs, *recalls])
     for column in scores.columns:
         setting = column.group.setting
@@ -283,6 +283,8 @@ def as_csv(scores: ScoreTable, paper: bool = False) -> str:
                 setting.split,
                 setting.clients,
                 setting.others,
+                row.runs[0].trust,
+                row.spent,
                 row.label,
                 scores.protocol,
                 scores.which,

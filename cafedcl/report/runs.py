@@ -71,6 +71,11 @@ class TableRow:
         return found
 
     @property
+    def spent(self) -> str:
+        """What the runs have spent of privacy; empty if nothing."""
+        return ", ".join(sorted({run.spent for run in self.runs} - {""}))
+
+    @property
     def losses(self) -> str:
         """Rounds that did not count and replies that were lost, in words; empty if none were."""
         skipped = sum(run.skipped_rounds for run in self.runs)

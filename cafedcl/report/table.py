@@ -199,9 +199,8 @@ class ScoreTable:
             if partial:
                 lines.append(f"{title}: not finished, scores so far: {', '.join(partial)}.")
             for row in rows:
-                spent = sorted({run.spent for run in row.runs} - {""})
-                if spent:
-                    lines.append(f"{title}: {row.label} is private: {', '.join(spent)}.")
+                if row.spent:
+                    lines.append(f"{title}: {row.label} is private: {row.spent}.")
             lines += [f"{title}: {words}." for words in trust_lines(rows)]
             for name, values in column.group.differing().items():
                 lines.append(f"{title}: methods differ in {name}: {' / '.join(values)}.")

@@ -404,8 +404,10 @@ def test_attacks_and_defences_that_no_label_names_are_told(make_run: Maker, tmp_
     lies = {"attack__kind": "sign-flip", "attack__clients": 2, "defence__kind": "clip"}
     for method in ("fedavg", "moon"):
         make_run(tmp_path / "alike" / method, method, 0, 0.8, **lies)
-    notes = " ".join(score_table(read_runs([tmp_path / "alike"])).notes)
-    assert "all runs have attack sign-flip:2, defence clip" in notes
+    alike = score_table(read_runs([tmp_path / "alike"]))
+    assert "all runs have attack sign-flip:2, defence clip" in " ".join(alike.notes)
+    for row in csv.DictReader(io.StringIO(as_csv(alike))):
+        assert row["attack_defence_privacy"].startswith("attack sign-flip:2, defence clip")
     make_run(tmp_path / "one" / "moon", "moon", 0, 0.8, **lies)
     make_run(tmp_path / "one" / "fedavg", "fedavg", 0, 0.8)
     notes = " ".join(score_table(read_runs([tmp_path / "one"])).notes)
