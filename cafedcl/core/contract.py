@@ -144,7 +144,9 @@ class Visit:
     scratch: Tensors
     embed: Embed
     rates: float | Tensor = 0.0
-    """The sum of the learning rates over all local steps; not for a loss.
+    """How far a gradient of 1 in every local step would move a weight; not for a loss.
+
+    Without momentum, it is the sum of the learning rates.
 
     It is a tensor where the summary is captured, so that a replay reads the client's own.
     """

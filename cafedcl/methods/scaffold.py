@@ -14,8 +14,8 @@ class Scaffold(FedAvg):
     """Every step's gradient is corrected by c − c_k, the gradient of the linear term ⟨θ, c − c_k⟩.
 
     Option II of the paper: c_k⁺ = c_k − c + (θ^t − θ_k)/Σ lr, and c ← c + (1/N) Σ (c_k⁺ − c_k).
-    Models are averaged uniformly with server learning rate 1. Weight decay and clipping act on the
-    corrected gradient. Use no momentum.
+    With momentum, Σ lr is longer by as much as momentum makes the way longer. Models are averaged
+    uniformly with server learning rate 1. Weight decay and clipping act on the corrected gradient.
     """
 
     name = "scaffold"

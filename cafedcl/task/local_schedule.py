@@ -42,8 +42,16 @@ class LocalSchedule:
         return options.lr * options.lr_decay**decays
 
     def summed_rates(self, samples: int, round: int) -> float:
-        """Return the sum of the learning rates over all steps of a visit."""
-        steps_per_epoch = self.steps(samples) // self.options.epochs
-        return steps_per_epoch * sum(
-            self.learning_rate(round, epoch) for epoch in range(self.options.epochs)
-        )
+        """Return how far a gradient of 1 in every step of SGD would move a weight in a visit.
+
+        That is the sum of the learning rates over all steps. With momentum β, step j goes
+        1 + β + … + βʲ times as far.
+        """
+        steps = self.steps(samples) // self.options.epochs
+        total = velocity = 0.0
+        for epoch in range(self.options.epochs):
+            rate = self.learning_rate(round, epoch)
+            for _ in range(steps):
+                velocity = self.options.momentum * velocity + 1
+                total += rate * velocity
+        return total

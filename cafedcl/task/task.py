@@ -356,7 +356,7 @@ class Task:
         return replace(self, clients=clients, tail=replace(self.tail, clients=clients))
 
     def rates(self, client: int, round: int) -> float:
-        """Return the sum of the learning rates over all steps of a client's visit."""
+        """Return the sum of the learning rates over a client's visit, stretched by momentum."""
         return self.schedule.summed_rates(len(self.tail.rows[client]), round)
 
 

@@ -79,6 +79,12 @@ def test_how_many_seeds_there_are() -> None:
         assert seeds_of_all(setting) == ({0} if setting == "gtsrb-pathological" else {0, 1})
 
 
+def test_scaffolds_runs_have_momentum() -> None:
+    said("**SCAFFOLD was handicapped.** Its runs here have local momentum")
+    runs = [one for one in result(RESULT)["runs"] if one["method"] == "scaffold"]
+    assert {one["options"]["train.momentum"] for one in runs} == {0.5}
+
+
 def test_repeated_runs_differ_as_the_page_says() -> None:
     paper = (HOME / "docs" / "paper.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| federated methods, .* \| ([\d.]+) \|$", paper, re.MULTILINE)

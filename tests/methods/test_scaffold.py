@@ -201,3 +201,17 @@ def test_with_everyone_there_the_servers_variate_is_the_mean_of_the_clients(tiny
     for name, value in under("anchors/control/", federation.state).items():
         own = [array(memory[f"control/{name}"]) for memory in federation.memories.values()]
         np.testing.assert_allclose(value, np.mean(own, 0), atol=1e-5)
+
+
+def test_with_momentum_a_variate_is_still_the_mean_gradient(tiny):
+    """With a tiny step the gradient stays the same, whatever the momentum."""
+    quiet = {"train__lr": 1e-5, "train__weight_decay": 0.0, "train__clip": 0.0}
+    found = []
+    for momentum in (0.0, 0.8):
+        federation = listening(tiny, train__momentum=momentum, **quiet)
+        federation.step()
+        replies = [reply for _, reply in federation.engine.rounds[0]]
+        found.append([torch.cat([v.flatten() for v in r.memory.values()]) for r in replies])
+    for plain, with_momentum in zip(*found, strict=True):
+        assert torch.nn.functional.cosine_similarity(plain, with_momentum, dim=0) > 0.99
+        assert 0.95 < with_momentum.norm() / plain.norm() < 1.05
