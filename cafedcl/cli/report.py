@@ -5,6 +5,7 @@ Nothing here imports PyTorch before a command needs it.
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,6 +168,7 @@ def table(
     summary = read_runs(runs)
     summary.require_scores()
     made = score_table(summary, protocol, which)
+    made.require_scores()
     for problem in made.problems:
         warn(problem)
     if form == "rich":
@@ -177,6 +179,9 @@ def table(
         return
     if form == "csv":
         text = printed.as_csv(made, paper)
+        # Not among the rows: a program reads them.
+        for note in made.notes:
+            print(printable(note), file=sys.stderr)
     else:
         write = printed.as_markdown if form == "markdown" else printed.as_latex
         text = write(made, paper, full)

@@ -68,7 +68,7 @@ def choice_digest(*chosen: object) -> str:
 
 def _files_digest(files: Iterable[Path]) -> str:
     """Return a digest of the source files' names, sizes and modification times."""
-    stats = [(str(file), file.stat()) for file in files]
+    stats = [(str(file), file.stat() if file.exists() else file.lstat()) for file in files]
     parts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.sha256(json.dumps([VERSION, parts]).encode()).hexdigest()[:16]
 

@@ -32,8 +32,11 @@ ENDINGS = (
     ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp",
     *dicom.ENDINGS,
 )  # fmt: skip
-SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
-"""Folders that macOS, Synology, Windows and Linux add."""
+SYSTEM_NAMES = (
+    "__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found", "Thumbs.db",
+    "desktop.ini",
+)  # fmt: skip
+"""Folders and files that macOS, Synology, Windows and Linux add."""
 GREY = ("1", "L", "LA")
 ORIENTATION = 0x0112
 """The EXIF tag of how the camera was held."""
@@ -52,14 +55,18 @@ SIDEWAYS = (5, 6, 7, 8)
 
 def is_hidden(name: str) -> bool:
     """Return whether a file or folder of this name is hidden, or made by the system."""
-    return name.startswith(".") or name in SYSTEM_FOLDERS
+    return name.startswith(".") or name in SYSTEM_NAMES
 
 
 def is_image_file(path: Path) -> bool:
-    """Return whether a file in a folder is taken for an image: by its ending, or as DICOM."""
+    """Return whether a file in a folder is taken for an image: by its ending, or as DICOM.
+
+    A link that leads nowhere may be one: it is then found to be broken, and not overlooked.
+    """
+    named = path.name.lower().endswith(ENDINGS)
     if not path.is_file():
-        return False
-    return path.name.lower().endswith(ENDINGS) or dicom.begins_as_dicom(path)
+        return named and path.is_symlink() and not path.exists()
+    return named or dicom.begins_as_dicom(path)
 
 
 def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import Window
-from cafedcl.data.images import is_hidden, is_image_file, read_images
+from cafedcl.data.images import ENDINGS, is_hidden, is_image_file, read_images
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,10 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
             continue
         inside = sorted(filter(is_image_file, _files_below(given)))
         if not inside:
-            raise CafedclError(f"{given}: there are no images in this folder")
+            raise CafedclError(
+                f"{given}: there are no images in this folder: no DICOM, and no name that ends "
+                f"with {', '.join(ENDINGS)}"
+            )
         found += inside
     return found
 

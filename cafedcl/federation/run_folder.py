@@ -202,14 +202,16 @@ class RunFolder:
 
     def is_finished(self, rounds: int) -> bool:
         """Return whether the run has all rounds: their metrics, and a whole checkpoint at last."""
-        lines = self.metrics_file.read().lines
+        metrics = self.metrics_file.read()
+        lines = metrics.lines
         budget = None
         with suppress(CafedclError):
             budget = self.tables().get("privacy", {}).get("budget")
         rounds = last_round(lines, rounds, budget)
         # Names are cheap to look at; a checkpoint is read only if there is one of the last round.
         has_last = any(_number(file) >= rounds for file in self.checkpoints())
-        if not self.begun or not has_last or len(lines) < rounds:
+        if not self.begun or not has_last or len(lines) < rounds or metrics.problem:
+            # Resuming a run that has only a damaged line too many writes its metrics anew.
             return False
         with suppress(CafedclError):
             last = self.newest(lambda _: None)

@@ -85,7 +85,9 @@ def resume(
             saved.check_config(config, folder.path)
             saved.check_version(config, folder.path)
             if metrics.problem:
-                warn(f"{metrics.problem}; the rounds after round {saved.round} are trained again")
+                lost = saved.round < config.federation.rounds
+                again = f"the rounds after round {saved.round} are trained again"
+                warn(f"{metrics.problem}; {again if lost else 'what follows is removed'}")
         made_with = folder.environment().get("packages", {}).get("torch")
         torch_version = package_version("torch")
         if made_with not in (None, torch_version):
@@ -189,6 +191,8 @@ def _restore(
     lines = metrics.lines[: saved.round]
     if saved.record is not None and len(lines) < saved.round:
         lines.append(saved.record)
+    if len(metrics.lines) <= saved.round:
+        # No round that can be read is lost: a damaged line is, and the checkpoint's is added.
         with explained(folder.path):
             folder.metrics_file.write(lines)
     federation.history = [Record(**line) for line in lines]
@@ -309,8 +313,9 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
     lines = _lines_of(folder, saved, warn)
     if saved.round < len(lines):
         warn(
-            f"{path}: this is the model after round {saved.round} of {len(lines)}: the last rounds "
-            f"have no whole checkpoint; `{cafedcl_command('resume', path)}` makes it"
+            f"{path}: this is the model after round {saved.round} of {len(lines)} that are done; "
+            "the last ones have no whole checkpoint; if the run is not going on, "
+            f"`{cafedcl_command('resume', path)}` makes it"
         )
     known, about = folder.data()
     channels, height, width = about["shape"]

@@ -292,7 +292,7 @@ def as_csv(scores: ScoreTable, paper: bool = False) -> str:
                 column.ranked_by,
                 *numbers,
                 of_classes.worst,
-                of_classes.warning,
+                "; ".join(filter(None, [of_classes.warning, row.caveats])),
                 *figures,
                 *(of_classes.by_name.get(name) for name in classes),
             ]

@@ -71,6 +71,12 @@ class TableRow:
         return found
 
     @property
+    def caveats(self) -> str:
+        """What tempers the scores: rounds or replies that are missing; empty if nothing does."""
+        unfinished = "not finished, scores so far" if self.partial else ""
+        return "; ".join(filter(None, [unfinished, self.losses]))
+
+    @property
     def spent(self) -> str:
         """What the runs have spent of privacy; empty if nothing."""
         return ", ".join(sorted({run.spent for run in self.runs} - {""}))

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 
 import numpy as np
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.report.class_scores import ClassScores, known_means, skew_words
 from cafedcl.report.paper import PaperPosition, paper_position
 from cafedcl.report.run_summary import RunSummary
@@ -161,16 +162,31 @@ class ScoreTable:
         runs = [run for c in self.columns for row in c.group.rows for run in row.runs]
         return [problem for run in runs for problem in run.class_problems]
 
+    def require_scores(self) -> None:
+        """Raise CafedclError if no run has a score of the chosen models."""
+        cells = [cell for c in self.columns for cell in c.cells.values()]
+        if any(cell["accuracy"].values for cell in cells):
+            return
+        other = "own" if self.protocol == "server" else "server"
+        raise CafedclError(
+            f"--protocol {self.protocol}: no run has a score of {PROTOCOLS[self.protocol]}; "
+            f"try --protocol {other}"
+        )
+
     @cached_property
     def caption(self) -> str:
         """The meaning of the numbers."""
         rows = [row for column in self.columns for row in column.group.rows]
         most = max((len(row.runs) for row in rows), default=0)
         seeds = f"mean ± std over up to {most} seeds" if most > 1 else "one seed"
-        classes = "all classes" if self.protocol == "server" else "the classes that a client holds"
+        classes = "all classes"
+        accuracy = "accuracy"
+        if self.protocol != "server":
+            classes = "the classes that a client holds"
+            accuracy = "accuracy under the client's own label distribution, mean over clients"
         return (
             f"Scores of {PROTOCOLS[self.protocol]} in the {self.which} scored round, in %; "
-            f"{seeds}. Acc.: accuracy. Bal.: balanced accuracy, the mean recall of {classes}. "
+            f"{seeds}. Acc.: {accuracy}. Bal.: balanced accuracy, the mean recall of {classes}. "
             "Class: recall of the worst class. Std.: standard deviation across clients. "
             "Worst: mean accuracy of the worst 10 % of the clients."
         )

@@ -74,6 +74,24 @@ def test_a_bad_run_does_not_hide_the_others(command: str, call: Call, tmp_path: 
     assert "failed: skipped: all 1 rounds were skipped" in words
 
 
+def test_beside_csv_the_notes_are_on_standard_error(call: Call) -> None:
+    code, out, err = call("table", ".", "--format", "csv")
+    assert code == 0
+    assert "damaged: damaged: damaged/metrics.jsonl, line 1: it is not the record" in err
+    assert "failed: skipped: all 1 rounds were skipped" in err
+    assert "damaged/" not in out
+
+
+def test_a_table_without_any_score_of_these_models_is_one_line(call: Call, tmp_path: Path) -> None:
+    own_only = tmp_path / "fedproto"
+    api.run("fedproto", out=own_only, settings=SETTINGS, clients=2, rounds=1, device="cpu")
+    code, out, err = call("table", str(own_only), "--protocol", "server")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: --protocol server: no run has a score of the server's model; try --protocol own\n"
+    )
+
+
 def test_several_runs_are_shown_without_the_damaged_one(call: Call) -> None:
     code, out, err = call("show", "good", "damaged", "--json")
     assert code == 0

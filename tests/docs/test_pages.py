@@ -5,6 +5,8 @@ import pytest
 from site_generator import navigation
 from site_generator.pages import MAKERS, filled
 
+from cafedcl.data.images import ENDINGS
+
 DOCS = Path(__file__).parents[2] / "docs"
 MARKED = [path for path in DOCS.rglob("*.md") if "<!-- generated:" in path.read_text("utf-8")]
 
@@ -51,3 +53,9 @@ def test_every_page_is_in_the_navigation() -> None:
         if path.parent.name not in ("methods", "tutorials")
     }
     assert pages == {page for page in listed if "*" not in page} | {"index"}
+
+
+def test_the_endings_of_image_files_are_those_that_are_read() -> None:
+    page = (DOCS / "data.md").read_text(encoding="utf-8")
+    listed = page.partition("**Which files are images.**")[2].partition("\n- **")[0]
+    assert set(re.findall(r"\.[a-z]+(?=[ ,])", listed)) == set(ENDINGS)

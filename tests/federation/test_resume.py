@@ -96,6 +96,18 @@ def test_a_finished_run_whose_last_checkpoint_is_lost_is_not_finished(
     assert result(copy) == result(finished)
 
 
+def test_a_damaged_line_too_many_is_removed(copy: Path, finished: Path) -> None:
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, nonsense\n')
+    assert not RunFolder(copy).is_finished(ROUNDS)
+    done = CliRunner().invoke(app, ["resume", str(copy), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert "line 4" in done.output
+    assert "what follows is removed" in done.output
+    assert RunFolder(copy).is_finished(ROUNDS)
+    assert result(copy) == result(finished)
+
+
 def test_a_finished_run_is_left_alone(copy: Path, finished: Path) -> None:
     done = CliRunner().invoke(app, ["resume", str(copy)])
     assert "already finished" in done.output

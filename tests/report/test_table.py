@@ -250,7 +250,11 @@ def test_damaged_runs_are_notes_of_the_table(make_run: Maker, tmp_path: Path) ->
     make_run(tmp_path / "good")
     (make_run(tmp_path / "bad") / "config.toml").write_text("[[[")
     make_run(tmp_path / "half", "moon", 3, done=1)
-    notes = score_table(read_runs([tmp_path])).notes
+    made = score_table(read_runs([tmp_path]))
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(as_csv(made)))}
+    assert rows["moon"]["warning"] == "not finished, scores so far"
+    assert rows["fedavg"]["warning"] == ""
+    notes = made.notes
     assert any(note.startswith("damaged: ") and "not valid TOML" in note for note in notes)
     assert any(note.startswith("unfinished: ") for note in notes)
     assert any("not finished, scores so far: moon" in note for note in notes)

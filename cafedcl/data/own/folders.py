@@ -1,11 +1,12 @@
 """Image folders: CLASS/IMAGE or CLIENT/CLASS/IMAGE, optionally below train/ and test/."""
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.images import is_hidden, is_image_file
-from cafedcl.data.own.items import SIDES, Collection, Item
+from cafedcl.data.own.items import LISTED, SIDES, Collection, Item
 
 LAYOUT = "expected CLASS/IMAGE or CLIENT/CLASS/IMAGE, both also below train/ and test/"
 
@@ -36,6 +37,7 @@ def read_folder(root: Path) -> tuple[Collection, list[Path]]:
 def _collect(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]]:
     """Return the images below each folder of ``parts``, which is one side of the split."""
     items: list[Item] = []
+    others: list[Path] = []
     classes: set[str] = set()
     clients: set[str] = set()
     for folder, side in parts.items():
@@ -48,10 +50,13 @@ def _collect(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]
                 clients |= set(tops)
         else:
             classes |= set(tops)
+        others += _other_files({path.parent for path, _ in found})
         for path, inside in found:
             client = inside[0] if depth == 2 else ""
             items.append(Item(str(path.relative_to(root)), path, inside[-1], client, side))
-    return Collection(str(root), items, classes, clients), [root / item.name for item in items]
+    remarks = _others_remark(root, others)
+    collection = Collection(str(root), items, classes, clients, remarks=remarks)
+    return collection, [*(root / item.name for item in items), *others]
 
 
 def _depth(folder: Path, found: list[tuple[Path, tuple[str, ...]]]) -> int:
@@ -93,8 +98,27 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    names = sorted(entry.name for entry in _entries(folder) if entry.is_file())
-    return [folder / name for name in names if is_image_file(folder / name)]
+    return [path for path in _files(folder) if is_image_file(path)]
+
+
+def _other_files(folders: Iterable[Path]) -> list[Path]:
+    """Return the files beside images that are not taken for images."""
+    return [
+        path for folder in sorted(folders) for path in _files(folder) if not is_image_file(path)
+    ]
+
+
+def _others_remark(root: Path, others: Sequence[Path]) -> list[str]:
+    if not others:
+        return []
+    files = f"{len(others)} files beside images are" if len(others) > 1 else "a file is"
+    listed = ", ".join(str(path.relative_to(root)) for path in others[:LISTED])
+    more = ", …" if len(others) > LISTED else ""
+    return [f"{root}: {files} not taken for an image, by the name's ending: {listed}{more}"]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder / entry.name for entry in _entries(folder) if not entry.is_dir())
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:

@@ -31,7 +31,7 @@ SIDES = {
     "validation": "validation",
 }
 LISTED = 5
-"""How many broken images a message names."""
+"""How many files a message names."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +17,7 @@ def read_table(path: Path, options: DataOptions) -> tuple[Collection, list[Path]
     """Return a table's images with classes and clients, and all files: the table and the images."""
     frame = _read_frame(path)
     columns, remarks = find_columns(path, list(frame.columns), options)
+    _refuse_namesakes(path, columns.values())
     if frame.empty:
         raise CafedclError(f"{path}: the table has no rows")
     values = {what: frame[column].astype(str).tolist() for what, column in columns.items()}
@@ -95,6 +96,17 @@ def _read_frame(path: Path) -> pd.DataFrame:
             "column, and quote values that contain the separator"
         )
     return frame
+
+
+def _refuse_namesakes(path: Path, columns: Iterable[str]) -> None:
+    """Refuse a CSV file with two columns of a name that is used: pandas renames the second."""
+    if path.suffix.lower() != ".csv":
+        return
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        names = next(csv.reader(file, delimiter=_separator(path)))
+    for column in columns:
+        if names.count(column) > 1:
+            raise CafedclError(f"{path}: two columns are called '{column}'; rename or remove one")
 
 
 def _separator(path: Path) -> str:

@@ -209,6 +209,33 @@ def test_corrupt_images_are_skipped_and_listed_also_from_the_cache(folder, load,
         assert err.endswith("and 2 more; skipped\n")
 
 
+def test_files_that_are_not_taken_for_images_are_named(folder, load, capsys):
+    (folder / "cat" / "1.png").rename(folder / "cat" / "1.heic")
+    (folder / "dog" / "2.png").rename(folder / "dog" / "2")
+    (folder / "dog" / "Thumbs.db").write_bytes(b"")
+    (folder / "notes.txt").write_text("beside the classes, not beside images")
+    data = load(folder)
+    assert len(data.train_y) + len(data.test_y) == 28
+    err = capsys.readouterr().err
+    assert "2 files beside images are not taken for an image" in err
+    assert err.endswith("ending: cat/1.heic, dog/2\n")
+    (folder / "cat" / "1.heic").rename(folder / "cat" / "1.png")
+    assert len(load(folder).train_y) + len(load(folder).test_y) == 29
+    assert "a file is not taken for an image, by the name's ending: dog/2\n" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_link_that_leads_nowhere_is_a_broken_image(folder, load, capsys):
+    (folder / "cat" / "gone.png").symlink_to("nowhere.png")
+    assert len(load(folder).train_y) == 24
+    err = capsys.readouterr().err
+    assert "1 of 31 images" in err
+    assert "cat/gone.png" in err
+    with pytest.raises(CafedclError, match=r"cat/gone\.png"):
+        load(folder, strict=True)
+
+
 def test_corrupt_images_are_refused_when_strict_even_after_a_cached_load(folder, load):
     spoil(folder, 2)
     load(folder)

@@ -557,3 +557,10 @@ def test_labels_as_python_objects_say_how_to_save_them(tmp_path, load):
     np.savez(tmp_path / "own.npz", x=np.zeros((2, 4, 4)), y=np.array(["a", "b"], dtype=object))
     with pytest.raises(CafedclError, match=r"save texts as y.astype\(str\)"):
         load(tmp_path / "own.npz")
+
+
+def test_two_columns_of_one_name_are_refused(table, load):
+    rows = "".join(f"images/{i}.png;{'ab'[i % 2]};x;x\n" for i in range(10))
+    load(table(text="path;label;note;note\n" + rows))
+    with pytest.raises(CafedclError, match="two columns are called 'label'; rename"):
+        load(table(text="path;label;label;note\n" + rows))
