@@ -68,9 +68,17 @@ def choice_digest(*chosen: object) -> str:
 
 def _files_digest(files: Iterable[Path]) -> str:
     """Return a digest of the source files' names, sizes and modification times."""
-    stats = [(str(file), file.stat() if file.exists() else file.lstat()) for file in files]
+    stats = [(str(file), _stat(file)) for file in files]
     parts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.sha256(json.dumps([VERSION, parts]).encode()).hexdigest()[:16]
+
+
+def _stat(file: Path) -> os.stat_result:
+    """Return a file's status; that of the link itself if it leads nowhere."""
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return file.lstat()
 
 
 def _read_entry(path: Path) -> tuple[Dataset, Remarks] | None:

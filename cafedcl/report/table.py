@@ -167,11 +167,15 @@ class ScoreTable:
         cells = [cell for c in self.columns for cell in c.cells.values()]
         if any(cell["accuracy"].values for cell in cells):
             return
-        other = "own" if self.protocol == "server" else "server"
         raise CafedclError(
             f"--protocol {self.protocol}: no run has a score of {PROTOCOLS[self.protocol]}; "
-            f"try --protocol {other}"
+            f"try --protocol {self.other_protocol}"
         )
+
+    @property
+    def other_protocol(self) -> str:
+        """The protocol to try for methods that have no score under this one."""
+        return "own" if self.protocol == "server" else "server"
 
     @cached_property
     def caption(self) -> str:
@@ -207,9 +211,9 @@ class ScoreTable:
                     lines.append(f"warning: {title}: {label}: {classes.warning}.")
             lacking = [row.label for row in rows if not column.cells[row.label]["accuracy"].values]
             if lacking:
-                other = "own" if self.protocol == "server" else "server"
                 names = ", ".join(lacking)
-                lines.append(f"{title}: not scored this way: {names}; try --protocol {other}.")
+                hint = f"try --protocol {self.other_protocol}"
+                lines.append(f"{title}: not scored this way: {names}; {hint}.")
             lines += [f"warning: {title}: {row.label}: {row.losses}." for row in rows if row.losses]
             partial = [row.label for row in rows if row.partial]
             if partial:

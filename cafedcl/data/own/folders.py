@@ -1,7 +1,7 @@
 """Image folders: CLASS/IMAGE or CLIENT/CLASS/IMAGE, optionally below train/ and test/."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
@@ -16,7 +16,7 @@ def read_folder(root: Path) -> tuple[Collection, list[Path]]:
     tops = _subfolders(root)
     sides = {name: SIDES[name.lower()] for name in tops if name.lower() in SIDES}
     # A folder "train" with images directly in it is a class that happens to be called so.
-    split = bool(sides) and not any(_image_files(root / name) for name in sides)
+    split = bool(sides) and not any(map(_has_images, (root / name for name in sides)))
     if split and "train" not in sides.values():
         if len(sides) == len(tops):
             raise CafedclError(
@@ -41,7 +41,7 @@ def _collect(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]
     classes: set[str] = set()
     clients: set[str] = set()
     for folder, side in parts.items():
-        found = _walk(folder, ())
+        found, rest = _walk(folder, ())
         depth = _depth(folder, found)
         tops = _subfolders(folder)
         if depth == 2:
@@ -50,7 +50,8 @@ def _collect(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]
                 clients |= set(tops)
         else:
             classes |= set(tops)
-        others += _other_files({path.parent for path, _ in found})
+        beside = {path.parent for path, _ in found}
+        others += [path for path in rest if path.parent in beside]
         for path, inside in found:
             client = inside[0] if depth == 2 else ""
             items.append(Item(str(path.relative_to(root)), path, inside[-1], client, side))
@@ -81,31 +82,30 @@ def _depth(folder: Path, found: list[tuple[Path, tuple[str, ...]]]) -> int:
     return depth
 
 
-def _walk(folder: Path, inside: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
-    """Return all images below a folder, each with the names of the folders it is in.
+def _walk(
+    folder: Path, inside: tuple[str, ...]
+) -> tuple[list[tuple[Path, tuple[str, ...]]], list[Path]]:
+    """Return all images below a folder, each with the names of the folders it is in; other files.
 
     Four levels are searched: enough to report images that are too deep.
     """
-    found = [(path, inside) for path in _image_files(folder)]
+    found: list[tuple[Path, tuple[str, ...]]] = []
+    rest: list[Path] = []
+    for path in _files(folder):
+        if is_image_file(path):
+            found.append((path, inside))
+        else:
+            rest.append(path)
     if len(inside) < 4:
         for name in _subfolders(folder):
-            found += _walk(folder / name, (*inside, name))
-    return found
+            deeper, others = _walk(folder / name, (*inside, name))
+            found += deeper
+            rest += others
+    return found, rest
 
 
 def _subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if entry.is_dir())
-
-
-def _image_files(folder: Path) -> list[Path]:
-    return [path for path in _files(folder) if is_image_file(path)]
-
-
-def _other_files(folders: Iterable[Path]) -> list[Path]:
-    """Return the files beside images that are not taken for images."""
-    return [
-        path for folder in sorted(folders) for path in _files(folder) if not is_image_file(path)
-    ]
 
 
 def _others_remark(root: Path, others: Sequence[Path]) -> list[str]:
@@ -115,6 +115,10 @@ def _others_remark(root: Path, others: Sequence[Path]) -> list[str]:
     listed = ", ".join(str(path.relative_to(root)) for path in others[:LISTED])
     more = ", …" if len(others) > LISTED else ""
     return [f"{root}: {files} not taken for an image, by the name's ending: {listed}{more}"]
+
+
+def _has_images(folder: Path) -> bool:
+    return any(map(is_image_file, _files(folder)))
 
 
 def _files(folder: Path) -> list[Path]:
