@@ -3,10 +3,10 @@
     python experiments/reproduction.py            # write the pages
     python experiments/reproduction.py --check    # exit status 1 if a page is not up to date
 
-A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from every file
-RESULT*.json in experiments/results: results of `cafedcl reproduce` or of experiments/tuning.py.
-KINDS lists the kinds of tables. Those in ACROSS use several results at once, as in
-ONE+ANOTHER:KIND.
+A block between `<!-- table:RESULT:KIND -->` and `<!-- /table -->` is filled from RESULT.json in
+experiments/results or, if there is no such file, from every RESULT*.json there: results of
+`cafedcl reproduce` or of experiments/tuning.py. KINDS lists the kinds of tables. Those in ACROSS
+use several results at once, as in ONE+ANOTHER:KIND.
 """
 
 import argparse
@@ -125,7 +125,8 @@ def block(name: str, results: Path) -> str:
             raise CafedclError(
                 f"table:{name}: there is no such result; {nearest(one, list(NAMES))}"
             )
-        for path in sorted(results.glob(f"{one}*.json")):
+        whole = results / f"{one}.json"
+        for path in [whole] if whole.exists() else sorted(results.glob(f"{one}*.json")):
             try:
                 result = json.loads(path.read_text(encoding="utf-8"))
                 found.append(result)

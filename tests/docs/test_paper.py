@@ -27,6 +27,7 @@ from measured import (
     seeds_of_all,
     settings_of,
     tuned,
+    tuned_p_values,
 )
 
 import cafedcl
@@ -396,10 +397,15 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
             "cifar10-ir10", "cifar10-ir50", "cifar10-ir100", "gtsrb-practical", "gtsrb-pathological"
         ]  # fmt: skip
         said("best server model in five of nine settings", "best server model in 5 of 9 settings")
-        said(f"at most {max(ours.values()):.1f}.")
+        ps = tuned_p_values(score)
+        said(
+            f"at most {max(ours.values()):.1f}.",
+            f"significant (p = {holm(ps, 'gtsrb-practical'):.3f} after Holm's correction)",
+        )
+        assert [it for it in ps if holm(ps, it) < 0.05] == ["gtsrb-practical"]
     if score == "own.client_mean":
-        said("it is first in seven settings")
-        assert len(first) == 7
+        said("it is first in six settings")
+        assert len(first) == 6
     assert all(gap > 0 for gap in behind["cafedcl"].values()), "the defaults lead nowhere"
 
 
@@ -419,19 +425,19 @@ def test_the_study_of_long_tails_in_sentences() -> None:
         assert ahead[setting] < 0
     said(
         f"{place(server[skin])}th of {len(server[skin]) - 1} with the server's model, where CReFF",
-        f"{place(own[skin])}th of {len(own[skin]) - 1} with the clients' own, where FedProx leads",
+        f"{place(own[skin])}th of {len(own[skin]) - 1} with the clients' own, where CReFF leads",
     )
     assert max(server[skin], key=lambda it: server[skin][it]) == "creff"
-    assert max(own[skin], key=lambda it: own[skin][it]) == "fedprox"
+    assert max(own[skin], key=lambda it: own[skin][it]) == "creff"
     prior = dict(tuned("own.prior_mean"))
     overtaken = {
         setting
         for setting, found in prior.items()
         if max(found, key=lambda it: found[it]) == "fednh"
     }
-    assert overtaken == {"fashion-practical", "fashion-pathological"}
-    for setting in overtaken:
-        assert own[setting]["fednh"] < own[setting]["cafedcl:best"]
+    firsts = {setting for setting, found in own.items() if place(found) == 1}
+    assert firsts & overtaken == {"fashion-pathological"}
+    assert {setting for setting, found in prior.items() if place(found) == 1} >= firsts - overtaken
     baselines = {it for found in own.values() for it in found if not it.startswith("cafedcl")}
     said(f"compared with {len(baselines)} baselines with the same tuning budget")
 
@@ -457,9 +463,9 @@ def test_how_much_has_been_run_is_said_once() -> None:
     def most_seeds(name: str) -> int:
         return len({one["seed"] for one in result(name)["runs"]})
 
-    said("**Long tails (22 tuned methods): two seeds**, and one in `gtsrb-pathological`.")
+    said("**Long tails (22 tuned methods): four seeds**, and three in `gtsrb-pathological`.")
     for setting in settings_of("long_tail-short"):
-        assert seeds_of_all(setting) == ({0} if setting == "gtsrb-pathological" else {0, 1})
+        assert len(seeds_of_all(setting)) == (3 if setting == "gtsrb-pathological" else 4)
     said("**ResNet-18, and the stand-ins: one seed so far.**", "half its width with four methods")
     assert most_seeds("table1-medium") == most_seeds("standins-short") == 1
     assert {one["width"] for one in result("table1-medium")["runs"]} == {0.5}

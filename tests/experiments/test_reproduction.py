@@ -230,6 +230,10 @@ def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: 
     ]
     assert "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip" in text
     assert "<code>python x</code>" in text
+    second = {**content, "measured_on": "8 images"}
+    (tmp_path / "tuning-2.json").write_text(json.dumps(second), encoding="utf-8")
+    assert page["block"]("tuning:tuning", tmp_path) == text
+    assert "scores on 8 images" in page["block"]("tuning-2:tuning", tmp_path)
 
 
 def test_holms_correction_is_never_smaller_than_that_of_a_smaller_p(page: dict[str, Any]) -> None:
