@@ -111,10 +111,12 @@ def _subfolders(folder: Path) -> list[str]:
 def _others_remark(root: Path, others: Sequence[Path]) -> list[str]:
     if not others:
         return []
-    files = f"{len(others)} files beside images are" if len(others) > 1 else "a file is"
+    files = f"{len(others)} files are" if len(others) > 1 else "a file is"
     listed = ", ".join(str(path.relative_to(root)) for path in others[:LISTED])
     more = ", …" if len(others) > LISTED else ""
-    return [f"{root}: {files} not taken for an image, by the name's ending: {listed}{more}"]
+    return [
+        f"{root}: {files} left out, whose ending is of no image format that is read: {listed}{more}"
+    ]
 
 
 def _has_images(folder: Path) -> bool:

@@ -217,11 +217,11 @@ def test_files_that_are_not_taken_for_images_are_named(folder, load, capsys):
     data = load(folder)
     assert len(data.train_y) + len(data.test_y) == 28
     err = capsys.readouterr().err
-    assert "2 files beside images are not taken for an image" in err
-    assert err.endswith("ending: cat/1.heic, dog/2\n")
+    assert "2 files are left out, whose ending is of no image format that is read" in err
+    assert err.endswith("read: cat/1.heic, dog/2\n")
     (folder / "cat" / "1.heic").rename(folder / "cat" / "1.png")
     assert len(load(folder).train_y) + len(load(folder).test_y) == 29
-    assert "a file is not taken for an image, by the name's ending: dog/2\n" in (
+    assert "a file is left out, whose ending is of no image format that is read: dog/2\n" in (
         capsys.readouterr().err
     )
 
