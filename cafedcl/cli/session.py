@@ -32,9 +32,21 @@ def warn(message: str) -> None:
 
 
 def load_torch(silent: bool = False) -> None:
-    """Import PyTorch, which can take seconds, and say so meanwhile unless ``silent``."""
-    with silent_steps() if silent else nullcontext(), step("loading PyTorch"):
-        import torch  # noqa: F401
+    """Import PyTorch, which can take seconds, and say so meanwhile unless ``silent``.
+
+    Ctrl-C waits until it is there. PyTorch imports numpy in a way that swallows an interrupt and
+    leaves numpy incomplete, which fails much later.
+    """
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        with silent_steps() if silent else nullcontext(), step("loading PyTorch"):
+            import torch  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        print("\ninterrupted; nothing had begun", file=sys.stderr)
+        sys.exit(130)
 
 
 def check_learned(lines: "Sequence[MetricsLine]", path: Path, names: Sequence[str] = ()) -> None:

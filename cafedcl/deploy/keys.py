@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -132,14 +132,14 @@ def refuse_expired(folder: Path) -> None:
             )
 
 
-def refuse_missing(folder: Path, names: Sequence[str]) -> None:
-    """Raise an error if keys or certificates are not in a deployment's folder."""
-    for name in names:
+def refuse_missing(folder: Path, advice: Mapping[str, str]) -> None:
+    """Raise an error if a key or certificate is not in a deployment's folder.
+
+    ``advice`` says for each file what to do without it.
+    """
+    for name, what_to_do in advice.items():
         if not (folder / name).is_file():
-            raise CafedclError(
-                f"{folder}: there is no {name}; copy it from where `cafedcl deploy init` wrote it, "
-                "or make new keys with `cafedcl deploy renew`"
-            )
+            raise CafedclError(f"{folder}: there is no {name}; {what_to_do}")
 
 
 def refuse_broken_key(path: Path) -> None:

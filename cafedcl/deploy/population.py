@@ -16,6 +16,7 @@ from cafedcl.data.dataset import mean_and_std, pixel_moments
 from cafedcl.data.own.items import sort_names
 from cafedcl.data.shards import NO_ROWS, ClientRows, Shards
 from cafedcl.data.splits import split
+from cafedcl.deploy.rules import RefusalError
 from cafedcl.task.build import Setup, assemble, choose_device, settle
 from cafedcl.task.release import Release
 from cafedcl.task.task import Task
@@ -203,14 +204,14 @@ def site_shards(config: Config, data: Dataset) -> Shards:
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
     """Return a site's enrolment: what it may tell of its counts, and no more."""
     if data.window and not config.data.limits:
-        raise CafedclError(
+        raise RefusalError(
             "its images have more than 8 bits per pixel, and every site would choose other grey "
             "values as black and white; start the run with --set data.window=LOW,HIGH"
         )
     release = Release(config.release.settled(own_data=config.at_sites))
     counts = release.counts(site_shards(config, data).counts[0])
     if not counts.any():
-        raise CafedclError(
+        raise RefusalError(
             f"no class has {release.options.fewest} training images, which is the smallest number "
             "that this run lets a site report (release.fewest)"
         )

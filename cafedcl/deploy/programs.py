@@ -68,6 +68,7 @@ class ServerProcess:
         self.log = log
         with log.open("ab") as out:
             self.begins = out.tell()
+            self._read_to = self.begins
             self.popen = _spawn(words, home, out)
 
     @property
@@ -86,6 +87,14 @@ class ServerProcess:
             if time.monotonic() > until:
                 raise CafedclError(f"{what}: not ready within {patience:g} s; see {self.log}")
             time.sleep(0.1)
+
+    def new_lines(self) -> list[str]:
+        """Return the whole lines that were logged since the last call."""
+        with self.log.open("rb") as log:
+            log.seek(self._read_to)
+            text, newline, _ = log.read().rpartition(b"\n")
+        self._read_to += len(text) + len(newline)
+        return text.decode(errors="replace").splitlines()
 
     def last_error(self) -> str:
         """Return the last logged error, or else the last line, and the path of the log."""

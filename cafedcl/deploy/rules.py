@@ -3,6 +3,14 @@
 from dataclasses import dataclass
 
 from cafedcl.config.sections import Config
+from cafedcl.core.errors import CafedclError
+
+
+class RefusalError(CafedclError):
+    """Why a site does not do what the server asks.
+
+    It is sent to the server, so it must not tell more of the site's data than replies do.
+    """
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,11 @@ class Server:
         listen = options.listen_address
         nginx_program()
         if not options.insecure:
-            refuse_missing(self.folder, ("ca.crt", "server.crt", "server.key"))
+            renew = cafedcl_command("deploy", "renew", self.folder)
+            renewed = f"`{renew}` makes new ones; then copy ca.crt to every site"
+            refuse_missing(
+                self.folder, dict.fromkeys(("ca.crt", "server.crt", "server.key"), renewed)
+            )
         refuse_expired(self.folder)
         lock = lock_folder(self.folder, "server")
         running: list[ServerProcess] = []

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.request import getproxies, proxy_bypass
 
+from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.paths import is_path
@@ -37,6 +38,8 @@ REFUSAL_LIMIT = 150.0
 """Seconds after which a refused site gives up. Flower counts a killed node as online for 100 s."""
 UNTRUSTED = re.compile(r"certificate verify failed: ([^(.]+)")
 """Python's message for a server whose certificate cannot be verified, and why."""
+FOR_PEOPLE = ("error: ", "refused: ", "warning: ")
+"""How those lines of the worker's log begin that are shown as well."""
 PROBE = 5.0
 """Seconds between two attempts to reach the server, until there is one."""
 ADDRESS = "address"
@@ -102,7 +105,12 @@ class RunningSite:
         refuse_missing_data(options)
         if not options.insecure:
             # The SuperNode would end at once, again and again.
-            refuse_missing(self.folder, ("ca.crt", "node.key"))
+            renew = cafedcl_command("deploy", "renew", folder)
+            renewed = f"`{renew}` makes a new one, which the server has to admit"
+            refuse_missing(
+                self.folder,
+                {"ca.crt": "copy it from the server's folder", "node.key": renewed},
+            )
             refuse_broken_key(self.folder / "node.key")
         refuse_expired(self.folder)
         self.lock = lock_folder(self.folder, "site")
@@ -163,6 +171,10 @@ class RunningSite:
                 self._look_for_server(say)
             assert self.node is not None
             assert self.worker is not None
+            for line in self.worker.new_lines():
+                # What is wrong with its data concerns this site, and the server is not told.
+                if line.startswith(FOR_PEOPLE):
+                    say(line)
             if not self.worker.alive:
                 self._restart_both(self.worker, self.node, say)
             elif not self.node.alive:

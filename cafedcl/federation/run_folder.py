@@ -194,7 +194,7 @@ class RunFolder:
                 # It may be whole: with the right permission nothing has to be trained again.
                 raise CafedclError(f"{file}: cannot be read: {error.strerror}") from None
             except (ValueError, OSError) as error:
-                warn(f"{file}: damaged, using the one before it ({error})")
+                warn(f"{file}: damaged, so it is left out ({error})")
                 continue
             if fits is None or fits(checkpoint):
                 return checkpoint

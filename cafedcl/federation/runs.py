@@ -307,7 +307,12 @@ def load(path: str | Path, warn: Callable[[str], None] = print) -> Run:
     folder = RunFolder.open(path)
     saved = folder.newest(warn)
     if saved is None:
-        raise CafedclError(f"{path}: there is no checkpoint yet")
+        if not folder.checkpoints():
+            raise CafedclError(f"{path}: there is no checkpoint yet")
+        raise CafedclError(
+            f"{path}: no checkpoint is whole; "
+            f"`{cafedcl_command('resume', path)}` trains its rounds again"
+        )
     config = folder.config()
     saved.check_config(config, folder.path)
     lines = _lines_of(folder, saved, warn)

@@ -155,7 +155,10 @@ def transformers_body(name: str, pretrained: bool) -> Body:
     transformers = optional("transformers", "transformers", f"model 'hf:{name}'")
     # Its bar of weights read from the disk would stand in the middle of other lines.
     transformers.utils.logging.disable_progress_bar()
-    path = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and name.startswith(("/", ".", "~")):
+        raise CafedclError("there is no such folder")
+    path = str(folder) if folder.is_dir() else name
     config = transformers.AutoConfig.from_pretrained(path)
     if pretrained:
         net, loaded = transformers.AutoModel.from_pretrained(path, output_loading_info=True)

@@ -228,7 +228,8 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
         whose = "the file has {}" if kind == "file" else f"the data have {{}} {kind} clients"
         raise CafedclError(
             f"federation.clients = {config.federation.clients}: {whose.format(len(shards))}; "
-            f"leave the number out, or choose another split than {kind}"
+            + ("put the missing data back, " if config.federation.clients > len(shards) else "")
+            + f"leave the number out, or choose another split than {kind}"
         )
     return replace(
         config, split=options, federation=replace(config.federation, clients=len(shards))
@@ -290,6 +291,11 @@ def assemble(
     """Put a settled config and its data together; ``census`` is told to a site that does not know
     all clients.
     """
+    if data.classes < 2:
+        raise CafedclError(
+            f"{config.data.name}: there is only one class, '{data.names[0]}', so there is nothing "
+            "to learn; a folder of images has one folder for each class"
+        )
     check_schedule(config)
     check_attack(config)
     check_crop(config, data.shape)

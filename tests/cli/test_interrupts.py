@@ -1,13 +1,17 @@
 """Ctrl-C at every moment of a run: what is said then is true, and following it works."""
 
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cafedcl.cli import main as cli
+from cafedcl.cli import session
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.terminal.progress import PlainProgress
@@ -100,3 +104,22 @@ def test_a_run_that_stood_there_before_is_not_taken_for_the_interrupted_one(
         code, said = call(*RUN)
     assert code in (2, 130)
     assert "resume" not in said or "already holds a run" in said
+
+
+def test_an_interrupt_while_pytorch_loads_waits_for_it(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of an import it may be swallowed, or leave a package half imported."""
+    loaded = []
+
+    @contextmanager
+    def loading(_: str) -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield
+        loaded.append(True)
+
+    monkeypatch.setattr(session, "step", loading)
+    assert call(*RUN) == (130, "interrupted; nothing had begun")
+    assert loaded
+    assert not Path("run").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

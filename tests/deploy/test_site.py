@@ -74,6 +74,16 @@ def test_a_worker_that_dies_is_started_again(site):
     assert not running.runtime.exists()
 
 
+def test_what_the_worker_says_of_its_data_is_shown(site):
+    lines = ["error: patient 'P0' is in both", "a detail", "refused: more", "warning: half a line"]
+    heard, say = enough_after(2)
+    running = site([f"print({chr(10).join(lines)!r}, end='', flush=True)\n{STAY}"], [STAY])
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert heard == [lines[0], lines[2]]
+    running.stop()
+
+
 def test_a_worker_that_dies_takes_its_supernode_with_it(site):
     """The SuperNode would wait for the worker's answer for ever."""
     _, say = enough_after(2)
@@ -215,8 +225,8 @@ def test_a_sites_new_private_key_stays_where_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("node.key", None, "there is no node.key"),
-        ("ca.crt", None, r"there is no ca\.crt"),
+        ("node.key", None, r"there is no node\.key; `cafedcl deploy renew .*` makes a new one"),
+        ("ca.crt", None, r"there is no ca\.crt; copy it from the server's folder$"),
         ("node.key", "junk", "this is not the key of a site"),
         ("ca.crt", "junk", "this is not a certificate"),
     ],

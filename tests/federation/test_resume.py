@@ -166,6 +166,16 @@ def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
     assert result(path)[:2] == result(finished)[:2]
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_says_so(copy: Path) -> None:
+    for file in RunFolder(copy).checkpoints():
+        file.write_bytes(file.read_bytes()[:-9])
+    said: list[str] = []
+    with pytest.raises(CafedclError, match=r"no checkpoint is whole; `cafedcl resume .*` trains"):
+        api.load(copy, said.append)
+    assert said
+    assert all("damaged, so it is left out" in line for line in said)
+
+
 def test_rounds_that_are_trained_again_are_kept_until_the_first_one_is_done(copy: Path) -> None:
     RunFolder(copy).checkpoint_file(ROUNDS).unlink()
 

@@ -232,6 +232,8 @@ def test_what_cannot_be_loaded_is_told_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(CafedclError, match="model 'hf:") as caught:
         make_encoder(ModelOptions(name=f"hf:{tmp_path}"), (3, 8, 8))
     assert "\n" not in str(caught.value)
+    with pytest.raises(CafedclError, match="there is no such folder"):
+        make_encoder(ModelOptions(name=f"hf:{tmp_path / 'vit'}"), (3, 8, 8))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,19 @@ def test_natural_clients_are_as_many_as_there_are(six_owners: Dataset) -> None:
         CafedclError, match=r"federation.clients = 3: the data have 6 natural clients; leave"
     ):
         prepare(small(federation={"clients": 3}, split=natural), six_owners)
+    with pytest.raises(CafedclError, match=r"6 natural clients; put the missing data back, leave"):
+        prepare(small(federation={"clients": 7}, split=natural), six_owners)
+
+
+def test_one_class_is_nothing_to_learn(digits: Dataset) -> None:
+    only = dataclasses.replace(
+        digits,
+        names=digits.names[:1],
+        train_y=torch.zeros_like(digits.train_y),
+        test_y=torch.zeros_like(digits.test_y),
+    )
+    with pytest.raises(CafedclError, match="only one class, '0', so there is nothing to learn"):
+        prepare(small(split={"kind": "iid"}), only)
 
 
 def test_a_file_says_how_many_clients_there_are(digits: Dataset, tmp_path: Path) -> None:

@@ -183,4 +183,7 @@ def _about_objects(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    if "allow_pickle" in str(error) and "Object arrays" not in str(error):
+        # What numpy does not know it takes for pickled objects, and advises to load them.
+        return "it is no array"
     return (str(error).splitlines() or [type(error).__name__])[0]

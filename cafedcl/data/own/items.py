@@ -112,10 +112,14 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
         message = _broken_images(where, bad, len(items))
         if options.strict:
             raise CafedclError(f"{message}; repair or remove them, or set data.strict = false")
-        message += "; skipped"
         if not len(decoded.kept):
-            raise CafedclError(message)
-        remarks.append(message)
+            raise CafedclError(f"{message}; repair them, or give others")
+        lost = {item.label for item in items} - {items[i].label for i in decoded.kept}
+        if lost:
+            raise CafedclError(
+                f"{message}; class '{min(lost)}' has no others; repair them, or remove the class"
+            )
+        remarks.append(f"{message}; skipped")
     remarks += _grey_remarks(where, decoded, options)
     items = [items[i] for i in decoded.kept]
     class_of = {name: i for i, name in enumerate(classes)}

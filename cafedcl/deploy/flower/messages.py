@@ -90,10 +90,8 @@ def read_request(parts: MessageParts) -> Request:
     return Request(header["kind"], header["terms"], down, job, own)
 
 
-def answer_train(result: Reply | Failure, round: int) -> MessageParts:
-    """Return the answer with a job's result and its round."""
-    if isinstance(result, Failure):
-        return answer_error(result.reason)
+def answer_train(result: Reply, round: int) -> MessageParts:
+    """Return the answer with a job's reply and its round."""
     return {OWN: pack({}, {"round": round}), SHARED: pack(*wire.result_message(result))}
 
 

@@ -37,7 +37,7 @@ from cafedcl.deploy.flower.messages import (
 from cafedcl.deploy.flower.records import MessageParts
 from cafedcl.deploy.flower.secure_sum import SecureMember
 from cafedcl.deploy.population import enrol, prepare_site
-from cafedcl.deploy.rules import SiteRules
+from cafedcl.deploy.rules import RefusalError, SiteRules
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.checkpoint import frozen_digest
 from cafedcl.federation.contributions import ContributionBounds, Contributor
@@ -112,6 +112,7 @@ class Site:
         self._engine: tuple[str, ReferenceEngine] | None = None
         self._dataset: tuple[Header, Dataset] | None = None
         self._member: tuple[tuple[str, int, int], SecureMember] | None = None
+        self._said = ""
 
     def answer(self, parts: MessageParts, client: int | None) -> MessageParts:
         """Return the answer to a request; an error is an answer too."""
@@ -127,18 +128,39 @@ class Site:
                 UNMASK: self._secure_unmasking,
             }
             return handlers[request.kind](request, client)
-        except CafedclError as error:
+        except RefusalError as error:
+            self._say(f"refused: {error}")
             return answer_error(str(error))
+        except CafedclError as error:
+            return self._answer_fault("its data and this run do not fit", str(error))
         except Exception as error:
             traceback.print_exc()
-            return answer_error(f"{type(error).__name__}: {error}")
+            return self._answer_fault(type(error).__name__, f"{type(error).__name__}: {error}")
+
+    def _answer_fault(self, kind: str, error: str) -> MessageParts:
+        """Return the answer to a request that failed.
+
+        An error may name a patient, a file or a folder. So a site with its own data keeps it, and
+        tells only the kind, unless its rules allow details.
+        """
+        self._say(f"error: {error}")
+        if not self.data or self.rules.details:
+            return answer_error(error)
+        return answer_error(f"{kind}; the whole error is in the site's worker.log")
+
+    def _say(self, line: str) -> None:
+        # A simulated shard's errors are the run's own, which says them itself. What is asked again
+        # in every round is said once.
+        if self.data and line != self._said:
+            print(printable(line), file=sys.stderr, flush=True)
+            self._said = line
 
     def _enrol(self, request: Request, client: int | None) -> MessageParts:
         config = self._allowed(request.terms["config"])
         if config.at_sites:
             return answer_plain(*enrol(config, self._own_data(config), self.name).packed())
         if client is None:
-            raise CafedclError(
+            raise RefusalError(
                 f"the run's data set is '{config.data.name}', but this site has its own data"
             )
         return answer_plain({}, {"client": client})
@@ -146,8 +168,15 @@ class Site:
     def _train(self, request: Request, client: int | None) -> MessageParts:
         job, terms = self._accepted(request, client)
         if terms.config.privacy.secure:
-            raise CafedclError("this run sums securely; a single reply is not given")
-        return answer_train(self._trained(request, job, terms), job.down.round)
+            raise RefusalError("this run sums securely; a single reply is not given")
+        result = self._trained(request, job, terms)
+        if isinstance(result, Failure):
+            return self._answer_failure(result)
+        return answer_train(result, job.down.round)
+
+    def _answer_failure(self, failure: Failure) -> MessageParts:
+        # Its reason begins with the kind of the exception.
+        return self._answer_fault(failure.reason.partition(":")[0], failure.reason)
 
     def _trained(self, request: Request, job: Job, terms: Terms) -> Reply | Failure:
         """Train; the memory stays at the site, and the reply has a ticket for it."""
@@ -177,7 +206,7 @@ class Site:
         _, terms = self._accepted(request, client)
         result = self._trained(request, job, terms)
         if isinstance(result, Failure):
-            return answer_error(result.reason)
+            return self._answer_failure(result)
         task = self._engine_for(request, terms).task
         bounds = ContributionBounds(terms.config.privacy, task)
         contributor = Contributor(bounds, moved(job.down.tensors, task.device))
@@ -197,7 +226,7 @@ class Site:
         job, terms = self._accepted(request, client)
         key = (terms.run, job.down.round, job.client)
         if self._member is None or self._member[0] != key:
-            raise CafedclError("this site has no keys for this sum; it may have been restarted")
+            raise RefusalError("this site has no keys for this sum; it may have been restarted")
         return job, self._member[1]
 
     def _survey(self, request: Request, client: int | None) -> MessageParts:
@@ -205,7 +234,7 @@ class Site:
         engine = self._engine_for(request, terms)
         _, y = engine.task.clients.test_set(None)
         if not len(y):
-            raise CafedclError("this site has no test images")
+            raise RefusalError("this site has no test images")
         predicted = engine.predict(request.down.tensors)()
         counted = count_correct({"all": predicted}, y.cpu(), engine.task.method.classes)
         correct = engine.task.release.tested(counted)
@@ -214,7 +243,7 @@ class Site:
     def _accepted(self, request: Request, client: int | None) -> tuple[Job, Terms]:
         job = request.job
         if client is not None and job.client != client:
-            raise CafedclError(
+            raise RefusalError(
                 f"this site is client {client}, but the request is for client {job.client}"
             )
         return job, Terms.of(request.terms, self._allowed(request.terms["config"]), job.client)
@@ -223,24 +252,28 @@ class Site:
         """Return the config for this site; refuse one that names code which must not run here."""
         code = imported_names(plain)
         if code and not self.plugins:
-            raise CafedclError(
+            raise RefusalError(
                 f"the server wants to run '{code[0]}' at this site; allow it with plugins = true"
             )
-        config = resolve(plain)
+        try:
+            config = resolve(plain)
+        except CafedclError as error:
+            # A mistake in the server's config tells nothing of this site.
+            raise RefusalError(str(error)) from None
         file = read_file_of(config)
         if file and not self.plugins:
-            raise CafedclError(
+            raise RefusalError(
                 f"the server wants to read '{file}' at this site; allow it with plugins = true"
             )
         problem = self.rules.problem(config) if config.at_sites else None
         if problem:
-            raise CafedclError(problem)
+            raise RefusalError(problem)
         return replace(config, engine=replace(config.engine, device=self.device))
 
     def _own_data(self, config: Config) -> Dataset:
         """Return the site's own data set; it is read again only if its options change."""
         if not self.data:
-            raise CafedclError(
+            raise RefusalError(
                 "the run needs the sites' own data; set data in this site's site.toml"
             )
         options = replace(config.data, name=self.data, dir="", test="")
@@ -261,7 +294,7 @@ class Site:
                 data = self._own_data(config)
                 task = prepare_site(config, data, terms.assigned, self.name)
             if frozen_digest(task) != terms.frozen:
-                raise CafedclError(
+                raise RefusalError(
                     f"the frozen weights of the encoder '{config.model.name}' at this site are not "
                     "those of the server; both need the same files"
                 )
@@ -271,5 +304,5 @@ class Site:
     def _memory_folder(self, terms: Terms, job: Job) -> MemoryFolder:
         # The id becomes part of a path, so a server must not be able to leave the folder.
         if not re.fullmatch(r"[0-9a-f]{1,64}", terms.run):
-            raise CafedclError("the run's id is not valid")
+            raise RefusalError("the run's id is not valid")
         return MemoryFolder(self.home / "memory" / terms.run / str(job.client))

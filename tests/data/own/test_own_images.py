@@ -246,15 +246,18 @@ def test_corrupt_images_are_refused_when_strict_even_after_a_cached_load(folder,
         load(folder, strict=True)
 
 
-def test_a_class_whose_images_are_all_corrupt_is_empty(folder, load):
+def test_a_class_whose_images_are_all_corrupt_is_refused_with_the_reason(folder, load):
     spoil(folder, 10)
-    with pytest.raises(CafedclError, match="class 'cat' has no training image"):
+    with pytest.raises(CafedclError) as refused:
         load(folder)
+    said = str(refused.value)
+    assert "10 of 30 images cannot be read: cat/0.png (not an image)" in said
+    assert said.endswith("class 'cat' has no others; repair them, or remove the class")
 
 
 def test_nothing_readable_at_all(tmp_path, load, paint):
     paint(tmp_path / "own" / "a" / "x.png").write_bytes(b"")
-    with pytest.raises(CafedclError, match="1 of 1 images cannot be read"):
+    with pytest.raises(CafedclError, match=r"1 of 1 images cannot be read: .*; repair them, or"):
         load(tmp_path / "own")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from PIL import Image
 from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
@@ -85,6 +86,43 @@ def test_a_site_has_the_last_word(rules, asked, reason, config, host, places, ne
     # The defaults of a run go with the defaults of a site.
     usual = SiteRules(fewest=5, details=False)
     assert usual.problem(config("fedavg", **settings())) is None
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_an_error_that_names_a_patient_stays_at_the_site(details, config, places, net, capsys):
+    table = places / "patients.csv"
+    table.write_text("file,label,patient,split\na.png,x,P0,train\nb.png,y,P0,test\n")
+    for name in ("a.png", "b.png"):
+        Image.new("L", (8, 8)).save(places / name)
+    site = Site(places / "d", "d", str(table), "cpu", rules=SiteRules(details=details))
+    for _ in range(2):
+        request = {SHARED: enrol_request(config("fedavg", **settings()))}
+        told = unpack(site.answer(request, None)[OWN])[1]["error"]
+        assert ("P0" in told, "patients.csv" in told) == (details, details)
+    whole = capsys.readouterr().err
+    assert whole.startswith(f"error: {table}: patient 'P0' has images in training and in test")
+    assert whole.count("\n") == 1, "what is asked again is said once"
+    if not details:
+        assert told == (
+            "its data and this run do not fit; the whole error is in the site's worker.log"
+        )
+
+
+def test_an_error_in_training_stays_at_the_site(config, host, places, net, capsys, monkeypatch):
+    for site, _ in net.sites.values():
+        site.rules = SiteRules(fewest=5, details=False)
+
+    def torn(*_):
+        raise OSError("/data/P0.dcm is gone")
+
+    federation = host(config("fedavg", **settings()), [], None)
+    monkeypatch.setattr("cafedcl.engine.reference.ReferenceEngine.work", torn)
+    record = federation.step()
+    reasons = {failure["reason"] for failure in record.failed}
+    assert reasons == {
+        "its answer cannot be used: OSError; the whole error is in the site's worker.log"
+    }
+    assert "error: OSError: /data/P0.dcm is gone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -338,6 +376,20 @@ def test_the_run_says_whom_it_waits_for(config, net, places, journal, deployment
         )
     said = (journal.path / "events.jsonl").read_text()
     assert said.count("2 of 3 sites are connected (not here: c)") == 2
+
+
+def test_a_site_that_cannot_take_part_is_not_called_absent(
+    config, net, places, journal, deployment, monkeypatch
+):
+    monkeypatch.setattr("cafedcl.deploy.flower.roster.time", Clock())
+    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "13"}')
+    (places / "c.npz").write_bytes(b"")
+    with pytest.raises(CafedclError, match="2 of 3 sites"):
+        GridHost(net, journal.say, str(deployment))(
+            config(**settings(engine__deadline=12)), [], None
+        )
+    said = (journal.path / "events.jsonl").read_text()
+    assert said.count("2 of 3 sites are connected (cannot take part: site c)") == 2
 
 
 def test_a_site_that_takes_long_to_enrol_is_named(
