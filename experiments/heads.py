@@ -5,8 +5,10 @@
 trains `cafedcl:best` in every setting of the study of long tails, with a tenth of the training
 images held out. How the classifier is fitted changes nothing in the training. So afterwards it is
 fitted to the features of the same encoder in many ways: with several exponents η of `rare_gain`,
-and with several λ of `ridge`. Scores are balanced accuracies on the held-out images; test images
-are not used. The results, experiments/results/heads.json, grow run by run.
+with several λ of `ridge`, and after some turns of the loop that equalises recalls (recall_loop.py).
+Scores are balanced accuracies on the held-out images, and for the loop also the standard deviation
+between clients; test images are not used. The results, experiments/results/heads.json, grow run by
+run.
 
 With --features FOLDER, the features of every run are kept, so that other classifiers can be fitted
 to them: FOLDER/SETTING-SEED.npz.
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from growing import GrowingResult, cell
+from recall_loop import offsets_after, recalls, spread
 from torch import Tensor
 
 import cafedcl
@@ -39,7 +42,8 @@ METHOD = "cafedcl:best"
 HOLD_OUT = 0.1
 GAINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 RIDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-USUAL_GAIN = 0.1
+TURNS = (0, 2, 5, 10, 30, 100)
+USUAL_GAIN = 0.3
 USUAL_RIDGE = 0.003
 BATCH = 500
 
@@ -87,6 +91,7 @@ def run_one(scale: str, folder: str, device: str, kept: Path | None, key: Key) -
             },
         )
         trained, validation, held_out = features_of(run)
+        shares = shares_of(run)
     anchors = run.prototypes
     assert anchors is not None
     if kept is not None:
@@ -98,6 +103,10 @@ def run_one(scale: str, folder: str, device: str, kept: Path | None, key: Key) -
         "by_gain": {str(gain): score(trained, held_out, anchors, gain) for gain in GAINS},
         "by_ridge": {
             str(weight): score(trained, held_out, anchors, USUAL_GAIN, weight) for weight in RIDGES
+        },
+        "by_turns": {
+            str(turns): equalised(trained, validation, held_out, anchors, shares, turns)
+            for turns in TURNS
         },
         "validation": mean_scores(trained, validation, anchors),
     }
@@ -147,6 +156,29 @@ def score(
     return round(100 * float(torch.stack(recalls).mean()), 2)
 
 
+def shares_of(run: Run) -> Tensor:
+    """Return the class frequencies of each client, (clients, classes)."""
+    counts = prepare(run.config).task.clients.shards.counts.double().cpu()
+    return counts / counts.sum(1, keepdim=True)
+
+
+def equalised(
+    trained: Features,
+    validation: Features,
+    other: Features,
+    anchors: Tensor,
+    shares: Tensor,
+    turns: int,
+) -> list[float]:
+    """Return balanced accuracy and standard deviation between clients on other images, in %, after
+    some turns of the loop on validation images.
+    """
+    w = classifier(trained, anchors, USUAL_GAIN, USUAL_RIDGE).T
+    offsets = offsets_after(validation.z @ w, validation.y, turns)
+    found = recalls(other.z @ w + offsets, other.y)
+    return [round(100 * value, 2) for value in (float(found.mean()), spread(found, shares))]
+
+
 def mean_scores(trained: Features, other: Features, anchors: Tensor) -> list[float | None]:
     """Return how high images of each class score for their own class, on average; without a gain,
     training images score about 1.
@@ -176,6 +208,20 @@ def table(result: GrowingResult[Key], name: str, values: tuple[float, ...], titl
     return "\n".join(lines)
 
 
+def loop_table(result: GrowingResult[Key]) -> str:
+    """Return a row per setting: balanced accuracy and standard deviation after some turns."""
+    lines = [f"| setting | {' | '.join(f'{turns} turns' for turns in TURNS)} |"]
+    lines.append("|---" * (len(TURNS) + 1) + "|")
+    for setting in dict.fromkeys(row["setting"] for row in result.rows):
+        mine = [row["by_turns"] for row in result.rows if row["setting"] == setting]
+        cells = [
+            " / ".join(cell([its[str(turns)][which] for its in mine]) for which in (0, 1))
+            for turns in TURNS
+        ]
+        lines.append(f"| `{setting}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(
@@ -197,6 +243,11 @@ def main() -> None:
         result.run_missing(keys(list(settings_of(given.scale)), given.seeds), run, given.jobs)
     print("balanced accuracy on held-out images, %\n")
     print(table(result, "by_gain", GAINS, "η"), table(result, "by_ridge", RIDGES, "λ"), sep="\n\n")
+    print(
+        "\nbalanced accuracy / standard deviation between clients, %\n",
+        loop_table(result),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ def test_what_the_file_has_is_not_run_again(
     rows = json.loads(file.read_text())["runs"]
     assert [row["seed"] for row in rows] == [0, 1]
     assert rows[0] == first["runs"][0]
-    assert "| setting | η = 0 | η = 0.05 |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "| setting | η = 0 | η = 0.05 |" in said
+    assert "| setting | 0 turns | 2 turns |" in said
+    assert rows[0]["by_turns"]["0"][0] == rows[0]["by_gain"][str(heads.USUAL_GAIN)]
     (kept,) = (tmp_path / "z").iterdir()
     with np.load(kept) as arrays:
         trained, held_out = (
