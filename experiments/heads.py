@@ -143,7 +143,8 @@ def features_of(run: Run) -> tuple[Features, Features, Features]:
 def classifier(trained: Features, anchors: Tensor, gain: float, weight: float) -> Tensor:
     """Return the classifier that all clients' features give."""
     total = torch.bincount(trained.y, minlength=len(anchors)).double()
-    sums = ridge.balanced_moments(trained.z, trained.y, total, gain)
+    targets = ridge.rare_targets(total, gain)
+    sums = ridge.moments(trained.z, trained.y, 1 / total.clamp_min(1), targets)
     return ridge.fitted(sums, weight, anchors.double()).double()
 
 

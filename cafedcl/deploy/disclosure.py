@@ -22,6 +22,7 @@ from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds
 from cafedcl.federation.privacy import check_privacy
 from cafedcl.functional.metrics import count_correct
+from cafedcl.methods import find_method
 
 IMAGES_PER_CLASS = 10
 """Made-up images of every class that the site has."""
@@ -47,6 +48,8 @@ TELLS = {
     "up/classes": "which classes it reports",
     "up/prototypes": "a mean feature vector per class; of few images, it identifies them",
     "up/confidence": "how good it believes its prototype of a class to be",
+    "up/gram": "second moments of its features; of few images, they identify them",
+    "up/targets": "sums of its features per class; of few images, they identify them",
     "up/counts": "how many training images of each class it has",
     "up": "what the method needs besides the weights",
     "notes": "for people to read; no method uses it",
@@ -190,6 +193,12 @@ def limits(config: Config) -> list[str]:
         + ("no notes are sent" if release.notes == "off" else "notes are sent")
         + " ([release])"
     ]
+    reveals = find_method(config.method.name)[0].reveals
+    if reveals:
+        lines.append(
+            f"method {config.method.name}: clients send {reveals}; sites refuse it unless they set "
+            "details = true"
+        )
     if config.privacy.kind == "none":
         lines.append(
             "there is no differential privacy: nothing bounds what the model tells ([privacy])"

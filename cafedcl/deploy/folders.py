@@ -75,7 +75,15 @@ class SiteOptions:
         low=1,
     )
     details: bool = option(
-        False, "allow runs that ask for exact class counts, raw prototypes or notes"
+        False,
+        "allow runs that ask for exact class counts, raw prototypes or notes, and methods from "
+        "whose messages as much can be computed",
+    )
+    grid: int = option(
+        10,
+        "this site rounds its class counts to multiples of this number at least; a run that asks "
+        "for less is refused",
+        low=1,
     )
     secure: bool = option(False, "take part only in runs with secure aggregation (privacy.secure)")
     insecure: bool = option(False, "no TLS and no keys: anyone can read the traffic and join")

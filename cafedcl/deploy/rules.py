@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
+from cafedcl.methods import find_method
 
 
 class RefusalError(CafedclError):
@@ -20,7 +21,11 @@ class SiteRules:
     fewest: int = 0
     """The smallest number of images for which it reports a class."""
     details: bool = True
-    """Whether a run may ask for exact counts, raw prototypes or notes."""
+    """Whether a run may ask for exact counts, raw prototypes or notes, and whether it may use a
+    method that reveals as much.
+    """
+    grid: int = 1
+    """The smallest number to whose multiples counts are rounded, unless details are allowed."""
     secure: bool = False
     """Whether it takes part in secure sums only."""
 
@@ -39,6 +44,17 @@ class SiteRules:
                     f"the run has release.{name} = {detailed}; allow it with details = true in "
                     "this site's site.toml"
                 )
+        if not self.details and release.counts == "rounded" and release.grid < self.grid:
+            return (
+                f"the run has release.grid = {release.grid}, this site rounds its counts to "
+                f"multiples of {self.grid} at least (grid in its site.toml)"
+            )
+        reveals = find_method(config.method.name)[0].reveals
+        if reveals and not self.details:
+            return (
+                f"method {config.method.name}: clients send {reveals}; allow it with "
+                "details = true in this site's site.toml"
+            )
         if self.secure and not config.privacy.secure:
             return (
                 "this site takes part in secure sums only (secure in its site.toml); set "

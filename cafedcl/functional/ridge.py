@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cafedcl.core.contract import Field, Up
+from cafedcl.core.contract import Client, Field, Up
 from cafedcl.core.tensors import Tensors, prefixed
 
 MOMENTS = ("gram", "targets")
@@ -21,13 +21,24 @@ def moments(z: Tensor, y: Tensor, weight: Tensor, target: Tensor | None = None) 
     return {"gram": (z * member.sum(1, keepdim=True)).T @ z, "targets": wanted.T @ z}
 
 
-def balanced_moments(z: Tensor, y: Tensor, total: Tensor, gain: float) -> Tensors:
-    """Return moments in which all images of a class, ``total`` over all clients, weigh 1 together.
+def told_weight(y: Tensor, told: Tensor) -> Tensor:
+    """Return the weight of an image of each class with which all of them count as many as is told.
+
+    It is 1 for a client that tells its class counts ``told`` as they are, and 0 for classes that it
+    does not report. Otherwise sums over images would give away what it does not tell.
+    """
+    there = (y[:, None] == torch.arange(len(told), device=y.device)).to(told.dtype).sum(0)
+    return told / there.clamp_min(1)
+
+
+def balanced_moments(z: Tensor, y: Tensor, client: Client, gain: float) -> Tensors:
+    """Return moments in which all images of a class, over all clients, weigh 1 together.
 
     With ``gain``, images of rare classes are to score higher than those of frequent ones.
     """
+    total = client.total.to(z)
     target = rare_targets(total, gain) if gain else None
-    return moments(z, y, 1 / total.clamp_min(1), target)
+    return moments(z, y, told_weight(y, client.counts.to(z)) / total.clamp_min(1), target)
 
 
 def rare_targets(total: Tensor, gain: float) -> Tensor:

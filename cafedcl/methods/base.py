@@ -92,6 +92,11 @@ class Method:
 
     A frozen encoder then runs in every step, and not once before the first round.
     """
+    reveals: ClassVar[str] = ""
+    """What clients send that no limit of `[release]` reaches, in a few words.
+
+    Counts or single images may follow from it, so sites refuse it unless they allow details.
+    """
     needs_one_rate: ClassVar[bool] = False
     """Whether it takes all weights to have one learning rate, as through ``visit.rates``."""
     server_trains: bool = False

@@ -141,7 +141,7 @@ class CAFedCL(Method):
         summary = {"classes": sent, "prototypes": p[sent], "confidence": trust[sent]}
         if self.fits:
             z, y = visit.embed("train", "received")
-            summary |= ridge.balanced_moments(unit(z), y, client.total.to(z), o.rare_gain)
+            summary |= ridge.balanced_moments(unit(z), y, client, o.rare_gain)
         return summary, notes
 
     def fields(self, model: Network) -> dict[str, Field]:

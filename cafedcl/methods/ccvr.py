@@ -39,6 +39,7 @@ class CCVR(ServerHead):
     )
     sends = "model, means and covariances of features per class"
     predicts = "calibrated head; clients use their own"
+    reveals = "covariances, whose rank tells how many images a class has"
 
     def start(self, model: Network) -> Tensors:
         features = torch.zeros(self.classes, self.options.features, self.dim)

@@ -43,6 +43,7 @@ class MPFedCL(Method):
         "Qiao et al., MP-FedCL: Multiprototype Federated Contrastive Learning for Edge Intelligence"
     )
     sends = "model, k prototypes per class"
+    reveals = "centroids, which may be the features of a single image"
     predicts = "classifier head, or nearest of the pool"
 
     def start(self, model: Network) -> Tensors:

@@ -14,6 +14,8 @@ from cafedcl.methods.base import Aggregator, Method
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.models.base import Network
 
+LARGEST_LOSS = 1e4
+
 
 @dataclass(frozen=True)
 class QFFLOptions:
@@ -44,7 +46,8 @@ class QFFL(FedAvg):
         return {"loss": cross_entropy(logits, y, torch.ones_like(h[:, 0]))}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        return {"loss": Field((), low=0.0, per_class=False)}
+        # The loss is a client's weight, so it is bounded; a model that is worse has diverged.
+        return {"loss": Field((), low=0.0, high=LARGEST_LOSS, per_class=False)}
 
     def weigh(self, ups: list[Up]) -> Tensor:
         return torch.stack([loss_of(up) ** self.options.q for up in ups])

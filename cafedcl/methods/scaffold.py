@@ -24,6 +24,7 @@ class Scaffold(FedAvg):
     sends = "model, control variates"
     replayed = True
     needs_one_rate = True
+    reveals = "control variates, which tell how many steps a client made"
 
     def start(self, model: Network) -> Tensors:
         # A weight that is not trained has no drift to correct.

@@ -9,7 +9,7 @@ from cafedcl.config.options import option
 from cafedcl.core.contract import Batch, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.contrast import orthonormal, unit, weighted_average
-from cafedcl.functional.ridge import fitted, moment_fields, moments, summed
+from cafedcl.functional.ridge import fitted, moment_fields, moments, summed, told_weight
 from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
 
@@ -53,7 +53,7 @@ class SphereFed(Method):
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         h, y = visit.embed("train", "received")
-        return moments(unit(h), y, h.new_ones(self.classes)), {}
+        return moments(unit(h), y, told_weight(y, visit.client.counts.to(h))), {}
 
     def fields(self, model: Network) -> dict[str, Field]:
         return moment_fields(self.classes, self.dim)

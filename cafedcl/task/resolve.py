@@ -18,6 +18,7 @@ from cafedcl.config.sections import (
     read_file,
 )
 from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.data import is_own
 from cafedcl.methods import find_method, method_names
 
 
@@ -133,9 +134,17 @@ def imported_names(tables: Mapping[str, Any]) -> list[str]:
 
 
 def read_file_of(config: Config) -> str:
-    """Return the file or folder of weights that a config reads on this machine; empty if none."""
+    """Return a file or folder that a config reads on this machine; empty if there is none.
+
+    In a deployment, the data set and the split are those of the sites, whatever the config names.
+    """
     if config.model.weights:
         return config.model.weights
+    if not config.at_sites:
+        named = [config.data.dir, config.split.file]
+        named += [name for name in (config.data.name, config.data.test) if name and is_own(name)]
+        if any(named):
+            return next(filter(None, named))
     if config.model.source != "hf":
         return ""
     place = config.model.name.partition(":")[2]

@@ -20,8 +20,12 @@ QUICK = {"fedloge": {"steps": 1}}
 
 
 def listed(method="cafedcl", **sections):
+    return disclosed(resolved(method, **sections), (1, 8, 8), 3)
+
+
+def resolved(method, **sections):
     options = {"name": method, **QUICK.get(method, {})}
-    return disclosed(resolve({"method": options, **SMALL, **sections}), (1, 8, 8), 3)
+    return resolve({"method": options, **SMALL, **sections})
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -43,7 +47,7 @@ def test_notes_are_listed_where_they_are_sent():
     assert sizes["up/prototypes"][0] == 3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "cafedcl:best"])
 def test_the_table_of_the_page_is_what_is_sent(method):
     names = [entry.name for entry in listed(method, release={"notes": "on"}) if entry.when == ROUND]
     weights = "yes" if "model" in names else "no"
@@ -53,6 +57,11 @@ def test_the_table_of_the_page_is_what_is_sent(method):
         words = {name.split("/")[1]: None for name in names if name.startswith(prefix)}
         cells.append(", ".join(f"`{word}`" for word in words) or "–")
     assert f"| {' | '.join(cells)} |" in PAGE
+
+
+def test_a_method_that_reveals_more_is_said():
+    assert "mp-fedcl: clients send centroids" in " ".join(limits(resolved("mp-fedcl")))
+    assert "clients send" not in " ".join(limits(resolved("cafedcl:best")))
 
 
 def test_a_secure_sum_tells_a_masked_vector_instead_of_a_model():

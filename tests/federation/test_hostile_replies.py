@@ -5,6 +5,7 @@ what the site enrolled with.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cafedcl.core.contract import Failure, Job, Reply
+from cafedcl.core.contract import TICKET, Failure, Job, Reply
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
@@ -87,7 +88,10 @@ def honest(method: str) -> tuple[Any, dict[str, bytes]]:
     deliver = federation.engine.deliver
     federation.engine.deliver = lambda job: replies.setdefault(job.client, deliver(job))
     federation.step()
-    return setup, messages.answer_train(replies[LIAR], 0)
+    reply = replies[LIAR]
+    # What a site remembers stays there; it sends the number of the round.
+    ticket = {TICKET: torch.tensor(0)} if reply.memory else {}
+    return setup, messages.answer_train(replace(reply, memory=ticket), 0)
 
 
 def step_with(method: str, parts: dict[str, bytes]) -> tuple[Federation, Any]:
@@ -104,6 +108,30 @@ def check(federation: Federation, record: Any) -> None:
     assert {failure["client"] for failure in record.failed} <= {LIAR}
     assert all(value.isfinite().all() for value in federation.state.values())
     record.line()
+
+
+def test_memory_stays_at_its_site() -> None:
+    """It would be stored in every checkpoint."""
+    parts = honest("scaffold")[1]
+    tensors, header = unpack(parts[messages.SHARED])
+    more = {**tensors, "memory/more": torch.zeros(3)}
+    _, record = step_with("scaffold", {**parts, messages.SHARED: pack(more, header)})
+    (failure,) = record.failed
+    assert failure["reason"] == "its memory is more than the ticket for it"
+
+
+def test_a_long_error_is_cut() -> None:
+    _, record = step_with("fedproto", messages.answer_error("x" * 10_000))
+    assert len(record.failed[0]["reason"]) < 600
+
+
+def test_a_loss_that_would_outweigh_everybody_is_refused() -> None:
+    parts = honest("qffl")[1]
+    tensors, header = unpack(parts[messages.SHARED])
+    huge = {**tensors, "up/loss": torch.tensor(1e38)}
+    assert "up/loss" in tensors
+    _, record = step_with("qffl", {**parts, messages.SHARED: pack(huge, header)})
+    assert "'loss' lies in" in record.failed[0]["reason"]
 
 
 @st.composite

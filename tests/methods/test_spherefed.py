@@ -39,7 +39,8 @@ def test_the_calibration_is_the_ridge_regression_of_all_images(visit_with):
     ups = []
     for k, rows in enumerate((slice(0, 5), slice(5, 12))):
         part = torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
-        visit = visit_with(np.ones(CLASSES), embed=lambda _part, _weights, part=part: part)
+        counts = np.bincount(y[rows], minlength=CLASSES).astype(float)
+        visit = visit_with(counts, embed=lambda _part, _weights, part=part: part)
         ups.append(Up(k, 1, method.summarize(NETWORK, visit)[0]))
     z = unit(x)
     expected = np.linalg.solve(z.T @ z + 0.5 * np.eye(DIM), z.T @ np.eye(CLASSES)[y]).T

@@ -113,6 +113,28 @@ def test_a_rare_class_is_not_reported(tiny):
         assert listed.tolist() == (counts[reply.up.client] >= 28).nonzero().flatten().tolist()
 
 
+@pytest.mark.parametrize("method", ["cafedcl:best", "spherefed"])
+@pytest.mark.parametrize("counts", ["rounded", "withheld"])
+def test_sums_over_images_tell_no_more_than_counts_do(tiny, method, counts):
+    """Each unit feature adds its weight to the trace, and a class that is not told adds nothing."""
+    limits = SAFE | {"release__counts": counts, "release__fewest": 28}
+    federation = tiny(method, split__kind="iid", **limits)
+    exact = federation.task.clients.shards.counts
+    told = federation.task.enrolment.counts
+    assert ((exact > 0) & (told == 0)).any()
+    assert ((told > 0) & (told != exact)).any()
+    weight = torch.ones(exact.shape[1])
+    if method == "cafedcl:best":
+        weight = 1 / told.sum(0).clamp_min(1)
+    for reply in all_replies(federation):
+        mine = told[reply.up.client]
+        sent = reply.up.tensors
+        assert not sent["targets"][mine == 0].any()
+        assert sent["targets"][mine > 0].any(1).all()
+        expected = float((mine * weight).sum())
+        assert float(sent["gram"].trace()) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_method_that_lists_all_classes_sends_zeros_for_rare_ones(tiny):
     federation = tiny("cafedcl", split__kind="iid", release__fewest=28, method__absent="literal")
     for reply in all_replies(federation):

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cafedcl.config.sections import Config
-from cafedcl.core.contract import Down, Failure, Job, Reply
+from cafedcl.core.contract import TICKET, Down, Failure, Job, Reply
 from cafedcl.core.tensors import Header, Tensors, pack, unpack
 from cafedcl.deploy.flower.records import OWN, SHARED, MessageParts
 from cafedcl.deploy.population import SiteAssignment
@@ -18,6 +18,8 @@ SHARES = "secure shares"
 MASKED = "secure vector"
 UNMASK = "secure unmasking"
 """The four phases of a secure sum; the third one trains."""
+LONGEST_ERROR = 500
+"""The most characters of a site's error: it is shown and stored in every round."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def read_plain(parts: MessageParts) -> tuple[Tensors, Header]:
     if not isinstance(header, dict):
         raise ValueError("it has no header")  # noqa: TRY004
     if "error" in header:
-        raise ValueError(str(header["error"]))
+        raise ValueError(str(header["error"])[:LONGEST_ERROR])
     return tensors, header
 
 
@@ -128,6 +130,8 @@ def read_train(parts: MessageParts, client: int, round: int) -> Reply | Failure:
         return Failure(client, f"its answer cannot be used: {error}")
     if result.up.client != client:
         return Failure(client, f"it answered as client {result.up.client}")
+    if result.memory.keys() - {TICKET}:
+        return Failure(client, "its memory is more than the ticket for it")
     return result
 
 

@@ -105,7 +105,7 @@ class Roster(Generic[T]):
                     raise ValueError(answer.reason)  # noqa: TRY301, TRY004
                 found = self.read(*read_plain(answer))
                 self.keys.check(node, found.site if isinstance(found, Enrolled) else None)
-            except (ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # a hostile site's enrolment can raise anything
                 self._refuse(node, error)
             else:
                 self.enrolled[node] = found

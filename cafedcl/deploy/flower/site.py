@@ -159,10 +159,6 @@ class Site:
         config = self._allowed(request.terms["config"])
         if config.at_sites:
             return answer_plain(*enrol(config, self._own_data(config), self.name).packed())
-        if client is None:
-            raise RefusalError(
-                f"the run's data set is '{config.data.name}', but this site has its own data"
-            )
         return answer_plain({}, {"client": client})
 
     def _train(self, request: Request, client: int | None) -> MessageParts:
@@ -246,7 +242,10 @@ class Site:
             raise RefusalError(
                 f"this site is client {client}, but the request is for client {job.client}"
             )
-        return job, Terms.of(request.terms, self._allowed(request.terms["config"]), job.client)
+        terms = Terms.of(request.terms, self._allowed(request.terms["config"]), job.client)
+        if (terms.assigned is not None) != terms.config.at_sites:
+            raise RefusalError("what the request says of the run's data does not fit together")
+        return job, terms
 
     def _allowed(self, plain: Header) -> Config:
         """Return the config for this site; refuse one that names code which must not run here."""
@@ -260,14 +259,23 @@ class Site:
         except CafedclError as error:
             # A mistake in the server's config tells nothing of this site.
             raise RefusalError(str(error)) from None
+        if self.data and not config.at_sites:
+            # All that protects a site's data follows from this name, so it is not the server's to
+            # choose.
+            raise RefusalError(
+                f"the run's data set is '{config.data.name}', but this site has its own data"
+            )
         file = read_file_of(config)
         if file and not self.plugins:
             raise RefusalError(
                 f"the server wants to read '{file}' at this site; allow it with plugins = true"
             )
-        problem = self.rules.problem(config) if config.at_sites else None
-        if problem:
-            raise RefusalError(problem)
+        if self.data:
+            problem = self.rules.problem(config)
+            if problem:
+                raise RefusalError(problem)
+            # The server's folders mean nothing here, and must not be written to.
+            config = replace(config, data=replace(config.data, dir="", test=""))
         return replace(config, engine=replace(config.engine, device=self.device))
 
     def _own_data(self, config: Config) -> Dataset:

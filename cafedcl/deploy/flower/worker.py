@@ -18,7 +18,9 @@ from cafedcl.deploy.site import ADDRESS, CA, READY, SECRET
 
 def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
     """Return a folder's site, and its client number if it holds a simulated shard."""
-    rules = SiteRules(options.fewest, options.details, options.secure)
+    rules = SiteRules(
+        fewest=options.fewest, details=options.details, grid=options.grid, secure=options.secure
+    )
     site = Site(folder, options.name, options.data, options.device, options.plugins, rules)
     client = None if options.data else options.client
     return site, client

@@ -74,6 +74,7 @@ def test_sites_of_a_private_run_tell_no_notes_and_are_hidden_by_noise(config, ho
         (SiteRules(details=False), {"release__counts": "exact"}, "release.counts = exact"),
         (SiteRules(details=False), {"release__notes": "on"}, "release.notes = on"),
         (SiteRules(secure=True), {}, "takes part in secure sums only"),
+        (SiteRules(details=False, grid=10), {"release__grid": 1}, "to multiples of 10 at least"),
     ],
 )
 def test_a_site_has_the_last_word(rules, asked, reason, config, host, places, net):
@@ -84,8 +85,77 @@ def test_a_site_has_the_last_word(rules, asked, reason, config, host, places, ne
     _, header = unpack(net.sites[11][0].answer(request, None)[OWN])
     assert reason in header["error"]
     # The defaults of a run go with the defaults of a site.
-    usual = SiteRules(fewest=5, details=False)
+    usual = SiteRules(fewest=5, details=False, grid=10)
     assert usual.problem(config("fedavg", **settings())) is None
+
+
+def test_a_method_that_reveals_more_needs_details(config):
+    refusing = SiteRules(fewest=5, details=False, grid=10)
+    refused = {
+        name: problem
+        for name in METHODS
+        if (problem := refusing.problem(config(name, **settings()))) is not None
+    }
+    assert refused.keys() == {"ccvr", "mp-fedcl", "scaffold"}
+    assert "covariances, whose rank tells how many images" in refused["ccvr"]
+    for name in refused:
+        assert SiteRules().problem(config(name, **settings())) is None
+
+
+@pytest.fixture
+def trained(config, host, places, net):
+    """The request to train that the first site got, and its header."""
+    host(config("cafedcl", **settings(federation__rounds=1)), [], None).run()
+    request = next(
+        unwrap(message.content)
+        for message in net.seen
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 11
+    )
+    return request, unpack(request[SHARED])
+
+
+@pytest.mark.parametrize("place", [True, False])
+@pytest.mark.parametrize("data", ["digits", "b.npz"])
+def test_a_server_cannot_choose_other_data_or_rules_than_those_of_own_data(
+    data, place, trained, net, places
+):
+    """All limits follow from the data set's name, which the server sends."""
+    request, (tensors, header) = trained
+    site = net.sites[11][0]
+    site.rules = SiteRules(fewest=5, details=False, grid=10)
+    named = data if data == "digits" else str(places / data)
+    header["terms"]["config"]["data"]["name"] = named
+    header["terms"]["config"]["release"] = {"fewest": 1, "counts": "exact", "notes": "on"}
+    if not place:
+        header["terms"]["place"] = None
+    answer = site.answer({**request, SHARED: pack(tensors, header)}, None)
+    told = unpack(answer[OWN])[1]["error"]
+    assert told == f"the run's data set is '{named}', but this site has its own data"
+
+
+def test_a_server_cannot_leave_out_where_a_client_stands(trained, net):
+    request, (tensors, header) = trained
+    header["terms"]["place"] = None
+    answer = net.sites[11][0].answer({**request, SHARED: pack(tensors, header)}, None)
+    assert "does not fit together" in unpack(answer[OWN])[1]["error"]
+
+
+def test_a_site_writes_nothing_into_a_folder_that_the_server_names(config, net, places):
+    """The features of a frozen encoder are stored in the folder of data files."""
+    asked = config("fedavg", **settings(data__dir="/elsewhere", data__test="/other/test.npz"))
+    taken = net.sites[11][0]._allowed(asked.to_plain())
+    assert (taken.data.dir, taken.data.test) == ("", "")
+
+
+@pytest.mark.parametrize(("section", "key"), [("data", "name"), ("data", "dir"), ("split", "file")])
+def test_a_simulated_site_reads_no_file_that_the_server_names(section, key, config, tmp_path):
+    _, header = unpack(enrol_request(config()))
+    table = {} if section == "split" else header["terms"]["config"][section]
+    kind = {"kind": "file"} if section == "split" else {}
+    header["terms"]["config"][section] = {**table, **kind, key: "/data/pictures"}
+    site = Site(tmp_path, "a", "", "cpu")
+    said = unpack(site.answer({SHARED: pack({}, header)}, 0)[OWN])[1]
+    assert "the server wants to read '/" in said["error"]
 
 
 @pytest.mark.parametrize("details", [False, True])
@@ -323,6 +393,23 @@ def test_a_site_that_claims_more_than_the_deployment_allows_does_not_take_part(
         host(config(**settings(engine__deadline=0.2)), [], None)
     said = (journal.path / "events.jsonl").read_text()
     assert "images of a class, and the deployment's images_per_class is 1" in said
+
+
+def test_an_enrolment_that_cannot_be_computed_with_is_that_sites_problem(
+    config, net, places, journal, deployment
+):
+    def twist(asked, parts):
+        tensors, header = unpack(parts[OWN])
+        strange = tensors["mean"].to(torch.float8_e4m3fn)
+        answer = {**parts, OWN: pack({**tensors, "mean": strange}, header)}
+        return [Message(wrap(answer), reply_to=asked)]
+
+    net.twist[13] = twist
+    with pytest.raises(CafedclError, match="2 of 3 sites"):
+        GridHost(net, journal.say, str(deployment))(
+            config(**settings(engine__deadline=0.2)), [], None
+        )
+    assert "cannot take part" in (journal.path / "events.jsonl").read_text()
 
 
 def test_a_site_is_who_its_key_says_whatever_it_calls_itself(
