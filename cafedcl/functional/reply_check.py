@@ -22,6 +22,8 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 LARGEST_NORM = 1e6
 """The largest norm of a model's weights; no trained network comes near it."""
+MOST_TESTED = 10**9
+"""The most test images of a class that a client may claim: sums over clients must not overflow."""
 TOLERANCE = 1e-4
 """How far a number may be beyond what enrolment allows, relatively: clients round differently."""
 MOST_NAMES = 64
@@ -209,6 +211,8 @@ class ReplyValidator:
                 return f"its test result '{name}' is not a count per class"
             if (value < 0).any() or (value > correct["tested"]).any():
                 return f"its test result '{name}' counts more images than were tested"
+            if (value > MOST_TESTED).any():
+                return f"its test result '{name}' counts more than {MOST_TESTED:,} images"
         return None
 
 

@@ -146,6 +146,7 @@ def test_a_client_that_never_enrolled_is_rejected(client):
         ({"held": [1, 1, 0]}, "'held' counts more images than were tested"),
         ({"prior": [1, 1, 0]}, "'prior' counts more images than were tested"),
         ({"all": [-1, 0, 0]}, "'all' counts more images than were tested"),
+        ({"tested": [2**60, 2, 1]}, "'tested' counts more than 1,000,000,000 images"),
     ],
 )
 def test_a_test_result_that_cannot_be_is_named(correct, words):

@@ -28,6 +28,7 @@ from cafedcl.deploy.flower.secure_round import SecureRound
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds
+from cafedcl.functional.reply_check import MOST_TESTED
 from cafedcl.task.task import Task
 
 EXTRA_BYTES = 1 << 20
@@ -170,6 +171,7 @@ class FlowerEngine:
 
 def validated_counts(counts: Tensor, tested: Tensor) -> Tensor:
     """Return a site's counts per class if they are possible; raises ValueError otherwise."""
-    if counts.dtype != torch.int64 or (counts < 0).any() or (counts > tested).any():
+    possible = counts.dtype == torch.int64 and not (counts < 0).any()
+    if not possible or (counts > tested.clamp(max=MOST_TESTED)).any():
         raise ValueError("these are not counts per class")
     return counts
