@@ -191,8 +191,8 @@ def check_clients(config: Config, task: Task) -> None:
         )
     if config.privacy.secure and config.engine.name != "flower":
         raise CafedclError(
-            "privacy.secure = true: it hides sites from a server across machines, and needs "
-            "engine.name = flower; in other simulations the sums are the same without it"
+            "privacy.secure = true: it hides sites from a server across machines; use it with "
+            "`cafedcl deploy run`. In a simulation the sums are the same without it"
         )
     if config.federation.min_replies > 1:
         raise CafedclError(

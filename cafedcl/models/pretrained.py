@@ -153,8 +153,10 @@ def torchvision_body(name: str, pretrained: bool) -> Body:
 def transformers_body(name: str, pretrained: bool) -> Body:
     """Return an image model of transformers, from the hub or from a folder."""
     transformers = optional("transformers", "transformers", f"model 'hf:{name}'")
-    # Its bar of weights read from the disk would stand in the middle of other lines.
+    # Its bar of weights read from the disk would stand in the middle of other lines, and its report
+    # asks to train weights that are left out here.
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     folder = Path(name).expanduser()
     if not folder.is_dir() and name.startswith(("/", ".", "~")):
         raise CafedclError("there is no such folder")

@@ -65,6 +65,16 @@ def read_table(path: Path, options: DataOptions) -> tuple[Collection, list[Path]
     return collection, [path, *files]
 
 
+def _refuse_images(path: Path, frame: pd.DataFrame) -> None:
+    """Refuse a column that holds images and not their paths, which would be printed whole."""
+    for name, column in frame.items():
+        if column.map(lambda value: isinstance(value, bytes | dict)).any():
+            raise CafedclError(
+                f"{path}: column '{name}' holds images or other bytes, not texts; write the images "
+                "to files, and their paths into the table"
+            )
+
+
 def _read_frame(path: Path) -> pd.DataFrame:
     try:
         if path.suffix.lower() == ".csv":
@@ -77,10 +87,12 @@ def _read_frame(path: Path) -> pd.DataFrame:
                 sep=_separator(path),
             )
         else:
+            frame = pd.read_parquet(path)
+            _refuse_images(path, frame)
             # As texts, since a column of numbers cannot hold an empty one.
-            frame = pd.read_parquet(path).apply(
-                lambda column: column.astype(str).where(column.notna(), "")
-            )
+            frame = frame.apply(lambda column: column.astype(str).where(column.notna(), ""))
+    except CafedclError:
+        raise
     except UnicodeDecodeError:
         raise CafedclError(f"{path}: it is not UTF-8 text; save it as CSV in UTF-8") from None
     except ImportError:

@@ -46,6 +46,8 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectUnavailableError,
     pull_and_inflate_object_from_tree,
     push_objects,
 )
@@ -68,6 +70,11 @@ PAUSE = 0.25
 """Seconds before asking for the next task if there is none."""
 RETRY = 1.0
 """Seconds before asking again if nobody answers."""
+ARRIVAL = 180.0
+"""Seconds without a further part of a request after which it is given up. A SuperNode offers a
+request before its parts are there. If its run is stopped meanwhile, they never come, and by the
+limits of Flower the site would answer nobody else for more than an hour.
+"""
 NODE_TASKS = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
 """All kinds of tasks that a SuperNode has. It waits for the answer to each, also to one that we
 refuse.
@@ -160,7 +167,11 @@ class RuntimeTask:
         tree = given.message_object_trees[0]
         try:
             refuse_foreign_app(self.fab, self.app)
-            request = self._pull(tree)
+            try:
+                request = self._pull(tree)
+            except ObjectPullError as error:
+                self.finish(str(error))
+                raise
             try:
                 parts = unwrap(request.content)
             except ValueError as error:
@@ -177,9 +188,23 @@ class RuntimeTask:
 
     def _pull(self, tree: ObjectTree) -> Message:
         run = self.run.run_id
+        pull = make_pull_object_fn_protobuf(self.client.PullObject, self.node, run)
+        last = time.monotonic()
+
+        def pull_soon(name: str) -> bytes:
+            nonlocal last
+            try:
+                content: bytes = pull(name)
+            except ObjectUnavailableError:
+                if time.monotonic() > last + ARRIVAL:
+                    raise ObjectPullError(name, f"nothing came for {ARRIVAL:g} s") from None
+                raise
+            last = time.monotonic()
+            return content
+
         message: Message = pull_and_inflate_object_from_tree(
             tree,
-            make_pull_object_fn_protobuf(self.client.PullObject, self.node, run),
+            pull_soon,
             make_confirm_message_received_fn_protobuf(
                 self.client.ConfirmMessageReceived, self.node, run
             ),
@@ -265,6 +290,8 @@ def work_off(
                 task.answer(respond)
         except RefusedError as error:
             say(f"refused: {error}")
+        except ObjectPullError:
+            say("warning: a request never came in full; its run may have been stopped")
         except httpx.HTTPStatusError as error:
             say(f"warning: a task was given up: {error}")
             time.sleep(RETRY)

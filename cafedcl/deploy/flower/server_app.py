@@ -124,6 +124,12 @@ class GridHost:
                 f"no scores from {', '.join(untested)}: no class has {fewest} test images there, "
                 "the smallest number that is reported (release.fewest)"
             )
+        wanted = config.federation.clients
+        if folder is None and 0 < wanted < len(found):
+            self.say(
+                f"all {len(found)} connected sites take part; federation.clients = {wanted} says "
+                "how many are waited for"
+            )
         population = stored_population(folder) if folder else Population.of(found, limits.classes)
         setup = prepare_server(config, population)
         census = setup.task.clients.census

@@ -168,6 +168,17 @@ def test_parquet_needs_pyarrow_or_says_so(table, load, monkeypatch):
         load(path)
 
 
+@pytest.mark.parametrize("image", [b"\x89PNG", {"bytes": b"\x89PNG", "path": "a.png"}])
+def test_a_table_of_images_is_refused_without_printing_them(image, table, load, monkeypatch):
+    frame = pd.DataFrame({"image": [image] * 4, "label": ["a", "b"] * 2})
+    monkeypatch.setattr("cafedcl.data.own.tables.pd.read_parquet", lambda _: frame)
+    path = table("list.parquet")
+    path.touch()
+    with pytest.raises(CafedclError, match="column 'image' holds images") as refused:
+        load(path)
+    assert "PNG" not in str(refused.value)
+
+
 def test_a_real_parquet_file(table, load):
     pytest.importorskip("pyarrow")
     path = table("list.parquet")

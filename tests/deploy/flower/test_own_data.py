@@ -465,6 +465,13 @@ def test_the_run_says_whom_it_waits_for(config, net, places, journal, deployment
     assert said.count("2 of 3 sites are connected (not here: c)") == 2
 
 
+def test_more_sites_than_were_waited_for_all_take_part(config, host, places, journal):
+    federation = host(config(**settings(federation__clients=2)), [], None)
+    assert federation.config.federation.clients == 3
+    said = (journal.path / "events.jsonl").read_text()
+    assert "all 3 connected sites take part; federation.clients = 2 says" in said
+
+
 def test_a_site_that_cannot_take_part_is_not_called_absent(
     config, net, places, journal, deployment, monkeypatch
 ):

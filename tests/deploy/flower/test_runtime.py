@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
 from cafedcl.deploy.flower import runtime as module
 from cafedcl.deploy.flower.records import wrap
@@ -145,6 +146,18 @@ def test_a_message_that_is_not_ours_is_refused(asked):
     with RuntimeTask(node, "token") as task, pytest.raises(RefusedError, match="not cafedcl's"):
         task.answer(pytest.fail)
     assert "its records are not packed ones" in node.pushed[0].error.reason
+
+
+def test_a_request_whose_parts_never_come_is_given_up(asked, monkeypatch):
+    """Its run was stopped; the next request is not kept waiting."""
+    node = asked(wrap({"a": b"1"}))
+    absent = SimpleNamespace(object_found=True, object_available=False, object_content=b"")
+    node.PullObject = lambda _: absent
+    monkeypatch.setattr(module, "ARRIVAL", -1.0)
+    with RuntimeTask(node, "token") as task, pytest.raises(ObjectPullError, match="nothing came"):
+        task.answer(pytest.fail)
+    assert node.ended[0][0] == "failed"
+    assert not node.pushed
 
 
 class EnoughError(Exception):

@@ -132,7 +132,7 @@ def test_a_site_gives_no_single_reply_in_a_secure_run(config, host, five):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"engine__name": "reference"}, "needs engine.name = flower"),
+        ({"engine__name": "reference"}, "use it with `cafedcl deploy run`"),
         ({"privacy__quantile": 0.5}, "sites clip their own updates"),
         ({"privacy__kind": "none", "privacy__noise": 1.0}, "the privacy 'none' does not use it"),
     ],
