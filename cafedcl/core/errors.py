@@ -27,8 +27,11 @@ class CafedclError(Exception):
 def in_words(error: BaseException) -> str:
     """Return an exception's kind and message, and where in the user's own code it happened.
 
-    An error in cafedcl or a package has no such place, unless own code called it.
+    An error in cafedcl or a package has no such place, unless own code called it. An error that was
+    written for people has no kind.
     """
+    if isinstance(error, CafedclError):
+        return str(error)
     own = own_frames(error)
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"

@@ -26,7 +26,7 @@ class LossOfOneImage(nn.Module):
     def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Return the sum of the loss's terms."""
         batch = Batch(x[None], y[None], weight[None])
-        terms = list(self.method.loss(self.network, batch, self.visit).values())
+        terms = list(self.method.objective(self.network, batch, self.visit).values())
         total = terms[0]
         for term in terms[1:]:
             total = total + term

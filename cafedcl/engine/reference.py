@@ -101,7 +101,7 @@ class ReferenceEngine:
         signals = task.told_signals(told, synthetic.signals)
         with torch.no_grad():
             seen = replace(visit, client=told, signals=signals)
-            summary, notes = method.summarize(self.network, seen)
+            summary, notes = method.summary(self.network, seen)
             kept = method.remember(self.network, visit)
         shared, own = task.parted({name: value.clone() for name, value in self.tensors.items()})
         correct: Tensors = {}
@@ -163,7 +163,7 @@ class ReferenceEngine:
                 drawn = self._device(task.transforms.draw(len(batch_y)))
                 transformed = task.transforms.apply(batch_x, drawn)
                 batch = Batch(transformed, batch_y, batch_weight)
-                terms = task.method.loss(self.network, batch, visit)
+                terms = task.method.objective(self.network, batch, visit)
                 reduce(torch.add, terms.values()).backward()
                 optimizer.step(rate)
                 detached = {name: term.detach() for name, term in terms.items()}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.core.contract import Averages, Batch, Claims, Client, Enrolment, Field, Up, Visit
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
 from cafedcl.functional.contrast import class_means, cross_entropy
@@ -162,9 +163,36 @@ class Method:
         """Return the weighted terms of the client's objective by name; their sum is minimised."""
         raise NotImplementedError
 
+    def objective(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        """Return the terms of ``loss``; raises CafedclError if they are not numbers by name."""
+        terms = self.loss(model, batch, visit)
+        if not isinstance(terms, dict) or not terms:
+            raise CafedclError(
+                f"method {self.name}: its loss returns {type(terms).__name__}; terms by name are "
+                "expected, such as {'ce': term}"
+            )
+        for name, term in terms.items():
+            if not isinstance(term, Tensor) or term.dim():
+                what = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else "no tensor"
+                raise CafedclError(
+                    f"method {self.name}: the term '{name}' of its loss has {what}; one number is "
+                    "expected"
+                )
+        return terms
+
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         """Return what the client sends besides the weights, and its notes for people to read."""
         return {}, {}
+
+    def summary(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        """Return what ``summarize`` returns; raises CafedclError if that is not two dicts."""
+        found = self.summarize(model, visit)
+        if not isinstance(found, tuple) or [type(part) for part in found] != [dict, dict]:
+            raise CafedclError(
+                f"method {self.name}: its summarize returns {type(found).__name__}; two dicts of "
+                "tensors are expected: what is sent, and notes"
+            )
+        return found
 
     def fields(self, model: Network) -> dict[str, Field]:
         """Describe what ``summarize`` sends, so that bad replies are rejected."""
@@ -259,6 +287,11 @@ class Aggregator:
         if not self.waiting:
             return
         weights = self.method.weigh(self.waiting).tolist()
+        if len(weights) != len(self.waiting):
+            raise CafedclError(
+                f"method {self.method.name}: its weigh returns {len(weights)} weights for "
+                f"{len(self.waiting)} replies; one for each is expected"
+            )
         for up, weight in zip(self.waiting, weights, strict=True):
             self.average.add(up.model, weight)
             self.counted.append(replace(up, model={}))

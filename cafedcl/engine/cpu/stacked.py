@@ -303,7 +303,7 @@ class StackedClients(ReferenceEngine):
             embed=embeds_nothing,
             rates=float("nan"),
         )
-        return self.task.method.loss(self.stack_network, Batch(*batch), visit)
+        return self.task.method.objective(self.stack_network, Batch(*batch), visit)
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -193,7 +193,7 @@ class Program:
             tensor.masked_fill_(now["first"], 0)
 
         def act(network: Network) -> Tensors:
-            return self.method.loss(network, batch, visit)
+            return self.method.objective(network, batch, visit)
 
         return self._call(weights, act, shift)  # type: ignore[no-any-return]
 
@@ -231,7 +231,7 @@ class Program:
 
     def summarize(self, network: Network, visit: Visit) -> tuple[Tensors, Tensors, Tensors]:
         """Return what the method sends up, its notes, and what the client keeps."""
-        return *self.method.summarize(network, visit), self.method.remember(network, visit)
+        return *self.method.summary(network, visit), self.method.remember(network, visit)
 
     def _embed(
         self, weights: StepWeights, images: Images, synthetic: Tensors, rows: Tensor
