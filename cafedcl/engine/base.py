@@ -42,6 +42,12 @@ class SecureSites(Protocol):
     def take_sum(self) -> Tensor | None:
         """Return the sum of the last round, once; None if too few clients stayed to the end."""
 
+    def sum_traffic(self) -> dict[str, int]:
+        """Return what clients sent for the last sum: ``up_floats`` (numbers) and ``up_bytes``.
+
+        Without a sum it is empty: replies say what they hold themselves.
+        """
+
 
 @runtime_checkable
 class Sites(Protocol):

@@ -12,6 +12,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Reply
 from cafedcl.core.flat import storage_tensors
 from cafedcl.core.tensors import Tensors, floats, nbytes
+from cafedcl.engine.base import Engine, SecureSites
 from cafedcl.functional.reply_check import ReplyValidator
 from cafedcl.task.task import Task
 
@@ -55,10 +56,11 @@ class RoundReplies:
         """How many bytes of notes clients sent."""
         return sum(nbytes(reply.up.notes) for reply in self.good)
 
-    def traffic(self, down: Down, asked: int, *, pooled: bool) -> dict[str, int]:
+    def traffic(self, down: Down, asked: int, engine: Engine, *, pooled: bool) -> dict[str, int]:
         """Return what was sent: down to everyone who was asked, and up from everyone who replied.
 
-        Nothing is sent where one client has all data.
+        Nothing is sent where one client has all data. Under secure aggregation the ``engine`` knows
+        what was sent, because replies are empty.
         """
         sent = {
             "down_floats": asked * floats(down.tensors),
@@ -67,6 +69,8 @@ class RoundReplies:
             "up_bytes": self.bytes,
             "notes_bytes": self.notes_bytes,
         }
+        if isinstance(engine, SecureSites):
+            sent |= engine.sum_traffic()
         return dict.fromkeys(sent, 0) if pooled else sent
 
     def mean_losses(self) -> dict[str, float]:

@@ -166,7 +166,7 @@ class Federation:
             dropped=dropped,
             failed=[asdict(failure) for failure in replies.failures],
             left_out=left_out(aggregator),
-            traffic=replies.traffic(down, len(sampled), pooled=self.method.pooled),
+            traffic=replies.traffic(down, len(sampled), self.engine, pooled=self.method.pooled),
             lr=self.task.schedule.learning_rate(self.round, 0),
             loss=replies.mean_losses(),
             server=scores,

@@ -55,6 +55,7 @@ class FlowerEngine:
         self.nodes = nodes
         self.local = ReferenceEngine(task)
         self._sum: Tensor | None = None
+        self._sum_traffic: dict[str, int] = {}
 
     def train(self, jobs: Iterable[Job]) -> Results:
         """Send the jobs of one round to their sites and yield the results."""
@@ -107,7 +108,9 @@ class FlowerEngine:
         bounds = ContributionBounds(self.terms.config.privacy, self.task)
         size = bounds.contributions(next(iter(asked.values())).down.tensors).size
         samples = self.task.enrolment.counts.sum(1).tolist()
-        self._sum, results = SecureRound(asked, self.terms, self.mail, size, samples).run()
+        secure = SecureRound(asked, self.terms, self.mail, size, samples)
+        self._sum, results = secure.run()
+        self._sum_traffic = {"up_floats": size * len(secure.vectors), "up_bytes": secure.bytes}
         yield from results
 
     def take_sum(self) -> Tensor | None:
@@ -115,6 +118,10 @@ class FlowerEngine:
         summed = self._sum
         self._sum = None
         return summed
+
+    def sum_traffic(self) -> dict[str, int]:
+        """Return what sites sent for the last secure sum; empty if there is none."""
+        return self._sum_traffic
 
     def reply_limit(self, down: Down) -> int:
         """Return the most bytes of a reply: twice this method's largest reply, and some more."""

@@ -50,6 +50,8 @@ class SecureRound:
         self.vectors: dict[int, Masked] = {}
         self.tickets: dict[int, Tensors] = {}
         self.shares: dict[int, dict[int, str]] = {}
+        self.bytes = 0
+        """All that sites sent: keys, shares and masked vectors."""
 
     def run(self) -> tuple[Tensor | None, list[Reply | Failure]]:
         """Return the sum, if enough sites stayed, and what became of every site."""
@@ -99,6 +101,8 @@ class SecureRound:
             requests[node] = {SHARED: shared, OWN: mine}
         for node, answer in self.mail.exchange(MessageType.TRAIN, requests, limit):
             client = self.jobs[node].client
+            if not isinstance(answer, NoAnswer):
+                self.bytes += sum(map(len, answer.values()))
             try:
                 take(client, *read_answer(answer, down.round))
             except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -62,9 +62,11 @@ def test_the_state_is_that_of_plain_sums_up_to_rounding(method, config, host, fi
 
 def test_the_server_sees_masked_vectors_and_nothing_else_of_a_site(config, host, five):
     seen = []
+    sizes = []
 
     def listen(message, parts):
         seen.append((kind_of(message), unpack(parts[OWN])))
+        sizes.append(sum(map(len, parts.values())))
         assert SHARED not in parts or kind_of(message) == TRAIN
         return [Message(wrap(parts), reply_to=message)]
 
@@ -77,11 +79,16 @@ def test_the_server_sees_masked_vectors_and_nothing_else_of_a_site(config, host,
         if kind in (KEYS, SHARES, MASKED, UNMASK):
             assert header.keys() <= {"round", "keys", "shares"}
             assert tensors.keys() <= ({"masked", "kept in round"} if kind == MASKED else set())
-    assert (record.loss, record.traffic["up_floats"]) == ({}, 0)
+    vectors = [tensors["masked"] for kind, (tensors, _) in seen if kind == MASKED]
+    assert record.loss == {}
+    assert record.traffic["up_floats"] == sum(map(len, vectors))
+    # All but what enrolment and scoring took: the four phases, with five answers each.
+    phases = (KEYS, SHARES, MASKED, UNMASK)
+    sent = [size for (kind, _), size in zip(seen, sizes, strict=True) if kind in phases]
+    assert record.traffic["up_bytes"] == sum(sent)
     # Every vector looks like random whole numbers: as many are negative as positive.
-    for kind, (tensors, _) in seen:
-        if kind == MASKED:
-            assert 0.45 < float((tensors["masked"] < 0).double().mean()) < 0.55
+    for vector in vectors:
+        assert 0.45 < float((vector < 0).double().mean()) < 0.55
 
 
 @pytest.mark.parametrize("phase", [KEYS, SHARES, MASKED, UNMASK])
