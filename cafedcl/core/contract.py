@@ -168,9 +168,9 @@ class Field:
     low: float = float("-inf")
     high: float = float("inf")
     per_class: bool = True
-    """Whether there is one row per class listed in the reply's ``classes``."""
-    repeated: bool = False
-    """Whether a class may be listed more than once."""
+    """Whether there is a row for each entry of the reply's ``classes``."""
+    rows_per_class: int = 1
+    """How often a class may be listed there at most."""
     norm: float = float("inf")
     """The largest Euclidean length of a row."""
 

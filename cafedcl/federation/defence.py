@@ -156,7 +156,7 @@ class DefendedAggregator:
         names = [
             name
             for name, field in self.fields.items()
-            if field.per_class and field.shape and not field.repeated
+            if field.per_class and field.shape and field.rows_per_class == 1
         ]
         tensors = [dict(up.tensors) for up in ups]
         if self.options.cross_check:

@@ -2,10 +2,10 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -114,11 +114,14 @@ class ReplyValidator:
             listed = up.tensors["classes"]
             if listed.dim() != 1 or listed.dtype != torch.int64:
                 return "'classes' is not a list of class numbers"
-            step = 0 if any(entry.repeated for entry in per_class) else 1
+            most = max(entry.rows_per_class for entry in per_class)
             numbers = listed.tolist()
             inside = all(0 <= number < self.counts.shape[1] for number in numbers)
-            if not inside or any(after - before < step for before, after in pairwise(numbers)):
-                return "'classes' are not distinct class numbers in order"
+            if not inside or numbers != sorted(numbers):
+                return "'classes' are not class numbers in order"
+            if any(often > most for often in Counter(numbers).values()):
+                how_often = "twice" if most == 1 else f"more than {most} times"
+                return f"'classes' lists a class {how_often}"
             rows = len(numbers)
             expected["classes"] = ((rows,), torch.int64)
         for name, entry in self.fields.items():

@@ -74,7 +74,7 @@ class MPFedCL(Method):
         return {"classes": classes, "prototypes": centroids}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        return {"prototypes": Field((self.dim,), repeated=True)}
+        return {"prototypes": Field((self.dim,), rows_per_class=self.options.k)}
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         ups = sorted(ups, key=lambda up: up.client)

@@ -125,6 +125,16 @@ def test_a_long_error_is_cut() -> None:
     assert len(record.failed[0]["reason"]) < 600
 
 
+def test_a_class_has_no_more_rows_than_the_method_makes() -> None:
+    """All clients would get them, and a client with many would have the pool to itself."""
+    parts = honest("mp-fedcl")[1]
+    tensors, header = unpack(parts[messages.SHARED])
+    rows = {name: tensors[name].repeat_interleave(9, 0) for name in ("up/classes", "up/prototypes")}
+    packed = pack({**tensors, **rows}, header)
+    _, record = step_with("mp-fedcl", {**parts, messages.SHARED: packed})
+    assert "lists a class more than 3 times" in record.failed[0]["reason"]
+
+
 def test_a_loss_that_would_outweigh_everybody_is_refused() -> None:
     parts = honest("qffl")[1]
     tensors, header = unpack(parts[messages.SHARED])

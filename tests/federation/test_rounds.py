@@ -239,7 +239,10 @@ SPOILS = {
         r, up=replace(r.up, losses={"i2p": 10**400})
     ),
     "enrolled with": lambda r: replace(r, up=replace(r.up, samples=10**9)),
-    "not distinct class numbers": lambda r: change(r, classes=r.up.tensors["classes"].flip(0)),
+    "not class numbers in order": lambda r: change(r, classes=r.up.tensors["classes"].flip(0)),
+    "lists a class twice": lambda r: change(
+        r, classes=r.up.tensors["classes"].clamp(max=int(r.up.tensors["classes"][0]))
+    ),
     "was not asked for": lambda r: change(r, surprise=torch.zeros(3)),
 }
 

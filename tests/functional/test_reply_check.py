@@ -105,7 +105,7 @@ def test_nan_in_what_the_client_keeps_is_named():
         ({"confidence": torch.tensor([0.5, 1e9])}, ["confidence", "1e+09", "outside [0, 1]"]),
         ({"prototypes": torch.full((2, 2), -3.0)}, ["prototypes", "-3", "outside [-1, 1]"]),
         ({"classes": torch.tensor([2, 0])}, ["classes", "order"]),
-        ({"classes": torch.tensor([0, 0])}, ["classes", "distinct"]),
+        ({"classes": torch.tensor([0, 0])}, ["classes", "lists a class twice"]),
         ({"classes": torch.tensor([0, 3])}, ["classes", "class numbers"]),
         ({"classes": torch.tensor([-1, 0])}, ["classes", "class numbers"]),
         ({"classes": torch.tensor([0.0, 2.0])}, ["classes", "list of class numbers"]),

@@ -33,8 +33,6 @@ from cafedcl.task.task import Task
 
 EXTRA_BYTES = 1 << 20
 """Bytes that a reply may have beyond its tensors: names, notes, losses."""
-REPEATED = 64
-"""How often a reply may list a class if the method allows it more than once."""
 
 PAUSE = 1.0
 """Seconds between two looks at who is connected."""
@@ -128,10 +126,10 @@ class FlowerEngine:
         classes = self.task.method.classes
         fields = self.task.fields.values()
         numbers = sum(
-            math.prod(field.shape) * (classes if field.per_class else 1) for field in fields
+            math.prod(field.shape) * (classes * field.rows_per_class if field.per_class else 1)
+            for field in fields
         )
-        copies = REPEATED if any(field.repeated for field in fields) else 1
-        tensors = nbytes(self.task.shared()) + nbytes(down.tensors) + 4 * numbers * copies
+        tensors = nbytes(self.task.shared()) + nbytes(down.tensors) + 4 * numbers
         return EXTRA_BYTES + 2 * tensors
 
     def survey(self, tensors: Tensors) -> Tensors:
