@@ -55,7 +55,10 @@ def check_rounds(case: Case) -> None:
     The first axis of a tensor may grow.
     """
     before = {name: (value.dtype, value.shape[1:]) for name, value in case.begun.state.items()}
-    federation = case.finished
+    try:
+        federation = case.finished
+    except CafedclError as error:
+        raise case.fail(f"a round failed: {error}") from None
     for record in federation.history:
         if record.status != "ok" or record.failed:
             reason = str(record.failed[0]["reason"]) if record.failed else record.reason
