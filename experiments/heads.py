@@ -91,7 +91,6 @@ def run_one(scale: str, folder: str, device: str, kept: Path | None, key: Key) -
             },
         )
         trained, validation, held_out = features_of(run)
-        shares = shares_of(run)
     anchors = run.prototypes
     assert anchors is not None
     if kept is not None:
@@ -104,10 +103,7 @@ def run_one(scale: str, folder: str, device: str, kept: Path | None, key: Key) -
         "by_ridge": {
             str(weight): score(trained, held_out, anchors, USUAL_GAIN, weight) for weight in RIDGES
         },
-        "by_turns": {
-            str(turns): equalised(trained, validation, held_out, anchors, shares, turns)
-            for turns in TURNS
-        },
+        "by_turns": equalised(trained, validation, held_out, anchors, shares_of(run)),
         "validation": mean_scores(trained, validation, anchors),
     }
 
@@ -152,32 +148,31 @@ def score(
     trained: Features, other: Features, anchors: Tensor, gain: float, weight: float = USUAL_RIDGE
 ) -> float:
     """Return the balanced accuracy on other images, in %."""
-    right = (other.z @ classifier(trained, anchors, gain, weight).T).argmax(1) == other.y
-    recalls = [right[other.y == c].double().mean() for c in other.y.unique()]
-    return round(100 * float(torch.stack(recalls).mean()), 2)
+    found = recalls(other.z @ classifier(trained, anchors, gain, weight).T, other.y)
+    return round(100 * float(found.nanmean()), 2)
 
 
 def shares_of(run: Run) -> Tensor:
     """Return the class frequencies of each client, (clients, classes)."""
-    counts = prepare(run.config).task.clients.shards.counts.double().cpu()
+    counts = torch.as_tensor(run.counts).double()
     return counts / counts.sum(1, keepdim=True)
 
 
 def equalised(
-    trained: Features,
-    validation: Features,
-    other: Features,
-    anchors: Tensor,
-    shares: Tensor,
-    turns: int,
-) -> list[float]:
-    """Return balanced accuracy and standard deviation between clients on other images, in %, after
-    some turns of the loop on validation images.
+    trained: Features, validation: Features, other: Features, anchors: Tensor, shares: Tensor
+) -> dict[str, list[float]]:
+    """Return balanced accuracy and standard deviation between clients on other images, in %, by the
+    number of turns of the loop on validation images.
     """
     w = classifier(trained, anchors, USUAL_GAIN, USUAL_RIDGE).T
-    offsets = offsets_after(validation.z @ w, validation.y, turns)
-    found = recalls(other.z @ w + offsets, other.y)
-    return [round(100 * value, 2) for value in (float(found.mean()), spread(found, shares))]
+    scores = other.z @ w
+    found: dict[str, list[float]] = {}
+    for turns in TURNS:
+        its = recalls(scores + offsets_after(validation.z @ w, validation.y, turns), other.y)
+        found[str(turns)] = [
+            round(100 * value, 2) for value in (float(its.mean()), spread(its, shares))
+        ]
+    return found
 
 
 def mean_scores(trained: Features, other: Features, anchors: Tensor) -> list[float | None]:
@@ -199,28 +194,21 @@ def keys(names: list[str], seeds: int) -> Iterator[Key]:
 
 
 def table(result: GrowingResult[Key], name: str, values: tuple[float, ...], title: str) -> str:
-    """Return a row per setting: the balanced accuracy for each value of an option."""
-    lines = [f"| setting | {' | '.join(f'{title} = {value:g}' for value in values)} |"]
+    """Return a row per setting: its scores for each value of what was changed."""
+    lines = [f"| setting | {' | '.join(title.format(value) for value in values)} |"]
     lines.append("|---" * (len(values) + 1) + "|")
     for setting in dict.fromkeys(row["setting"] for row in result.rows):
         mine = [row[name] for row in result.rows if row["setting"] == setting]
-        cells = [cell([its[str(value)] for its in mine]) for value in values]
+        cells = [shown([its[str(value)] for its in mine]) for value in values]
         lines.append(f"| `{setting}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def loop_table(result: GrowingResult[Key]) -> str:
-    """Return a row per setting: balanced accuracy and standard deviation after some turns."""
-    lines = [f"| setting | {' | '.join(f'{turns} turns' for turns in TURNS)} |"]
-    lines.append("|---" * (len(TURNS) + 1) + "|")
-    for setting in dict.fromkeys(row["setting"] for row in result.rows):
-        mine = [row["by_turns"] for row in result.rows if row["setting"] == setting]
-        cells = [
-            " / ".join(cell([its[str(turns)][which] for its in mine]) for which in (0, 1))
-            for turns in TURNS
-        ]
-        lines.append(f"| `{setting}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def shown(found: list[Any]) -> str:
+    """Return the mean of scores over seeds; of lists of scores, that of each."""
+    if isinstance(found[0], list):
+        return " / ".join(cell(list(scores)) for scores in zip(*found, strict=True))
+    return cell(found)
 
 
 def main() -> None:
@@ -243,12 +231,10 @@ def main() -> None:
         run = partial(run_one, given.scale, given.data_dir, given.device, given.features)
         result.run_missing(keys(list(settings_of(given.scale)), given.seeds), run, given.jobs)
     print("balanced accuracy on held-out images, %\n")
-    print(table(result, "by_gain", GAINS, "η"), table(result, "by_ridge", RIDGES, "λ"), sep="\n\n")
-    print(
-        "\nbalanced accuracy / standard deviation between clients, %\n",
-        loop_table(result),
-        sep="\n",
-    )
+    print(table(result, "by_gain", GAINS, "η = {:g}"), "", sep="\n")
+    print(table(result, "by_ridge", RIDGES, "λ = {:g}"), "", sep="\n")
+    print("the same / standard deviation between clients, %\n")
+    print(table(result, "by_turns", TURNS, "{} turns"))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,14 @@ def is_path(name: str) -> bool:
         return False
 
 
+def is_folder(place: str) -> bool:
+    """Return whether the place of a model is a folder, and not a name on the Hugging Face hub.
+
+    A name on the hub has no such beginning, but it may be that of a folder here.
+    """
+    return place.startswith(("/", "~", ".")) or Path(place).expanduser().is_dir()
+
+
 def npz_names(root: Path) -> list[str]:
     """Return the names of the data sets that are ``NAME.npz`` files in the data folder."""
     return sorted(path.stem for path in root.glob("*.npz"))

@@ -14,6 +14,7 @@ from cafedcl.config.model_options import ModelOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
+from cafedcl.core.paths import is_folder
 from cafedcl.models.base import FIXED_STATISTICS, average_pool
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -157,10 +158,11 @@ def transformers_body(name: str, pretrained: bool) -> Body:
     # asks to train weights that are left out here.
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and name.startswith(("/", ".", "~")):
-        raise CafedclError("there is no such folder")
-    path = str(folder) if folder.is_dir() else name
+    path = name
+    if is_folder(name):
+        path = str(Path(name).expanduser())
+        if not Path(path).is_dir():
+            raise CafedclError("there is no such folder")
     config = transformers.AutoConfig.from_pretrained(path)
     if pretrained:
         net, loaded = transformers.AutoModel.from_pretrained(path, output_loading_info=True)

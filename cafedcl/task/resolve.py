@@ -18,6 +18,7 @@ from cafedcl.config.sections import (
     read_file,
 )
 from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.paths import is_folder
 from cafedcl.data import is_own
 from cafedcl.methods import find_method, method_names
 
@@ -138,16 +139,11 @@ def read_file_of(config: Config) -> str:
 
     In a deployment, the data set and the split are those of the sites, whatever the config names.
     """
-    if config.model.weights:
-        return config.model.weights
+    named = [config.model.weights]
     if not config.at_sites:
-        named = [config.data.dir, config.split.file]
+        named += [config.data.dir, config.split.file]
         named += [name for name in (config.data.name, config.data.test) if name and is_own(name)]
-        if any(named):
-            return next(filter(None, named))
-    if config.model.source != "hf":
-        return ""
-    place = config.model.name.partition(":")[2]
-    # A name on the hub has no such beginning, but it may be that of a folder here.
-    is_path = place.startswith(("/", "~", ".")) or Path(place).is_dir()
-    return place if is_path else ""
+    if config.model.source == "hf":
+        place = config.model.name.partition(":")[2]
+        named += [place] if is_folder(place) else []
+    return next(filter(None, named), "")

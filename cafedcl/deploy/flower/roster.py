@@ -134,10 +134,11 @@ class Roster(Generic[T]):
             time.sleep(PAUSE)
 
     def _waiting(self, found: Mapping[int, T], number: int, left: float) -> str:
-        refused = {self.keys.title(node) for node, its in self.enrolled.items() if its is None}
-        missing = [name for name in self.keys.missing(found) if f"site {name}" not in refused]
+        refused: list[int] = [node for node, its in self.enrolled.items() if its is None]
+        missing = self.keys.missing([*found, *refused])
+        titles = sorted(self.keys.title(node) for node in refused)
         parts = [f"not here: {', '.join(missing)}"] if missing else []
-        parts += [f"cannot take part: {', '.join(sorted(refused))}"] if refused else []
+        parts += [f"cannot take part: {', '.join(titles)}"] if titles else []
         which = f" ({'; '.join(parts)})" if parts else ""
         return f"{len(found)} of {number} sites are connected{which}; waiting {left:.0f} s more"
 

@@ -167,11 +167,7 @@ class RuntimeTask:
         tree = given.message_object_trees[0]
         try:
             refuse_foreign_app(self.fab, self.app)
-            try:
-                request = self._pull(tree)
-            except ObjectPullError as error:
-                self.finish(str(error))
-                raise
+            request = self._pull(tree)
             try:
                 parts = unwrap(request.content)
             except ValueError as error:
@@ -182,6 +178,9 @@ class RuntimeTask:
             reason = f"refused: {error}"
             self._push(Message(Error(ErrorCode.INVALID_FAB, reason), reply_to=request))
             self.finish(reason)
+            raise
+        except ObjectPullError as error:
+            self.finish(str(error))
             raise
         self._push(Message(wrap(respond(parts)), reply_to=request))
         self.finish()

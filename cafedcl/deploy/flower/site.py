@@ -13,8 +13,8 @@ import torch
 
 from cafedcl.config.options import to_plain
 from cafedcl.config.sections import Config
-from cafedcl.core.contract import TICKET, Failure, Job, Reply
-from cafedcl.core.errors import CafedclError
+from cafedcl.core.contract import TICKET, Job, Reply
+from cafedcl.core.errors import CafedclError, in_words
 from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.core.tensors import Header, Tensors, moved, pack, unpack
@@ -44,6 +44,7 @@ from cafedcl.federation.contributions import ContributionBounds, Contributor
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import imported_names, read_file_of, resolve
+from cafedcl.task.task import arithmetic
 
 ANY_RUN = SiteRules()
 
@@ -134,8 +135,9 @@ class Site:
         except CafedclError as error:
             return self._answer_fault("its data and this run do not fit", str(error))
         except Exception as error:
-            traceback.print_exc()
-            return self._answer_fault(type(error).__name__, f"{type(error).__name__}: {error}")
+            if self.data:
+                traceback.print_exc()
+            return self._answer_fault(type(error).__name__, in_words(error))
 
     def _answer_fault(self, kind: str, error: str) -> MessageParts:
         """Return the answer to a request that failed.
@@ -165,25 +167,17 @@ class Site:
         job, terms = self._accepted(request, client)
         if terms.config.privacy.secure:
             raise RefusalError("this run sums securely; a single reply is not given")
-        result = self._trained(request, job, terms)
-        if isinstance(result, Failure):
-            return self._answer_failure(result)
-        return answer_train(result, job.down.round)
+        return answer_train(self._trained(request, job, terms), job.down.round)
 
-    def _answer_failure(self, failure: Failure) -> MessageParts:
-        # Its reason begins with the kind of the exception.
-        return self._answer_fault(failure.reason.partition(":")[0], failure.reason)
-
-    def _trained(self, request: Request, job: Job, terms: Terms) -> Reply | Failure:
+    def _trained(self, request: Request, job: Job, terms: Terms) -> Reply:
         """Train; the memory stays at the site, and the reply has a ticket for it."""
         engine = self._engine_for(request, terms)
         folder = self._memory_folder(terms, job)
-        result = engine.attempt(replace(job, memory=folder.load(job.memory)))
-        if isinstance(result, Reply):
-            # A resumed run goes back to one of the last two checkpoints.
-            reach = 2 * terms.config.store.checkpoint_every
-            result = replace(result, memory=folder.save(job.down.round, result.memory, reach))
-        return result
+        with arithmetic(engine.task):
+            reply = engine.work(replace(job, memory=folder.load(job.memory)))
+        # A resumed run goes back to one of the last two checkpoints.
+        reach = 2 * terms.config.store.checkpoint_every
+        return replace(reply, memory=folder.save(job.down.round, reply.memory, reach))
 
     def _secure_keys(self, request: Request, client: int | None) -> MessageParts:
         job, terms = self._accepted(request, client)
@@ -201,8 +195,6 @@ class Site:
         job, member = self._summing(request, client)
         _, terms = self._accepted(request, client)
         result = self._trained(request, job, terms)
-        if isinstance(result, Failure):
-            return self._answer_failure(result)
         task = self._engine_for(request, terms).task
         bounds = ContributionBounds(terms.config.privacy, task)
         contributor = Contributor(bounds, moved(job.down.tensors, task.device))
@@ -284,7 +276,7 @@ class Site:
             raise RefusalError(
                 "the run needs the sites' own data; set data in this site's site.toml"
             )
-        options = replace(config.data, name=self.data, dir="", test="")
+        options = replace(config.data, name=self.data)
         key = to_plain(options)
         if self._dataset is None or self._dataset[0] != key:
             self._dataset = (key, load_dataset(options))

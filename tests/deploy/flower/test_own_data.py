@@ -178,21 +178,31 @@ def test_an_error_that_names_a_patient_stays_at_the_site(details, config, places
         )
 
 
-def test_an_error_in_training_stays_at_the_site(config, host, places, net, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "told", "whole"),
+    [
+        (OSError("/P0.dcm: gone"), "OSError", "OSError: /P0.dcm: gone"),
+        (CafedclError("/P0.dcm: gone"), "its data and this run do not fit", "/P0.dcm: gone"),
+    ],
+    ids=["unexpected", "for people"],
+)
+def test_an_error_in_training_stays_at_the_site(
+    error, told, whole, config, host, places, net, capsys, monkeypatch
+):
     for site, _ in net.sites.values():
         site.rules = SiteRules(fewest=5, details=False)
 
     def torn(*_):
-        raise OSError("/data/P0.dcm is gone")
+        raise error
 
     federation = host(config("fedavg", **settings()), [], None)
     monkeypatch.setattr("cafedcl.engine.reference.ReferenceEngine.work", torn)
     record = federation.step()
     reasons = {failure["reason"] for failure in record.failed}
     assert reasons == {
-        "its answer cannot be used: OSError; the whole error is in the site's worker.log"
+        f"its answer cannot be used: {told}; the whole error is in the site's worker.log"
     }
-    assert "error: OSError: /data/P0.dcm is gone" in capsys.readouterr().err
+    assert f"error: {whole}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", METHODS)
