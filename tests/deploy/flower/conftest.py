@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from comparing import wherever
 from quick import QUICK
+from sites import HOLDS
 
 from cafedcl.config.sections import Config
 from cafedcl.federation.journal import Journal
@@ -115,6 +117,30 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Net:
     for node, client in ((11, 2), (12, 0), (13, 1)):
         made.sites[node] = Site(tmp_path / str(node), device="cpu"), client
     return made
+
+
+@pytest.fixture
+def places(net: Net, digits: Any, tmp_path: Path) -> Path:
+    """Three sites, each with the digits of some classes in a file, and the server's own test
+    images.
+    """
+    x = digits.train_x.numpy()
+    y = digits.train_y.numpy()
+    for number, (name, classes) in enumerate(HOLDS.items()):
+        mine = np.flatnonzero(np.isin(y, classes))[number::3][:90]
+        np.savez(tmp_path / f"{name}.npz", x=x[mine], y=y[mine].astype(str))
+        net.sites[11 + number] = (
+            Site(tmp_path / name, name, str(tmp_path / f"{name}.npz"), "cpu"),
+            None,
+        )
+    np.savez(
+        tmp_path / "test.npz",
+        x_train=x[:20],
+        y_train=(np.arange(20) % 10).astype(str),
+        x_test=digits.test_x.numpy(),
+        y_test=digits.test_y.numpy().astype(str),
+    )
+    return tmp_path
 
 
 @pytest.fixture
