@@ -47,16 +47,22 @@ class GrowingResult(Generic[K]):
     def run_missing(
         self, wanted: Iterable[K], run_one: Callable[[K], dict[str, Any]], jobs: int
     ) -> None:
-        """Run what the file does not have, ``jobs`` at a time."""
+        """Run what the file does not have, ``jobs`` at a time.
+
+        A run that fails does not end the others; its error is raised after them.
+        """
         done = {self.key_of(row) for row in self.rows}
         missing = [key for key in wanted if key not in done]
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         with self.executor(jobs) as pool:  # type: ignore[call-arg]
             waiting = [pool.submit(run_one, key) for key in missing]
             for number, future in enumerate(as_completed(waiting), 1):
-                self.rows.append(future.result())
-                self.write()
+                if future.exception() is None:
+                    self.rows.append(future.result())
+                    self.write()
                 print(f"{number} of {len(missing)}", end="\r", flush=True)
+        for future in waiting:
+            future.result()
 
 
 def cell(values: list[float]) -> str:

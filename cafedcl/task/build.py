@@ -46,12 +46,10 @@ from cafedcl.task.task import ClientData, TailAugmentation, Task
 PFLLIB_TEST_SHARE = 0.25
 MOST_QUEUES = "32"
 """The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
-BUSY = "busy or unavailable"
-"""What CUDA says of a GPU that serves as many programs as it can, or is just leaving one."""
-BUSY_TRIALS = 10
-"""How often a busy GPU is tried, a second apart."""
-TAKEN = ("out of memory", BUSY)
-"""What CUDA says of a GPU that others have taken."""
+TAKEN = ("out of memory", "busy or unavailable")
+"""What CUDA says of a GPU that others have taken, or that is just taking leave of them."""
+TRIALS = 10
+"""How often a GPU that others have taken is tried, a second apart."""
 OWNED = {
     "natural": "no clients of its own; put images into folders CLIENT/CLASS, or name the column of "
     "the clients with data.client",
@@ -91,7 +89,7 @@ def choose_device(name: str) -> torch.device:
         open_device(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        if any(words in reason for words in TAKEN):
+        if is_taken(error):
             raise CafedclError(
                 f"engine.device = '{name}': other programs take all of it: {reason}; execute fewer "
                 "runs at a time (--jobs), or wait until they end"
@@ -104,20 +102,25 @@ def choose_device(name: str) -> torch.device:
 
 
 def open_device(device: torch.device) -> None:
-    """Put a first number on a device; if it is busy, try again for some seconds.
+    """Put a first number on a device; if others have taken it, try again for some seconds.
 
-    NVIDIA's Multi-Process Service refuses a program that comes at the moment when the last one
-    leaves, as happens if one study follows another.
+    NVIDIA's Multi-Process Service refuses a program that comes at the moment when the last ones
+    leave, as happens if one study follows another: it calls the GPU busy, or its memory full.
     """
-    for trials_left in reversed(range(BUSY_TRIALS)):
+    for trials_left in reversed(range(TRIALS)):
         try:
             torch.zeros(1, device=device)
         except RuntimeError as error:
-            if BUSY not in str(error) or not trials_left:
+            if not is_taken(error) or not trials_left:
                 raise
             time.sleep(1)
         else:
             return
+
+
+def is_taken(error: Exception) -> bool:
+    """Return whether an error says that others have taken a device."""
+    return any(words in str(error) for words in TAKEN)
 
 
 def load_data(config: Config) -> Dataset:

@@ -1,11 +1,26 @@
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from comparing import Notes, jobs, outcomes_of, pool
 
+from cafedcl.compare.jobs import DeviceShare
 from cafedcl.compare.pool import polite, run_all
+from cafedcl.compare.processes import LocalLauncher, RunProcess
+
+WAITS_FOR_THE_OTHER = """
+import os, sys, time
+sys.stdin.read()
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
+until = time.monotonic() + 20
+while len(os.listdir(sys.argv[1])) < 2:
+    if time.monotonic() > until:
+        sys.exit("the other one was not dismissed meanwhile")
+    time.sleep(0.01)
+"""
+"""A process that, once dismissed, ends only after another one has been dismissed, too."""
 
 
 def processes_of(notes: list[list[Any]]) -> list[int]:
@@ -68,3 +83,16 @@ def test_a_process_whose_run_was_stopped_takes_no_other(
         (outcome,) = run_all([second], crowd)
     assert outcome.status == "finished"
     assert len(set(processes_of(stub()))) == 2
+
+
+def test_idle_processes_end_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dismissed").mkdir()
+    command = (sys.executable, "-S", "-c", WAITS_FOR_THE_OTHER, str(tmp_path / "dismissed"))
+    monkeypatch.setattr("cafedcl.compare.processes.PROGRAM", command)
+    launcher = LocalLauncher([])
+    launcher.idle += [RunProcess(DeviceShare("cpu"), tmp_path / name) for name in ("a", "b")]
+    started = [one.process for one in launcher.idle]
+    launcher.close()
+    assert [process.returncode for process in started] == [0, 0]

@@ -196,8 +196,10 @@ def test_a_device_that_others_take_is_not_called_unusable(
         choose_device("cuda")
 
 
-@pytest.mark.parametrize(("words", "trials"), [("busy or unavailable", 3), ("out of memory", 1)])
-def test_only_a_busy_device_is_tried_again(
+@pytest.mark.parametrize(
+    ("words", "trials"), [("busy or unavailable", 3), ("out of memory", 3), ("invalid device", 1)]
+)
+def test_only_a_device_that_others_take_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, words: str, trials: int
 ) -> None:
     tried: list[str] = []
