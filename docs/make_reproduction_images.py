@@ -56,6 +56,22 @@ VARIANTS = {
     "cafedcl:fixed-anchors": "anchors that never move",
 }
 SHOWN = {"server.accuracy": "accuracy", "server.client_std": "client std"}
+PARTS = {
+    "method.anchors=averaged": "averaged anchors",
+    "method.tau=0.1": "temperature 0.1",
+    "method.inference=anchors": "prediction by anchors",
+    "method.rare_gain=0.0": "equal targets",
+    "method.calibrate=0.0": "no class prior",
+    "server.momentum=0.0": "no server momentum",
+    "method.weights=uniform": "uniform weights",
+    "method.weights=counts": "weights by counts",
+}
+"""What each change of `cafedcl:best` is called."""
+SCORES_OF_PARTS = {
+    "server.balanced": "server: balanced acc., points",
+    "server.client_std": "server: client std, points",
+    "own.client_mean": "own: client mean, points",
+}
 RARE = {
     "accuracy, %": ("accuracy", "client_mean"),
     "balanced accuracy, %": ("balanced", "balanced"),
@@ -271,32 +287,53 @@ def long_tail(records: Records) -> Figure:
 @figure("ablation")
 def ablation(records: Records) -> Figure:
     """Variants of CAFedCL: paired differences to CAFedCL and their standard errors."""
+    shown = {score: f"change of {words}, points" for score, words in SHOWN.items()}
+    return changes(records, OURS, VARIANTS, shown, 2.5)
+
+
+@figure("best_parts")
+def best_parts(records: Records) -> Figure:
+    """`cafedcl:best` with one part changed: differences to the unchanged one."""
+    named: list[ResultRow] = [
+        {**row, "method": changed_part(row), "changed": {}} for row in records
+    ]
+    return changes(named, "", PARTS, SCORES_OF_PARTS, 3.6)
+
+
+def changed_part(row: ResultRow) -> str:
+    """Return what was changed in a run, such as ``method.tau=0.1``; nothing is an empty string."""
+    return ", ".join(f"{name}={value}" for name, value in row["changed"].items())
+
+
+def changes(
+    records: Records, base: str, variants: dict[str, str], shown: dict[str, str], height: float
+) -> Figure:
+    """Draw the paired differences of variants to a base, with standard errors, for some scores."""
     settings = dict(by_setting(records))
-    picture, axes = sheet(len(SHOWN), 1, height=2.5)
-    for ax, (score, words) in zip(axes, SHOWN.items(), strict=True):
+    picture, axes = sheet(len(shown), 1, height=height)
+    for ax, (score, words) in zip(axes, shown.items(), strict=True):
         ax.axvline(0, color="#8a8f98", linewidth=0.8)
         for at, (setting, mine) in enumerate(settings.items()):
-            for row, method in enumerate(VARIANTS):
-                found = paired(scores(mine, method, score), scores(mine, OURS, score))
+            for row, method in enumerate(variants):
+                found = paired(scores(mine, method, score), scores(mine, base, score))
                 if found:
                     error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0
-                    height = row + 0.16 * (2 * at - len(settings) + 1)
                     ax.errorbar(
                         mean(found),
-                        height,
+                        row + 0.32 * ((2 * at + 1) / len(settings) - 1),
                         xerr=error,
-                        marker="os"[at % 2],
-                        color=("#D55E00", "#0A7ABF")[at % 2],
+                        marker="os^"[at],
+                        color=("#D55E00", "#0A7ABF", "#2E7D4F")[at],
                         markersize=5,
                         elinewidth=1,
                         linestyle="none",
                         label="" if row else WORDS.get(setting, setting),
                     )
-        ax.set_yticks(range(len(VARIANTS)), list(VARIANTS.values()))
-        ax.invert_yaxis()
-        ax.set_title(f"change of {words}, points", loc="left")
-    axes[1].set_yticklabels([])
-    picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        ax.set_yticks(range(len(variants)), list(variants.values()) if ax is axes[0] else [])
+        ax.set_ylim(len(variants) - 0.5, -0.5)
+        ax.set_title(words, loc="left")
+    handles = axes[0].get_legend_handles_labels()
+    picture.legend(*handles, loc="outside lower center", ncols=len(settings))
     return picture
 
 

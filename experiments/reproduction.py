@@ -1,4 +1,4 @@
-"""Write the tables of docs/reproduction.md, long-tails.md and paper.md from the result files.
+"""Write the tables of docs/reproduction.md and other pages on results from the result files.
 
     python experiments/reproduction.py            # write the pages
     python experiments/reproduction.py --check    # exit status 1 if a page is not up to date
@@ -45,7 +45,9 @@ from cafedcl.compare.results import ResultRow
 from cafedcl.core.errors import CafedclError, nearest
 
 HOME = Path(__file__).parents[1]
-PAGES = tuple(HOME / "docs" / f"{name}.md" for name in ("reproduction", "long-tails", "paper"))
+PAGES = tuple(
+    HOME / "docs" / f"{name}.md" for name in ("reproduction", "long-tails", "cafedcl-best", "paper")
+)
 RESULTS = HOME / "experiments" / "results"
 NAMES = (
     "table1",

@@ -9,7 +9,7 @@ from reproduction_tables import differences, methods_of
 from cafedcl.compare.results import ResultRow, by_setting
 from cafedcl.config.options import to_toml
 
-PARTS = ("server.accuracy", "server.balanced", "server.client_std", "own.client_mean")
+PARTS = ("server.balanced", "server.client_std", "own.client_mean", "own.client_std")
 
 
 def parts_table(records: Sequence[ResultRow]) -> str:

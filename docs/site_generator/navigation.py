@@ -25,7 +25,7 @@ SECTIONS = {
         "reference/extend",
         "reference/testing",
     ),
-    "Results": ("paper", "reproduction", "long-tails", "speed", "theory", "loop"),
+    "Results": ("paper", "reproduction", "long-tails", "cafedcl-best", "speed", "theory", "loop"),
     "Contributing": ("contributing", "architecture", "changelog"),
 }
 

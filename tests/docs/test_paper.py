@@ -389,23 +389,26 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
     for its in behind.values():
         # On the settings that the baseline has, so that nobody gains by a missing one.
         assert mean(ours[setting] for setting in its) < mean(its.values())
-        if score.startswith("server"):
-            assert max(its.values()) > 10
     first = [setting for setting, gap in ours.items() if gap == 0]
     if score.startswith("server"):
         assert first == [
-            "cifar10-ir10", "cifar10-ir50", "cifar10-ir100", "gtsrb-practical", "gtsrb-pathological"
-        ]  # fmt: skip
-        said("best server model in five of nine settings", "best server model in 5 of 9 settings")
-        ps = tuned_p_values(score)
+            *("cifar10-ir10", "cifar10-ir50", "cifar10-ir100"),
+            *("gtsrb-practical", "gtsrb-pathological", "fashion-practical"),
+        ]
+        said("best server model in six of nine settings", "best server model in 6 of 9 settings")
+        nearest = min(max(its.values()) for its in behind.values())
         said(
-            f"at most {max(ours.values()):.1f}.",
-            f"significant (p = {holm(ps, 'gtsrb-practical'):.3f} after Holm's correction)",
+            f"Every baseline is at least {nearest:.1f} points behind the best in some setting, "
+            f"`cafedcl:best` at most {max(ours.values()):.1f}."
         )
-        assert [it for it in ps if holm(ps, it) < 0.05] == ["gtsrb-practical"]
+        ps = tuned_p_values(score)
+        significant = {it: holm(ps, it) for it in ps if holm(ps, it) < 0.05}
+        assert list(significant) == ["gtsrb-practical", "gtsrb-pathological"]
+        one, other = significant.values()
+        said(f"significant (p = {one:.3f} and {other:.3f} after Holm's correction)")
     if score == "own.client_mean":
-        said("it is first in six settings")
-        assert len(first) == 6
+        said("it is first in seven settings")
+        assert len(first) == 7
     assert all(gap > 0 for gap in behind["cafedcl"].values()), "the defaults lead nowhere"
 
 
@@ -435,9 +438,9 @@ def test_the_study_of_long_tails_in_sentences() -> None:
         for setting, found in prior.items()
         if max(found, key=lambda it: found[it]) == "fednh"
     }
-    firsts = {setting for setting, found in own.items() if place(found) == 1}
-    assert firsts & overtaken == {"fashion-pathological"}
-    assert {setting for setting, found in prior.items() if place(found) == 1} >= firsts - overtaken
+    assert overtaken == {"fashion-practical", "fashion-pathological"}
+    for setting in set(prior) - overtaken - {skin}:
+        assert place(prior[setting]) == 1
     baselines = {it for found in own.values() for it in found if not it.startswith("cafedcl")}
     said(f"compared with {len(baselines)} baselines with the same tuning budget")
 
@@ -463,9 +466,10 @@ def test_how_much_has_been_run_is_said_once() -> None:
     def most_seeds(name: str) -> int:
         return len({one["seed"] for one in result(name)["runs"]})
 
-    said("**Long tails (22 tuned methods): four seeds**, and three in `gtsrb-pathological`.")
+    said("**Long tails (22 tuned methods), and the parts of `cafedcl:best`: five seeds.**")
     for setting in settings_of("long_tail-short"):
-        assert len(seeds_of_all(setting)) == (3 if setting == "gtsrb-pathological" else 4)
+        assert len(seeds_of_all(setting)) == 5
+    assert most_seeds("best_parts-short") == 5
     said("**ResNet-18, and the stand-ins: one seed so far.**", "half its width with four methods")
     assert most_seeds("table1-medium") == most_seeds("standins-short") == 1
     assert {one["width"] for one in result("table1-medium")["runs"]} == {0.5}
