@@ -118,6 +118,8 @@ class Population:
     counts: Tensor
     mean: Tensor
     std: Tensor
+    tested: Tensor | None
+    """Test images per site and class; None in a run of an earlier version."""
 
     @classmethod
     def of(cls, sites: list[Enrolled], classes: tuple[str, ...] = ()) -> "Population":
@@ -139,11 +141,13 @@ class Population:
                 )
         names = classes or tuple(sort_names({name for site in sites for name in site.names}))
         counts = torch.stack([align_counts(site.counts, site.names, names) for site in sites])
+        tested = torch.stack([align_counts(site.tested, site.names, names) for site in sites])
         share = counts.sum(1, keepdim=True).double() / counts.sum()
         mean = (share * torch.stack([site.mean for site in sites])).sum(0)
         square = (share * torch.stack([site.square for site in sites])).sum(0)
         mean, std = mean_and_std(mean, square)
-        return cls(tuple(site.site for site in sites), names, sites[0].shape, counts, mean, std)
+        titles = tuple(site.site for site in sites)
+        return cls(titles, names, sites[0].shape, counts, mean, std, tested)
 
     def assignment(self, site: str, census: tuple[Tensor, Tensor]) -> "SiteAssignment":
         """Return a site's assignment; ``census`` is what the server's task says of all clients."""
@@ -268,7 +272,7 @@ def prepare_server(config: Config, population: Population) -> Setup:
         raise CafedclError(
             f"method {config.method.name}: it needs all data in one place, but sites keep theirs"
         )
-    return setup
+    return replace(setup, task=replace(setup.task, tested=population.tested))
 
 
 def prepare_site(config: Config, data: Dataset, assigned: SiteAssignment, site: str) -> Task:

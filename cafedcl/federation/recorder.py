@@ -37,6 +37,8 @@ class Recorder(Callback):
         """
         data = federation.task.clients.data
         tensors = {"counts": federation.counts, "mean": data.mean, "std": data.std}
+        if federation.task.tested is not None:
+            tensors["tested"] = federation.task.tested
         config = {"format": FORMAT, **federation.config.to_plain()}
         header = {
             "names": list(data.names),

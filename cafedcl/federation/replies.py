@@ -114,6 +114,7 @@ def make_validator(config: Config, task: Task) -> ReplyValidator | SummedReplyVa
         task.enrolment.counts,
         task.claims,
         task.method.sends_absent,
+        task.most_tested,
     )
 
 

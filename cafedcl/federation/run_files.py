@@ -139,6 +139,9 @@ def check_data(arrays: dict[str, Array], header: Any) -> None:
         raise ValueError(f"counts of {len(counts)} clients for {len(clients)} names")
     if counts.min() < 0:
         raise ValueError("counts: there is a negative number")
+    tested = arrays.get("tested", counts)
+    if tested.dtype != np.int64 or tested.shape != counts.shape or tested.min() < 0:
+        raise ValueError("tested: a table of whole numbers as large as that of counts is expected")
     for name in ("mean", "std"):
         values = arrays[name]
         fits = values.dtype == np.float32 and values.shape == (1, shape[0], 1, 1)

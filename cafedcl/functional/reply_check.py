@@ -53,6 +53,8 @@ class ReplyValidator:
     """What each client may claim, from its enrolment."""
     sends_absent: bool = False
     """Whether clients also list classes that they do not have."""
+    tested: Tensor | None = None
+    """The most test images per client and class that a test result may count; None: no limit."""
 
     def problem(self, reply: Reply) -> str | None:
         """Return why a reply is rejected, or None."""
@@ -71,7 +73,7 @@ class ReplyValidator:
         return (
             problem
             or self._not_enrolled(up)
-            or self._bad_counts(reply.correct)
+            or self._bad_counts(up.client, reply.correct)
             or bad_notes(up.notes, self.counts.shape[1])
             or bad_losses(up.losses)
         )
@@ -198,7 +200,7 @@ class ReplyValidator:
                 return f"'{name}' lies in [{low:g}, {high:g}], outside [{least:g}, {most:g}]"
         return None
 
-    def _bad_counts(self, correct: Tensors) -> str | None:
+    def _bad_counts(self, client: int, correct: Tensors) -> str | None:
         if not correct:
             return None
         shape = (self.counts.shape[1],)
@@ -216,6 +218,8 @@ class ReplyValidator:
                 return f"its test result '{name}' counts more images than were tested"
             if (value > MOST_TESTED).any():
                 return f"its test result '{name}' counts more than {MOST_TESTED:,} images"
+        if self.tested is not None and (correct["tested"] > self.tested[client]).any():
+            return "its test result counts more images than it enrolled with"
         return None
 
 

@@ -255,6 +255,8 @@ class Task:
     """What clients tell the server."""
     frozen_encoder: nn.Module | None = None
     """An encoder that runs only once; the network begins behind it."""
+    tested: Tensor | None = None
+    """Test images per client and class that sites enrolled with; None if no site did."""
 
     @property
     def device(self) -> torch.device:
@@ -289,6 +291,15 @@ class Task:
         counts = self.release.counts(self.clients.shards.counts.cpu())
         most, total = (value.cpu() for value in self.clients.census)
         return Enrolment(counts, self.tail.augmenter.new_samples(counts), most, total)
+
+    @cached_property
+    def most_tested(self) -> Tensor | None:
+        """The most test images per client and class that a test result may count; None if no client
+        has said how many it has.
+        """
+        return (
+            None if self.tested is None else self.release.tested({"tested": self.tested})["tested"]
+        )
 
     def told_signals(self, told: Client, signals: Tensors) -> Tensors:
         """Return what tail augmentation reports, in agreement with the counts that are told.

@@ -159,6 +159,16 @@ def test_a_test_result_that_cannot_be_is_named(correct, words):
     )
 
 
+def test_a_test_result_counts_no_more_images_than_the_client_enrolled_with():
+    sound = {name: torch.tensor([2, 0, 1]) for name in ("tested", "all", "held", "prior")}
+    reply = replace(good(), correct=sound)
+    enrolled = torch.tensor([[2, 0, 1], [9, 9, 9]])
+    assert ReplyValidator(WEIGHTS, FIELDS, COUNTS, tested=enrolled).problem(reply) is None
+    fewer = enrolled - torch.tensor([0, 0, 1])
+    reason = ReplyValidator(WEIGHTS, FIELDS, COUNTS, tested=fewer).problem(reply)
+    assert reason == "its test result counts more images than it enrolled with"
+
+
 def test_a_note_of_another_shape_is_named():
     reply = good()
     assert problem(replace(reply, up=replace(reply.up, notes={"scatter": torch.zeros(3)}))) is None

@@ -148,14 +148,18 @@ class FlowerEngine:
         found = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tested", "all")}
         if not nodes:
             return found
+        enrolled = self.task.most_tested
+        possible = torch.tensor(MOST_TESTED)
         limit = EXTRA_BYTES + 64 * shape[1]
         for node, answer in self.mail.exchange(MessageType.EVALUATE, requests, limit):
             if isinstance(answer, NoAnswer):
                 continue
             try:
                 counted, _ = read_plain(answer)
+                most = possible if enrolled is None else enrolled[clients[node]]
+                most = torch.minimum(counted["tested"], most)
                 for name, table in found.items():
-                    table[clients[node]] = validated_counts(counted[name], counted["tested"])
+                    table[clients[node]] = validated_counts(counted[name], most)
             except (ValueError, KeyError, RuntimeError):
                 # An unusable answer counts as none, also if its first table was fine.
                 for table in found.values():
@@ -174,9 +178,9 @@ class FlowerEngine:
         """Do nothing: the sites wait for the next run."""
 
 
-def validated_counts(counts: Tensor, tested: Tensor) -> Tensor:
+def validated_counts(counts: Tensor, most: Tensor) -> Tensor:
     """Return a site's counts per class if they are possible; raises ValueError otherwise."""
     possible = counts.dtype == torch.int64 and not (counts < 0).any()
-    if not possible or (counts > tested.clamp(max=MOST_TESTED)).any():
+    if not possible or (counts > most).any():
         raise ValueError("these are not counts per class")
     return counts

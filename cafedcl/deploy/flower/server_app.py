@@ -190,4 +190,5 @@ def stored_population(folder: RunFolder) -> Population:
         counts=torch.from_numpy(arrays["counts"]),
         mean=torch.from_numpy(arrays["mean"]),
         std=torch.from_numpy(arrays["std"]),
+        tested=torch.from_numpy(arrays["tested"]) if "tested" in arrays else None,
     )

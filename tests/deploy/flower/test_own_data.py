@@ -15,8 +15,9 @@ from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.deploy.flower.records import OWN, SHARED, unwrap, wrap
-from cafedcl.deploy.flower.server_app import GridHost
+from cafedcl.deploy.flower.server_app import GridHost, stored_population
 from cafedcl.federation import runs
+from cafedcl.federation.run_folder import RunFolder
 from cafedcl.methods import find_method, method_names
 from cafedcl.terminal.overview import describe_round
 
@@ -80,6 +81,40 @@ def test_sites_do_not_tell_how_many_test_images_they_have(config, host, places, 
     told = federation.engine.survey(federation.state)["tested"]
     assert told.sum() > 0
     assert not (told % 10).any()
+
+
+@pytest.mark.parametrize("counts", ["exact", "rounded", "withheld"])
+def test_a_site_cannot_decide_the_scores_with_test_images_that_it_did_not_enrol_with(
+    counts, config, host, places, net, journal
+):
+    def twist(asked, parts):
+        """Count a thousand times as many test images of every class as there are."""
+        part = SHARED if SHARED in parts else OWN
+        tensors, header = unpack(parts[part])
+        names = {"tested", "all", *(name for name in tensors if name.startswith("correct/"))}
+        many = {name: 1000 * tensors[name] for name in names & tensors.keys()}
+        return [reply(asked, {**parts, part: pack({**tensors, **many}, header)})]
+
+    chosen = settings(federation__rounds=1, release__counts=counts, release__fewest=1)
+    federation = host(config(**chosen), [], None)
+    assert federation.task.most_tested.sum(1).all()
+    net.twist[13] = twist
+    federation.run()
+    (failure,) = federation.history[0].failed
+    assert failure["client"] == 2
+    assert "its test result counts more images than it enrolled with" in failure["reason"]
+    told = federation.engine.survey(federation.state)["tested"]
+    assert told.sum(1).bool().tolist() == [True, True, False]
+
+
+def test_a_resumed_run_knows_how_many_test_images_sites_enrolled_with(
+    config, host, places, net, journal
+):
+    federation = host(config(**settings()), [], None)
+    runs.start(config(**settings(federation__rounds=1)), journal.path, [], (), host)
+    stored = stored_population(RunFolder(journal.path)).tested
+    assert stored.any()
+    assert torch.equal(stored, federation.task.tested)
 
 
 def test_a_server_with_test_images_scores_on_them_and_clients_still_on_their_own(
