@@ -43,7 +43,8 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke, short, medium, large, paper or protocol; without a study, all are explained."
+            help="smoke, short, medium, large, paper or protocol; "
+            "without a study, all are explained."
         ),
     ] = "short",
     seeds: Annotated[

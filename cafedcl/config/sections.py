@@ -220,6 +220,11 @@ class StoreOptions:
 
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1, high=MOST_ROUNDS)
     notes: bool = option(True, "store client notes (confidence and its components)")
+    own: bool = option(
+        False,
+        "store every client's own model, as it was after the client's last visit, to predict with "
+        "it later; a checkpoint grows by a model per client",
+    )
     wrong: str = option(
         "auto",
         "store small pictures of the test images that the server's model gets most wrong. auto: "

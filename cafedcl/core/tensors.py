@@ -23,6 +23,8 @@ Header = dict[str, Any]
 MODEL = "model/"
 ANCHORS = "anchors/"
 AUGMENT = "augment/"
+OWN_MODEL = "own/"
+"""In what a client keeps: its model after its last visit, and the anchors that it had there."""
 ENCODER = "encoder."
 """The prefix of the encoder's weights in a network."""
 OPTIMIZER = "server/optimizer/"

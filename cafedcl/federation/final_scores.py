@@ -19,6 +19,7 @@ from cafedcl.core.tensors import (
     ANCHORS,
     AUGMENT,
     MODEL,
+    OWN_MODEL,
     Header,
     Tensors,
     moved,
@@ -100,7 +101,7 @@ class FinalScores:
         if not self.due or not reply.correct or elsewhere or client in self.liars:
             return
         weights = {**self.task.initial, **reply.up.model, **under(MODEL, reply.memory)}
-        kept = without((MODEL, AUGMENT), reply.memory)
+        kept = without((MODEL, AUGMENT, OWN_MODEL), reply.memory)
         model = self._model(weights, under(ANCHORS, down.tensors), kept)
         x, y = self.task.clients.test_set(client)
         clients = self.config.federation.participants(len(self.counts))
@@ -113,8 +114,8 @@ class FinalScores:
             "f1": f1_scores(predicted).float(),
             "bins": reliability(p, y).float(),
         }
-        if self.task.personal:
-            # Only a client that keeps weights of its own has a model to predict with later.
+        if self.task.personal or self.config.store.own:
+            # Only a client whose own weights are stored has a model to predict with later.
             shards = self.task.clients.shards
             fitted = self._calibrate(model, shards.train[client], shards.validation[client])
             self.calibrations |= prefixed(OWN.format(client), fitted)

@@ -11,7 +11,16 @@ from torch import Tensor
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Reply
 from cafedcl.core.flat import storage_tensors
-from cafedcl.core.tensors import Tensors, floats, nbytes
+from cafedcl.core.tensors import (
+    ANCHORS,
+    MODEL,
+    OWN_MODEL,
+    Tensors,
+    floats,
+    nbytes,
+    prefixed,
+    under,
+)
 from cafedcl.engine.base import Engine, SecureSites
 from cafedcl.functional.reply_check import ReplyValidator
 from cafedcl.task.task import Task
@@ -116,6 +125,16 @@ def make_validator(config: Config, task: Task) -> ReplyValidator | SummedReplyVa
         task.method.sends_absent,
         task.most_tested,
     )
+
+
+def with_own_model(reply: Reply, down: Down) -> Reply:
+    """Return a reply whose client also keeps its model and the anchors, on the host.
+
+    They are copied: the aggregator frees the model.
+    """
+    own = {**prefixed(MODEL, reply.up.model), **prefixed(ANCHORS, under(ANCHORS, down.tensors))}
+    copied = {name: value.detach().to("cpu", copy=True) for name, value in own.items()}
+    return replace(reply, memory={**reply.memory, **prefixed(OWN_MODEL, copied)})
 
 
 def gather_notes(replies: Iterable[Reply], clients: int) -> Tensors:

@@ -14,7 +14,7 @@ from cafedcl.core.client_names import client_number, client_title
 from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.steps import step
-from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, Tensors, under, without
+from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, OWN_MODEL, Tensors, under, without
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.final_scores import CALIBRATION, OWN, SERVER
 from cafedcl.federation.predictions import (
@@ -190,6 +190,7 @@ class Run:
         number = None if client is None else self.number_of(client)
         method, network = self._built(number)
         memory = {} if number is None else self.memories.get(number, {})
+        anchors = under(OWN_MODEL + ANCHORS, memory) or under(ANCHORS, self.state)
         prefix = SERVER if number is None else OWN.format(number)
         calibration = under(CALIBRATION + prefix, self.tables)
         spread = calibration.get("features/spread")
@@ -201,8 +202,8 @@ class Run:
         return ServedModel(
             method,
             network,
-            anchors=under(ANCHORS, self.state),
-            memory=without((MODEL, AUGMENT), memory),
+            anchors=anchors,
+            memory=without((MODEL, AUGMENT, OWN_MODEL), memory),
             normalisation=(self.mean, self.std),
             calibration=calibration,
             names=self.names,
@@ -210,9 +211,10 @@ class Run:
         )
 
     def network(self, client: int | str | None = None) -> Network:
-        """Return the bare network of the server, or that of a client after its last visit.
+        """Return the bare network of the server, or the one that is stored for a client.
 
-        A client is given by its number or its name.
+        A client is given by its number or its name. With ``store.own`` it is the client's network
+        after its last visit; otherwise the server's with the weights that the client keeps.
         """
         return self._built(None if client is None else self.number_of(client))[1]
 
@@ -231,14 +233,16 @@ class Run:
         weights = {**self.frozen, **under(MODEL, self.state)}
         if client is not None:
             who = client_title(self.client_names, client)
-            if not self.memories.get(client):
-                raise CafedclError(
-                    f"{who}: this method stores no per-client models; leave the client out, or "
-                    "train one that does, such as fedproto, fedrod or local"
-                )
-            weights |= under(MODEL, self.memories[client])
-            if weights.keys() < network.state_dict().keys() and TICKET in self.memories[client]:
+            memory = self.memories.get(client, {})
+            if TICKET in memory:
                 raise CafedclError(f"{who}: its model is stored at its site, and never leaves it")
+            own = {**under(OWN_MODEL + MODEL, memory), **under(MODEL, memory)}
+            if not own:
+                raise CafedclError(
+                    f"{who}: this run stores no model of its own for it; leave the client out, or "
+                    "train with --set store.own=true"
+                )
+            weights |= own
         if client is None and method.personal_is_optional:
             # Personal weights stay as they were made: the server's model does not use them.
             weights = {**network.state_dict(), **weights}

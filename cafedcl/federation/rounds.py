@@ -16,6 +16,7 @@ from cafedcl.core.tensors import (
     FEATURES,
     MODEL,
     OPTIMIZER,
+    OWN_MODEL,
     Header,
     Tensors,
     moved,
@@ -42,6 +43,7 @@ from cafedcl.federation.replies import (
     gather_notes,
     in_order,
     make_validator,
+    with_own_model,
 )
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.functional.metrics import Evaluator, Scores
@@ -88,12 +90,9 @@ class Federation:
         self.about: dict[str, Any] = {}
         """What is added to the run's ``environment.json``, such as the sites of a deployment."""
         _, y = self.task.clients.test_set(None)
+        shots = self.config.evaluate.shots
         self.evaluator = Evaluator(
-            self.counts,
-            y.cpu(),
-            setup.test_counts,
-            self.config.evaluate.shots,
-            self.task.clients.remote,
+            self.counts, y.cpu(), setup.test_counts, shots, self.task.clients.remote
         )
         self.own = self.evaluator.no_own()
         self.loop = BiasLoop(self.task, self.config.evaluate.loop)
@@ -102,10 +101,7 @@ class Federation:
 
     @property
     def enrolment_bytes(self) -> int:
-        """The bytes that are sent once, before the first round.
-
-        Every client sends its class counts, and gets the largest and the sum per class.
-        """
+        """The bytes sent once, before the first round: counts up, their maxima and sums down."""
         return 3 * nbytes({"counts": self.task.clients.shards.counts})
 
     def client_title(self, client: int) -> str:
@@ -188,7 +184,8 @@ class Federation:
         if not clients:
             return
         evaluate = self.own_is_due(down.round)
-        jobs = [Job(client, down, self.memories.get(client, {}), evaluate) for client in clients]
+        kept = {client: without(OWN_MODEL, self.memories.get(client, {})) for client in clients}
+        jobs = [Job(client, down, kept[client], evaluate) for client in clients]
         # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
         with closing(self.engine.train(jobs)) as results:
             title = f"round {down.round + 1} of {self.options.rounds}"
@@ -204,6 +201,7 @@ class Federation:
         """
         if isinstance(result, Failure):
             return result
+        result = with_own_model(result, down) if self.config.store.own else result
         result = self.attack.tampered(result, down)
         up = result.up
         device = self.task.server_device

@@ -34,6 +34,7 @@ from cafedcl.task.checks import (
     check_rates,
     check_replies,
     check_schedule,
+    check_stored_models,
     check_trainable,
 )
 from cafedcl.task.frozen_encoder import behind_encoder, runs_once
@@ -302,6 +303,7 @@ def assemble(
     check_schedule(config)
     check_attack(config)
     check_crop(config, data.shape)
+    check_stored_models(config)
     method, network, state = build(config, data.shape, data.classes, encoded=data.is_encoded)
     check_rates(config, method)
     check_trainable(config, method, network)

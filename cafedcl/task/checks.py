@@ -60,6 +60,18 @@ def check_attack(config: Config) -> None:
         )
 
 
+def check_stored_models(config: Config) -> None:
+    """Refuse to store clients' own models where they are to stay with the clients."""
+    if not config.store.own:
+        return
+    if config.engine.name == "flower":
+        raise CafedclError("store.own: in a deployment, clients' own models stay at their sites")
+    if config.privacy.kind != "none":
+        raise CafedclError(
+            "store.own: clients' own models are not private; leave out one of store.own and privacy"
+        )
+
+
 def check_crop(config: Config, shape: Shape) -> None:
     """Refuse a crop whose padding is as large as the image: it could show padding only."""
     crop = config.train.crop

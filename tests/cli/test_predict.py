@@ -131,7 +131,8 @@ def test_an_unknown_format_is_refused(call: Call) -> None:
 def test_a_client_without_a_model_of_its_own_is_refused(call: Call) -> None:
     code, _, err = call("export", "run", "--to", "torch", "--client", 1)
     assert code == 2
-    assert "this method stores no per-client models" in err
+    assert "this run stores no model of its own for it" in err
+    assert "store.own=true" in err
 
 
 def test_hidden_and_system_folders_hold_no_images(call: Call, home: Path, tmp_path: Path) -> None:
