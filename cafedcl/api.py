@@ -19,6 +19,7 @@ from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import load
 from cafedcl.task.resolve import gather
 from cafedcl.terminal.notebook import notebook_callbacks
+from cafedcl.terminal.progress import Warnings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +39,8 @@ def run(
 ) -> Run:
     """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
 
-    In a notebook, progress is shown unless ``callbacks`` are given; ``callbacks=[]`` shows nothing.
+    Without ``callbacks``, progress is shown in a notebook, and elsewhere only what goes wrong;
+    ``callbacks=[]`` shows nothing.
 
     ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
     ``seed``, ``device``, ``engine`` and so on (`cafedcl.config.flags.RunFlags`). ``settings`` sets
@@ -49,13 +51,15 @@ def run(
     if log and out is None:
         raise CafedclError(f"log = {log!r}: it needs a run folder; give out='runs/first'")
     with logging(log, out or "") as logs:
-        return start(config, out, [*shown(callbacks), *logs])
+        finished = start(config, out, [*shown(callbacks), *logs])
+    finished.require_learned()
+    return finished
 
 
 def shown(callbacks: Sequence[Callback] | None) -> Sequence[Callback]:
-    """Return the callbacks of a run: those given, or the progress in a notebook."""
+    """Return the callbacks of a run: those given, or the progress in a notebook, or warnings."""
     if callbacks is None:
-        return notebook_callbacks()
+        return notebook_callbacks() or [Warnings()]
     if not isinstance(callbacks, Sequence):
         what = type(callbacks).__name__
         raise CafedclError(f"callbacks: a list of callbacks is expected, not {what}")
@@ -136,8 +140,11 @@ def resume(
         if folder.config().engine.name == "flower":
             from cafedcl.deploy.simulate import resume_on_flower
 
-            return resume_on_flower(folder, told)
-        return runs.resume(path, told, warn)
+            finished = resume_on_flower(folder, told)
+        else:
+            finished = runs.resume(path, told, warn)
+    finished.require_learned()
+    return finished
 
 
 def export(

@@ -12,6 +12,7 @@ from cafedcl.api import as_words
 from cafedcl.data import Dataset
 from cafedcl.federation.predictions import as_images
 from cafedcl.federation.result import Run
+from cafedcl.methods.fedavg import FedAvg
 
 FAST = {"model.name": "mlp", "train.epochs": 1, "engine.workers": 1}
 
@@ -229,3 +230,24 @@ def test_a_format_that_does_not_exist_is_refused(finished: Run, tmp_path: Path) 
 )
 def test_settings_may_be_numbers_of_numpy(value: Any, written: str) -> None:
     assert as_words({"train.flip": value}) == [f"train.flip={written}"]
+
+
+def test_a_run_that_learned_nothing_is_an_error_and_is_kept(tmp_path: Path) -> None:
+    settings = {"federation.drop": ["0:0,1"], "engine.workers": 1, "train.epochs": 1}
+    with pytest.raises(CafedclError, match=r"no round was aggregated, .* \(last round: "):
+        cafedcl.run("fedavg", clients=2, rounds=1, settings=settings, out=tmp_path / "run")
+    assert len(cafedcl.load(tmp_path / "run").records) == 1
+
+
+def test_a_client_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(self: FedAvg, model: Any, batch: Any, visit: Any) -> Any:
+        return {"ce": torch.nan * cross_entropy(self, model, batch, visit)["ce"]}
+
+    cross_entropy = FedAvg.loss
+    monkeypatch.setattr(FedAvg, "loss", loss)
+    settings = {"engine.name": "reference", "train.epochs": 1}
+    with pytest.raises(CafedclError, match="learned nothing"):
+        cafedcl.run("fedavg", clients=2, rounds=1, settings=settings)
+    assert "warning: round 1: 2 of 2 replies failed (client 0: " in capsys.readouterr().err

@@ -12,7 +12,6 @@ import typer
 from cafedcl.cli.options import JsonRounds, Quiet, RunOut, RunPath, Settings, with_flags
 from cafedcl.cli.report import report
 from cafedcl.cli.session import (
-    check_learned,
     conclude,
     folder_for,
     load_torch,
@@ -86,7 +85,7 @@ def resume(
     """Resume an interrupted run; its results are the same as without the interruption."""
     load_torch(quiet or as_json)
     from cafedcl import api
-    from cafedcl.federation.run_folder import RunFolder
+    from cafedcl.federation.run_folder import RunFolder, check_learned
     from cafedcl.federation.runs import change_config, unchanged_if_refused
 
     folder = RunFolder.open(path)

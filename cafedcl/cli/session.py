@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from cafedcl.config.privacy_options import short_privacy
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
-from cafedcl.core.client_names import client_title
 from cafedcl.core.commands import cafedcl_command
-from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import step
@@ -21,7 +19,6 @@ from cafedcl.terminal.waiting import silent_steps
 
 if TYPE_CHECKING:
     from cafedcl.federation.callback import Callback
-    from cafedcl.federation.metrics_file import MetricsLine
     from cafedcl.federation.result import Run
     from cafedcl.federation.run_folder import RunFolder
 
@@ -49,34 +46,12 @@ def load_torch(silent: bool = False) -> None:
         sys.exit(130)
 
 
-def check_learned(lines: "Sequence[MetricsLine]", path: Path, names: Sequence[str] = ()) -> None:
-    """Raise CafedclError if no round was aggregated: such a run must not look like a success.
-
-    ``names`` are the clients' names, if they have names.
-    """
-    from cafedcl.federation.run_folder import any_round_counted
-
-    if any_round_counted(lines):
-        return
-    last = lines[-1]
-    causes = [last.get("reason", "")]
-    if last["failed"]:
-        failure = last["failed"][0]
-        who = client_title(names, failure["client"])
-        causes.append(f"{who}: {failure['reason']}")
-    why = "; ".join(filter(None, causes))
-    raise CafedclError(
-        f"{path}: no round was aggregated, so the model has learned nothing"
-        + (f" (last round: {why})" if why else "")
-    )
-
-
 def conclude(finished: "Run", silent: bool) -> None:
     """Print the scores of a finished run and the files it wrote."""
     assert finished.path is not None
     if not silent:
         _print_result(finished, finished.path)
-    check_learned(finished.records, finished.path, finished.client_names)
+    finished.require_learned()
 
 
 def _print_result(finished: "Run", path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cafedcl.config.sections import (
     label,
     read_file,
 )
-from cafedcl.config.split_options import SPLITS, parse_split, replaced_split
+from cafedcl.config.split_options import OWN_OPTIONS, SPLITS, parse_split, replaced_split
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
@@ -30,6 +31,8 @@ Tables = dict[str, dict[str, Any]]
 
 SET_PER_RUN = ("data.name", "run.seed", "engine.device")
 """Options that a plan sets for each run separately, besides the method and the split."""
+ONE_SPLIT = frozenset({"kind", *chain(*OWN_OPTIONS.values())})
+"""Options of a split that those of another kind replace."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,14 @@ class Comparison:
             [absolute_data_name(name) for name in data or [str(flat.get("data.name", "digits"))]],
             "--data",
         )
+        if "seed" in chosen.get("run", {}):
+            raise CafedclError("--set run.seed: use --seeds N and --first-seed N")
+        ignored = [key for key in chosen.get("split", {}) if key in ONE_SPLIT]
+        if splits and ignored:
+            raise CafedclError(
+                f"--set split.{ignored[0]}: --splits says how to split; set it there, as in "
+                "--splits dirichlet:0.1"
+            )
         kept = {key: value for key, value in flat.items() if key not in SET_PER_RUN}
         return cls(
             tuple(named), tuple(sets), tuple(split_names(splits)), seeds, first_seed, kept, options

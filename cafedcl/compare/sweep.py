@@ -106,6 +106,11 @@ class Sweep:
                 "--tune: name what to search with --range SECTION.KEY=LOW..HIGH "
                 "or --choice SECTION.KEY=A,B"
             )
+        if hold_out is not None and (on or ("validation" if tune else "test")) == "test":
+            raise CafedclError(
+                "--hold-out: the score would be measured on the test set all the same; add "
+                "--on validation, or leave it out"
+            )
         return cls(
             settings=settings,
             seeds=1 if seeds is None else seeds,

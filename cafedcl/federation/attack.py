@@ -1,6 +1,6 @@
 """Replies of clients that lie, for experiments: what a defence does is measured, not believed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -26,6 +26,22 @@ class Attack:
         self.task = task
         self.liars = liars(config, len(task.clients.shards))
         self.claims = task.claims
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what the attack cannot do, since the method does not send what it would change."""
+        kind = self.options.kind
+        sends_vectors = any(it.per_class and it.shape for it in self.task.fields.values())
+        needed = {
+            **dict.fromkeys(("sign-flip", "scale", "noise", "huge"), bool(self.task.shared())),
+            **dict.fromkeys(("swap", "long"), sends_vectors),
+        }
+        name = self.task.method.name
+        if not needed.get(kind, True):
+            what = "prototypes" if kind in ("swap", "long") else "weights"
+            yield f"attack.kind = {kind}: {name} sends no {what}, so the attack changes nothing"
+        if kind != "none" and self.options.claim != "honest" and not self.claims:
+            claim = self.options.claim
+            yield f"attack.claim = {claim}: {name} sends no confidence, so it changes nothing"
 
     def tampered(self, reply: Reply, down: Down) -> Reply:
         """Return what the server gets of a client: its reply, or a lie."""

@@ -1,5 +1,6 @@
 """What a run tells those who watch it: the record of a round, and the events of a federation."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -61,3 +62,20 @@ class Callback:
 
     def round_done(self, federation: "Federation", record: Record) -> None:
         """A round is over; the federation's state is the new one."""
+
+
+class StoppedByCallback(Exception):  # noqa: N818
+    """A callback wants the run to end. It has raised StopIteration, which anything else may raise
+    by mistake.
+    """
+
+
+def notify(
+    callbacks: Iterable[Callback], event: str, federation: "Federation", *details: Any
+) -> None:
+    """Let every callback see an event."""
+    for callback in callbacks:
+        try:
+            getattr(callback, event)(federation, *details)
+        except StopIteration as stop:
+            raise StoppedByCallback from stop

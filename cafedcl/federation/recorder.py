@@ -123,6 +123,10 @@ class Recorder(Callback):
                 self._write_checkpoint(federation)
             self.folder.metrics_file.append(record.line())
 
+    def has_all_rounds(self, federation: Federation) -> bool:
+        """Return whether the last round is written: if not, it could not be, as on a full disk."""
+        return len(self.folder.metrics_file.read().lines) == federation.round
+
     def save(self, federation: Federation) -> None:
         """Write a checkpoint between two rounds, and the last line if an interrupt kept it out."""
         with explained(self.path):

@@ -27,7 +27,7 @@ from cafedcl.federation.predictions import (
     given_paths,
     read_each,
 )
-from cafedcl.federation.run_folder import ENCODER_FOLDER, any_round_counted
+from cafedcl.federation.run_folder import ENCODER_FOLDER, check_learned
 from cafedcl.federation.run_html import html, rounds_done, short_text
 from cafedcl.federation.served_model import ServedModel
 from cafedcl.functional.metrics import recalls
@@ -264,11 +264,7 @@ class Run:
 
     def require_learned(self) -> None:
         """Raise an error if no round was aggregated: the model is the initial one."""
-        if not any_round_counted(self.records):
-            raise CafedclError(
-                f"{self.path or 'this run'}: no round was aggregated, "
-                "so the model has not learned anything; train it before it predicts"
-            )
+        check_learned(self.records, self.path, self.client_names)
 
     @torch.no_grad()
     def predict(

@@ -29,7 +29,7 @@ from cafedcl.engine.base import Engine, Sites
 from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
-from cafedcl.federation.callback import Callback, Record
+from cafedcl.federation.callback import Callback, Record, StoppedByCallback, notify
 from cafedcl.federation.checkpoint import memories_of
 from cafedcl.federation.client_privacy import ClientPrivacy, PrivateAggregator
 from cafedcl.federation.clock import Clock
@@ -97,6 +97,8 @@ class Federation:
         self.own = self.evaluator.no_own()
         self.loop = BiasLoop(self.task, self.config.evaluate.loop)
         self.attack = Attack(self.config, self.task)
+        for remark in self.attack.remarks():
+            self.notice(remark)
         self.validator = make_validator(self.config, self.task)
 
     @property
@@ -117,7 +119,7 @@ class Federation:
 
     def run(self) -> list[Record]:
         """Step until the last round, or until a callback raises StopIteration."""
-        with suppress(StopIteration):
+        with suppress(StoppedByCallback):
             self.notify("began")
             while not self.finished:
                 self.step()
@@ -345,8 +347,7 @@ class Federation:
 
     def notify(self, event: str, *details: Any) -> None:
         """Let every callback see an event."""
-        for callback in self.callbacks:
-            getattr(callback, event)(self, *details)
+        notify(self.callbacks, event, self, *details)
 
     def snapshot(self) -> tuple[Tensors, Header]:
         """Return all that is needed to go on from here."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from cafedcl.config.format import upgrade
 from cafedcl.config.sections import read_file
 from cafedcl.core.arrays import Array
+from cafedcl.core.client_names import client_title
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import TEMPORARY, explained
@@ -304,6 +305,27 @@ def refuse_file_of_run(path: Path) -> None:
 def any_round_counted(lines: Sequence[MetricsLine]) -> bool:
     """Return whether any round was aggregated: if none was, the model has learned nothing."""
     return any(line["status"] != "skipped" for line in lines)
+
+
+def check_learned(
+    lines: Sequence[MetricsLine], path: Path | None, names: Sequence[str] = ()
+) -> None:
+    """Raise CafedclError if no round was aggregated: such a run must not look like a success.
+
+    ``names`` are the clients' names, if they have names.
+    """
+    if any_round_counted(lines):
+        return
+    last = lines[-1] if lines else None
+    causes = [last.get("reason", "")] if last else []
+    if last and last["failed"]:
+        failure = last["failed"][0]
+        causes.append(f"{client_title(names, failure['client'])}: {failure['reason']}")
+    why = "; ".join(filter(None, causes))
+    raise CafedclError(
+        f"{path or 'this run'}: no round was aggregated, so the model has learned nothing"
+        + (f" (last round: {why})" if why else "")
+    )
 
 
 def _occupied(folder: RunFolder) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -269,12 +269,18 @@ def _check_frozen(federation: Federation, folder: RunFolder, started_with: Tenso
 
 
 def _run_to_end(federation: Federation, recorder: Recorder) -> Run:
-    """Run to the end; on an interrupt, save what is done and let the interrupt through."""
+    """Run to the end; on an interrupt or error, save what is done and let it through."""
     federation.callbacks[:0] = [recorder, ContactSheets(recorder.path / "samples")]
     try:
         federation.run()
     except KeyboardInterrupt:
         recorder.save(federation)
+        raise
+    except Exception:
+        # The rounds before the error stay done. If they cannot be saved, the first error is told.
+        with suppress(Exception):
+            if recorder.has_all_rounds(federation):
+                recorder.save(federation)
         raise
     if not federation.finished:
         # A callback has stopped the run early.

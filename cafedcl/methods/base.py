@@ -1,5 +1,6 @@
 """What a method is: a client objective, what goes up, a server step, and how it predicts."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -291,6 +292,11 @@ class Aggregator:
             raise CafedclError(
                 f"method {self.method.name}: its weigh returns {len(weights)} weights for "
                 f"{len(self.waiting)} replies; one for each is expected"
+            )
+        if not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
+            raise CafedclError(
+                f"method {self.method.name}: its weigh returns {min(weights):g} to "
+                f"{max(weights):g}; numbers from 0 on are expected, not all of them 0"
             )
         for up, weight in zip(self.waiting, weights, strict=True):
             self.average.add(up.model, weight)

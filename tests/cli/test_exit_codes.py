@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cafedcl import api
+from cafedcl.core.errors import CafedclError
 
 SETTINGS = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1}
 
@@ -21,7 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = {"clients": 2, "rounds": 1, "device": "cpu"}
     api.run("fedavg", out=made / "good", settings=SETTINGS, **whole)
     never = {**SETTINGS, "federation.drop": ["0:0,1"]}
-    api.run("fedavg", out=made / "skipped", settings=never, **whole)
+    with pytest.raises(CafedclError, match="has learned nothing"):
+        api.run("fedavg", out=made / "skipped", settings=never, **whole)
     shutil.copytree(made / "good", made / "damaged")
     (made / "damaged" / "metrics.jsonl").write_text("[]\n")
     (made / "empty").mkdir()

@@ -173,7 +173,7 @@ def test_predict_refuses_a_model_that_no_round_has_trained(call: Call, tmp_path:
     Image.new("L", (8, 8)).save(tmp_path / "x.png")
     code, out, err = call("predict", "run", "x.png")
     assert (code, out) == (2, "")
-    assert err.startswith("error: run: no round was aggregated, so the model has not learned")
+    assert err.startswith("error: run: no round was aggregated, so the model has learned nothing")
     assert len(err.splitlines()) == 1
 
 

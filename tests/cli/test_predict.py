@@ -204,7 +204,7 @@ def test_a_model_that_has_learned_nothing_is_not_exported(call: Call, tmp_path: 
     out = tmp_path / "model.safetensors"
     code, _, err = call("export", str(tmp_path / "run"), "--out", str(out))
     assert code == 2
-    assert "the model has not learned anything" in err
+    assert "the model has learned nothing" in err
     assert not out.exists()
 
 

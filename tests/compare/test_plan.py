@@ -118,6 +118,11 @@ def test_augmentations_are_part_of_a_methods_name_and_their_options_go_to_those_
         ({"tables": {"trian": {}}}, "[trian]: there is no such section"),
         ({"tables": {"train": 3}}, "a section is expected"),
         ({"data": ["a/x.npz", "b/x.npz"]}, "two runs would share the folder x/auto/cafedcl/s0"),
+        ({"settings": ["run.seed=4"]}, "--set run.seed: use --seeds N and --first-seed N"),
+        (
+            {"settings": ["split.alpha=3"], "splits": ["iid", "dirichlet:0.1"]},
+            "--set split.alpha: --splits says how to split",
+        ),
     ],
 )
 def test_a_mistake_in_a_plan_is_one_line(

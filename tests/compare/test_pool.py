@@ -272,7 +272,8 @@ def test_a_run_whose_rounds_were_all_skipped_has_failed(tmp_path: Path) -> None:
         **{"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1},
         "federation.drop": ["0:0,1", "1:0,1", "2:0,1"],
     }
-    api.run("fedavg", clients=2, rounds=3, device="cpu", settings=settings, out=job.folder)
+    with pytest.raises(CafedclError, match="has learned nothing"):
+        api.run("fedavg", clients=2, rounds=3, device="cpu", settings=settings, out=job.folder)
     (outcome,) = outcomes_of([job])
     assert outcome.status == "failed"
     assert "no round was aggregated" in outcome.error

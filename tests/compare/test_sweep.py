@@ -187,6 +187,11 @@ def test_a_mistake_in_a_sweep_is_one_line(changes: dict[str, Any], said: str) ->
         made(**changes)
 
 
+def test_images_are_not_held_out_in_vain() -> None:
+    with pytest.raises(CafedclError, match=r"hold_out: .* on the test set .*; add on validation"):
+        cafedcl.sweep("fedavg", grid={"train.lr": [0.1]}, out="sweep", hold_out=0.5)
+
+
 def test_the_search_finds_the_optimum_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     plan, launcher = made(**TUNED, seeds=2), Instant()
     Search(plan, tmp_path).run(12, Pool(launcher, View()))

@@ -167,3 +167,32 @@ def test_a_liar_is_honest_until_the_first_round_in_which_it_lies(tiny: Tiny) -> 
     plain.step()
     federation.step()
     assert any(not torch.equal(plain.state[name], federation.state[name]) for name in plain.state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "claim", "said"),
+    [
+        ("swap", "fedavg", "honest", "fedavg sends no prototypes, so the attack changes nothing"),
+        ("sign-flip", "fedproto", "honest", "fedproto sends no weights"),
+        ("sign-flip", "fedavg", "most", "attack.claim = most: fedavg sends no confidence"),
+        ("swap", "cafedcl", "most", ""),
+        ("swap", "fedproto", "honest", ""),
+        ("label-flip", "local", "honest", ""),
+    ],
+)
+def test_an_attack_on_what_the_method_does_not_send_is_told(
+    kind: str, method: str, claim: str, said: str, tiny: Tiny
+) -> None:
+    federation = attacked(tiny, kind, method, attack__claim=claim)
+    assert len(federation.notices) == bool(said)
+    assert said in "".join(federation.notices)
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "scale", "noise", "swap", "long", "huge"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "cafedcl", "local"])
+def test_what_is_told_of_an_attack_is_true(kind: str, method: str, tiny: Tiny) -> None:
+    federation, _, honest, arrived = both(tiny, kind, method)
+    (liar, *_) = federation.attack.liars
+    one, other = ({**it[liar].up.model, **it[liar].up.tensors} for it in (honest, arrived))
+    changed = any(not torch.equal(value, other[name]) for name, value in one.items())
+    assert changed != bool(federation.notices)

@@ -152,17 +152,40 @@ def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
     lasting = tables() | {"store": {"checkpoint_every": 10}}
     path = tmp_path / "run"
 
-    class Killed(Callback):
+    class KilledError(BaseException):
+        """As if killed: no checkpoint is written."""
+
+    class Killer(Callback):
         def round_began(self, federation: Federation, clients: int) -> None:
             if federation.round == 2:
-                raise RuntimeError("as if killed: no checkpoint is written")
+                raise KilledError
 
-    with pytest.raises(RuntimeError, match="as if killed"):
-        api.start(resolve(lasting), path, [Killed()])
+    with pytest.raises(KilledError):
+        api.start(resolve(lasting), path, [Killer()])
     assert len(RunFolder(path).metrics()) == 2
     said: list[str] = []
     api.resume(path, warn=said.append)
     assert "no checkpoint yet; its 2 rounds are trained again" in said[0]
+    assert result(path)[:2] == result(finished)[:2]
+
+
+@pytest.mark.parametrize("event", ["round_began", "round_done"])
+def test_an_error_loses_no_round_that_was_done(event: str, tmp_path: Path, finished: Path) -> None:
+    lasting = tables() | {"store": {"checkpoint_every": 10}}
+    path = tmp_path / "run"
+
+    class Broken(Callback):
+        def fail(self, federation: Federation, *_: object) -> None:
+            if federation.round == 2:
+                raise RuntimeError("a mistake in someone's code")
+
+    setattr(Broken, event, Broken.fail)
+    with pytest.raises(RuntimeError, match="a mistake in someone's code"):
+        api.start(resolve(lasting), path, [Broken()])
+    assert api.load(path).records[-1]["round"] == 1
+    said: list[str] = []
+    api.resume(path, warn=said.append)
+    assert not said
     assert result(path)[:2] == result(finished)[:2]
 
 

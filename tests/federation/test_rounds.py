@@ -480,6 +480,13 @@ def test_a_callback_can_stop_a_run(tmp_path: Path) -> None:
     assert len(api.resume(tmp_path / "run").records) == 4, "and can be resumed"
 
 
+def test_a_methods_stop_iteration_is_an_error_and_not_the_end_of_the_run(monkeypatch) -> None:
+    federation = Federation(small("fedavg"))
+    monkeypatch.setattr(type(federation.method), "weigh", lambda _, ups: next(iter(())))
+    with pytest.raises(StopIteration):
+        federation.run()
+
+
 def test_own_models_are_also_scored_with_what_clients_know_of_their_labels(tiny):
     federation = tiny("fedavg", split__kind="dirichlet", split__classes=2)
     record = federation.step()

@@ -42,5 +42,12 @@ def test_weights_that_are_too_few(tiny, monkeypatch):
         reasons(tiny("fedavg"))
 
 
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_weights_that_cannot_be_averaged_with(weight, tiny, monkeypatch):
+    monkeypatch.setattr(FedAvg, "weigh", lambda _, ups: torch.full((len(ups),), weight))
+    with pytest.raises(CafedclError, match=r"its weigh returns .*; numbers from 0 on"):
+        reasons(tiny("fedavg"))
+
+
 def test_an_error_for_people_has_no_kind():
     assert in_words(CafedclError("what to do")) == "what to do"
