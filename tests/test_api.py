@@ -1,4 +1,5 @@
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,19 @@ def test_a_client_that_fails_is_told(
     with pytest.raises(CafedclError, match="learned nothing"):
         cafedcl.run("fedavg", clients=2, rounds=1, settings=settings)
     assert "warning: round 1: 2 of 2 replies failed (client 0: " in capsys.readouterr().err
+
+
+def test_a_run_inside_of_a_run_is_refused(finished: Run) -> None:
+    assert finished.path is not None
+    for inside in (finished.path / "inner", finished.path / "checkpoints" / "inner"):
+        with pytest.raises(CafedclError, match="it is inside of a run"):
+            cafedcl.run("fedavg", clients=2, rounds=1, out=inside)
+        with pytest.raises(CafedclError, match="it is inside of a run"):
+            cafedcl.compare(["fedavg"], inside, clients=2, rounds=1)
+        assert not inside.exists()
+
+
+def test_scores_that_are_no_numbers_are_no_class(finished: Run, digits: Dataset) -> None:
+    state = {name: value * torch.nan for name, value in finished.state.items()}
+    with pytest.raises(CafedclError, match="scores that are no numbers"):
+        replace(finished, state=state).predict(digits.test_x[:2])

@@ -48,11 +48,11 @@ class Transform:
 
     def draw(self, images: int) -> Tensors:
         """Draw the random numbers of a batch: tensors with one row for every image."""
-        raise NotImplementedError
+        raise NotImplementedError(f"train.transform: {type(self).__name__} has no method draw")
 
     def apply(self, x: Tensor, draws: Tensors) -> Tensor:
         """Return normalised images (N, C, H, W), changed as was drawn."""
-        raise NotImplementedError
+        raise NotImplementedError(f"train.transform: {type(self).__name__} has no method apply")
 
 
 class Flip(Transform):
@@ -205,8 +205,18 @@ class TransformChain(Transform):
     def draw(self, images: int) -> Tensors:
         draws: Tensors = {}
         for transform in self.transforms:
-            drawn = transform.draw(images)
+            drawn: object = transform.draw(images)
+            if not isinstance(drawn, dict):
+                raise CafedclError(
+                    f"train.transform: draw of {type(transform).__name__} returns "
+                    f"{type(drawn).__name__}; a dict of tensors is expected"
+                )
             for name, value in drawn.items():
+                if not isinstance(value, Tensor):
+                    raise CafedclError(
+                        f"train.transform: draw of {type(transform).__name__} returns "
+                        f"{type(value).__name__} as '{name}'; a tensor is expected"
+                    )
                 if len(value) != images:
                     raise CafedclError(
                         f"train.transform: draw({images}) of {type(transform).__name__} returns "
@@ -217,8 +227,22 @@ class TransformChain(Transform):
 
     def apply(self, x: Tensor, draws: Tensors) -> Tensor:
         for transform in self.transforms:
-            x = transform.apply(x, under(f"{transform.name}/", draws))
+            changed: object = transform.apply(x, under(f"{transform.name}/", draws))
+            alike = isinstance(changed, Tensor) and changed.shape == x.shape
+            if not isinstance(changed, Tensor) or not alike or changed.dtype != x.dtype:
+                raise CafedclError(
+                    f"train.transform: apply of {type(transform).__name__} returns "
+                    f"{described(changed)}; {described(x)} is expected, as it was given"
+                )
+            x = changed
         return x
+
+
+def described(value: object) -> str:
+    """Return the type and shape of what a transform returns."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def make_transforms(

@@ -24,7 +24,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.paths import absolute
 from cafedcl.core.slug import slug
-from cafedcl.federation.run_folder import RunFolder
+from cafedcl.federation.run_folder import RunFolder, refuse_inside_run
 from cafedcl.task.resolve import resolve
 
 Tables = dict[str, dict[str, Any]]
@@ -289,6 +289,7 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
         raise CafedclError(
             f"{out}: exists and holds no plan of `cafedcl {command}`; choose another --out"
         )
+    refuse_inside_run(out)
     with RunFolder(out).held():
         if not path.is_file():
             with explained(out):

@@ -17,11 +17,9 @@ def parse_kind(
     is text even if it reads like a number.
     """
     kind, _, rest = text.partition(":")
-    first, comma, others = kind.partition(",")
+    first, comma, _ = kind.partition(",")
     if comma and first in kinds:
-        raise CafedclError(
-            f"--{flag} {text}: a colon is expected after '{first}', as in {first}:{others}"
-        )
+        raise CafedclError(f"--{flag} {text}: a colon is expected after '{first}', as in {example}")
     if kind not in kinds:
         raise CafedclError(
             f"--{flag} {text}: there is no such {flag}; {nearest(kind, list(kinds))}"

@@ -99,6 +99,7 @@ class RunFolder:
         with explained(self.path):
             if self.path.exists() and not (self.path.is_dir() and self.has_not_started()):
                 raise CafedclError(_occupied(self))
+        refuse_inside_run(self.path)
 
     def _make_folders(self) -> None:
         for name in ("evaluations", "checkpoints"):
@@ -299,6 +300,17 @@ def refuse_file_of_run(path: Path) -> None:
         if (name in {CONFIG, METRICS, *WRITTEN_FIRST}) and RunFolder(folder).begun:
             raise CafedclError(
                 f"--out {path}: it is a file of the run in {folder}; choose another name"
+            )
+
+
+def refuse_inside_run(path: Path) -> None:
+    """Raise CafedclError for a path inside a run folder: no command looks for runs there."""
+    for parent in path.absolute().parents:
+        # A file config.toml alone may be anyone's.
+        if (parent / CONFIG).is_file() and (parent / "data.safetensors").is_file():
+            raise CafedclError(
+                f"{path}: it is inside of a run, where other commands would not find it; choose "
+                "another --out"
             )
 
 

@@ -16,6 +16,7 @@ from cafedcl.augment.transforms import (
     Jitter,
     RandAugment,
     Rotate,
+    Transform,
     TransformChain,
     in_unit_square,
     make_transforms,
@@ -278,3 +279,51 @@ def test_a_transform_that_draws_too_few_rows_is_one_line():
 
     with pytest.raises(CafedclError, match=r"draw\(4\) of Few returns 3 rows as 'flipped'"):
         TransformChain([Few()]).draw(4)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        ([torch.zeros(4)], "draw of Own returns list; a dict of tensors is expected"),
+        ({"a": [1, 2, 3, 4]}, "draw of Own returns list as 'a'; a tensor is expected"),
+        (None, "draw of Own returns NoneType; a dict of tensors is expected"),
+    ],
+)
+def test_a_transform_that_draws_no_tensors_is_one_line(drawn, words):
+    class Own(Flip):
+        def draw(self, images):
+            return drawn
+
+    with pytest.raises(CafedclError, match=words):
+        TransformChain([Own()]).draw(4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: None, "returns NoneType; float32 "),
+        (
+            lambda x: x.double(),
+            r"returns float64 \(4, 3, 8, 8\); float32 \(4, 3, 8, 8\) is expected",
+        ),
+        (lambda x: x[:, :, 1:], r"returns float32 \(4, 3, 7, 8\)"),
+        (lambda x: x[1:], r"returns float32 \(3, 3, 8, 8\)"),
+    ],
+)
+def test_a_transform_that_returns_other_images_is_one_line(change, words):
+    class Own(Flip):
+        def apply(self, x, draws):
+            return change(x)
+
+    chain = TransformChain([Own()])
+    with pytest.raises(CafedclError, match=f"train.transform: apply of Own {words}"):
+        chain.apply(torch.zeros(4, 3, 8, 8), chain.draw(4))
+
+
+@pytest.mark.parametrize("method", ["draw", "apply"])
+def test_a_transform_that_lacks_a_method_is_named(method):
+    class Own(Transform):
+        pass
+
+    with pytest.raises(NotImplementedError, match=f"train.transform: Own has no method {method}"):
+        getattr(Own(), method)(*{"draw": [4], "apply": [torch.zeros(1), {}]}[method])

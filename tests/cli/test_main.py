@@ -247,7 +247,7 @@ BAD = {
     "resume nothing": (["resume", "nowhere"], "no such folder"),
     "no colon": (
         ["run", "--defence", "clip,cross_check=true"],
-        "a colon is expected after 'clip', as in clip:cross_check=true",
+        "a colon is expected after 'clip', as in clip:1.5",
     ),
     "late attack": (
         ["run", "--rounds", "2", "--attack", "scale:2,since=9"],
