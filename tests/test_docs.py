@@ -203,7 +203,9 @@ def test_the_seconds_of_a_study_on_the_page_are_those_of_the_result_file() -> No
     text = " ".join(SPEED.split())
     assert jobs == "12"
     assert "Twelve of them ran at a time" in text
-    assert f"{study['runs']} runs of four methods took {study['seconds_per_run']:.2f} s" in text
+    seconds = study["runs"] * study["seconds_per_run"]
+    assert f"{study['runs']} runs of four methods took {seconds:.0f} s from" in text
+    assert f"that is {study['seconds_per_run']:.2f} s per run" in text
     assert f"single run of FedAvg took {result['single_s']:.1f} s" in text
     assert f"{result['single_rounds_s']:.1f} s were its rounds" in text
     assert f"and {result['open_s']:.1f} s a process takes" in text

@@ -254,8 +254,8 @@ def test_the_second_stage_of_tuning() -> None:
     chosen = max(candidates.pop("cafedcl"), key=lambda it: it["value"])["values"][skin]
     others = max(it["values"][skin] for its in candidates.values() for it in its)
     said(
-        f"On HAM10000 alone it has {100 * chosen:.1f}, and no candidate of a baseline more than "
-        f"{100 * others:.1f}."
+        f"On HAM10000 alone it has {100 * chosen:.1f}, and no candidate of a baseline with a "
+        f"server's model more than {100 * others:.1f}."
     )
 
 
