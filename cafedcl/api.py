@@ -89,6 +89,8 @@ def as_words(settings: Mapping[str, Any] | None) -> list[str]:
         what = type(settings).__name__
         raise CafedclError(f"settings: a dict such as {{'train.lr': 0.1}} is expected, not {what}")
     for name in settings or ():
+        if not isinstance(name, str):
+            raise CafedclError(f"settings: names such as 'train.lr' are expected, not {name!r}")
         check_name("settings", name)
     # NumPy's truth values are no bool, unlike its numbers, which read like Python's.
     plain = {n: bool(v) if isinstance(v, np.bool_) else v for n, v in (settings or {}).items()}

@@ -1,6 +1,5 @@
 """What a method is: a client objective, what goes up, a server step, and how it predicts."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -269,6 +268,8 @@ class Aggregator:
         """Replies whose models are not averaged in yet."""
         self.counted: list[Up] = []
         """The other replies, without their models."""
+        self.weight = 0.0
+        """The sum of their weights."""
 
     def add(self, up: Up) -> None:
         """Take in a reply."""
@@ -281,24 +282,41 @@ class Aggregator:
         self._average_waiting()
         if not self.counted:
             return self.state
+        if not self.weight:
+            raise CafedclError(f"method {self.method.name}: its weigh returns 0 for every reply")
         model = prefixed(MODEL, self.average.result())
-        return {**self.state, **model, **self.method.update(self.state, self.counted)}
+        update: object = self.method.update(self.state, self.counted)
+        if not isinstance(update, dict):
+            raise wrong_result(self.method, "update", update, "a dict of tensors")
+        return {**self.state, **model, **update}
 
     def _average_waiting(self) -> None:
         if not self.waiting:
             return
-        weights = self.method.weigh(self.waiting).tolist()
+        weighed: object = self.method.weigh(self.waiting)
+        if not isinstance(weighed, Tensor):
+            raise wrong_result(self.method, "weigh", weighed, "a tensor")
+        weights = weighed.tolist()
         if len(weights) != len(self.waiting):
             raise CafedclError(
                 f"method {self.method.name}: its weigh returns {len(weights)} weights for "
                 f"{len(self.waiting)} replies; one for each is expected"
             )
-        if not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
+        # NaN and infinity make the new state useless, so the round is skipped.
+        if min(weights) < 0:
             raise CafedclError(
-                f"method {self.method.name}: its weigh returns {min(weights):g} to "
-                f"{max(weights):g}; numbers from 0 on are expected, not all of them 0"
+                f"method {self.method.name}: its weigh returns {min(weights):g}; numbers from 0 on "
+                "are expected"
             )
+        self.weight += sum(weights)
         for up, weight in zip(self.waiting, weights, strict=True):
             self.average.add(up.model, weight)
             self.counted.append(replace(up, model={}))
         self.waiting.clear()
+
+
+def wrong_result(method: Method, step: str, result: object, expected: str) -> CafedclError:
+    """Return the error for a step of a method that returns something else than it should."""
+    return CafedclError(
+        f"method {method.name}: its {step} returns {type(result).__name__}; {expected} is expected"
+    )

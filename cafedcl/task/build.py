@@ -24,7 +24,7 @@ from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients, stratified_rows
 from cafedcl.data.splits import SplitWords, split
 from cafedcl.methods import find_method
-from cafedcl.methods.base import Method
+from cafedcl.methods.base import Method, wrong_result
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
 from cafedcl.models.base import GivenFeatures
 from cafedcl.models.pretrained import PretrainedEncoder
@@ -260,9 +260,15 @@ def build(
         clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
         method.label_smoothing = config.train.label_smoothing
-        network = Network(encoder, method.head())
+        head: object = method.head()
+        if not isinstance(head, nn.Module):
+            raise wrong_result(method, "head", head, "a module")
+        network = Network(encoder, head)
         network.notes = tuple(notes)
-        return method, network, method.start(network)
+        state: object = method.start(network)
+        if not isinstance(state, dict):
+            raise wrong_result(method, "start", state, "a dict of tensors")
+        return method, network, state
 
 
 def prepare(config: Config, data: Dataset | None = None) -> Setup:

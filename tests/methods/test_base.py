@@ -42,10 +42,39 @@ def test_weights_that_are_too_few(tiny, monkeypatch):
         reasons(tiny("fedavg"))
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_weights_that_cannot_be_averaged_with(weight, tiny, monkeypatch):
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        (0.0, "its weigh returns 0 for every reply"),
+        (-1.0, "its weigh returns -1; numbers from 0 on are expected"),
+    ],
+)
+def test_weights_that_cannot_be_averaged_with(weight, words, tiny, monkeypatch):
     monkeypatch.setattr(FedAvg, "weigh", lambda _, ups: torch.full((len(ups),), weight))
-    with pytest.raises(CafedclError, match=r"its weigh returns .*; numbers from 0 on"):
+    with pytest.raises(CafedclError, match=f"method fedavg: {words}"):
+        reasons(tiny("fedavg"))
+
+
+def test_replies_that_weigh_nothing_are_fine_beside_others(tiny, monkeypatch):
+    monkeypatch.setattr("cafedcl.methods.base.REPLIES_AT_A_TIME", 1)
+    plain = FedAvg.weigh
+    weigh = lambda self, ups: plain(self, ups) * (ups[0].client > 0)  # noqa: E731
+    monkeypatch.setattr(FedAvg, "weigh", weigh)
+    assert not reasons(tiny("fedavg", federation__participation=1.0))
+
+
+@pytest.mark.parametrize(
+    ("step", "returned", "words"),
+    [
+        ("weigh", [1.0], "its weigh returns list; a tensor is expected"),
+        ("update", None, "its update returns NoneType; a dict of tensors is expected"),
+        ("start", 1.0, "its start returns float; a dict of tensors is expected"),
+        ("head", None, "its head returns NoneType; a module is expected"),
+    ],
+)
+def test_a_step_that_returns_something_else(step, returned, words, tiny, monkeypatch):
+    monkeypatch.setattr(FedAvg, step, lambda *_: returned)
+    with pytest.raises(CafedclError, match=f"method fedavg: {words}"):
         reasons(tiny("fedavg"))
 
 
