@@ -56,11 +56,16 @@ class GrowingResult(Generic[K]):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         with self.executor(jobs) as pool:  # type: ignore[call-arg]
             waiting = [pool.submit(run_one, key) for key in missing]
-            for number, future in enumerate(as_completed(waiting), 1):
-                if future.exception() is None:
-                    self.rows.append(future.result())
-                    self.write()
-                print(f"{number} of {len(missing)}", end="\r", flush=True)
+            try:
+                for number, future in enumerate(as_completed(waiting), 1):
+                    if future.exception() is None:
+                        self.rows.append(future.result())
+                        self.write()
+                    print(f"{number} of {len(missing)}", end="\r", flush=True)
+            except KeyboardInterrupt:
+                # Otherwise all runs that wait would still be made.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         for future in waiting:
             future.result()
 
