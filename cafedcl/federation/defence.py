@@ -4,7 +4,7 @@ The replies of a round are changed before the method's own step sees them. So it
 prototypes and whatever else it keeps are computed as ever, from replies that do less harm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,11 +33,21 @@ class Defence:
 
     def __init__(self, options: DefenceOptions, task: Task) -> None:
         self.options = options
+        self.task = task
         self.fields = task.fields
         self.claims = task.claims
         self.peers: Peers | None = None
         if options.kind == "peers":
             self.peers = Peers(task.enrolment.counts, task.server_device)
+
+    def remarks(self) -> Iterator[str]:
+        """Yield that the defence can do nothing, since the method does not send what it defends."""
+        kind = self.options.kind
+        # The other kinds look at prototypes, too.
+        by_weights = kind in ("krum", "multi-krum", "peers") or not self.fields
+        if kind != "none" and by_weights and not self.task.shared():
+            name = self.task.method.name
+            yield f"defence.kind = {kind}: {name} sends no weights, so the defence changes nothing"
 
     def start(self, state: Tensors) -> Tensors:
         """Return the state before the first round, with what the defence keeps."""

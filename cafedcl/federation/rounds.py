@@ -97,7 +97,7 @@ class Federation:
         self.own = self.evaluator.no_own()
         self.loop = BiasLoop(self.task, self.config.evaluate.loop)
         self.attack = Attack(self.config, self.task)
-        for remark in self.attack.remarks():
+        for remark in (*self.attack.remarks(), *self.defence.remarks()):
             self.notice(remark)
         self.validator = make_validator(self.config, self.task)
 

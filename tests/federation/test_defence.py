@@ -149,3 +149,21 @@ def test_a_swapped_prototype_loses_the_confidence_that_it_claims(tiny: Tiny) -> 
         shares[check] = float(claimed[liar] / sum(claimed.values()))
     assert shares[False] > 0.2
     assert shares[True] < 0.8 * shares[False]
+
+
+@pytest.mark.parametrize("method", ["local", "fedproto", "fedavg"])
+@pytest.mark.parametrize("kind", ["krum", "multi-krum", "peers", "clip", "median", "trimmed-mean"])
+def test_a_defence_of_what_the_method_does_not_send_is_told(
+    kind: str, method: str, tiny: Tiny
+) -> None:
+    plain = tiny(method, federation__participation=1.0)
+    federation = tiny(method, federation__participation=1.0, defence__kind=kind)
+    told = [it for it in federation.notices if "so the defence changes nothing" in it]
+    # Clients of fedproto send prototypes, and those of local nothing at all.
+    in_vain = {"local"} | ({"fedproto"} if kind in ("krum", "multi-krum", "peers") else set())
+    assert bool(told) == (method in in_vain)
+    if told:
+        plain.step()
+        federation.step()
+        for name, value in plain.state.items():
+            assert torch.equal(value, federation.state[name])
