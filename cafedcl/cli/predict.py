@@ -32,12 +32,36 @@ ClientModel = Annotated[
 ]
 
 
+SiteFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder of a site of the deployment: use the site's own model, which only the "
+        "site has."
+    ),
+]
+
+
+def load_model(path: Path, site: Path | None, client: str | None) -> "tuple[Run, str | int | None]":
+    """Return a run, with what a site keeps of it, and the client whose model is used."""
+    from cafedcl import api
+
+    run = api.load(path, warn)
+    if site is None:
+        return run, client
+    if client is not None:
+        raise CafedclError("--site: it says which client it is; leave out --client")
+    from cafedcl.deploy.site_memory import with_site
+
+    return with_site(run, site)
+
+
 def predict(
     path: RunPath,
     images: Annotated[
         list[Path], typer.Argument(metavar="IMAGES…", help="Image files, or folders of them.")
     ],
     client: ClientModel = None,
+    site: SiteFolder = None,
     top: Annotated[
         int, typer.Option(min=1, help="How many of the most probable classes to print.")
     ] = 1,
@@ -63,7 +87,6 @@ def predict(
     because it says nothing about a single image.
     """
     load_torch()
-    from cafedcl import api
     from cafedcl.federation.run_folder import refuse_file_of_run
 
     check_choice("--format", form, ("table", "csv", "json"))
@@ -75,12 +98,12 @@ def predict(
         raise CafedclError(f"--out {out}: a table is only printed; use --format csv or json")
     if out is not None:
         refuse_file_of_run(out)
-    loaded = api.load(path, warn)
-    found = loaded.predict(list(images), client)
+    loaded, whose = load_model(path, site, client)
+    found = loaded.predict(list(images), whose)
     for file, why in found.failed.items():
         warn(f"{file}: {why}; it is left out")
     if form == "table":
-        print_table(loaded, found, loaded.served(client), top)
+        print_table(loaded, found, loaded.served(whose), top)
     else:
         text = as_csv(found) if form == "csv" else as_json_lines(found, top)
         if out is None:
@@ -187,6 +210,7 @@ def export(
         Path | None, typer.Option(help="The file; by default model.… in the run folder.")
     ] = None,
     client: ClientModel = None,
+    site: SiteFolder = None,
     licence: Annotated[str, typer.Option(help="Who may use the model, for its card.")] = "",
 ) -> None:
     """Write a run's model into one file that takes images and gives probabilities.
@@ -199,9 +223,9 @@ def export(
     from cafedcl.export.formats import ENDINGS
 
     check_choice("--to", to, tuple(ENDINGS))
-    loaded = api.load(path, warn)
+    loaded, whose = load_model(path, site, client)
     file = out or path / f"model{ENDINGS[to or 'onnx']}"
-    card = api.export(loaded, file, to, client, licence)
+    card = api.export(loaded, file, to, whose, licence)
     size = file.stat().st_size / 1e6
     print(printable(f"written: {file} ({size:.1f} MB), {card}"))
     usual = file.with_suffix(".md")

@@ -235,7 +235,9 @@ class Run:
             who = client_title(self.client_names, client)
             memory = self.memories.get(client, {})
             if TICKET in memory:
-                raise CafedclError(f"{who}: its model is stored at its site, and never leaves it")
+                raise CafedclError(
+                    f"{who}: its model is stored at its site; use it there, with --site"
+                )
             own = {**under(OWN_MODEL + MODEL, memory), **under(MODEL, memory)}
             if not own:
                 raise CafedclError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from cafedcl.config.sections import Config
 from cafedcl.core.client_names import client_title
-from cafedcl.core.contract import Down, Failure, Job, Reply
+from cafedcl.core.contract import TICKET, Down, Failure, Job, Reply
 from cafedcl.core.printable import printable
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step, tracked
@@ -203,7 +203,8 @@ class Federation:
         """
         if isinstance(result, Failure):
             return result
-        result = with_own_model(result, down) if self.config.store.own else result
+        if self.config.store.own and TICKET not in result.memory:
+            result = with_own_model(result, down)
         result = self.attack.tampered(result, down)
         up = result.up
         device = self.task.server_device

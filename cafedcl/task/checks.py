@@ -61,12 +61,8 @@ def check_attack(config: Config) -> None:
 
 
 def check_stored_models(config: Config) -> None:
-    """Refuse to store clients' own models where they are to stay with the clients."""
-    if not config.store.own:
-        return
-    if config.engine.name == "flower":
-        raise CafedclError("store.own: in a deployment, clients' own models stay at their sites")
-    if config.privacy.kind != "none":
+    """Refuse to store clients' own models in a run that hides clients or their images."""
+    if config.store.own and config.privacy.kind != "none":
         raise CafedclError(
             "store.own: clients' own models are not private; leave out one of store.own and privacy"
         )

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -13,11 +13,10 @@ import torch
 
 from cafedcl.config.options import to_plain
 from cafedcl.config.sections import Config
-from cafedcl.core.contract import TICKET, Job, Reply
+from cafedcl.core.contract import Job, Reply
 from cafedcl.core.errors import CafedclError, in_words
-from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
-from cafedcl.core.tensors import Header, Tensors, moved, pack, unpack
+from cafedcl.core.tensors import Header, moved
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.deploy.flower.messages import (
     ENROL,
@@ -38,54 +37,17 @@ from cafedcl.deploy.flower.records import MessageParts
 from cafedcl.deploy.flower.secure_sum import SecureMember
 from cafedcl.deploy.population import enrol, prepare_site
 from cafedcl.deploy.rules import RefusalError, SiteRules
+from cafedcl.deploy.site_memory import MemoryFolder
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.checkpoint import frozen_digest
 from cafedcl.federation.contributions import ContributionBounds, Contributor
+from cafedcl.federation.replies import with_own_model
 from cafedcl.functional.metrics import count_correct
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import imported_names, read_file_of, resolve
 from cafedcl.task.task import arithmetic
 
 ANY_RUN = SiteRules()
-
-
-@dataclass(frozen=True)
-class MemoryFolder:
-    """One client's memory in one run, a file per round.
-
-    The server stores only a ticket: the number of the round in which the memory was saved.
-    """
-
-    folder: Path
-
-    def load(self, ticket: Tensors) -> Tensors:
-        """Return the memory of the ticket's round; if it is lost, warn and start without memory."""
-        if not ticket:
-            return {}
-        file = self._file(int(ticket[TICKET]))
-        try:
-            return unpack(file.read_bytes())[0]
-        except (OSError, ValueError) as error:
-            line = f"warning: {file}: cannot be read ({error}); this client starts without memory"
-            print(printable(line), file=sys.stderr, flush=True)
-            return {}
-
-    def save(self, round: int, memory: Tensors, reach: int) -> Tensors:
-        """Save the memory and return its ticket; files older than ``reach`` rounds are deleted."""
-        if not memory:
-            return {}
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(self._file(round), pack(memory, {"round": round}))
-        old = sorted(
-            file for file in self.folder.glob("*.safetensors") if int(file.stem) < round - reach
-        )
-        # The newest of them stays: it is this client's memory at the oldest checkpoint.
-        for file in old[:-1]:
-            file.unlink()
-        return {TICKET: torch.tensor(round)}
-
-    def _file(self, round: int) -> Path:
-        return self.folder / f"{round:06d}.safetensors"
 
 
 class Site:
@@ -175,6 +137,8 @@ class Site:
         folder = self._memory_folder(terms, job)
         with arithmetic(engine.task):
             reply = engine.work(replace(job, memory=folder.load(job.memory)))
+        if terms.config.store.own:
+            reply = with_own_model(reply, job.down)
         # A resumed run goes back to one of the last two checkpoints.
         reach = 2 * terms.config.store.checkpoint_every
         return replace(reply, memory=folder.save(job.down.round, reply.memory, reach))
@@ -305,4 +269,4 @@ class Site:
         # The id becomes part of a path, so a server must not be able to leave the folder.
         if not re.fullmatch(r"[0-9a-f]{1,64}", terms.run):
             raise RefusalError("the run's id is not valid")
-        return MemoryFolder(self.home / "memory" / terms.run / str(job.client))
+        return MemoryFolder.of(self.home, terms.run, job.client)

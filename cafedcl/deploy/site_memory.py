@@ -1,0 +1,85 @@
+"""What a site keeps of a run between rounds, and its own model, which only the site has."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from cafedcl.core.contract import TICKET
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import write_atomically
+from cafedcl.core.printable import printable
+from cafedcl.core.tensors import Tensors, pack, unpack
+from cafedcl.federation.result import Run
+from cafedcl.federation.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class MemoryFolder:
+    """One client's memory in one run, a file per round.
+
+    The server stores only a ticket: the number of the round in which the memory was saved.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of(cls, site: Path, run: str, client: int | str) -> "MemoryFolder":
+        """Return the folder of a client in a site's folder; ``run`` is the run's id."""
+        return cls(site / "memory" / run / str(client))
+
+    def load(self, ticket: Tensors) -> Tensors:
+        """Return the memory of the ticket's round; if it is lost, warn and start without memory."""
+        if not ticket:
+            return {}
+        file = self.file(int(ticket[TICKET]))
+        try:
+            return unpack(file.read_bytes())[0]
+        except (OSError, ValueError) as error:
+            line = f"warning: {file}: cannot be read ({error}); this client starts without memory"
+            print(printable(line), file=sys.stderr, flush=True)
+            return {}
+
+    def save(self, round: int, memory: Tensors, reach: int) -> Tensors:
+        """Save the memory and return its ticket; files older than ``reach`` rounds are deleted."""
+        if not memory:
+            return {}
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(self.file(round), pack(memory, {"round": round}))
+        old = sorted(
+            file for file in self.folder.glob("*.safetensors") if int(file.stem) < round - reach
+        )
+        # The newest of them stays: it is this client's memory at the oldest checkpoint.
+        for file in old[:-1]:
+            file.unlink()
+        return {TICKET: torch.tensor(round)}
+
+    def file(self, round: int) -> Path:
+        """Return the file of a round."""
+        return self.folder / f"{round:06d}.safetensors"
+
+
+def with_site(run: Run, site: Path) -> tuple[Run, int]:
+    """Return a run with what a site keeps of it, and the site's number among the clients.
+
+    ``run`` is a copy of the run folder that the server wrote.
+    """
+    if not site.is_dir():
+        raise CafedclError(f"{site}: there is no such folder")
+    about = RunFolder(run.path).environment() if run.path else {}
+    name = str(about.get("flower", {}).get("run", ""))
+    stored = sorted((site / "memory" / name).glob("[0-9]*")) if name.isalnum() else []
+    if not stored:
+        raise CafedclError(
+            f"{site}: it keeps nothing of the run {run.path}. A site keeps a model of its own if "
+            "the method has personal weights, or the run has store.own = true"
+        )
+    client = int(stored[0].name)
+    ticket = run.memories.get(client, {}).get(TICKET)
+    file = MemoryFolder.of(site, name, client).file(-1 if ticket is None else int(ticket))
+    try:
+        memory, _ = unpack(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CafedclError(f"{file}: cannot be read: {error}") from None
+    return replace(run, memories={**run.memories, client: memory}), client

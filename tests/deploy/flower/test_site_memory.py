@@ -1,0 +1,81 @@
+"""What a site keeps of a run: its own model, which it can use and nobody else has."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from sites import HOLDS, settings
+from typer.testing import CliRunner
+
+from cafedcl.cli.main import app
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import OWN_MODEL
+from cafedcl.deploy.site_memory import with_site
+from cafedcl.federation import runs
+from cafedcl.federation.run_folder import RunFolder
+
+EXACT = {"release__fewest": 1, "release__counts": "exact"}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cafedcl:best", "fedproto"])
+def test_a_site_uses_the_model_that_was_scored_as_its_own(
+    method, config, host, places, net, journal
+):
+    chosen = config(method, **settings(store__own=True, **EXACT))
+    runs.start(chosen, journal.path, [], (), host)
+    run = runs.load(journal.path)
+    right = []
+    for client, (node, name) in enumerate(zip((11, 12, 13), HOLDS, strict=True)):
+        here, number = with_site(run, places / name)
+        assert number == client
+        data = net.sites[node][0]._engine[1].task.clients.data
+        found = here.predict(data.test_x, client=number).labels
+        right.append(float((found == data.test_y).double().mean()))
+    assert run.records[-1]["own"]["accuracy"] == pytest.approx(sum(right) / 3)
+
+
+def test_the_server_does_not_store_the_models_of_sites(config, host, places, journal):
+    runs.start(config(**settings(store__own=True)), journal.path, [], (), host)
+    for file in RunFolder(journal.path).checkpoints():
+        assert OWN_MODEL.encode() + b"model/" not in file.read_bytes()
+    with pytest.raises(CafedclError, match=r"a: its model is stored at its site; .*--site"):
+        runs.load(journal.path).network(0)
+
+
+def test_what_a_site_lacks_is_one_line(config, host, places, journal):
+    runs.start(config("fedavg", **settings(federation__rounds=1)), journal.path, [], (), host)
+    run = runs.load(journal.path)
+    (places / "a").mkdir(exist_ok=True)
+    with pytest.raises(CafedclError, match=r"it keeps nothing of the run .* store\.own = true"):
+        with_site(run, places / "a")
+    with pytest.raises(CafedclError, match="there is no such folder"):
+        with_site(run, places / "nowhere")
+
+
+def test_a_lost_memory_is_one_line(config, host, places, journal):
+    runs.start(config("fedproto", **settings(federation__rounds=1)), journal.path, [], (), host)
+    (file,) = (places / "a" / "memory").glob("*/0/*.safetensors")
+    file.write_bytes(b"not a model")
+    with pytest.raises(CafedclError, match=r"000000\.safetensors: cannot be read"):
+        with_site(runs.load(journal.path), places / "a")
+
+
+def test_on_the_command_line(config, host, places, journal):
+    runs.start(config("fedproto", **settings(federation__rounds=1)), journal.path, [], (), host)
+    Image.fromarray(torch.zeros(8, 8, dtype=torch.uint8).numpy()).save(places / "x.png")
+
+    def call(*words: object) -> tuple[int, str]:
+        ran = CliRunner().invoke(app, [str(word) for word in words])
+        return ran.exit_code, f"{ran.output}{ran.exception or ''}"
+
+    image: Path = places / "x.png"
+    code, out = call("predict", journal.path, image, "--site", places / "b")
+    assert code == 0, out
+    assert "x.png" in out
+    code, out = call("predict", journal.path, image, "--site", places / "b", "--client", "b")
+    assert code
+    assert "--site: it says which client it is; leave out --client" in out
+    model = places / "own.safetensors"
+    assert call("export", journal.path, "--site", places / "c", "--out", model)[0] == 0
+    assert model.is_file()
