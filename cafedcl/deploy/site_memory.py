@@ -69,13 +69,15 @@ def with_site(run: Run, site: Path) -> tuple[Run, int]:
         raise CafedclError(f"{site}: there is no such folder")
     about = RunFolder(run.path).environment() if run.path else {}
     name = str(about.get("flower", {}).get("run", ""))
-    stored = sorted((site / "memory" / name).glob("[0-9]*")) if name.isalnum() else []
-    if not stored:
+    # The name comes from the server, and must not lead out of the folder.
+    found = (site / "memory" / name).glob("*") if name.isalnum() else ()
+    clients = [int(folder.name) for folder in found if folder.name.isdecimal()]
+    if not clients:
         raise CafedclError(
             f"{site}: it keeps nothing of the run {run.path}. A site keeps a model of its own if "
             "the method has personal weights, or the run has store.own = true"
         )
-    client = int(stored[0].name)
+    client = clients[0]
     ticket = run.memories.get(client, {}).get(TICKET)
     file = MemoryFolder.of(site, name, client).file(-1 if ticket is None else int(ticket))
     try:

@@ -199,7 +199,7 @@ class Warnings(Callback):
         self.noticed(
             federation,
             f"round {record.round + 1}: {len(record.failed)} of {len(record.participants)} replies "
-            f"failed ({who}: {first['reason']}); later ones are recorded in metrics.jsonl only",
+            f"failed ({who}: {first['reason']}); later ones are recorded, not told",
         )
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002

@@ -16,7 +16,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import Job, Reply
 from cafedcl.core.errors import CafedclError, in_words
 from cafedcl.core.printable import printable
-from cafedcl.core.tensors import Header, moved
+from cafedcl.core.tensors import OWN_MODEL, Header, moved, without
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.deploy.flower.messages import (
     ENROL,
@@ -136,7 +136,8 @@ class Site:
         engine = self._engine_for(request, terms)
         folder = self._memory_folder(terms, job)
         with arithmetic(engine.task):
-            reply = engine.work(replace(job, memory=folder.load(job.memory)))
+            memory = without(OWN_MODEL, folder.load(job.memory))
+            reply = engine.work(replace(job, memory=memory))
         if terms.config.store.own:
             reply = with_own_model(reply, job.down)
         # A resumed run goes back to one of the last two checkpoints.

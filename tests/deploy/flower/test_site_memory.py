@@ -43,6 +43,14 @@ def test_the_server_does_not_store_the_models_of_sites(config, host, places, jou
         runs.load(journal.path).network(0)
 
 
+def test_a_stored_model_changes_nothing_in_the_next_round(config, host, places, net, journal):
+    plain = host(config("moon", **settings()), [], None)
+    plain.run()
+    storing = host(config("moon", **settings(store__own=True)), [], None)
+    storing.run()
+    assert all(torch.equal(value, storing.state[name]) for name, value in plain.state.items())
+
+
 def test_what_a_site_lacks_is_one_line(config, host, places, journal):
     runs.start(config("fedavg", **settings(federation__rounds=1)), journal.path, [], (), host)
     run = runs.load(journal.path)
