@@ -319,11 +319,11 @@ class Run:
                 if not len(images):
                     continue
                 scores = model.scores(images)
-                if not scores.isfinite().all():
+                if scores.isnan().any():
                     # NaN would read as the first class.
                     raise CafedclError(
-                        f"{self.path or 'this run'}: its model has scores that are no numbers (NaN "
-                        "or infinite), so it cannot classify these images"
+                        f"{self.path or 'this run'}: its model has scores that are no numbers "
+                        "(NaN), so it cannot classify these images"
                     )
                 best, label = model.method.similarity(scores).max(1)
                 labels.append(label)
