@@ -47,6 +47,8 @@ def run(
     any option by its name in the config: ``{"train.lr": 0.05, "method.tau": 0.2}``. ``log`` writes
     the rounds to ``"tensorboard"`` or ``"mlflow"`` too.
     """
+    check_text("method", method, "a name such as 'cafedcl'")
+    check_text("data", data, "a name, a path, or the path of an .npz file with your arrays")
     config = gather(settings=as_words(settings), method=method, data=str(data), **flags)
     if log and out is None:
         raise CafedclError(f"log = {log!r}: it needs a run folder; give out='runs/first'")
@@ -54,6 +56,12 @@ def run(
         finished = start(config, out, [*shown(callbacks), *logs])
     finished.require_learned()
     return finished
+
+
+def check_text(argument: str, value: object, expected: str) -> None:
+    """Raise an error unless an argument is text or a path."""
+    if not isinstance(value, str | Path):
+        raise CafedclError(f"{argument}: {expected} is expected, not {type(value).__name__}")
 
 
 def shown(callbacks: Sequence[Callback] | None) -> Sequence[Callback]:

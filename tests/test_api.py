@@ -268,3 +268,16 @@ def test_scores_that_are_no_numbers_are_no_class(finished: Run, digits: Dataset)
     state = {n: v * torch.nan if v.is_floating_point() else v for n, v in finished.state.items()}
     with pytest.raises(CafedclError, match="scores that are no numbers"):
         replace(finished, state=state).predict(digits.test_x[:2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"method": None}, "method: a name such as 'cafedcl' is expected, not NoneType"),
+        ({"data": np.zeros((3, 8, 8))}, "data: a name, a path, .* is expected, not ndarray"),
+        ({"settings": {3: 1}}, "settings: names such as 'train.lr' are expected, not 3"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_line(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(CafedclError, match=said):
+        cafedcl.run(**arguments)
