@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 from flwr.app import MessageType
 
 from cafedcl.config.sections import Config
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors
 from cafedcl.deploy.flower.mail import REMINDER, Mail, NoAnswer
 from cafedcl.deploy.flower.messages import enrol_request, read_plain
@@ -19,6 +20,10 @@ LARGEST = 1 << 24
 """The most bytes of an enrolment."""
 PAUSE = 0.5
 """Seconds between two looks for new nodes."""
+MENDING = 60.0
+"""Seconds in which sites that cannot take part may be set right and come again, if all others are
+there.
+"""
 T = TypeVar("T", int, Enrolled)
 EnrolmentReader = Callable[[Tensors, Header], T]
 """Reads an enrolment; raises ValueError if it is impossible."""
@@ -53,6 +58,11 @@ class SiteKeys:
         if name is not None and names[str(node)] != name:
             raise ValueError(f"its name is {name}, but it has another site's key")
 
+    @property
+    def are_known(self) -> bool:
+        """Whether the server knows the sites that there are."""
+        return bool(self._names())
+
     def missing(self, nodes: Iterable[int]) -> list[str]:
         """Return the sites of which none of the nodes has the key."""
         names = self._names()
@@ -77,6 +87,8 @@ class Roster(Generic[T]):
         self.read: EnrolmentReader[T] = read
         self.enrolled: dict[int, T | None] = {}
         """Enrolments by node; None for a node that cannot take part."""
+        self.refusals: dict[int, str] = {}
+        """Why nodes cannot take part."""
 
     def online(self) -> Iterator[tuple[int, T]]:
         """Let new nodes enrol, then yield the connected nodes and their enrolments, newest last."""
@@ -113,6 +125,7 @@ class Roster(Generic[T]):
 
     def _refuse(self, node: int, error: Exception) -> None:
         self.enrolled[node] = None
+        self.refusals[node] = str(error)
         self.notice(f"{self.keys.title(node)} cannot take part: {error}")
 
     def _remind(self, nodes: Iterable[int]) -> None:
@@ -120,21 +133,41 @@ class Roster(Generic[T]):
         self.notice(f"no enrolment yet from {names}")
 
     def wait(self, number: int, patience: float) -> list[T]:
-        """Return the connected sites once ``number`` are there, or after ``patience`` seconds."""
+        """Return the connected sites once ``number`` are there, or after ``patience`` seconds.
+
+        Raises an error before that if nobody is missing but those who cannot take part.
+        """
         began = time.monotonic()
         next_reminder = began + REMINDER
+        stuck: float | None = None
         while True:
-            found = dict(self.online())
+            found: dict[int, T] = dict(self.online())
             now = time.monotonic()
             if len(found) >= number or now > began + patience:
                 return list(found.values())
+            refused: list[int] = self._refused()
+            all_answered = self.keys.are_known and not self.keys.missing([*found, *refused])
+            if not refused or not all_answered:
+                stuck = None
+            elif stuck is None:
+                stuck = now
+            if stuck is not None and now > stuck + MENDING:
+                reasons = (f"{self.keys.title(it)}: {self.refusals[it]}" for it in refused)
+                raise CafedclError(
+                    f"{len(found)} of {number} sites can take part ({'; '.join(reasons)}); set "
+                    "that right, or lower federation.clients"
+                )
             if now > next_reminder:
                 next_reminder = now + REMINDER
                 self.notice(self._waiting(found, number, patience - (now - began)))
             time.sleep(PAUSE)
 
+    def _refused(self) -> list[int]:
+        """Return the connected nodes that cannot take part."""
+        return [node for node, its in self.enrolled.items() if its is None]
+
     def _waiting(self, found: Mapping[int, T], number: int, left: float) -> str:
-        refused: list[int] = [node for node, its in self.enrolled.items() if its is None]
+        refused: list[int] = self._refused()
         missing = self.keys.missing([*found, *refused])
         titles = sorted(self.keys.title(node) for node in refused)
         parts = [f"not here: {', '.join(missing)}"] if missing else []

@@ -144,6 +144,13 @@ def places(net: Net, digits: Any, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def deployment(tmp_path: Path) -> Path:
+    """A server's folder without keys."""
+    (tmp_path / "server.toml").write_text("[server]\n")
+    return tmp_path
+
+
+@pytest.fixture
 def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "run")
 

@@ -209,13 +209,6 @@ def test_requests_are_the_same_for_every_site_but_for_a_few_bytes(config, host, 
     assert all(len(parts[OWN]) < 300 for parts in trains)
 
 
-@pytest.fixture
-def deployment(tmp_path):
-    """A server's folder without keys."""
-    (tmp_path / "server.toml").write_text("[server]\n")
-    return tmp_path
-
-
 def test_a_site_that_claims_more_than_the_deployment_allows_does_not_take_part(
     config, net, places, journal, deployment
 ):
@@ -270,66 +263,6 @@ def test_a_node_without_a_key_of_a_site_is_not_even_asked(
     said = (journal.path / "events.jsonl").read_text()
     assert "node 13 cannot take part: it has no key of a site" in said
     assert 13 not in {message.metadata.dst_node_id for message in net.seen}
-
-
-class Clock:
-    """A clock that moves only while somebody sleeps: no machine is too slow for it."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
-def test_the_run_says_whom_it_waits_for(config, net, places, journal, deployment, monkeypatch):
-    monkeypatch.setattr("cafedcl.deploy.flower.roster.time", Clock())
-    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "99"}')
-    del net.sites[13]
-    with pytest.raises(CafedclError, match="2 of 3 sites"):
-        GridHost(net, journal.say, str(deployment))(
-            config(**settings(engine__deadline=12)), [], None
-        )
-    said = (journal.path / "events.jsonl").read_text()
-    assert said.count("2 of 3 sites are connected (not here: c)") == 2
-
-
-def test_more_sites_than_were_waited_for_all_take_part(config, host, places, journal):
-    federation = host(config(**settings(federation__clients=2)), [], None)
-    assert federation.config.federation.clients == 3
-    said = (journal.path / "events.jsonl").read_text()
-    assert "all 3 connected sites take part; federation.clients = 2 says" in said
-
-
-def test_a_site_that_cannot_take_part_is_not_called_absent(
-    config, net, places, journal, deployment, monkeypatch
-):
-    monkeypatch.setattr("cafedcl.deploy.flower.roster.time", Clock())
-    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "13"}')
-    (places / "c.npz").write_bytes(b"")
-    with pytest.raises(CafedclError, match="2 of 3 sites"):
-        GridHost(net, journal.say, str(deployment))(
-            config(**settings(engine__deadline=12)), [], None
-        )
-    said = (journal.path / "events.jsonl").read_text()
-    assert said.count("2 of 3 sites are connected (cannot take part: site c)") == 2
-
-
-def test_a_site_that_takes_long_to_enrol_is_named(
-    config, net, places, journal, deployment, monkeypatch
-):
-    for module in ("mail", "roster"):
-        monkeypatch.setattr(f"cafedcl.deploy.flower.{module}.time", Clock())
-    (deployment / "nodes.json").write_text('{"a": "11", "b": "12", "c": "13"}')
-    net.twist[13] = lambda asked, parts: []
-    with pytest.raises(CafedclError, match="2 of 3 sites"):
-        GridHost(net, journal.say, str(deployment))(
-            config(**settings(engine__deadline=6)), [], None
-        )
-    assert "no enrolment yet from site c" in (journal.path / "events.jsonl").read_text()
 
 
 def test_a_site_with_too_few_test_images_for_scores_is_named(config, host, places, journal):
