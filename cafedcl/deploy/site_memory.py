@@ -65,23 +65,30 @@ def with_site(run: Run, site: Path) -> tuple[Run, int]:
 
     ``run`` is a copy of the run folder that the server wrote.
     """
-    if not site.is_dir():
-        raise CafedclError(f"{site}: there is no such folder")
     about = RunFolder(run.path).environment() if run.path else {}
     name = str(about.get("flower", {}).get("run", ""))
     # The name comes from the server, and must not lead out of the folder.
-    found = (site / "memory" / name).glob("*") if name.isalnum() else ()
-    clients = [int(folder.name) for folder in found if folder.name.isdecimal()]
+    if not name.isalnum():
+        raise CafedclError(f"{run.path or 'this run'}: no run of a deployment; leave out --site")
+    if not (site / "site.toml").is_file():
+        raise CafedclError(f"{site}: no folder of a site (it has no site.toml)")
+    found = (site / "memory" / name).glob("*")
+    kept = {int(folder.name): folder for folder in found if folder.name.isdecimal()}
+    known = {client: memory for client, memory in run.memories.items() if TICKET in memory}
+    clients = sorted(kept.keys() & known.keys())
+    if len(clients) > 1:
+        raise CafedclError(f"{site}: memory/{name} is of several sites")
     if not clients:
         raise CafedclError(
-            f"{site}: it keeps nothing of the run {run.path}. A site keeps a model of its own if "
-            "the method has personal weights, or the run has store.own = true"
+            f"{site}: it keeps no model of the run {run.path}: the site took part in no round, its "
+            "memory was deleted, or the run has neither personal weights nor store.own = true"
         )
-    client = clients[0]
-    ticket = run.memories.get(client, {}).get(TICKET)
-    file = MemoryFolder.of(site, name, client).file(-1 if ticket is None else int(ticket))
+    (client,) = clients
+    file = MemoryFolder.of(site, name, client).file(int(known[client][TICKET]))
     try:
         memory, _ = unpack(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CafedclError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise CafedclError(f"{file}: cannot be read: {error}") from None
     return replace(run, memories={**run.memories, client: memory}), client

@@ -240,9 +240,12 @@ class Run:
                 )
             own = {**under(OWN_MODEL + MODEL, memory), **under(MODEL, memory)}
             if not own:
+                advice = "train with --set store.own=true"
+                if config.store.own:
+                    advice = "train on, since it has not taken part"
                 raise CafedclError(
                     f"{who}: this run stores no model of its own for it; leave the client out, or "
-                    "train with --set store.own=true"
+                    f"{advice}"
                 )
             weights |= own
         if client is None and method.personal_is_optional:

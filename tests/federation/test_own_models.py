@@ -92,6 +92,14 @@ def test_a_client_without_a_stored_model_is_not_given_the_servers(method: str, t
         run.network(0)
 
 
+def test_a_client_that_never_took_part_has_no_model(tiny: Tiny) -> None:
+    federation = tiny("fedavg", store__own=True)
+    federation.step()
+    (absent, *_) = set(range(5)) - set(federation.history[0].participants)
+    with pytest.raises(CafedclError, match=f"client {absent}: .* it has not taken part"):
+        runs._result(federation, None).network(absent)
+
+
 def test_a_private_run_stores_no_models_of_clients(tiny: Tiny) -> None:
     private = {"privacy__kind": "records", "privacy__noise": 1.0}
     with pytest.raises(CafedclError, match=r"store.own: .* are not private"):

@@ -47,6 +47,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     ObjectUnavailableError,
     pull_and_inflate_object_from_tree,
     push_objects,
@@ -291,6 +292,8 @@ def work_off(
             say(f"refused: {error}")
         except ObjectPullError:
             say("warning: a request never came in full; its run may have been stopped")
+        except ObjectPushError:
+            say("warning: nobody took the answer to a request; its run may have been stopped")
         except httpx.HTTPStatusError as error:
             say(f"warning: a task was given up: {error}")
             time.sleep(RETRY)

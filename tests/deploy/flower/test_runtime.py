@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from cafedcl.deploy.flower import runtime as module
 from cafedcl.deploy.flower.records import wrap
@@ -208,3 +208,19 @@ def test_a_worker_outlives_its_supernode_and_refused_tasks(asked, monkeypatch):
     assert good.ended == [("completed", "")]
     assert said[0].startswith("refused: evil/app 1.0")
     assert "given up" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ObjectPullError("id", "nothing came"), "never came in full"),
+        (ObjectPushError("id", 1, "session"), "nobody took the answer"),
+    ],
+)
+def test_a_worker_outlives_a_run_that_was_stopped(error, words, monkeypatch):
+    monkeypatch.setattr(module, "RETRY", 0.0)
+    said = []
+    with pytest.raises(EnoughError):
+        work_off(lambda: Tasks(error), lambda parts: parts, said.append)
+    assert len(said) == 1
+    assert words in said[0]

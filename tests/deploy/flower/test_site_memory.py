@@ -18,6 +18,14 @@ from cafedcl.federation.run_folder import RunFolder
 EXACT = {"release__fewest": 1, "release__counts": "exact"}
 
 
+def site_folder(places: Path, name: str) -> Path:
+    """The folder of a site, as `cafedcl deploy init` makes it."""
+    folder = places / name
+    folder.mkdir(exist_ok=True)
+    (folder / "site.toml").touch()
+    return folder
+
+
 @pytest.mark.parametrize("method", ["fedavg", "cafedcl:best", "fedproto"])
 def test_a_site_uses_the_model_that_was_scored_as_its_own(
     method, config, host, places, net, journal
@@ -27,7 +35,7 @@ def test_a_site_uses_the_model_that_was_scored_as_its_own(
     run = runs.load(journal.path)
     right = []
     for client, (node, name) in enumerate(zip((11, 12, 13), HOLDS, strict=True)):
-        here, number = with_site(run, places / name)
+        here, number = with_site(run, site_folder(places, name))
         assert number == client
         data = net.sites[node][0]._engine[1].task.clients.data
         found = here.predict(data.test_x, client=number).labels
@@ -54,11 +62,41 @@ def test_a_stored_model_changes_nothing_in_the_next_round(config, host, places, 
 def test_what_a_site_lacks_is_one_line(config, host, places, journal):
     runs.start(config("fedavg", **settings(federation__rounds=1)), journal.path, [], (), host)
     run = runs.load(journal.path)
-    (places / "a").mkdir(exist_ok=True)
-    with pytest.raises(CafedclError, match=r"it keeps nothing of the run .* store\.own = true"):
-        with_site(run, places / "a")
-    with pytest.raises(CafedclError, match="there is no such folder"):
+    with pytest.raises(CafedclError, match=r"it keeps no model of the run .* store\.own = true"):
+        with_site(run, site_folder(places, "a"))
+    with pytest.raises(CafedclError, match=r"nowhere: no folder of a site"):
         with_site(run, places / "nowhere")
+
+
+def test_a_site_that_took_part_in_no_round_has_no_model(config, host, places, journal):
+    once = settings(federation__rounds=1, federation__participation=0.3, store__own=True)
+    runs.start(config("fedavg", **once), journal.path, [], (), host)
+    run = runs.load(journal.path)
+    ((there, _),) = run.memories.items()
+    for client, name in enumerate(HOLDS):
+        folder = site_folder(places, name)
+        if client == there:
+            assert with_site(run, folder)[1] == there
+        else:
+            with pytest.raises(CafedclError, match="the site took part in no round"):
+                with_site(run, folder)
+
+
+def test_a_run_on_one_machine_has_no_sites(tiny, places):
+    federation = tiny("fedavg")
+    federation.run()
+    with pytest.raises(CafedclError, match="no run of a deployment; leave out --site"):
+        with_site(runs._result(federation, None), site_folder(places, "a"))
+
+
+def test_memories_of_two_sites_in_one_folder_are_refused(config, host, places, journal):
+    chosen = config("fedproto", **settings(federation__rounds=1))
+    runs.start(chosen, journal.path, [], (), host)
+    (other,) = (places / "b" / "memory").glob("*/1")
+    (mine,) = (places / "a" / "memory").glob("*")
+    other.rename(mine / "1")
+    with pytest.raises(CafedclError, match="is of several sites"):
+        with_site(runs.load(journal.path), site_folder(places, "a"))
 
 
 def test_a_lost_memory_is_one_line(config, host, places, journal):
@@ -66,7 +104,7 @@ def test_a_lost_memory_is_one_line(config, host, places, journal):
     (file,) = (places / "a" / "memory").glob("*/0/*.safetensors")
     file.write_bytes(b"not a model")
     with pytest.raises(CafedclError, match=r"000000\.safetensors: cannot be read"):
-        with_site(runs.load(journal.path), places / "a")
+        with_site(runs.load(journal.path), site_folder(places, "a"))
 
 
 def test_on_the_command_line(config, host, places, journal):
@@ -78,12 +116,14 @@ def test_on_the_command_line(config, host, places, journal):
         return ran.exit_code, f"{ran.output}{ran.exception or ''}"
 
     image: Path = places / "x.png"
-    code, out = call("predict", journal.path, image, "--site", places / "b")
+    code, out = call("predict", journal.path, image, "--site", site_folder(places, "b"))
     assert code == 0, out
     assert "x.png" in out
-    code, out = call("predict", journal.path, image, "--site", places / "b", "--client", "b")
+    code, out = call(
+        "predict", journal.path, image, "--site", site_folder(places, "b"), "--client", "b"
+    )
     assert code
     assert "--site: it says which client it is; leave out --client" in out
     model = places / "own.safetensors"
-    assert call("export", journal.path, "--site", places / "c", "--out", model)[0] == 0
+    assert call("export", journal.path, "--site", site_folder(places, "c"), "--out", model)[0] == 0
     assert model.is_file()
