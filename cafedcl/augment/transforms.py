@@ -226,10 +226,10 @@ class TransformChain(Transform):
         return draws
 
     def apply(self, x: Tensor, draws: Tensors) -> Tensor:
+        kind = (x.shape, x.dtype)
         for transform in self.transforms:
             changed: object = transform.apply(x, under(f"{transform.name}/", draws))
-            alike = isinstance(changed, Tensor) and changed.shape == x.shape
-            if not isinstance(changed, Tensor) or not alike or changed.dtype != x.dtype:
+            if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != kind:
                 raise CafedclError(
                     f"train.transform: apply of {type(transform).__name__} returns "
                     f"{described(changed)}; {described(x)} is expected, as it was given"

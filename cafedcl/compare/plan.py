@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from cafedcl.config.sections import (
     label,
     read_file,
 )
-from cafedcl.config.split_options import OWN_OPTIONS, SPLITS, parse_split, replaced_split
+from cafedcl.config.split_options import OF_ONE_KIND, SPLITS, parse_split, replaced_split
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
@@ -31,8 +30,6 @@ Tables = dict[str, dict[str, Any]]
 
 SET_PER_RUN = ("data.name", "run.seed", "engine.device")
 """Options that a plan sets for each run separately, besides the method and the split."""
-ONE_SPLIT = frozenset({"kind", *chain(*OWN_OPTIONS.values())})
-"""Options of a split that those of another kind replace."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Comparison:
         )
         if "seed" in chosen.get("run", {}):
             raise CafedclError("--set run.seed: use --seeds N and --first-seed N")
-        ignored = [key for key in chosen.get("split", {}) if key in ONE_SPLIT]
+        ignored = [key for key in chosen.get("split", {}) if key in {"kind", *OF_ONE_KIND}]
         if splits and ignored:
             raise CafedclError(
                 f"--set split.{ignored[0]}: --splits says how to split; set it there, as in "

@@ -106,7 +106,8 @@ class Sweep:
                 "--tune: name what to search with --range SECTION.KEY=LOW..HIGH "
                 "or --choice SECTION.KEY=A,B"
             )
-        if hold_out is not None and (on or ("validation" if tune else "test")) == "test":
+        on = on or ("validation" if tune else "test")
+        if hold_out is not None and on == "test":
             raise CafedclError(
                 "--hold-out: the score would be measured on the test set all the same; add "
                 "--on validation, or leave it out"
@@ -116,7 +117,7 @@ class Sweep:
             seeds=1 if seeds is None else seeds,
             first_seed=first_seed or 0,
             score=score or "server.accuracy",
-            on=on or ("validation" if tune else "test"),
+            on=on,
             hold_out=0.1 if hold_out is None else hold_out,
             grid={name: list(values) for name, values in grid.items()},
             ranges=dict(ranges),

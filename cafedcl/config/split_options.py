@@ -27,6 +27,8 @@ OWN_OPTIONS = {
     "file": ("file",),
 }
 """The options of each split that not every split has."""
+OF_ONE_KIND = frozenset(name for names in OWN_OPTIONS.values() for name in names)
+"""The options that go with their kind of split if another one is chosen."""
 SHARED_OPTIONS = ("ir", "tail", "validation")
 """The options of every split but ``file``, whose images were assigned before."""
 
@@ -90,9 +92,5 @@ def replaced_split(section: Mapping[str, Any], text: str) -> dict[str, Any]:
 
     Options that belong to one kind of split go with the old kind; the others stay.
     """
-    kept = {
-        key: value
-        for key, value in section.items()
-        if not any(key in names for names in OWN_OPTIONS.values())
-    }
+    kept = {key: value for key, value in section.items() if key not in OF_ONE_KIND}
     return kept | parse_split(text)

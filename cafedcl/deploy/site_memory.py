@@ -12,6 +12,7 @@ from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.core.tensors import Tensors, pack, unpack
 from cafedcl.federation.result import Run
+from cafedcl.federation.run_files import reason
 from cafedcl.federation.run_folder import RunFolder
 
 
@@ -72,10 +73,9 @@ def with_site(run: Run, site: Path) -> tuple[Run, int]:
         raise CafedclError(f"{run.path or 'this run'}: no run of a deployment; leave out --site")
     if not (site / "site.toml").is_file():
         raise CafedclError(f"{site}: no folder of a site (it has no site.toml)")
-    found = (site / "memory" / name).glob("*")
-    kept = {int(folder.name): folder for folder in found if folder.name.isdecimal()}
-    known = {client: memory for client, memory in run.memories.items() if TICKET in memory}
-    clients = sorted(kept.keys() & known.keys())
+    folders = [folder.name for folder in (site / "memory" / name).glob("*")]
+    tickets = {client: its[TICKET] for client, its in run.memories.items() if TICKET in its}
+    clients = [client for client in tickets if str(client) in folders]
     if len(clients) > 1:
         raise CafedclError(f"{site}: memory/{name} is of several sites")
     if not clients:
@@ -84,11 +84,9 @@ def with_site(run: Run, site: Path) -> tuple[Run, int]:
             "memory was deleted, or the run has neither personal weights nor store.own = true"
         )
     (client,) = clients
-    file = MemoryFolder.of(site, name, client).file(int(known[client][TICKET]))
+    file = MemoryFolder.of(site, name, client).file(int(tickets[client]))
     try:
         memory, _ = unpack(file.read_bytes())
-    except OSError as error:
-        raise CafedclError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise CafedclError(f"{file}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise CafedclError(f"{file}: cannot be read: {reason(error)}") from None
     return replace(run, memories={**run.memories, client: memory}), client

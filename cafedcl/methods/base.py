@@ -167,10 +167,8 @@ class Method:
         """Return the terms of ``loss``; raises CafedclError if they are not numbers by name."""
         terms = self.loss(model, batch, visit)
         if not isinstance(terms, dict) or not terms:
-            raise CafedclError(
-                f"method {self.name}: its loss returns {type(terms).__name__}; terms by name are "
-                "expected, such as {'ce': term}"
-            )
+            expected = "terms by name are expected, such as {'ce': term}"
+            raise wrong_result(self, "loss", terms, expected)
         for name, term in terms.items():
             if not isinstance(term, Tensor) or term.dim():
                 what = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else "no tensor"
@@ -188,10 +186,8 @@ class Method:
         """Return what ``summarize`` returns; raises CafedclError if that is not two dicts."""
         found = self.summarize(model, visit)
         if not isinstance(found, tuple) or [type(part) for part in found] != [dict, dict]:
-            raise CafedclError(
-                f"method {self.name}: its summarize returns {type(found).__name__}; two dicts of "
-                "tensors are expected: what is sent, and notes"
-            )
+            expected = "two dicts of tensors are expected: what is sent, and notes"
+            raise wrong_result(self, "summarize", found, expected)
         return found
 
     def fields(self, model: Network) -> dict[str, Field]:
@@ -287,7 +283,7 @@ class Aggregator:
         model = prefixed(MODEL, self.average.result())
         update: object = self.method.update(self.state, self.counted)
         if not isinstance(update, dict):
-            raise wrong_result(self.method, "update", update, "a dict of tensors")
+            raise wrong_result(self.method, "update", update, "a dict of tensors is expected")
         return {**self.state, **model, **update}
 
     def _average_waiting(self) -> None:
@@ -295,7 +291,7 @@ class Aggregator:
             return
         weighed: object = self.method.weigh(self.waiting)
         if not isinstance(weighed, Tensor):
-            raise wrong_result(self.method, "weigh", weighed, "a tensor")
+            raise wrong_result(self.method, "weigh", weighed, "a tensor is expected")
         weights = weighed.tolist()
         if len(weights) != len(self.waiting):
             raise CafedclError(
@@ -318,5 +314,5 @@ class Aggregator:
 def wrong_result(method: Method, step: str, result: object, expected: str) -> CafedclError:
     """Return the error for a step of a method that returns something else than it should."""
     return CafedclError(
-        f"method {method.name}: its {step} returns {type(result).__name__}; {expected} is expected"
+        f"method {method.name}: its {step} returns {type(result).__name__}; {expected}"
     )

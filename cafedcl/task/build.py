@@ -262,12 +262,12 @@ def build(
         method.label_smoothing = config.train.label_smoothing
         head: object = method.head()
         if not isinstance(head, nn.Module):
-            raise wrong_result(method, "head", head, "a module")
+            raise wrong_result(method, "head", head, "a module is expected")
         network = Network(encoder, head)
         network.notes = tuple(notes)
         state: object = method.start(network)
         if not isinstance(state, dict):
-            raise wrong_result(method, "start", state, "a dict of tensors")
+            raise wrong_result(method, "start", state, "a dict of tensors is expected")
         return method, network, state
 
 

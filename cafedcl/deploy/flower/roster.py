@@ -85,22 +85,21 @@ class Roster(Generic[T]):
         self.notice = notice
         self.keys = keys
         self.read: EnrolmentReader[T] = read
-        self.enrolled: dict[int, T | None] = {}
-        """Enrolments by node; None for a node that cannot take part."""
-        self.refusals: dict[int, str] = {}
-        """Why nodes cannot take part."""
+        self.enrolled: dict[int, T] = {}
+        """Enrolments by node."""
+        self.refused: dict[int, str] = {}
+        """Why the other nodes cannot take part."""
 
     def online(self) -> Iterator[tuple[int, T]]:
         """Let new nodes enrol, then yield the connected nodes and their enrolments, newest last."""
         online = self.mail.online()
-        for node, found in self.enrolled.items():
-            if node not in online and found is not None:
-                self.notice(f"{site_title(found)} disconnected")
-        self.enrolled = {node: found for node, found in self.enrolled.items() if node in online}
-        new = online - self.enrolled.keys()
+        for node in [node for node in self.enrolled if node not in online]:
+            self.notice(f"{site_title(self.enrolled.pop(node))} disconnected")
+        self.refused = {node: why for node, why in self.refused.items() if node in online}
+        new = online - self.enrolled.keys() - self.refused.keys()
         if new:
             self._enrol(new)
-        yield from ((node, found) for node, found in self.enrolled.items() if found is not None)
+        yield from self.enrolled.items()
 
     def _enrol(self, nodes: set[int]) -> None:
         requests = {}
@@ -124,8 +123,7 @@ class Roster(Generic[T]):
                 self.notice(f"{site_title(found)} connected")
 
     def _refuse(self, node: int, error: Exception) -> None:
-        self.enrolled[node] = None
-        self.refusals[node] = str(error)
+        self.refused[node] = str(error)
         self.notice(f"{self.keys.title(node)} cannot take part: {error}")
 
     def _remind(self, nodes: Iterable[int]) -> None:
@@ -145,14 +143,13 @@ class Roster(Generic[T]):
             now = time.monotonic()
             if len(found) >= number or now > began + patience:
                 return list(found.values())
-            refused: list[int] = self._refused()
-            all_answered = self.keys.are_known and not self.keys.missing([*found, *refused])
-            if not refused or not all_answered:
+            all_answered = self.keys.are_known and not self._missing()
+            if not self.refused or not all_answered:
                 stuck = None
             elif stuck is None:
                 stuck = now
             if stuck is not None and now > stuck + MENDING:
-                reasons = (f"{self.keys.title(it)}: {self.refusals[it]}" for it in refused)
+                reasons = (f"{self.keys.title(it)}: {why}" for it, why in self.refused.items())
                 raise CafedclError(
                     f"{len(found)} of {number} sites can take part ({'; '.join(reasons)}); set "
                     "that right, or lower federation.clients"
@@ -162,14 +159,13 @@ class Roster(Generic[T]):
                 self.notice(self._waiting(found, number, patience - (now - began)))
             time.sleep(PAUSE)
 
-    def _refused(self) -> list[int]:
-        """Return the connected nodes that cannot take part."""
-        return [node for node, its in self.enrolled.items() if its is None]
+    def _missing(self) -> list[str]:
+        """Return the sites that have neither enrolled nor been refused."""
+        return self.keys.missing([*self.enrolled, *self.refused])
 
     def _waiting(self, found: Mapping[int, T], number: int, left: float) -> str:
-        refused: list[int] = self._refused()
-        missing = self.keys.missing([*found, *refused])
-        titles = sorted(self.keys.title(node) for node in refused)
+        missing = self._missing()
+        titles = sorted(self.keys.title(node) for node in self.refused)
         parts = [f"not here: {', '.join(missing)}"] if missing else []
         parts += [f"cannot take part: {', '.join(titles)}"] if titles else []
         which = f" ({'; '.join(parts)})" if parts else ""
