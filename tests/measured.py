@@ -14,9 +14,19 @@ HOME = Path(__file__).parents[1]
 RESULTS = HOME / "experiments" / "results"
 
 
-def prose_of(page: str) -> str:
-    """The text of a page without its generated tables."""
-    return re.sub(r"<!-- table:.*?<!-- /table -->", "", page, flags=re.DOTALL)
+class Page:
+    """A page of the documentation, whose sentences are checked."""
+
+    def __init__(self, name: str) -> None:
+        self.content = (HOME / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        self.prose = re.sub(r"<!-- table:.*?<!-- /table -->", "", self.content, flags=re.DOTALL)
+        """The page without its generated tables."""
+        self.text = " ".join(self.prose.split())
+
+    def said(self, *sentences: str) -> None:
+        """Assert that the page says these sentences."""
+        for sentence in sentences:
+            assert sentence in self.text, sentence
 
 
 @cache

@@ -9,29 +9,23 @@ from typing import Any
 
 import pytest
 from measured import (
-    HOME,
+    Page,
     baselines,
     holm,
     p_of,
     place,
-    prose_of,
     result,
     settings_of,
     tuned,
     tuned_p_values,
 )
 
-PAGE = (HOME / "docs" / "cafedcl-best.md").read_text(encoding="utf-8")
-TEXT = " ".join(prose_of(PAGE).split())
+PAGE = Page("cafedcl-best")
+said = PAGE.said
 PRACTICAL, TAIL, SKIN = SETTINGS = ("cifar10-practical", "cifar10-ir50", "ham10000-sources")
 SERVER, SERVER_STD, OWN = "server.balanced", "server.client_std", "own.client_mean"
 SCORES = (SERVER, SERVER_STD, OWN, "own.client_std")
 RUNS = result("best_parts-short")["runs"]
-
-
-def said(*sentences: str) -> None:
-    for sentence in sentences:
-        assert sentence in TEXT, sentence
 
 
 def label(changed: dict[str, Any]) -> str:

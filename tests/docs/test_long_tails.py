@@ -10,20 +10,20 @@ import tomllib
 import pytest
 from measured import (
     HOME,
+    Page,
     baselines,
     by_seed,
     holm,
     leads,
     place,
-    prose_of,
     result,
     seeds_of_all,
     tuned,
     tuned_p_values,
 )
 
-PAGE = (HOME / "docs" / "long-tails.md").read_text(encoding="utf-8")
-TEXT = " ".join(prose_of(PAGE).split())
+PAGE = Page("long-tails")
+said = PAGE.said
 README = (HOME / "README.md").read_text(encoding="utf-8")
 RESULT = "long_tail-short"
 BEST = "cafedcl:best"
@@ -36,11 +36,6 @@ OWN = dict(tuned("own.client_mean"))
 PRIOR = dict(tuned("own.prior_mean"))
 SERVER_STD = dict(tuned("server.client_std"))
 OWN_STD = dict(tuned("own.client_std"))
-
-
-def said(*sentences: str) -> None:
-    for sentence in sentences:
-        assert sentence in TEXT, sentence
 
 
 def behind(found: dict[str, float], method: str = BEST) -> float:
@@ -70,7 +65,9 @@ def test_the_settings_are_those_of_the_study() -> None:
         "pathological:8": "8 classes per client, 20 clients",
         "source": "4 clients, the four places that the images come from",
     }
-    rows = [line for line in PAGE.splitlines() if line.startswith("| `") and " clients" in line]
+    rows = [
+        line for line in PAGE.content.splitlines() if line.startswith("| `") and " clients" in line
+    ]
     for setting in settings:
         split, _, ratio = setting["split"].partition(",ir=")
         group, _, kind = setting["name"].rpartition("-")

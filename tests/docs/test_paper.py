@@ -15,6 +15,7 @@ import scipy
 from measured import (
     HOME,
     RESULTS,
+    Page,
     average,
     by_seed,
     gaps,
@@ -22,7 +23,6 @@ from measured import (
     methods_of,
     p_of,
     place,
-    prose_of,
     result,
     seeds_of_all,
     settings_of,
@@ -32,9 +32,8 @@ from measured import (
 
 import cafedcl
 
-PAGE = (HOME / "docs" / "paper.md").read_text(encoding="utf-8")
-PROSE = prose_of(PAGE)
-TEXT = " ".join(PROSE.split())
+PAGE = Page("paper")
+said = PAGE.said
 PRACTICAL = "cifar10-practical"
 PATHOLOGICAL = "cifar10-pathological"
 DEFAULTS = ("table1-short", "table2-short", "standins-short", "skin-short")
@@ -59,14 +58,9 @@ def places(score: str, method: str = "cafedcl") -> dict[str, int]:
     return found
 
 
-def said(*sentences: str) -> None:
-    for sentence in sentences:
-        assert sentence in TEXT, sentence
-
-
 def test_the_page_is_short_and_the_abstract_too() -> None:
-    assert len(PROSE.split()) <= 4600
-    abstract = PROSE.split("## Abstract")[1].split("##")[0]
+    assert len(PAGE.prose.split()) <= 4600
+    abstract = PAGE.prose.split("## Abstract")[1].split("##")[0]
     assert 120 <= len(abstract.split()) <= 175
 
 
@@ -475,7 +469,7 @@ def test_how_much_has_been_run_is_said_once() -> None:
     assert most_seeds("table1-medium") == most_seeds("standins-short") == 1
     assert {one["width"] for one in result("table1-medium")["runs"]} == {0.5}
     assert len({one["method"] for one in result("table1-medium")["runs"]}) == 4
-    assert TEXT.count("one seed so far") == 1
+    assert PAGE.text.count("one seed so far") == 1
 
 
 @pytest.mark.parametrize(
@@ -517,7 +511,7 @@ def test_robustness_in_sentences() -> None:
 
 
 ROWS = re.findall(
-    r"^\| [^|]+ \| `([^`]+)` \| \[[^]]+\]\(\.\./(\S+\.json)\) \|$", PAGE, re.MULTILINE
+    r"^\| [^|]+ \| `([^`]+)` \| \[[^]]+\]\(\.\./(\S+\.json)\) \|$", PAGE.content, re.MULTILINE
 )
 
 
@@ -539,9 +533,9 @@ def test_a_command_is_the_recorded_one(command: str, path: str) -> None:
 
 def test_the_citation_agrees_with_the_page() -> None:
     citation = (HOME / "CITATION.cff").read_text(encoding="utf-8")
-    title = PAGE.partition("\n")[0].removeprefix("# ")
+    title = PAGE.content.partition("\n")[0].removeprefix("# ")
     preferred = citation.partition("preferred-citation:")[2]
     assert f'title: "{title}"' in preferred
     assert f"version: {cafedcl.__version__}" in preferred
-    assert title in TEXT.replace("{", "").replace("}", "").partition("How to cite")[2]
-    assert f"cafedcl {cafedcl.__version__}, docs/paper.md" in TEXT
+    assert title in PAGE.text.replace("{", "").replace("}", "").partition("How to cite")[2]
+    assert f"cafedcl {cafedcl.__version__}, docs/paper.md" in PAGE.text
