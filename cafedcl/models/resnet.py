@@ -8,29 +8,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cafedcl.core.contract import Shape
-from cafedcl.models.base import Encoder
+from cafedcl.models.base import Encoder, average_pool
 
 GROUPS = 2
 
 
+class Norm(nn.GroupNorm):
+    """Group normalisation with what follows it in a ResNet, which an engine can do in one step."""
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
+        """Return the normalised images, perhaps plus a shortcut, perhaps after a ReLU."""
+        y = super().forward(x)
+        if shortcut is not None:
+            y = y + shortcut
+        return F.relu(y) if relu else y
+
+
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut. The ReLU after the sum is left to the caller."""
+    """Two 3×3 convolutions and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(GROUPS, outputs)
+        self.norm1 = Norm(GROUPS, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(GROUPS, outputs)
+        self.norm2 = Norm(GROUPS, outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut.add_module("conv", nn.Conv2d(inputs, outputs, 1, stride, bias=False))
-            self.shortcut.add_module("norm", nn.GroupNorm(GROUPS, outputs))
+            self.shortcut.add_module("norm", Norm(GROUPS, outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's sum before its ReLU."""
-        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return inner + self.shortcut(x)  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, *, relu: bool) -> Tensor:
+        """Return the block's sum, perhaps after its ReLU."""
+        inner = self.norm1(self.conv1(x), relu=True)
+        return self.norm2(self.conv2(inner), self.shortcut(x), relu=relu)  # type: ignore[no-any-return]
 
 
 class ResNet(Encoder):
@@ -47,7 +58,7 @@ class ResNet(Encoder):
         channels = [max(GROUPS, GROUPS * round(base * width / GROUPS)) for base in self.bases]
         self.dim = channels[-1]
         self.conv = self.stem(shape[0], channels[0])
-        self.norm = nn.GroupNorm(GROUPS, channels[0])
+        self.norm = Norm(GROUPS, channels[0])
         self.blocks = nn.ModuleList()
         inputs = channels[0]
         for stage, outputs in enumerate(channels):
@@ -61,19 +72,29 @@ class ResNet(Encoder):
         """Return the first convolution."""
         return nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False)
 
-    def pooled_stem(self, x: Tensor) -> Tensor:
-        """Return the output of the stem before its ReLU."""
-        return self.norm(self.conv(x))  # type: ignore[no-any-return]
+    def pooled_stem(self, x: Tensor, *, relu: bool) -> Tensor:
+        """Return the output of the stem, perhaps after its ReLU."""
+        return self.norm(self.conv(x), relu=relu)  # type: ignore[no-any-return]
 
     def stages(self, x: Tensor) -> list[Tensor]:
         """Return the levels: the stem and the stages, before their ReLU."""
-        levels = [self.pooled_stem(x)]
+        levels = [self.pooled_stem(x, relu=False)]
         for begin in range(0, len(self.blocks), self.depth):
             level = levels[-1]
             for block in self.blocks[begin : begin + self.depth]:
-                level = block(F.relu(level))
+                level = block(F.relu(level), relu=False)
             levels.append(level)
         return levels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the pooled features of the last stage, after its ReLU.
+
+        No level is needed before its ReLU here, so each ReLU is left to the normalisation before.
+        """
+        x = self.pooled_stem(x, relu=True)
+        for block in self.blocks:
+            x = block(x, relu=True)
+        return average_pool(x)
 
 
 class ResNet18(ResNet):
@@ -91,10 +112,10 @@ class ResNet18Large(ResNet18):
         """Return the first convolution."""
         return nn.Conv2d(inputs, outputs, 7, 2, 3, bias=False)
 
-    def pooled_stem(self, x: Tensor) -> Tensor:
-        """Return the output of the stem before its ReLU."""
+    def pooled_stem(self, x: Tensor, *, relu: bool) -> Tensor:
+        """Return the output of the stem, perhaps after its ReLU."""
         # Max-pooling before the ReLU gives the same result as after it.
-        return F.max_pool2d(super().pooled_stem(x), 3, 2, 1)
+        return F.max_pool2d(super().pooled_stem(x, relu=relu), 3, 2, 1)
 
 
 class ResNet8(ResNet):

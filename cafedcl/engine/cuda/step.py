@@ -17,6 +17,7 @@ from cafedcl.augment.transforms import TransformChain
 from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under
+from cafedcl.engine.cuda.fused_norm import use_fused_norm
 from cafedcl.engine.cuda.im2col import use_im2col
 from cafedcl.engine.optimizer import descend
 from cafedcl.functional.metrics import predictions
@@ -93,12 +94,13 @@ class BoundEncoder(Runner):
 class FunctionalNetwork(nn.Module):
     """A network whose weights are given at every call, with its encoder in another precision."""
 
-    def __init__(self, network: Network, dtype: torch.dtype, *, im2col: bool = False) -> None:
+    def __init__(self, network: Network, dtype: torch.dtype, *, fast: bool = False) -> None:
         super().__init__()
         self.network = copy.deepcopy(network)
         self.body = copy.deepcopy(network.encoder)
-        if im2col:
+        if fast:
             use_im2col(self.body)
+            use_fused_norm(self.body)
         self.runner = CastEncoder(self.body, dtype)
         self.network.runner = self.runner
 
@@ -133,7 +135,7 @@ class Program:
             settings: Any = torch._dynamo.config
             for limit in ("recompile_limit", "accumulated_recompile_limit"):
                 setattr(settings, limit, max(getattr(settings, limit), RECOMPILE_LIMIT))
-        self.functional = FunctionalNetwork(network, dtype, im2col=compiled and dtype.itemsize == 2)
+        self.functional = FunctionalNetwork(network, dtype, fast=compiled and dtype.itemsize == 2)
         self.objective = self._compiled(self._objective)
         self.update = self._compiled(self._update)
         self.embed = self._compiled(self._embed)

@@ -1,0 +1,138 @@
+"""The kernels run on a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter on any host."""
+
+import copy
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from cafedcl.engine.cuda import fused_norm
+from cafedcl.engine.cuda.fused_norm import MOST_NUMBERS, FusedNorm, has_triton, use_fused_norm
+from cafedcl.models.resnet import GROUPS, Norm, ResNet8
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RUNS = has_triton() and (DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+needs_triton = pytest.mark.skipif(not RUNS, reason="needs Triton on a CUDA device")
+
+SHAPES = [(3, 8, 4, 4), (2, 12, 7, 7), (2, 2, 1, 2), (2, 6, 3, 5)]
+"""Powers of two, and sizes that are padded."""
+
+
+def random(shape: tuple[int, ...], seed: int) -> Tensor:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drawn.to(DEVICE)
+
+
+def fused_layer(channels: int) -> Norm:
+    layer = Norm(GROUPS, channels)
+    with torch.no_grad():
+        layer.weight.copy_(random((channels,), 1))
+        layer.bias.copy_(random((channels,), 2))
+    use_fused_norm(layer)
+    return layer.to(DEVICE)
+
+
+@needs_triton
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("has_shortcut", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_kernel_has_the_result_and_the_gradients_of_the_separate_steps(
+    shape: tuple[int, ...], has_shortcut: bool, relu: bool
+) -> None:
+    layer = fused_layer(shape[1])
+    assert type(layer) is FusedNorm
+    x, shortcut, slope = (random(shape, seed) for seed in (3, 4, 5))
+    exact = [v.detach().clone().requires_grad_() for v in (x, layer.weight, layer.bias, shortcut)]
+    given = [x.float().requires_grad_(), layer.weight, layer.bias, shortcut.float()]
+    given[3].requires_grad_()
+    expected = F.group_norm(exact[0], GROUPS, exact[1].double(), exact[2].double(), layer.eps)
+    if has_shortcut:
+        expected = expected + exact[3]
+    if relu:
+        expected = expected.clamp_min(0.0)
+    found = layer(given[0], given[3] if has_shortcut else None, relu=relu)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    asked = 4 if has_shortcut else 3
+    slopes = torch.autograd.grad(expected, exact[:asked], slope)
+    for mine, theirs in zip(
+        torch.autograd.grad(found, given[:asked], slope.float()), slopes, strict=True
+    ):
+        torch.testing.assert_close(mine.double(), theirs.double(), atol=5e-5, rtol=5e-5)
+
+
+@needs_triton
+@pytest.mark.parametrize("entry", ["forward", "levels"])
+def test_a_network_has_the_features_and_gradients_of_the_plain_one(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In tf32, convolutions of images with their channels last differ from those of others.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    plain = ResNet8((3, 8, 8), 0.1).to(DEVICE)
+    fused = copy.deepcopy(plain)
+    use_fused_norm(fused)
+    assert sum(type(module) is FusedNorm for module in fused.modules()) == 9
+    x = random((4, 3, 8, 8), 0).float()
+    results = []
+    for network in (plain, fused):
+        # The compiler's front end asks for shapes without running the kernels.
+        traced = torch.compile(getattr(network, entry), backend="aot_eager", dynamic=False)
+        features = traced(x) if entry == "forward" else torch.cat(traced(x)[0], 1)
+        loss = features.square().sum()
+        results.append((features, *torch.autograd.grad(loss, list(network.parameters()))))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@needs_triton
+@pytest.mark.parametrize(("channels", "side"), [(64, 32), (128, 16), (256, 8), (512, 4)])
+def test_16_bits_are_as_exact_as_separate_steps_in_16_bits(channels: int, side: int) -> None:
+    layer = fused_layer(channels)
+    shape = (3, channels, side, side)
+    x, shortcut, slope = (random(shape, seed).bfloat16() for seed in (3, 4, 5))
+    inputs = (x, shortcut, layer.weight.detach().bfloat16(), layer.bias.detach().bfloat16())
+
+    def fused(x: Tensor, shortcut: Tensor, *weights: Tensor) -> Tensor:
+        named = dict(zip(("weight", "bias"), weights, strict=True))
+        return functional_call(layer, named, (x, shortcut), {"relu": True})
+
+    def separate(x: Tensor, shortcut: Tensor, *weights: Tensor) -> Tensor:
+        return F.relu(F.group_norm(x, GROUPS, *weights, layer.eps) + shortcut)
+
+    def results(steps: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        given = [value.to(dtype, copy=True).requires_grad_() for value in inputs]
+        y = steps(*given)
+        return [y, *torch.autograd.grad(y, given, slope.to(dtype))]
+
+    exact = results(separate, torch.float64)
+    mine = results(fused, torch.bfloat16)
+    theirs = results(separate, torch.bfloat16)
+    for truth, one, other in zip(exact, mine, theirs, strict=True):
+        assert (one - truth).norm() <= 1.2 * (other - truth).norm() + 1e-3 * truth.norm()
+
+
+def test_a_group_that_does_not_fit_in_registers_takes_separate_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the kernel was called")
+
+    monkeypatch.setattr(fused_norm, "fused_norm", fail)
+    monkeypatch.setattr(fused_norm, "has_triton", lambda: True)
+    layer = fused_layer(2 * GROUPS)
+    assert type(layer) is FusedNorm
+    side = int(MOST_NUMBERS**0.5)
+    x = random((1, 2 * GROUPS, side, side), 0).float()
+    expected = F.relu(F.group_norm(x, GROUPS, layer.weight, layer.bias) + x)
+    assert torch.equal(layer(x, x, relu=True), expected)
+    with pytest.raises(AssertionError, match="the kernel was called"):
+        layer(x[:, :, :2, :2], relu=True)
+
+
+def test_without_triton_every_layer_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_norm, "has_triton", lambda: False)
+    assert type(fused_layer(4)) is Norm
