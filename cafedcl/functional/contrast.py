@@ -131,6 +131,15 @@ def i2p_loss(
     return cross_entropy(logits, batch.y, weight, smoothing)
 
 
+def feature_distillation(z: Tensor, received: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted mean of 1 − ⟨z, z_received⟩ over images, for features of length 1.
+
+    Local training moves features towards the anchors of the client's own classes. This holds them
+    where the received model has them, and with them what it knows of classes the client lacks.
+    """
+    return weighted_average(1 - (z * received).sum(1), weight)
+
+
 def shares(counts: Tensor) -> Tensor:
     """Return n_{k,c}/n_k; all 0 for a client without images."""
     return counts / counts.sum().clamp_min(1)

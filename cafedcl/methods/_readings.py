@@ -124,6 +124,12 @@ class CAFedCLOptions:
         "smoothing); 0: classes that the client lacks are left out",
         low=0.0,
     )
+    lam_distill: float = option(
+        0.0,
+        "weight of feature distillation: an image's feature is to keep the direction that the "
+        "received model gives it",
+        low=0.0,
+    )
     classifier: str = option(
         "literal",
         "no classifier head (literal), or one trained with cross-entropy",
@@ -235,6 +241,11 @@ class CAFedCLOptions:
             return f"clip = {list(self.clip)}: the first number must not be the larger one"
         if self.inference == "head" and self.classifier != "ce":
             return "inference = head: there is no head; set method.classifier = 'ce'"
+        if self.lam_distill and self.features == "pre-relu":
+            return (
+                "lam_distill > 0: features = pre-relu has no distillation; set method.features = "
+                "'literal' or 'projected'"
+            )
         readings = (self.prototype, self.prototype_of)
         if self.weights == "inverse-variance" and readings != ("mean-of-units", "real"):
             return (

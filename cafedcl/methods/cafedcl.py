@@ -24,7 +24,7 @@ FRAMES = {"simplex": contrast.simplex, "orthonormal": contrast.orthonormal}
 
 
 class CAFedCL(Method):
-    """L = I2P + λ_align·Align + λ_geo·Geo (Eq. 13).
+    """L = I2P + λ_align·Align + λ_geo·Geo (Eq. 13), and perhaps λ_distill·Distill, our addition.
 
     The server averages prototypes and encoders by confidence (Eqs. 9 to 12).
     """
@@ -109,6 +109,11 @@ class CAFedCL(Method):
         if o.lam_geo and o.geo != "server":
             geo = contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction, o.prior)
             terms["geo"] = o.lam_geo * geo
+        if o.lam_distill:
+            parts = ("project",) if o.features == "projected" else ()
+            received = unit(model.frozen(visit.received, batch.x, *parts))
+            distilled = contrast.feature_distillation(z, received, batch.weight)
+            terms["distill"] = o.lam_distill * distilled
         if o.classifier == "ce":
             terms["ce"] = self.cross_entropy(model.part("classify")(raw), batch)
         return terms

@@ -88,6 +88,35 @@ def test_the_objective_is_i2p_align_and_geometry(scene):
     assert terms == pytest.approx({"i2p": i2p, "align": 0.3 * align, "geo": 0.7 * geo}, abs=1e-12)
 
 
+@pytest.mark.parametrize("features", ["literal", "projected"])
+def test_distillation_holds_features_where_the_received_model_has_them(scene, features):
+    options = {"features": features, "lam_align": 0.0, "lam_geo": 0.0, "lam_distill": 0.6}
+    method = method_with(**options)
+    network = scene.network(method)
+    rng = np.random.default_rng(1)
+    received = {
+        name: rng.normal(size=tuple(value.shape)) for name, value in network.state_dict().items()
+    }
+    visit = scene.visit(
+        method, received={name: torch.from_numpy(value) for name, value in received.items()}
+    )
+    terms = method.loss(network, scene.batch, visit)
+    z, before = scene.x @ scene.weight.T, scene.x @ received["encoder.weight"].T
+    if features == "projected":
+        layer = network.head["project"]
+        z = z @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
+        before = before @ received["head.project.weight"].T + received["head.project.bias"]
+    expected = 0.6 * np.mean(1 - np.sum(unit(z) * unit(before), axis=1))
+    assert terms.keys() == {"i2p", "distill"}
+    assert terms["distill"].item() == pytest.approx(expected, abs=1e-12)
+    assert expected > 0.1
+
+
+def test_distillation_of_features_before_the_relu_is_refused():
+    with pytest.raises(CafedclError, match=r"lam_distill > 0: features = pre-relu"):
+        resolve({"method": {"name": "cafedcl", "lam_distill": 0.3, "features": "pre-relu"}})
+
+
 @pytest.mark.parametrize(("t", "share"), [(0, 0.25), (2, 0.75), (3, 1.0), (50, 1.0)])
 def test_align_warms_up_linearly(visit_with, t, share):
     full, _ = Scene(visit_with).run(align_warmup=0)
