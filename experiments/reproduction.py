@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reproduction_curves import curves_table
 from reproduction_leaders import leaders_table, missing_text, settings_table
 from reproduction_notes import small_print
 from reproduction_paper import (
@@ -97,6 +98,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "skin": partial(of_runs, skin_table),
     "leaders": partial(of_tuned_runs, lambda runs: leaders_table(runs) + missing_text(runs)),
     "settings": partial(of_tuned_runs, settings_table),
+    "curves": partial(in_short, curves_table),
     "tuning": tuning_table,
     "methods-in-short": partial(in_short, lambda runs: methods_table(runs) + short_note(runs)),
     "leaders-in-short": partial(

@@ -107,6 +107,7 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
             protocol: None if line is None else rounded_score(run.value(line, protocol, "accuracy"))
             for protocol, line in best.items()
         },
+        "curves": {protocol: curve_of(run, protocol) for protocol in SCORED_PARTS},
         "seconds": round(sum(sum((line.get("seconds") or {}).values()) for line in run.lines), 3),
         "images": int(counts.sum()),
         "clients": len(counts),
@@ -121,6 +122,14 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
         "imbalance": 1.0 if classes is None else round(classes.imbalance, DIGITS),
         "options": departures(run),
     }
+
+
+def curve_of(run: RunSummary, protocol: str) -> list[tuple[int, Any]]:
+    """Return the accuracy after every scored round, with how many rounds there were until then."""
+    return [
+        (int(line["round"]) + 1, rounded_score(run.value(line, protocol, "accuracy")))
+        for line in run.scored(protocol)
+    ]
 
 
 def rounded_score(value: Any) -> Any:

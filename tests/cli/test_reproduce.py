@@ -63,6 +63,10 @@ def test_table_1_is_run_gone_on_with_and_set_beside_the_paper(tmp_path: Path) ->
         name: value and round(value, 6) for name, value in lines[-1]["own"].items()
     }
     assert one["best"]["server"] == round(max(line["server"]["accuracy"] for line in lines), 6)
+    assert one["curves"] == {
+        part: [[n, round(line[part][score], 6)] for n, line in enumerate(lines, 1)]
+        for part, score in (("server", "accuracy"), ("own", "client_mean"))
+    }
     assert one["seconds"] == pytest.approx(
         sum(sum(line["seconds"].values()) for line in lines), abs=1e-3
     )

@@ -31,6 +31,8 @@ SKIN = "ham10000-sources"
 CIFAR = ["cifar10-practical", "cifar10-ir10", "cifar10-ir50", "cifar10-ir100"]
 GTSRB = ["gtsrb-practical", "gtsrb-pathological"]
 FASHION = ["fashion-practical", "fashion-pathological"]
+SOME = ("fednh", "spherefed", "fedavg")
+"""The methods that were run with the larger network besides ours."""
 SERVER = dict(tuned("server.balanced"))
 OWN = dict(tuned("own.client_mean"))
 PRIOR = dict(tuned("own.prior_mean"))
@@ -231,6 +233,39 @@ def test_the_readme_says_the_same() -> None:
     assert f"| none | {defaults[0]}th and {defaults[1]}th of {number} |" in README
     ours = f"{place(SERVER[SKIN])}th and {place(accuracy)}th of {number}"
     assert f"| {len(firsts(SERVER))} of {len(SERVER)} settings | {ours} |" in README
+
+
+def test_the_larger_network() -> None:
+    runs = {run["method"]: run for run in result("long_tail-large")["runs"]}
+    assert {run["seed"] for run in runs.values()} == {0}
+    server = {it: dict(run["curves"]["server"]) for it, run in runs.items()}
+    ours = server[BEST]
+    for number in range(5, 31, 5):
+        assert all(ours[number] >= curve[number] for curve in server.values())
+    (other,) = sorted((curve[20] for it, curve in server.items() if it != BEST), reverse=True)[:1]
+    gained = ours[60] - ours[30]
+    said(
+        f"after 20 rounds its server's model has {100 * ours[20]:.1f} %, the best other "
+        f"{100 * other:.1f} %.",
+        f"After 30 rounds it has {100 * ours[30]:.1f} %, and then gains only {100 * gained:.1f}",
+    )
+    assert all(server[it][60] - server[it][30] > 3 * gained for it in ("spherefed", "fednh"))
+
+    def gap(method: str, score: str) -> float:
+        part, name = score.split(".")
+        return 100 * (runs[method][part][name] - runs[BEST][part][name])
+
+    both = ("server.accuracy", "own.client_mean")
+    fednh, sphere, fedavg = ([gap(it, score) for score in both] for it in SOME)
+    said(
+        f"FedNH is ahead of it by {fednh[0]:.1f} points with the server's model and by "
+        f"{fednh[1]:.1f} with clients' own",
+        f"SphereFed is ahead by {sphere[0]:.1f} and {sphere[1]:.1f} points.",
+        f"FedAvg is behind by {-fedavg[0]:.1f} and {-fedavg[1]:.1f}.",
+    )
+    assert gap("fednh", "server.client_std") < 0
+    assert gap("fednh", "own.client_std") < 0
+    assert "FedNH and SphereFed are ahead of `cafedcl:best`" in README
 
 
 def test_the_second_stage_of_tuning() -> None:
