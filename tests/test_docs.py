@@ -189,6 +189,14 @@ def test_the_second_run_of_resnet_is_told_as_it_was() -> None:
     assert f"and at {100 * small['ceiling']:.0f} % with batch 50" in text
 
 
+def test_the_run_with_one_kernel_for_normalisation_is_told_as_it_was() -> None:
+    (small,) = measured("h200-resnet-fused")["measurements"]
+    text = " ".join(SPEED.split())
+    assert small["task"] == "resnet-50"
+    assert f"with batch 50, FedAvg takes {small['step_ms']:.2f} ms, and the network" in text
+    assert f"runs at {100 * small['ceiling']:.0f} % of that rate" in text
+
+
 def test_all_systems_trained_the_same_model_on_the_gpu() -> None:
     rows = measured("peers-gpu")["jobs"]["d"].values()
     assert len({row["accuracy"] for row in rows}) == 1
