@@ -18,9 +18,13 @@ from cafedcl.core.environment import QUEUES, cores
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
 
-SHARED_GPU = {QUEUES: "8"}
-"""Environment of runs that share a GPU. By default each process asks for all hardware queues of the
-GPU, and a dozen processes would ask for more than it has.
+QUEUES_OF_MANY = "8"
+"""Hardware queues for each of the runs that share a GPU. By default every process asks for all of
+them, and a dozen processes would ask for more than there are.
+"""
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""The variable that says how many kernels PyTorch compiles at a time. By default every process
+compiles on all cores, and a dozen processes would be in each other's way.
 """
 
 
@@ -41,23 +45,24 @@ def choose_launcher(
         each = jobs or max(1, cores() // threads)
         return LocalLauncher([device_share("cpu")] * each)
     each = jobs or runs_per_gpu()
-    shares = [device_share(device, each) for device in here]
+    shares = [device_share(device, each, each * len(here)) for device in here]
     service = None
     if each > 1 and any(share.device == "cuda" for share in shares):
         service = MultiProcessService()
         if not service.start() and jobs is None:
             # Without the service, runs that share a GPU would only wait for each other.
-            return LocalLauncher([device_share(device) for device in here])
+            return LocalLauncher([device_share(device, 1, len(here)) for device in here])
         shares = [
             replace(share, variables={**share.variables, **service.variables}) for share in shares
         ]
     return LocalLauncher(shares * each, service)
 
 
-def device_share(device: str, jobs: int = 1) -> DeviceShare:
+def device_share(device: str, jobs: int = 1, processes: int = 1) -> DeviceShare:
     """Return a share of a device, which ``jobs`` runs use at the same time.
 
-    A run sees only its own GPU, as ``cuda``: so it can be resumed on another one later.
+    ``processes`` is how many runs there are at a time on all devices of the machine. A run sees
+    only its own GPU, as ``cuda``: so it can be resumed on another one later.
     """
     import torch
 
@@ -79,13 +84,24 @@ def device_share(device: str, jobs: int = 1) -> DeviceShare:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return DeviceShare(
         "cuda",
-        {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number), **queues(jobs)},
+        {
+            "CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number),
+            **shared(jobs, processes),
+        },
     )
 
 
-def queues(jobs: int) -> dict[str, str]:
-    """Return the environment of runs that share a GPU, unless the user has set it already."""
-    return SHARED_GPU if jobs > 1 and QUEUES not in os.environ else {}
+def shared(jobs: int, processes: int) -> dict[str, str]:
+    """Return the environment of runs that share a GPU, or the cores that compile for several.
+
+    What the user has set stays as it is.
+    """
+    wanted = {}
+    if jobs > 1:
+        wanted[QUEUES] = QUEUES_OF_MANY
+    if processes > 1:
+        wanted[COMPILERS] = str(max(1, cores() // processes))
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 class RayLauncher:
@@ -119,7 +135,7 @@ class RayLauncher:
             raise CafedclError(
                 f"--ray {address}: the cluster has no {kinds.pop()} device for a job"
             )
-        variables = queues(jobs or 1) if kinds == {"cuda"} else {}
+        variables = shared(jobs or 1, jobs or 1) if kinds == {"cuda"} else {}
         self.slots: Sequence[DeviceShare] = [DeviceShare(kinds.pop(), variables)] * number
 
     def launch(self, arguments: list[str], slot: DeviceShare, log: Path) -> Handle:

@@ -191,6 +191,23 @@ def test_the_tail_follows_a_growing_file_and_one_that_is_rewound(tmp_path: Path)
     assert tail.rounds == 1
 
 
+@pytest.mark.parametrize(("gpus", "jobs", "threads"), [(1, 12, "1"), (1, 4, "4"), (2, 1, "8")])
+def test_processes_that_compile_share_the_cores(
+    gpus: int, jobs: int, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("cafedcl.compare.devices.cores", lambda: 16)
+    monkeypatch.delenv(name, raising=False)
+    slots = choose_launcher([], jobs, 1, None).slots
+    assert len(slots) == gpus * jobs
+    assert {slot.variables[name] for slot in slots} == {threads}
+    monkeypatch.setenv(name, "3")
+    assert all(name not in slot.variables for slot in choose_launcher([], jobs, 1, None).slots)
+    monkeypatch.delenv(name)
+    assert all(name not in slot.variables for slot in choose_launcher(["cuda:0"], 1, 1, None).slots)
+
+
 def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -208,6 +225,7 @@ def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
         for slot in choose_launcher([], 2, 1, None).slots
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     assert device_share("cuda:1") == DeviceShare("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-7"})
     with pytest.raises(CafedclError, match="this machine has 2 CUDA devices"):
         device_share("cuda:2")
