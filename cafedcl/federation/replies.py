@@ -123,6 +123,7 @@ def make_validator(config: Config, task: Task) -> ReplyValidator | SummedReplyVa
         task.enrolment.counts,
         task.claims,
         task.method.sends_absent,
+        task.lengths,
         task.most_tested,
     )
 

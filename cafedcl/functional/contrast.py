@@ -131,7 +131,7 @@ def i2p_loss(
     return cross_entropy(logits, batch.y, weight, smoothing)
 
 
-def feature_distillation(z: Tensor, received: Tensor, weight: Tensor) -> Tensor:
+def distillation(z: Tensor, received: Tensor, weight: Tensor) -> Tensor:
     """Return the weighted mean of 1 − ⟨z, z_received⟩ over images, for features of length 1.
 
     Local training moves features towards the anchors of the client's own classes. This holds them

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cafedcl.core.contract import Client, Field, Up
+from cafedcl.core.contract import Client, Enrolment, Field, Lengths, Up
 from cafedcl.core.tensors import Tensors, prefixed
 
 MOMENTS = ("gram", "targets")
@@ -50,12 +50,26 @@ def rare_targets(total: Tensor, gain: float) -> Tensor:
     return (rarest / total.clamp_min(1)).clamp(max=1.0) ** gain
 
 
-def moment_fields(classes: int, dim: int, norm: float = float("inf")) -> dict[str, Field]:
-    """Return the entries of a reply with moments, whose rows have at most the given norm."""
+def moment_fields(classes: int, dim: int) -> dict[str, Field]:
+    """Return the entries of a reply with moments."""
     return {
-        "gram": Field((dim, dim), norm=norm, per_class=False),
-        "targets": Field((classes, dim), norm=norm, per_class=False),
+        "gram": Field((dim, dim), per_class=False, semidefinite=True),
+        "targets": Field((classes, dim), per_class=False),
     }
+
+
+def moment_lengths(weight: Tensor) -> Lengths:
+    """Return how long the moments of features of length 1 can be.
+
+    ``weight`` is what all images of a class of a client weigh together, (clients, classes). For a
+    unit vector z, z·zᵀ has the Frobenius norm 1; a sum is at most as long as its terms together.
+    """
+    return {"gram": weight.sum(1), "targets": weight}
+
+
+def balanced_lengths(enrolment: Enrolment) -> Lengths:
+    """Return how long balanced moments can be."""
+    return moment_lengths(enrolment.counts / enrolment.total.clamp_min(1))
 
 
 def summed(ups: list[Up]) -> Tensors:

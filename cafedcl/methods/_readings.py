@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Averages, ClassMeans, Client
+from cafedcl.core.contract import Averages, ClassMeans, Client, Enrolment
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
 
@@ -305,3 +305,13 @@ def class_trust(
     if quality is not None:
         notes["confidence_gen"] = quality
     return trust, notes
+
+
+def trust_range(options: CAFedCLOptions, enrolment: Enrolment) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest confidence that each client can have in each class."""
+    o = options
+    n_eff = conf.effective_counts(enrolment.counts, enrolment.synthetic, o.gamma)
+    told = (enrolment.most, enrolment.total)
+    data = conf.largest_data_confidence(n_eff, *told, o.data_scale, o.half)
+    most = conf.largest_confidence(data, enrolment.synthetic > 0, o.w).clamp(*o.clip)
+    return conf.trust_range(o.weights, most, n_eff, enrolment.counts)

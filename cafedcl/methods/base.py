@@ -6,7 +6,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Averages, Batch, Claims, Client, Enrolment, Field, Up, Visit
+from cafedcl.core.contract import (
+    Averages,
+    Batch,
+    Claims,
+    Client,
+    Enrolment,
+    Field,
+    Lengths,
+    Up,
+    Visit,
+)
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
@@ -199,6 +209,14 @@ class Method:
 
         A reply with a number outside is rejected. Only entries that are one number per class can
         have such a range.
+        """
+        return {}
+
+    def lengths(self, enrolment: Enrolment) -> Lengths:
+        """Return how long what each client sends can be, from what the server knows of it.
+
+        A reply with a longer entry or row is rejected: with sums over images, a client could
+        otherwise count for more images than it has.
         """
         return {}
 

@@ -8,14 +8,15 @@ found by name in functional/contrast.py, confidence.py and aggregation.py.
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
+from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Lengths, Up, Visit
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
 from cafedcl.functional import contrast, ridge
 from cafedcl.functional.aggregation import Entries, mean_prototypes, no_prototypes, normalise
 from cafedcl.functional.contrast import unit
-from cafedcl.methods._readings import PRESETS, CAFedCLOptions, averages_of, class_trust, head_parts
+from cafedcl.methods import _readings as readings
+from cafedcl.methods._readings import PRESETS, CAFedCLOptions
 from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
 
@@ -48,7 +49,7 @@ class CAFedCL(Method):
         self.separable = options.encoder_weight == "raw"
         self.fits = options.inference == "fitted"
         self.server_trains = self.fits
-        self.averages = averages_of(options)
+        self.averages = readings.averages_of(options)
         by_others = options.data_scale in ("max", "sum")
         self.uses_census = self.fits or (options.weights == "confidence" and by_others)
         self.sends_absent = options.absent == "literal"
@@ -61,7 +62,7 @@ class CAFedCL(Method):
             )
 
     def head(self) -> nn.Module:
-        return head_parts(self.options, self.classes, self.dim)
+        return readings.head_parts(self.options, self.classes, self.dim)
 
     def start(self, model: Network) -> Tensors:
         table = no_prototypes(self.classes, self.dim)
@@ -111,9 +112,8 @@ class CAFedCL(Method):
             terms["geo"] = o.lam_geo * geo
         if o.lam_distill:
             parts = ("project",) if o.features == "projected" else ()
-            received = unit(model.frozen(visit.received, batch.x, *parts))
-            distilled = contrast.feature_distillation(z, received, batch.weight)
-            terms["distill"] = o.lam_distill * distilled
+            before = unit(model.frozen(visit.received, batch.x, *parts))
+            terms["distill"] = o.lam_distill * contrast.distillation(z, before, batch.weight)
         if o.classifier == "ce":
             terms["ce"] = self.cross_entropy(model.part("classify")(raw), batch)
         return terms
@@ -139,7 +139,7 @@ class CAFedCL(Method):
         z, y = visit.embed("validation", o.judged)
         anchors = visit.anchors["prototypes"]
         logits = contrast.cosine_logits(unit(z), anchors, self.known(visit), o.tau)
-        trust, notes = class_trust(o, client, visit.signals, logits, y, p)
+        trust, notes = readings.class_trust(o, client, visit.signals, logits, y, p)
         sent = client.holds if o.absent == "mask" else torch.arange(self.classes, device=p.device)
         z, y = visit.embed("train", "trained")
         notes["scatter"] = contrast.class_scatter(unit(z), y, self.classes)
@@ -153,17 +153,14 @@ class CAFedCL(Method):
         norm = float("inf") if self.options.prototype == "literal" else 1.0 + 1e-4
         fields = {"prototypes": Field((self.dim,), norm=norm), "confidence": Field((), low=0.0)}
         if self.fits:
-            # All images of a class weigh 1 together, and every image has a feature of length 1.
-            fields |= ridge.moment_fields(self.classes, self.dim, norm=1.001 * self.classes)
+            fields |= ridge.moment_fields(self.classes, self.dim)
         return fields
 
     def claims(self, enrolment: Enrolment) -> Claims:
-        o = self.options
-        n_eff = self.effective_counts(enrolment.counts, enrolment.synthetic)
-        told = (enrolment.most, enrolment.total)
-        data = conf.largest_data_confidence(n_eff, *told, o.data_scale, o.half)
-        most = conf.largest_confidence(data, enrolment.synthetic > 0, o.w).clamp(*o.clip)
-        return {"confidence": conf.trust_range(o.weights, most, n_eff, enrolment.counts)}
+        return {"confidence": readings.trust_range(self.options, enrolment)}
+
+    def lengths(self, enrolment: Enrolment) -> Lengths:
+        return ridge.balanced_lengths(enrolment) if self.fits else {}
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         o = self.options

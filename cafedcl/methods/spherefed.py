@@ -6,10 +6,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Field, Up, Visit
+from cafedcl.core.contract import Batch, Enrolment, Field, Lengths, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.contrast import orthonormal, unit, weighted_average
-from cafedcl.functional.ridge import fitted, moment_fields, moments, summed, told_weight
+from cafedcl.functional.ridge import (
+    fitted,
+    moment_fields,
+    moment_lengths,
+    moments,
+    summed,
+    told_weight,
+)
 from cafedcl.methods.base import Method, own_mark
 from cafedcl.models.base import Network
 
@@ -57,6 +64,9 @@ class SphereFed(Method):
 
     def fields(self, model: Network) -> dict[str, Field]:
         return moment_fields(self.classes, self.dim)
+
+    def lengths(self, enrolment: Enrolment) -> Lengths:
+        return moment_lengths(enrolment.counts)
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         return own_mark(visit.client)

@@ -17,8 +17,8 @@ from cafedcl.engine.cpu.groups import stacking_obstacle
 from cafedcl.engine.cpu.messages import Message, result_message, to_result
 from cafedcl.engine.cpu.stacked import StackedClients
 from cafedcl.engine.cuda.engine import CudaEngine
+from cafedcl.federation.replies import make_validator
 from cafedcl.federation.rounds import Federation
-from cafedcl.functional.reply_check import ReplyValidator
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
@@ -130,15 +130,16 @@ def check_no_value_is_read(case: Case) -> None:
 
 
 def check_reply(case: Case) -> None:
-    """A reply is what ``fields`` says, and one with NaN is rejected."""
+    """Replies are what ``fields``, ``claims`` and ``lengths`` say; one with NaN is rejected."""
     federation = case.begun
     reply = case.replies[0]
-    validator = ReplyValidator(
-        federation.task.shared(), federation.task.fields, federation.task.clients.shards.counts
-    )
-    problem = validator.problem(reply)
-    if problem is not None:
-        raise case.fail(f"its reply is rejected: {problem}; see `fields`")
+    validator = make_validator(federation.config, federation.task)
+    for honest in case.replies:
+        problem = validator.problem(honest)
+        if problem is not None:
+            raise case.fail(
+                f"its reply is rejected: {problem}; see `fields`, `claims` and `lengths`"
+            )
     for part in ("model", "tensors"):
         values: Mapping[str, Tensor] = getattr(reply.up, part)
         spoilt = {n: v * torch.nan if v.is_floating_point() else v for n, v in values.items()}

@@ -4,6 +4,7 @@ A site may send what it likes. Nothing of it ends a run, and nothing that is acc
 what the site enrolled with.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -24,7 +25,7 @@ from cafedcl.task.resolve import resolve
 messages = pytest.importorskip("cafedcl.deploy.flower.messages")
 
 LIAR = 1
-METHODS = ["cafedcl", "fednh", "fedproto", "mp-fedcl", "scaffold"]
+METHODS = ["cafedcl", "cafedcl:best", "fednh", "fedproto", "mp-fedcl", "scaffold", "spherefed"]
 DTYPES = [
     torch.float32,
     torch.float64,
@@ -142,6 +143,27 @@ def test_a_loss_that_would_outweigh_everybody_is_refused() -> None:
     assert "up/loss" in tensors
     _, record = step_with("qffl", {**parts, messages.SHARED: pack(huge, header)})
     assert "'loss' lies in" in record.failed[0]["reason"]
+
+
+@pytest.mark.parametrize("method", ["spherefed", "cafedcl:best"])
+@pytest.mark.parametrize(
+    ("entry", "factor", "reason"),
+    [
+        ("gram", 50.0, "'gram' is "),
+        ("targets", 50.0, r"row \d+ of 'targets' is "),
+        ("gram", -0.5, "'gram' is not symmetric, or has a negative eigenvalue"),
+    ],
+)
+def test_nobody_counts_for_more_images_than_it_has(
+    method: str, entry: str, factor: float, reason: str
+) -> None:
+    """The server's classifier is fitted to sums over all clients' images."""
+    parts = honest(method)[1]
+    tensors, header = unpack(parts[messages.SHARED])
+    lie = {**tensors, f"up/{entry}": factor * tensors[f"up/{entry}"]}
+    _, record = step_with(method, {**parts, messages.SHARED: pack(lie, header)})
+    (failure,) = record.failed
+    assert re.match(reason, failure["reason"])
 
 
 @st.composite

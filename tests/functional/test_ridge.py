@@ -4,11 +4,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cafedcl.core.contract import Up
+from cafedcl.core.contract import Enrolment, Up
 from cafedcl.functional.ridge import (
     MOMENTS,
+    balanced_lengths,
     fitted,
     moment_fields,
+    moment_lengths,
     moments,
     rare_targets,
     summed,
@@ -98,13 +100,32 @@ def test_moments_of_unit_features_are_no_longer_than_their_weights_together(
 ) -> None:
     z, y = images(number, seed)
     z = z / z.norm(dim=1, keepdim=True)
-    counts = torch.bincount(y[y >= 0], minlength=CLASSES)
-    sums = moments(z, y, 1 / counts.clamp_min(1).double())
-    fields = moment_fields(CLASSES, DIM, norm=float(CLASSES))
+    weight = torch.tensor([0.5, 2.0, 1.0]).double()
+    sums = moments(z, y, weight)
+    fields = moment_fields(CLASSES, DIM)
     assert fields.keys() == sums.keys() == set(MOMENTS)
-    for name, value in sums.items():
-        assert tuple(value.shape) == fields[name].shape
-        assert float(value.norm(dim=-1).max()) <= fields[name].norm * (1 + 1e-12)
+    assert all(tuple(value.shape) == fields[name].shape for name, value in sums.items())
+    counts = torch.bincount(y[y >= 0], minlength=CLASSES)
+    most = moment_lengths((counts * weight)[None])
+    assert most.keys() == set(MOMENTS)
+    assert float(sums["gram"].norm()) <= float(most["gram"][0]) * (1 + 1e-12)
+    assert (sums["targets"].norm(dim=1) <= most["targets"][0] * (1 + 1e-12)).all()
+
+
+def test_moments_of_equal_features_are_just_as_long() -> None:
+    z = torch.tensor([[0.6, 0.8, 0.0, 0.0]]).double().expand(5, DIM)
+    sums = moments(z, torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0.5, 2.0, 1.0]).double())
+    most = moment_lengths(torch.tensor([[1.0, 6.0, 0.0]]).double())
+    torch.testing.assert_close(sums["gram"].norm(), most["gram"][0])
+    torch.testing.assert_close(sums["targets"].norm(dim=1), most["targets"][0])
+
+
+def test_the_lengths_of_balanced_moments_follow_from_enrolment() -> None:
+    counts = torch.tensor([[3, 0, 1], [1, 0, 1]])
+    zeros = torch.zeros_like(counts)
+    most = balanced_lengths(Enrolment(counts, zeros, counts.amax(0), counts.sum(0)))
+    torch.testing.assert_close(most["targets"], torch.tensor([[0.75, 0.0, 0.5], [0.25, 0.0, 0.5]]))
+    torch.testing.assert_close(most["gram"], torch.tensor([1.25, 0.75]))
 
 
 # docs/theory.md, "The fitted classifier"
