@@ -267,6 +267,24 @@ def test_the_second_stage_begins_with_the_best_of_the_first(tuning: dict[str, An
         assert not {"method", "data"} & best.keys()
 
 
+@pytest.mark.parametrize("name", ["tuning_distill.toml", "tuning_resnet.toml"])
+def test_later_plans_begin_with_the_options_of_the_study(
+    name: str, tuning: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = tuning["Tuning"].read(FILE.with_name(name))
+    chosen = read_study("long_tail").each
+    for method, (first, *others) in plan.candidates.items():
+        assert all(set(first) <= set(other) | {"server.momentum"} for other in others)
+        if method == "cafedcl:best":  # The preset has its options.
+            assert first == {"method.lam_distill": 0.0}
+        else:
+            assert first == chosen[method]
+        sweeps = {where: plan.sweep(method, where, 1, ()) for where in plan.settings}
+        # Every candidate has a run in every setting, with options that exist.
+        runs = [len(jobs) for _, jobs in plan.jobs(tmp_path, method, sweeps)]
+        assert runs == [len(plan.settings)] * plan.budget
+
+
 @pytest.mark.parametrize("name", ["tuning_long_tail.toml", "tuning_long_tail_2.toml"])
 def test_every_setting_of_the_long_tails_can_be_resolved(name: str) -> None:
     study = read_file(FILE.with_name(name))["study"]
