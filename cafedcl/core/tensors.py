@@ -45,6 +45,11 @@ def without(prefix: str | tuple[str, ...], tensors: Mapping[str, Tensor]) -> Ten
     return {name: value for name, value in tensors.items() if not name.startswith(prefix)}
 
 
+def method_memory(memory: Mapping[str, Tensor]) -> Tensors:
+    """Return what the method itself keeps of a client: no weights, and nothing of augmentation."""
+    return without((MODEL, AUGMENT, OWN_MODEL), memory)
+
+
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Return the entries with ``prefix`` put in front of every name."""
     return {prefix + name: value for name, value in tensors.items()}

@@ -22,10 +22,10 @@ from cafedcl.core.tensors import (
     ENCODER,
     MODEL,
     Tensors,
+    method_memory,
     moved,
     prefixed,
     under,
-    without,
 )
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.optimizer import ClientOptimizer
@@ -85,7 +85,7 @@ class ReferenceEngine:
             progress=torch.tensor(job.down.round / task.rounds, device=task.device),
             received=received,
             anchors=self._device(under(ANCHORS, job.down.tensors)),
-            memory=self._device(without((MODEL, AUGMENT), job.memory)),
+            memory=self._device(method_memory(job.memory)),
             scratch=method.scratch(client),
             embed=self._embedder(job.client, received, synthetic),
             rates=task.rates(job.client, job.down.round),

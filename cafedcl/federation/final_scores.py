@@ -17,16 +17,14 @@ from cafedcl.config.sections import Config
 from cafedcl.core.contract import TICKET, Down, Reply
 from cafedcl.core.tensors import (
     ANCHORS,
-    AUGMENT,
     MODEL,
-    OWN_MODEL,
     Header,
     Tensors,
+    method_memory,
     moved,
     prefixed,
     spaced_rows,
     under,
-    without,
 )
 from cafedcl.data.thumbnails import thumbnails
 from cafedcl.federation.metrics_file import MetricsLine
@@ -101,7 +99,7 @@ class FinalScores:
         if not self.due or not reply.correct or elsewhere or client in self.liars:
             return
         weights = {**self.task.initial, **reply.up.model, **under(MODEL, reply.memory)}
-        kept = without((MODEL, AUGMENT, OWN_MODEL), reply.memory)
+        kept = method_memory(reply.memory)
         model = self._model(weights, under(ANCHORS, down.tensors), kept)
         x, y = self.task.clients.test_set(client)
         clients = self.config.federation.participants(len(self.counts))

@@ -14,7 +14,7 @@ from cafedcl.core.client_names import client_number, client_title
 from cafedcl.core.contract import TICKET, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.steps import step
-from cafedcl.core.tensors import ANCHORS, AUGMENT, MODEL, OWN_MODEL, Tensors, under, without
+from cafedcl.core.tensors import ANCHORS, MODEL, OWN_MODEL, Tensors, method_memory, under
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.final_scores import CALIBRATION, OWN, SERVER
 from cafedcl.federation.predictions import (
@@ -203,7 +203,7 @@ class Run:
             method,
             network,
             anchors=anchors,
-            memory=without((MODEL, AUGMENT, OWN_MODEL), memory),
+            memory=method_memory(memory),
             normalisation=(self.mean, self.std),
             calibration=calibration,
             names=self.names,

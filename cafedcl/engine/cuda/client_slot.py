@@ -12,15 +12,14 @@ from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Client, Job, Visit
 from cafedcl.core.flat import FlatModel
 from cafedcl.core.tensors import (
-    AUGMENT,
     ENCODER,
     MODEL,
     Tensors,
     cloned,
+    method_memory,
     moved,
     prefixed,
     under,
-    without,
 )
 from cafedcl.device.packed_bytes import PackedBytes
 from cafedcl.engine.base import Pending
@@ -82,7 +81,7 @@ class ClientSlot(Replica):
 
     def captures_for(self, job: Job) -> Captures:
         """Return the captures for a job's shapes of anchors and memory, and copy its memory in."""
-        memory = without((MODEL, AUGMENT), job.memory)
+        memory = method_memory(job.memory)
         key = (id(self.device_data.broadcast.anchors), shapes(memory))
         captures = self.captures.pop(key, None)
         if captures is None:
