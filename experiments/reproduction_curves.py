@@ -32,6 +32,7 @@ def curves_table(records: Sequence[ResultRow]) -> str:
 
 def mean_curve(records: Sequence[ResultRow], curve: str) -> dict[int, float]:
     """Return the mean over seeds, in %, after every round in which all seeds were scored."""
-    found = [dict(record["curves"][curve]) for record in records]
+    # Results of earlier versions have no curves.
+    found = [dict(record.get("curves", {}).get(curve, ())) for record in records]
     shared = set.intersection(*(set(its) for its in found)) if found else set()
     return {number: 100 * fmean(its[number] for its in found) for number in sorted(shared)}

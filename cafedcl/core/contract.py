@@ -123,10 +123,6 @@ class Enrolment:
 
 Claims = dict[str, tuple[Tensor, Tensor]]
 """The smallest and the largest value of entries of a reply, each (clients, classes)."""
-Lengths = dict[str, Tensor]
-"""The largest Euclidean length of entries of a reply: of the whole entry, (clients,), or of each of
-its rows, (clients, rows).
-"""
 
 
 @dataclass(frozen=True)
@@ -177,8 +173,6 @@ class Field:
     """How often a class may be listed there at most."""
     norm: float = float("inf")
     """The largest Euclidean length of a row."""
-    semidefinite: bool = False
-    """Whether its matrices are symmetric, with no negative eigenvalue, as sums of z·zᵀ are."""
 
     @property
     def bounded(self) -> bool:

@@ -123,8 +123,8 @@ def make_validator(config: Config, task: Task) -> ReplyValidator | SummedReplyVa
         task.enrolment.counts,
         task.claims,
         task.method.sends_absent,
-        task.lengths,
         task.most_tested,
+        task.contradiction,
     )
 
 

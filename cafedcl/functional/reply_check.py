@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from cafedcl.core.arrays import Array
-from cafedcl.core.contract import SCALAR_NOTES, Claims, Field, Lengths, Reply, Up
+from cafedcl.core.contract import SCALAR_NOTES, Claims, Field, Reply, Up
 from cafedcl.core.flat import FlatModel, WeightSlices, storage_tensors
 from cafedcl.core.tensors import MODEL, Tensors, prefixed
 from cafedcl.functional.metrics import KINDS
@@ -26,8 +26,6 @@ MOST_TESTED = 10**9
 """The most test images of a class that a client may claim: sums over clients must not overflow."""
 TOLERANCE = 1e-4
 """How far a number may be beyond what enrolment allows, relatively: clients round differently."""
-LENGTH_TOLERANCE = 1e-3
-"""How far a length may be beyond that, relatively: a GPU may sum products of rounded numbers."""
 MOST_NAMES = 64
 NAME = re.compile(r"[\w/.-]{1,80}", re.ASCII)
 """The names of notes and losses."""
@@ -44,6 +42,10 @@ STORED = {
 """The types of what a client keeps."""
 
 
+def no_contradiction(_up: Up) -> None:
+    """Accept every reply."""
+
+
 @dataclass(frozen=True)
 class ReplyValidator:
     """Checks replies against the weights' shapes, the method's fields and the enrolled counts."""
@@ -55,10 +57,10 @@ class ReplyValidator:
     """What each client may claim, from its enrolment."""
     sends_absent: bool = False
     """Whether clients also list classes that they do not have."""
-    lengths: Lengths = field(default_factory=dict)
-    """How long what each client sends can be, from its enrolment."""
     tested: Tensor | None = None
     """The most test images per client and class that a test result may count; None: no limit."""
+    contradiction: Callable[[Up], str | None] = no_contradiction
+    """Returns what else of a reply its client's enrolment contradicts, by the method."""
 
     def problem(self, reply: Reply) -> str | None:
         """Return why a reply is rejected, or None."""
@@ -73,7 +75,12 @@ class ReplyValidator:
             return problem
         if not reply.valid_numbers:
             norm = model_norm(up.model)
-            problem = self._not_finite(reply, norm) or too_large(norm) or self._out_of_range(up)
+            problem = (
+                self._not_finite(reply, norm)
+                or too_large(norm)
+                or self._out_of_range(up)
+                or self.contradiction(up)
+            )
         return (
             problem
             or self._not_enrolled(up)
@@ -195,17 +202,6 @@ class ReplyValidator:
                 longest = float(up.tensors[name].flatten(0, -2).norm(dim=-1).max())
                 if longest > entry.norm:
                     return f"'{name}' has a row of length {longest:g}, more than {entry.norm:g}"
-            if entry.semidefinite and not is_semidefinite(up.tensors[name]):
-                return f"'{name}' is not symmetric, or has a negative eigenvalue"
-        for name, of_clients in self.lengths.items():
-            limits = of_clients[up.client].double() * (1 + LENGTH_TOLERANCE)
-            value = up.tensors[name].cpu().double()
-            lengths = value.norm() if limits.dim() == 0 else value.norm(dim=-1)
-            if (lengths > limits).any():
-                row = int((lengths - limits).argmax())
-                what = f"'{name}'" if limits.dim() == 0 else f"row {row} of '{name}'"
-                length, limit = (float(it.flatten()[row]) for it in (lengths, limits))
-                return f"{what} is {length:g} long; by its enrolment at most {limit:g}"
         for name, (least, most) in self._bounds.items():
             value = up.tensors[name]
             if not value.numel():
@@ -299,18 +295,6 @@ def mismatch(tensors: Mapping[str, Tensor], expected: Mapping[str, Kind]) -> str
     if unexpected:
         return f"'{min(unexpected)}' was not asked for"
     return None
-
-
-def is_semidefinite(matrices: Tensor) -> bool:
-    """Return whether matrices are symmetric and have no negative eigenvalue, but for rounding."""
-    exact = matrices.double()
-    scale = exact.diagonal(dim1=-2, dim2=-1).abs().sum(-1).clamp_min(1e-30)
-    tolerance = (TOLERANCE * scale)[..., None, None]
-    if ((exact - exact.mT).abs() > tolerance).any():
-        return False
-    # A Cholesky factor exists if and only if all eigenvalues are positive.
-    _, failed = torch.linalg.cholesky_ex(exact + tolerance * torch.eye(exact.shape[-1]).to(exact))
-    return not failed.any()
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:

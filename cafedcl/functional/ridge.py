@@ -3,11 +3,16 @@
 import torch
 from torch import Tensor
 
-from cafedcl.core.contract import Client, Enrolment, Field, Lengths, Up
+from cafedcl.core.contract import Client, Enrolment, Field, Up
 from cafedcl.core.tensors import Tensors, prefixed
 
 MOMENTS = ("gram", "targets")
 """What clients send: Σ w z·zᵀ, (dim, dim), and per class Σ w z, (classes, dim)."""
+TRACE_TOLERANCE = 1e-4
+EIGENVALUE_TOLERANCE = 1e-6
+"""How far rounding may lead beyond what moments can be, relative to the weight of all images. The
+second must stay far below the ridge, or liars could make the server's equations singular.
+"""
 
 
 def moments(z: Tensor, y: Tensor, weight: Tensor, target: Tensor | None = None) -> Tensors:
@@ -53,23 +58,42 @@ def rare_targets(total: Tensor, gain: float) -> Tensor:
 def moment_fields(classes: int, dim: int) -> dict[str, Field]:
     """Return the entries of a reply with moments."""
     return {
-        "gram": Field((dim, dim), per_class=False, semidefinite=True),
+        "gram": Field((dim, dim), per_class=False),
         "targets": Field((classes, dim), per_class=False),
     }
 
 
-def moment_lengths(weight: Tensor) -> Lengths:
-    """Return how long the moments of features of length 1 can be.
+def not_moments(sent: Tensors, weight: Tensor) -> str | None:
+    """Return why tensors are no moments of unit features, or None.
 
-    ``weight`` is what all images of a class of a client weigh together, (clients, classes). For a
-    unit vector z, z·zᵀ has the Frobenius norm 1; a sum is at most as long as its terms together.
+    ``weight`` is what all images of each class weigh together, (classes,), at most. An image adds
+    w z·zᵀ to the Gram matrix G, whose trace is then w, and w t e_y·zᵀ with t ≤ 1 to the targets T.
+    So the trace of G is at most the sum of all weights, and
+
+        ⎡ G  Tᵀ      ⎤
+        ⎣ T  diag(w) ⎦
+
+    has no negative eigenvalue. It follows that nobody can pull the classifier without the images
+    that would do so.
     """
-    return {"gram": weight.sum(1), "targets": weight}
+    gram, targets = (sent[name].double().cpu() for name in MOMENTS)
+    weight = weight.double().cpu()
+    most = float(weight.sum())
+    trace = float(gram.trace())
+    if trace > most * (1 + TRACE_TOLERANCE):
+        return f"'gram' has the trace {trace:g}; the images it enrolled with have at most {most:g}"
+    if float((gram - gram.T).norm()) > EIGENVALUE_TOLERANCE * most:
+        return "'gram' is not symmetric"
+    block = torch.cat([torch.cat([gram, targets.T], 1), torch.cat([targets, weight.diag()], 1)])
+    # A Cholesky factor exists if and only if all eigenvalues are positive.
+    slack = EIGENVALUE_TOLERANCE * most + torch.finfo(torch.float64).tiny
+    _, failed = torch.linalg.cholesky_ex(block + slack * torch.eye(len(block)).to(block))
+    return "'gram' and 'targets' are no sums over images" if failed else None
 
 
-def balanced_lengths(enrolment: Enrolment) -> Lengths:
-    """Return how long balanced moments can be."""
-    return moment_lengths(enrolment.counts / enrolment.total.clamp_min(1))
+def not_balanced_moments(up: Up, enrolment: Enrolment) -> str | None:
+    """Return why a client's tensors are no balanced moments of its images, or None."""
+    return not_moments(up.tensors, enrolment.counts[up.client] / enrolment.total.clamp_min(1))
 
 
 def summed(ups: list[Up]) -> Tensors:

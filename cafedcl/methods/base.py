@@ -6,17 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import (
-    Averages,
-    Batch,
-    Claims,
-    Client,
-    Enrolment,
-    Field,
-    Lengths,
-    Up,
-    Visit,
-)
+from cafedcl.core.contract import Averages, Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
@@ -212,13 +202,13 @@ class Method:
         """
         return {}
 
-    def lengths(self, enrolment: Enrolment) -> Lengths:
-        """Return how long what each client sends can be, from what the server knows of it.
+    def contradiction(self, up: Up, enrolment: Enrolment) -> str | None:
+        """Return why what a client sent cannot come from the images it enrolled with, or None.
 
-        A reply with a longer entry or row is rejected: with sums over images, a client could
-        otherwise count for more images than it has.
+        It is asked after `fields`, for what single ranges cannot say. A reply with a contradiction
+        is rejected.
         """
-        return {}
+        return None
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         """Return what the client keeps for its next visit besides its personal weights."""

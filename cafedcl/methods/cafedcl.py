@@ -8,7 +8,7 @@ found by name in functional/contrast.py, confidence.py and aggregation.py.
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Lengths, Up, Visit
+from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
@@ -159,8 +159,8 @@ class CAFedCL(Method):
     def claims(self, enrolment: Enrolment) -> Claims:
         return {"confidence": readings.trust_range(self.options, enrolment)}
 
-    def lengths(self, enrolment: Enrolment) -> Lengths:
-        return ridge.balanced_lengths(enrolment) if self.fits else {}
+    def contradiction(self, up: Up, enrolment: Enrolment) -> str | None:
+        return ridge.not_balanced_moments(up, enrolment) if self.fits else None
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         o = self.options

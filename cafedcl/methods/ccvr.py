@@ -61,7 +61,7 @@ class CCVR(ServerHead):
         return {"classes": held, **sent}, {}
 
     def fields(self, model: Network) -> dict[str, Field]:
-        square = Field((self.dim, self.dim), semidefinite=True)
+        square = Field((self.dim, self.dim))
         return {"means": Field((self.dim,)), "covariances": square, "counts": Field(())}
 
     def claims(self, enrolment: Enrolment) -> Claims:

@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Batch, Enrolment, Field, Lengths, Up, Visit
+from cafedcl.core.contract import Batch, Enrolment, Field, Up, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.contrast import orthonormal, unit, weighted_average
 from cafedcl.functional.ridge import (
     fitted,
     moment_fields,
-    moment_lengths,
     moments,
+    not_moments,
     summed,
     told_weight,
 )
@@ -65,8 +65,8 @@ class SphereFed(Method):
     def fields(self, model: Network) -> dict[str, Field]:
         return moment_fields(self.classes, self.dim)
 
-    def lengths(self, enrolment: Enrolment) -> Lengths:
-        return moment_lengths(enrolment.counts)
+    def contradiction(self, up: Up, enrolment: Enrolment) -> str | None:
+        return not_moments(up.tensors, enrolment.counts[up.client])
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
         return own_mark(visit.client)

@@ -89,7 +89,8 @@ class ResNet(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features of the last stage, after its ReLU.
 
-        No level is needed before its ReLU here, so each ReLU is left to the normalisation before.
+        No level is needed before its ReLU here, so each ReLU is left to the normalisation before,
+        and `stages` is not asked.
         """
         x = self.pooled_stem(x, relu=True)
         for block in self.blocks:

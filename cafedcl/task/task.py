@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.augment.transforms import TransformChain
-from cafedcl.core.contract import Claims, Client, Enrolment, Field, Job, Lengths
+from cafedcl.core.contract import Claims, Client, Enrolment, Field, Job, Up
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import stream
 from cafedcl.core.tensors import AUGMENT, ENCODER, Tensors, prefixed, under
@@ -316,10 +316,9 @@ class Task:
         """What each client may claim, by the method, from its enrolment."""
         return self.method.claims(self.enrolment)
 
-    @cached_property
-    def lengths(self) -> Lengths:
-        """How long what each client sends can be, by the method, from its enrolment."""
-        return self.method.lengths(self.enrolment)
+    def contradiction(self, up: Up) -> str | None:
+        """Return why a reply cannot come from what its client enrolled with, or None."""
+        return self.method.contradiction(up, self.enrolment)
 
     def shared(self) -> Tensors:
         """Return the initial weights that are averaged; the others stay with their clients."""

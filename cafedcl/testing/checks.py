@@ -130,7 +130,7 @@ def check_no_value_is_read(case: Case) -> None:
 
 
 def check_reply(case: Case) -> None:
-    """Replies are what ``fields``, ``claims`` and ``lengths`` say; one with NaN is rejected."""
+    """Replies are what ``fields`` and enrolment say; one with NaN is rejected."""
     federation = case.begun
     reply = case.replies[0]
     validator = make_validator(federation.config, federation.task)
@@ -138,7 +138,7 @@ def check_reply(case: Case) -> None:
         problem = validator.problem(honest)
         if problem is not None:
             raise case.fail(
-                f"its reply is rejected: {problem}; see `fields`, `claims` and `lengths`"
+                f"its reply is rejected: {problem}; see `fields`, `claims` and `contradiction`"
             )
     for part in ("model", "tensors"):
         values: Mapping[str, Tensor] = getattr(reply.up, part)

@@ -263,6 +263,9 @@ def test_the_larger_network() -> None:
         f"SphereFed is ahead by {sphere[0]:.1f} and {sphere[1]:.1f} points.",
         f"FedAvg is behind by {-fedavg[0]:.1f} and {-fedavg[1]:.1f}.",
     )
+    small = SERVER["cifar10-practical"]
+    assert 0 < small["spherefed"] - small[BEST] < 0.5
+    said(f"and FedNH {small[BEST] - small['fednh']:.1f} points behind it.")
     assert gap("fednh", "server.client_std") < 0
     assert gap("fednh", "own.client_std") < 0
     assert "FedNH and SphereFed are ahead of `cafedcl:best`" in README

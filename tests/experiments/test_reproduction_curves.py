@@ -29,5 +29,8 @@ def test_curves_are_means_over_seeds_where_all_seeds_were_scored() -> None:
 
 
 def test_a_score_that_nobody_has_gets_no_table() -> None:
+    old = row("fedavg", 0, [])
+    del old["curves"]
+    assert curves_table([old]) == ""
     assert "own" not in curves_table([row("fedavg", 0, [(5, 0.2)])])
     assert curves_table([]) == ""

@@ -4,7 +4,6 @@ A site may send what it likes. Nothing of it ends a run, and nothing that is acc
 what the site enrolled with.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -149,9 +148,10 @@ def test_a_loss_that_would_outweigh_everybody_is_refused() -> None:
 @pytest.mark.parametrize(
     ("entry", "factor", "reason"),
     [
-        ("gram", 50.0, "'gram' is "),
-        ("targets", 50.0, r"row \d+ of 'targets' is "),
-        ("gram", -0.5, "'gram' is not symmetric, or has a negative eigenvalue"),
+        ("gram", 1.5, "'gram' has the trace"),
+        ("gram", -0.5, "'gram' and 'targets' are no sums over images"),
+        ("gram", 0.0, "'gram' and 'targets' are no sums over images"),
+        ("targets", 50.0, "'gram' and 'targets' are no sums over images"),
     ],
 )
 def test_nobody_counts_for_more_images_than_it_has(
@@ -163,7 +163,7 @@ def test_nobody_counts_for_more_images_than_it_has(
     lie = {**tensors, f"up/{entry}": factor * tensors[f"up/{entry}"]}
     _, record = step_with(method, {**parts, messages.SHARED: pack(lie, header)})
     (failure,) = record.failed
-    assert re.match(reason, failure["reason"])
+    assert failure["reason"].startswith(reason)
 
 
 @st.composite

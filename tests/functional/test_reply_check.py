@@ -7,7 +7,7 @@ from capturing import sent, with_sent
 
 from cafedcl.core.contract import Field, Reply, Up
 from cafedcl.core.flat import FlatModel, WeightSlice
-from cafedcl.functional.reply_check import ReplyValidator, is_semidefinite, largest
+from cafedcl.functional.reply_check import ReplyValidator, largest
 
 COUNTS = torch.tensor([[3, 0, 2], [0, 4, 0]])
 WEIGHTS = {"head.weight": torch.zeros(3, 2), "steps": torch.tensor(0)}
@@ -216,59 +216,18 @@ def laid(shapes=LAID, dtype=torch.float32):
     return FlatModel(torch.ones(begin, dtype=dtype), slices)
 
 
-@pytest.mark.parametrize(
-    ("matrix", "fits"),
-    [
-        ([[0.0, 0.0], [0.0, 0.0]], True),
-        ([[1.0, 1.0], [1.0, 1.0]], True),
-        ([[2.0, -1.0], [-1.0, 1.0]], True),
-        ([[1.0, 1.01], [1.01, 1.0]], False),
-        ([[1.0, 0.5], [0.4, 1.0]], False),
-        ([[-1e-3, 0.0], [0.0, 1.0]], False),
-        ([[-1.0, 0.0], [0.0, -1.0]], False),
-    ],
-)
-@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
-def test_matrices_that_are_no_sums_of_squares_are_known(matrix, fits, scale):
-    one = scale * torch.tensor(matrix)
-    assert is_semidefinite(one) is fits
-    assert is_semidefinite(torch.stack([torch.eye(2), one])) is fits
+def test_what_the_method_finds_contradictory_is_rejected_unless_an_engine_here_made_it():
+    seen = []
 
+    def contradiction(up):
+        seen.append(up.client)
+        return "it has too many images"
 
-def test_sums_of_squares_in_single_precision_pass():
-    z = torch.randn(300, 64, generator=torch.Generator().manual_seed(0))
-    flat = torch.nn.functional.normalize(z[:, :1] * z[:1] + 1e-4 * z)
-    assert is_semidefinite(flat.T @ flat)
-
-
-LONGEST = {
-    "prototypes": torch.tensor([[2.0, 1.0], [0.0, 0.0]]),
-    "spare": torch.tensor([3.0, 0.0]),
-}
-"""By rows, and as a whole."""
-
-
-@pytest.mark.parametrize(
-    ("tensors", "reason"),
-    [
-        ({"prototypes": [[0.0, 2.0], [0.6, 0.8]], "spare": [3.0, 0.0, 0.0, 0.0]}, None),
-        (
-            {"prototypes": [[0.0, 0.5], [0.9, 0.9]], "spare": [0.0, 0.0, 0.0, 0.0]},
-            "row 1 of 'prototypes' is 1.27279 long; by its enrolment at most 1.001",
-        ),
-        (
-            {"prototypes": [[0.0, 0.5], [0.6, 0.8]], "spare": [2.0, 2.0, 2.0, 2.0]},
-            "'spare' is 4 long; by its enrolment at most 3.003",
-        ),
-    ],
-)
-def test_what_is_longer_than_enrolment_allows_is_rejected(tensors, reason):
-    fields = {**FIELDS, "prototypes": Field((2,))}
-    validator = ReplyValidator(WEIGHTS, fields, COUNTS, lengths=LONGEST)
-    reply = changed(**{name: torch.tensor(value) for name, value in tensors.items()})
-    assert validator.problem(reply) == reason
-    checked = replace(reply, valid_numbers=True)
-    assert validator.problem(checked) is None, "what an engine of this process has checked is taken"
+    validator = ReplyValidator(WEIGHTS, FIELDS, COUNTS, contradiction=contradiction)
+    assert validator.problem(good()) == "it has too many images"
+    assert "prototypes" in validator.problem(changed(prototypes=torch.full((2, 2), 9.0)))
+    assert seen == [0], "what does not even have its ranges is not looked at"
+    assert validator.problem(replace(good(), valid_numbers=True)) is None
 
 
 @pytest.fixture

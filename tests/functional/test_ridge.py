@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from cafedcl.core.contract import Enrolment, Up
 from cafedcl.functional.ridge import (
     MOMENTS,
-    balanced_lengths,
     fitted,
     moment_fields,
-    moment_lengths,
     moments,
+    not_balanced_moments,
+    not_moments,
     rare_targets,
     summed,
 )
@@ -94,38 +94,94 @@ def test_sums_over_clients_are_the_moments_of_all_images() -> None:
         torch.testing.assert_close(summed(ups)[name], whole[name])
 
 
-@given(st.integers(1, 40), st.integers(0, 1000))
-def test_moments_of_unit_features_are_no_longer_than_their_weights_together(
-    number: int, seed: int
-) -> None:
+# what a client may send
+
+
+WEIGHT = torch.tensor([0.5, 2.0, 1.0]).double()
+
+
+def weights_of(y: torch.Tensor) -> torch.Tensor:
+    """What all images of each class weigh together."""
+    return torch.bincount(y[y >= 0], minlength=CLASSES) * WEIGHT
+
+
+@given(st.integers(0, 40), st.integers(0, 1000), st.booleans())
+def test_moments_of_unit_features_are_accepted(number: int, seed: int, rare: bool) -> None:
     z, y = images(number, seed)
     z = z / z.norm(dim=1, keepdim=True)
-    weight = torch.tensor([0.5, 2.0, 1.0]).double()
-    sums = moments(z, y, weight)
+    target = torch.tensor([1.0, 0.3, 0.7]).double() if rare else None
+    sums = moments(z, y, WEIGHT, target)
     fields = moment_fields(CLASSES, DIM)
     assert fields.keys() == sums.keys() == set(MOMENTS)
     assert all(tuple(value.shape) == fields[name].shape for name, value in sums.items())
-    counts = torch.bincount(y[y >= 0], minlength=CLASSES)
-    most = moment_lengths((counts * weight)[None])
-    assert most.keys() == set(MOMENTS)
-    assert float(sums["gram"].norm()) <= float(most["gram"][0]) * (1 + 1e-12)
-    assert (sums["targets"].norm(dim=1) <= most["targets"][0] * (1 + 1e-12)).all()
+    assert not_moments(sums, weights_of(y)) is None
 
 
-def test_moments_of_equal_features_are_just_as_long() -> None:
-    z = torch.tensor([[0.6, 0.8, 0.0, 0.0]]).double().expand(5, DIM)
-    sums = moments(z, torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0.5, 2.0, 1.0]).double())
-    most = moment_lengths(torch.tensor([[1.0, 6.0, 0.0]]).double())
-    torch.testing.assert_close(sums["gram"].norm(), most["gram"][0])
-    torch.testing.assert_close(sums["targets"].norm(dim=1), most["targets"][0])
+@pytest.mark.parametrize("spread", [0.0, 1e-4, 0.1, 10.0])
+def test_rounding_in_single_precision_is_accepted(spread: float) -> None:
+    """Features of many images, all nearly the same or all different, in many dimensions."""
+    drawn = torch.Generator().manual_seed(0)
+    z = torch.nn.functional.normalize(
+        torch.ones(256) + spread * torch.randn(20_000, 256, generator=drawn)
+    )
+    y = torch.randint(0, CLASSES, (20_000,), generator=drawn)
+    sums = moments(z, y, torch.ones(CLASSES))
+    assert not_moments(sums, torch.bincount(y, minlength=CLASSES)) is None
 
 
-def test_the_lengths_of_balanced_moments_follow_from_enrolment() -> None:
+def lies() -> dict[str, tuple[str, torch.Tensor, torch.Tensor]]:
+    """Sums that 40 images cannot have: the reason, the Gram matrix and the targets."""
+    z, y = images(40, 0)
+    z = z / z.norm(dim=1, keepdim=True)
+    sums = moments(z, y, WEIGHT)
+    gram, targets = sums["gram"], sums["targets"]
+    total = float(weights_of(y).sum())
+    direction = torch.eye(DIM).double()[0]
+    pulled = weights_of(y)[:, None] * direction
+    flat = total / DIM**0.5 * torch.eye(DIM).double()
+    corner = torch.zeros(DIM, DIM).double()
+    corner[0, 1] = 1e-3 * total
+    impossible = "'gram' and 'targets' are no sums over images"
+    return {
+        "more images": ("'gram' has the trace", 2 * gram, targets),
+        "as long, in all directions": ("'gram' has the trace", flat, targets),
+        "targets without images": (impossible, 0 * gram, targets),
+        "a pull without the images for it": (impossible, gram, pulled),
+        "larger targets": (impossible, gram, 3 * targets),
+        "against others": (impossible, -0.01 * gram, 0 * targets),
+        "one negative direction": (
+            impossible,
+            gram - 2 * torch.outer(direction, direction) * total,
+            targets,
+        ),
+        "one triangle": ("'gram' is not symmetric", gram + corner, targets),
+    }
+
+
+@pytest.mark.parametrize("name", lies())
+def test_sums_that_no_images_can_have_are_known(name: str) -> None:
+    reason, gram, targets = lies()[name]
+    _, y = images(40, 0)
+    found = not_moments({"gram": gram.float(), "targets": targets.float()}, weights_of(y))
+    assert found is not None
+    assert found.startswith(reason)
+
+
+def test_the_pull_is_accepted_with_the_images_for_it() -> None:
+    z = torch.eye(DIM).double()[:1].expand(40, DIM)
+    _, y = images(40, 0)
+    assert not_moments(moments(z, y, WEIGHT), weights_of(y)) is None
+
+
+def test_the_weight_of_balanced_moments_follows_from_enrolment() -> None:
+    """Client 0 has three quarters of class 0 and half of class 2."""
     counts = torch.tensor([[3, 0, 1], [1, 0, 1]])
-    zeros = torch.zeros_like(counts)
-    most = balanced_lengths(Enrolment(counts, zeros, counts.amax(0), counts.sum(0)))
-    torch.testing.assert_close(most["targets"], torch.tensor([[0.75, 0.0, 0.5], [0.25, 0.0, 0.5]]))
-    torch.testing.assert_close(most["gram"], torch.tensor([1.25, 0.75]))
+    enrolment = Enrolment(counts, torch.zeros_like(counts), counts.amax(0), counts.sum(0))
+    z = torch.eye(DIM)[:1].expand(4, DIM)
+    sums = moments(z, torch.tensor([0, 0, 0, 2]), torch.tensor([0.25, 0.0, 0.5]))
+    assert not_balanced_moments(Up(0, 4, sums), enrolment) is None
+    found = not_balanced_moments(Up(1, 2, sums), enrolment)
+    assert found == "'gram' has the trace 1.25; the images it enrolled with have at most 0.75"
 
 
 # docs/theory.md, "The fitted classifier"

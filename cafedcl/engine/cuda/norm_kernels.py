@@ -51,7 +51,8 @@ def normalise(
     if HAS_SHORTCUT:
         result += tl.load(shortcut + begin + at, mask=inside, other=0.0).to(tl.float32)
     if RELU:
-        result = tl.maximum(result, 0.0)
+        # A maximum is 0 for NaN on a GPU. This keeps NaN, so that a run that diverged says so.
+        result = tl.where(result < 0, 0.0, result)
     tl.store(y + begin + at, result, mask=inside)
     tl.store(means + statistic, mean)
     tl.store(inverse_stds + statistic, inverse_std)

@@ -115,6 +115,17 @@ def test_16_bits_are_as_exact_as_separate_steps_in_16_bits(channels: int, side: 
         assert (one - truth).norm() <= 1.2 * (other - truth).norm() + 1e-3 * truth.norm()
 
 
+@needs_triton
+def test_a_run_that_diverged_shows_it() -> None:
+    layer = fused_layer(4)
+    x = random((2, 4, 2, 2), 0).float()
+    x[0, 0, 0, 0] = torch.nan
+    for shortcut in (None, torch.ones_like(x)):
+        y = layer(x, shortcut, relu=True)
+        assert y[0, : 4 // GROUPS].isnan().all()
+        assert y[1].isfinite().all()
+
+
 def test_a_group_that_does_not_fit_in_registers_takes_separate_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
