@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cafedcl.core.contract import Enrolment, Up
@@ -182,6 +182,36 @@ def test_the_weight_of_balanced_moments_follows_from_enrolment() -> None:
     assert not_balanced_moments(Up(0, 4, sums), enrolment) is None
     found = not_balanced_moments(Up(1, 2, sums), enrolment)
     assert found == "'gram' has the trace 1.25; the images it enrolled with have at most 0.75"
+
+
+@given(st.integers(0, 1000))
+def test_sums_that_are_accepted_are_sums_over_images(seed: int) -> None:
+    """Images with given sums, as docs/theory.md makes them."""
+    rng = np.random.default_rng(seed)
+    weight = rng.uniform(0.1, 1.0, CLASSES)
+    means = rng.normal(size=(CLASSES, DIM)) / (2 * DIM)
+    half = rng.normal(size=(DIM, DIM)) / DIM
+    gram = (means.T * weight) @ means + half @ half.T
+    gram *= weight.sum() / max(gram.trace(), weight.sum())
+    sent = {"gram": torch.from_numpy(gram), "targets": torch.from_numpy(weight[:, None] * means)}
+    accepted = not_moments(sent, torch.from_numpy(weight)) is None
+    rest, directions = np.linalg.eigh(gram - (means.T * weight) @ means)
+    # In between, it depends on the tolerance for rounding.
+    assume(rest.min() >= 0 or rest.min() < -1e-4)
+    assert accepted == (rest.min() >= 0)
+    if not accepted:
+        return
+    points = [(weight[c], c, means[c]) for c in range(1, CLASSES)]
+    for number, direction in zip(rest.clip(min=0), directions.T, strict=True):
+        for sign in (1, -1):
+            moved = means[0] + sign * np.sqrt(DIM * number / weight[0]) * direction
+            points.append((weight[0] / (2 * DIM), 0, moved))
+    found = sum(w * np.outer(z, z) for w, _, z in points)
+    np.testing.assert_allclose(found, gram, atol=1e-5)
+    for c in range(CLASSES):
+        mean = sum(w * z for w, label, z in points if label == c)
+        np.testing.assert_allclose(mean, sent["targets"][c], atol=1e-10)
+    assert sum(w * z @ z for w, _, z in points) <= weight.sum() * (1 + 1e-4)
 
 
 # docs/theory.md, "The fitted classifier"
