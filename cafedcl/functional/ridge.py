@@ -1,5 +1,7 @@
 """A linear classifier in closed form: clients send sums over their images, the server solves."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,10 +10,12 @@ from cafedcl.core.tensors import Tensors, prefixed
 
 MOMENTS = ("gram", "targets")
 """What clients send: Σ w z·zᵀ, (dim, dim), and per class Σ w z, (classes, dim)."""
+AT_A_TIME = 1024
+"""Images that are summed at a time: rounding errors of one long sum would grow with its length."""
 TRACE_TOLERANCE = 1e-4
-EIGENVALUE_TOLERANCE = 1e-6
-"""How far rounding may lead beyond what moments can be, relative to the weight of all images. The
-second must stay far below the ridge, or liars could make the server's equations singular.
+EIGENVALUE_TOLERANCE = 5e-6
+"""How far rounding may lead beyond what moments can be, relative to the weight of all images. If a
+network has collapsed and all features are the same, it leads to 1.6e-6.
 """
 
 
@@ -21,9 +25,27 @@ def moments(z: Tensor, y: Tensor, weight: Tensor, target: Tensor | None = None) 
 
     Images with the label −1 are left out.
     """
+    parts = zip(z.split(AT_A_TIME), y.split(AT_A_TIME), strict=True)
+    each = [_moments(features, labels, weight, target) for features, labels in parts]
+    return {name: compensated_sum([part[name] for part in each]) for name in MOMENTS}
+
+
+def _moments(z: Tensor, y: Tensor, weight: Tensor, target: Tensor | None) -> Tensors:
     member = (y[:, None] == torch.arange(len(weight), device=y.device)).to(z.dtype) * weight
     wanted = member if target is None else member * target
     return {"gram": (z * member.sum(1, keepdim=True)).T @ z, "targets": wanted.T @ z}
+
+
+def compensated_sum(values: Sequence[Tensor]) -> Tensor:
+    """Return a sum whose error does not grow with the number of terms (Kahan's algorithm)."""
+    total = values[0]
+    lost = torch.zeros_like(total)
+    for value in values[1:]:
+        added = value - lost
+        fresh = total + added
+        lost = (fresh - total) - added
+        total = fresh
+    return total
 
 
 def told_weight(y: Tensor, told: Tensor) -> Tensor:
@@ -104,14 +126,16 @@ def summed(ups: list[Up]) -> Tensors:
 def fitted(sums: Tensors, ridge: float, prior: Tensor | None = None) -> Tensor:
     """Return the W that minimises Σ w‖W z − e_y‖² + λ‖W − prior‖², (classes, dim).
 
-    That is (Σ w e_y zᵀ + λ·prior)·(Σ w z zᵀ + λI)⁻¹.
+    That is (Σ w e_y zᵀ + λ·prior)·(Σ w z zᵀ + λI)⁻¹. With very many images, λ is larger than
+    asked: a liar may use all of the tolerance for rounding, and must not make the matrix singular.
     """
     gram = sums["gram"]
     targets = sums["targets"]
+    strength = (2 * EIGENVALUE_TOLERANCE * gram.trace()).clamp_min(ridge)
     if prior is not None:
-        targets = targets + ridge * prior.to(targets)
-    matrix = gram + ridge * torch.eye(len(gram)).to(gram)
-    # If liars make it singular, the result is not finite, and the server rejects the step.
+        targets = targets + strength * prior.to(targets)
+    matrix = gram + strength * torch.eye(len(gram)).to(gram)
+    # If it is singular all the same, the result is not finite, and the server rejects the step.
     solved: Tensor = torch.linalg.solve_ex(matrix, targets.T)[0]
     return solved.T.float().contiguous()
 

@@ -117,16 +117,19 @@ def test_moments_of_unit_features_are_accepted(number: int, seed: int, rare: boo
     assert not_moments(sums, weights_of(y)) is None
 
 
-@pytest.mark.parametrize("spread", [0.0, 1e-4, 0.1, 10.0])
-def test_rounding_in_single_precision_is_accepted(spread: float) -> None:
-    """Features of many images, all nearly the same or all different, in many dimensions."""
+@pytest.mark.parametrize(
+    ("number", "spread"), [(300_000, 0.0), (300_000, 1e-3), (20_000, 1e-4), (20_000, 10.0)]
+)
+def test_rounding_in_single_precision_is_accepted(number: int, spread: float) -> None:
+    """Features of many images, all nearly the same, as after a collapse, or all different."""
     drawn = torch.Generator().manual_seed(0)
-    z = torch.nn.functional.normalize(
-        torch.ones(256) + spread * torch.randn(20_000, 256, generator=drawn)
-    )
-    y = torch.randint(0, CLASSES, (20_000,), generator=drawn)
-    sums = moments(z, y, torch.ones(CLASSES))
-    assert not_moments(sums, torch.bincount(y, minlength=CLASSES)) is None
+    noise = torch.randn(number, 64, generator=drawn)
+    z = torch.nn.functional.normalize(torch.rand(64, generator=drawn) + spread * noise)
+    y = torch.randint(0, CLASSES, (number,), generator=drawn)
+    for weight in (torch.ones(CLASSES), torch.tensor([1 / 700, 1 / 3, 1 / 11])):
+        sums = moments(z, y, weight)
+        assert all(value.dtype == torch.float32 for value in sums.values())
+        assert not_moments(sums, torch.bincount(y, minlength=CLASSES) * weight) is None
 
 
 def lies() -> dict[str, tuple[str, torch.Tensor, torch.Tensor]]:
@@ -184,6 +187,27 @@ def test_the_weight_of_balanced_moments_follows_from_enrolment() -> None:
     assert found == "'gram' has the trace 1.25; the images it enrolled with have at most 0.75"
 
 
+def test_the_tolerance_for_rounding_is_no_way_to_ruin_the_classifier() -> None:
+    """A liar with half of very many images takes as much as it can where nobody has a feature."""
+    number = 1_000_000
+    counts = torch.tensor([number // 2, number - number // 2, 0])
+    means = torch.eye(DIM).double()[:CLASSES]
+    weight = counts.double()
+    honest = {"gram": (means.T * weight) @ means, "targets": weight[:, None] * means}
+    lie = {name: value.clone() for name, value in honest.items()}
+    for taken in (4.9e-6, 1e-4):
+        lie["gram"][DIM - 1, DIM - 1] = -taken * number
+        assert (not_moments(lie, counts) is None) == (taken < 5e-6)
+    lie["gram"][DIM - 1, DIM - 1] = -4.9e-6 * number
+    both = {name: honest[name] + lie[name] for name in MOMENTS}
+    found = fitted(both, 1.0)
+    expected = fitted({name: 2 * value for name, value in honest.items()}, 1.0)
+    torch.testing.assert_close(found, expected)
+    few = {name: value / number for name, value in honest.items()}
+    exact = few["targets"] @ torch.linalg.inv(few["gram"] + 1.0 * torch.eye(DIM).double())
+    torch.testing.assert_close(fitted(few, 1.0).double(), exact, atol=1e-6, rtol=1e-6)
+
+
 @given(st.integers(0, 1000))
 def test_sums_that_are_accepted_are_sums_over_images(seed: int) -> None:
     """Images with given sums, as docs/theory.md makes them."""
@@ -197,7 +221,7 @@ def test_sums_that_are_accepted_are_sums_over_images(seed: int) -> None:
     accepted = not_moments(sent, torch.from_numpy(weight)) is None
     rest, directions = np.linalg.eigh(gram - (means.T * weight) @ means)
     # In between, it depends on the tolerance for rounding.
-    assume(rest.min() >= 0 or rest.min() < -1e-4)
+    assume(rest.min() >= 0 or rest.min() < -1e-3)
     assert accepted == (rest.min() >= 0)
     if not accepted:
         return
