@@ -17,9 +17,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from cafedcl.core.contract import Job
+from cafedcl.core.contract import Down, Job
 from cafedcl.core.environment import environment
-from cafedcl.federation.rounds import Federation
 from cafedcl.speed.measure import (
     drain,
     find_workload,
@@ -62,8 +61,7 @@ def make_setup(task: str, device: str, streams: int) -> Setup:
 
 def jobs_of(setup: Setup) -> list[Job]:
     """Return a visit of every client in the first round."""
-    with Federation(setup) as federation:
-        down = federation.down()
+    down = Down(0, setup.task.method.broadcast(setup.start()))
     return [Job(client, down, {}, False) for client in range(len(setup.task.clients.shards))]
 
 

@@ -13,6 +13,7 @@ from cafedcl.augment.base import draw_same_class, to_device
 from cafedcl.augment.networks import NOISE, Discriminator, Generator, jitter
 from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.rng import torch_stream
+from cafedcl.core.sizes import power_of_two
 from cafedcl.core.tensors import Tensors
 from cafedcl.device.lane import Lane
 from cafedcl.functional.reply_check import all_finite
@@ -85,8 +86,8 @@ class Trainer:
         """Copy a client's images and random draws into the static tensors, which grow if needed."""
         steps = len(tables["rows"])
         if len(x) > len(self.images) or steps > len(self.tables.get("log", ())):
-            # The next power of two, so that few clients need a new capture.
-            room = 2 ** (len(x) - 1).bit_length()
+            # So that few clients need a new capture.
+            room = power_of_two(len(x))
             self.images = x.new_zeros(max(room, len(self.images)), *x.shape[1:])
             self.tables = {
                 name: torch.zeros_like(to_device(table, self.device))

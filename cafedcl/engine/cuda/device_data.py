@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cafedcl.augment.base import SyntheticImages
 from cafedcl.core.contract import Part
+from cafedcl.core.sizes import power_of_two
 from cafedcl.core.tensors import Tensors
 from cafedcl.engine.cuda.broadcast import Broadcast
 from cafedcl.engine.cuda.step import Program
@@ -58,7 +59,7 @@ class DeviceData:
             train = self.task.clients.shards.train[client]
             validation = self.task.clients.shards.validation[client]
             number = len(train) + len(validation)
-            passes = 1 << max(-(-number // self.embed_batch) - 1, 0).bit_length()
+            passes = power_of_two(-(-number // self.embed_batch))
             size = passes * self.embed_batch
             table = torch.zeros(2, size, dtype=torch.int64, device=self.task.device)
             table[0, :number] = torch.cat([train, validation])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cafedcl.config.sections import EngineOptions
 from cafedcl.core.contract import Down, Job, Reply
+from cafedcl.core.sizes import power_of_two
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, moved, nbytes, under
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.cuda.broadcast import Broadcast
@@ -294,6 +295,7 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
         train_x=data.train_x,
         test_x=test_x,
         widths=choose_widths(sizes, COMPILED_WIDTHS if compiled else WIDTHS),
+        # Powers of two, so that other splits and seeds have the same compiled shapes.
         steps=power_of_two(max(map(task.schedule.steps, numbers))),
         embed_batch=min(task.eval_batch, power_of_two(median)),
         broadcast=Broadcast(task.device, task.rounds),
@@ -306,11 +308,6 @@ def make_device_data(task: Task, dtype: torch.dtype, *, compiled: bool) -> Devic
     if not shards.test:
         test_x = device_data.as_stored(device_data.test_x, normalised=normalised)
     return replace(device_data, train_x=train_x, test_x=test_x)
-
-
-def power_of_two(number: int) -> int:
-    """Return the next power of two: so other splits and seeds have the same compiled shapes."""
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def are_same_tensors(

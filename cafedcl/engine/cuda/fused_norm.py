@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cafedcl.core.sizes import power_of_two
 from cafedcl.models.resnet import Norm
 
 MOST_NUMBERS = 32_768
@@ -190,8 +191,4 @@ def _sizes(x: Tensor, groups: int) -> dict[str, int]:
 def _blocks(x: Tensor, groups: int) -> tuple[int, int]:
     """Return the pixels and channels of a group, each as the next power of two."""
     _, channels, height, width = x.shape
-    return _power_of_two(height * width), _power_of_two(channels // groups)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return power_of_two(height * width), power_of_two(channels // groups)
