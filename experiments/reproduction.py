@@ -29,7 +29,7 @@ from reproduction_paper import (
     short_note,
     variants_table,
 )
-from reproduction_parts import parts_table
+from reproduction_parts import labelled, parts_table
 from reproduction_tables import (
     BALANCED,
     ablation_table,
@@ -61,6 +61,8 @@ NAMES = (
     "tuning",
     "long-tail-tuning",
     "long-tail-tuning-2",
+    "distill-tuning",
+    "resnet-tuning",
     "long_tail",
     "creff",
     "best_parts",
@@ -97,8 +99,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "sensitivity": partial(of_runs, sensitivity_table),
     "skin": partial(of_runs, skin_table),
     "leaders": partial(of_tuned_runs, lambda runs: leaders_table(runs) + missing_text(runs)),
-    "settings": partial(of_tuned_runs, settings_table),
-    "curves": partial(in_short, curves_table),
+    "settings": partial(of_tuned_runs, lambda runs: settings_table(labelled(runs))),
+    "curves": partial(in_short, lambda runs: curves_table(labelled(runs))),
     "tuning": tuning_table,
     "methods-in-short": partial(in_short, lambda runs: methods_table(runs) + short_note(runs)),
     "leaders-in-short": partial(

@@ -14,13 +14,9 @@ PARTS = ("server.balanced", "server.client_std", "own.client_mean", "own.client_
 
 def parts_table(records: Sequence[ResultRow]) -> str:
     """Return the differences of every changed method to the unchanged one, per setting."""
-    named: list[ResultRow] = [
-        {**row, "method": part_label(row["method"], row["changed"]), "changed": {}}
-        for row in records
-    ]
     unchanged = {row["method"] for row in records}
     text = ""
-    for setting, mine in by_setting(named):
+    for setting, mine in by_setting(labelled(records)):
         pairs = [
             (name, name.partition(" with ")[0])
             for name in methods_of(mine)
@@ -29,6 +25,14 @@ def parts_table(records: Sequence[ResultRow]) -> str:
         if pairs:
             text += heading(setting, mine) + differences(mine, pairs, PARTS)
     return text
+
+
+def labelled(records: Sequence[ResultRow]) -> list[ResultRow]:
+    """Return the runs with what was changed in the names of their methods."""
+    return [
+        {**row, "method": part_label(row["method"], row["changed"]), "changed": {}}
+        for row in records
+    ]
 
 
 def part_label(method: str, changed: Mapping[str, Any]) -> str:

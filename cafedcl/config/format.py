@@ -5,7 +5,7 @@ from typing import Any
 from cafedcl.config.split_options import OWN_OPTIONS, used_options
 from cafedcl.core.errors import CafedclError
 
-FORMAT = 3
+FORMAT = 4
 """The version of run folders that this code writes; it reads all versions before."""
 
 
@@ -15,7 +15,9 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     ``default`` is the version of tables that have no number.
 
     Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
-    latter is today's `cpu`. The preset `best` of version 2 is today's `fixed-anchors`.
+    latter is today's `cpu`. The preset `best` of version 2 is today's `fixed-anchors`, and that of
+    version 3 had neither higher targets for rare classes at first, nor distillation at all: a run
+    without these options is older than they are.
     """
     recorded = "format" in tables or default < FORMAT
     version = tables.pop("format", default)
@@ -26,8 +28,11 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     if recorded:
         _leave_out_ignored(tables)
     method = tables.get("method")
-    if version == 2 and isinstance(method, dict) and method.get("name") == "cafedcl:best":
-        method["name"] = "cafedcl:fixed-anchors"
+    if isinstance(method, dict) and method.get("name") == "cafedcl:best":
+        if version == 2:
+            method["name"] = "cafedcl:fixed-anchors"
+        elif version == 3:
+            tables["method"] = {"rare_gain": 0.0, "lam_distill": 0.0, **method}
     engine = tables.get("engine")
     if version == 1 and isinstance(engine, dict):
         on_cpu = str(engine.get("device", "cpu")).startswith("cpu")

@@ -34,6 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lam_geo": 0.0,
         "inference": "fitted",
         "rare_gain": 0.3,
+        "lam_distill": 3.0,
         "train.optimizer": "sgd",
         "train.lr": 0.025,
         "train.momentum": 0.5,

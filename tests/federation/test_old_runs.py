@@ -14,6 +14,7 @@ from cafedcl.core.tensors import unpack
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.federation.runs import resume
 from cafedcl.report.runs import read_runs
+from cafedcl.task.resolve import resolve
 
 FOLDER = Path(__file__).parent / "old_runs"
 OLD = sorted(FOLDER.glob("format_*/*"))
@@ -51,7 +52,7 @@ def test_an_old_run_is_resumed_to_the_same_end(path: Path, tmp_path: Path) -> No
     resume(copy, warn=lambda message: None)
     found, header = unpack(last.read_bytes())
     assert header["round"] == 2
-    # Own models are scored in one more way since format 2.
+    # Own models are scored in one more way since format 3.
     added = {f"own/prior/{what}" for what in ("score", "accuracy", "recall")}
     assert found.keys() == expected.keys() | added
     for name, value in expected.items():
@@ -68,6 +69,7 @@ def test_old_runs_are_reported() -> None:
     fixed = "cafedcl:fixed-anchors"
     assert sorted(run.method for run in summary.runs) == [
         "cafedcl",
+        "cafedcl:best",
         fixed,
         f"{fixed}+mixup",
         "fedbn",
@@ -80,6 +82,21 @@ def test_the_preset_best_of_format_2_is_todays_fixed_anchors() -> None:
     assert upgrade({"format": FORMAT, "method": {"name": "cafedcl:best"}}) == {
         "method": {"name": "cafedcl:best"}
     }
+
+
+def test_the_preset_best_of_format_3_had_no_distillation() -> None:
+    folder = FOLDER / "format_3" / "without-distillation"
+    assert "lam_distill" not in (folder / "config.toml").read_text(encoding="utf-8")
+    assert RunFolder.open(folder).config().method.options.lam_distill == 0
+    best = {"name": "cafedcl:best", "tau": 0.5}
+    options = resolve(upgrade({"format": 3, "method": dict(best)})).method.options
+    assert (options.tau, options.rare_gain, options.lam_distill) == (0.5, 0.0, 0.0)
+    recorded = {**best, "rare_gain": 0.3, "lam_distill": 1.0}
+    options = resolve(upgrade({"format": 3, "method": dict(recorded)})).method.options
+    assert (options.rare_gain, options.lam_distill) == (0.3, 1.0)
+    other = {"format": 3, "method": {"name": "cafedcl"}}
+    assert upgrade(other) == {"method": {"name": "cafedcl"}}
+    assert resolve(upgrade({"method": dict(best)}, default=FORMAT)).method.options.lam_distill > 0
 
 
 def test_an_engine_keeps_its_meaning() -> None:
