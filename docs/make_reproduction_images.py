@@ -62,6 +62,7 @@ PARTS = {
     "method.inference=anchors": "prediction by anchors",
     "method.rare_gain=0.0": "equal targets",
     "method.calibrate=0.0": "no class prior",
+    "method.lam_distill=0.0": "no distillation",
     "server.momentum=0.0": "no server momentum",
     "method.weights=uniform": "uniform weights",
     "method.weights=counts": "weights by counts",

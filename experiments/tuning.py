@@ -306,7 +306,10 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
                 name: scored(name, next(iter(of_method.values())), jobs[name], earlier)
                 for name, of_method in sweeps.items()
             }
-            command = [*command_of(arguments.plan), "--seeds", str(arguments.seeds)]
+            command = command_of(arguments.plan)
+            if arguments.methods:
+                command += ["--methods", ",".join(chosen)]
+            command += ["--seeds", str(arguments.seeds)]
             for setting in settings:
                 command += ["--set", setting]
             result = {

@@ -7,12 +7,14 @@ its exact wording. docs/cafedcl.md explains every reading and why the default wa
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
 from cafedcl.core.contract import Averages, ClassMeans, Client, Enrolment
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
+from cafedcl.functional import contrast
 
 WEIGHTS = ("confidence", "uniform", "counts", "inverse-variance")
 """The kinds of client weights."""
@@ -124,6 +126,13 @@ class CAFedCLOptions:
         "images added to every class before the share of `calibrate` is computed (additive "
         "smoothing); 0: classes that the client lacks are left out",
         low=0.0,
+    )
+    own_classes: str = option(
+        "all",
+        "what a client's own model may predict: all classes, or only those that the client has "
+        "training images of (held)",
+        choices=("all", "held"),
+        advanced=True,
     )
     lam_distill: float = option(
         0.0,
@@ -266,6 +275,14 @@ def averages_of(options: CAFedCLOptions) -> Averages | None:
     # Anchors that stay fixed are no mean of what clients send.
     averaged = options.anchors == "averaged"
     return Averages(most, ClassMeans(weights="confidence", most=most) if averaged else None)
+
+
+def own_prior(options: CAFedCLOptions, counts: Tensor) -> Tensor | None:
+    """Return what the logits of a client's own model are corrected by; None for nothing."""
+    prior = contrast.log_prior(counts, options.calibrate, options.smoothing)
+    if options.own_classes == "all":
+        return prior
+    return (torch.zeros_like(counts) if prior is None else prior).masked_fill(counts <= 0, -1e9)
 
 
 def head_parts(options: CAFedCLOptions, classes: int, dim: int) -> nn.ModuleDict:

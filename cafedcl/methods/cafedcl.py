@@ -167,7 +167,7 @@ class CAFedCL(Method):
         kept = own_mark(visit.client) if self.fits else {}
         if o.inference == "own":
             kept["prototypes"] = self.prototypes(visit)
-        prior = contrast.log_prior(visit.client.counts, o.calibrate, o.smoothing)
+        prior = readings.own_prior(o, visit.client.counts)
         if prior is not None:
             kept["prior"] = prior
         return kept

@@ -99,34 +99,30 @@ def test_repeated_runs_differ_as_the_page_says() -> None:
 
 
 def test_the_servers_model() -> None:
-    assert firsts(SERVER) == [*CIFAR[1:], *GTSRB, "fashion-practical"]
+    plain, *tails = CIFAR
+    assert set(SERVER) - set(firsts(SERVER)) == {SKIN}
     ahead = {setting: lead(SERVER[setting]) for setting in firsts(SERVER)}
-    tails = [ahead[setting] for setting in CIFAR[1:]]
+    under_tails = [ahead[setting] for setting in tails]
     said(
-        f"`{BEST}` is first in {len(ahead)} of {len(SERVER)} settings: on CIFAR-10",
-        f"by {min(tails):.1f} to {max(tails):.1f} points",
-        f"by {ahead[GTSRB[0]]:.1f} and {ahead[GTSRB[1]]:.1f}, and on Fashion-MNIST",
+        f"`{BEST}` is first in {len(ahead)} of {len(SERVER)} settings: on CIFAR-10 without a long "
+        f"tail by {ahead[plain]:.1f} points",
+        f"by {min(under_tails):.1f} to {max(under_tails):.1f}, on GTSRB",
+        f"by {ahead[GTSRB[0]]:.1f} and {ahead[GTSRB[1]]:.1f}, and on Fashion-MNIST by "
+        f"{ahead[FASHION[0]]:.1f} and {ahead[FASHION[1]]:.1f}.",
     )
-    level = SERVER["fashion-practical"]
-    assert baselines(level)[:2] == ["fednh", "spherefed"]
-    assert level[BEST] - level["spherefed"] < 0.1
     ps = tuned_p_values("server.balanced")
-    assert significant("server.balanced") == GTSRB
-    one, other = (holm(ps, setting) for setting in GTSRB)
-    tails = [ps[setting] for setting in CIFAR[1:]]
+    assert set(ahead) - set(significant("server.balanced")) == {plain, "cifar10-ir50"}
+    one, other = (ps[setting] for setting in (plain, "cifar10-ir50"))
+    assert f"{one:.3f}" == f"{other:.3f}"
     said(
-        f"(p = {one:.3f} and {other:.3f})",
-        f"only without it (p = {min(tails):.3f} to {max(tails):.3f}).",
+        f"In {len(significant('server.balanced'))} of them its lead is significant",
+        f"only without it (p = {one:.3f} both times).",
     )
-    seconds = ["cifar10-practical", "fashion-pathological"]
-    assert [place(SERVER[it]) for it in seconds] == [2, 2]
-    assert [baselines(SERVER[it])[0] for it in seconds] == ["spherefed", "ccvr"]
     skin = SERVER[SKIN]
-    assert baselines(skin)[0] == "creff"
+    assert (baselines(skin)[0], place(skin)) == ("creff", 2)
+    assert SKIN not in significant("server.balanced")
     said(
-        f"{behind(SERVER[seconds[0]]):.1f} points behind SphereFed",
-        f"{behind(SERVER[seconds[1]]):.1f} points behind CCVR.",
-        f"it is {place(skin)}th of {len(skin) - 1}, {behind(skin):.1f} points behind CReFF.",
+        f"On skin lesions it is second, {behind(skin):.1f} points behind CReFF.",
         "Nowhere is it significantly behind.",
     )
 
@@ -148,53 +144,55 @@ def test_every_baseline_is_far_behind_somewhere() -> None:
     assert [baselines(SERVER[it])[0] for it in CIFAR[1:]] == ["creff"] * 3
     assert baselines(SERVER["fashion-practical"])[-1] == "creff"
     assert baselines(SERVER["fashion-pathological"])[0] == baselines(SERVER[SKIN])[2] == "ccvr"
-    assert all(behind(SERVER[it], "ccvr") > 24 for it in GTSRB)
+    assert all(behind(SERVER[it], "ccvr") > 25 for it in GTSRB)
 
 
 def test_the_clients_own_models() -> None:
-    assert set(OWN) - set(firsts(OWN)) == {"gtsrb-practical", SKIN}
-    assert significant("own.client_mean") == [
-        "cifar10-practical",
-        "cifar10-ir50",
-        "gtsrb-practical",
-    ]
+    assert set(OWN) - set(firsts(OWN)) == {"cifar10-ir100", "gtsrb-practical", SKIN}
+    assert significant("own.client_mean") == ["cifar10-practical", "gtsrb-practical"]
     ps = tuned_p_values("own.client_mean")
     ahead = [lead(OWN[setting]) for setting in firsts(OWN)]
     skin = OWN[SKIN]
     said(
         f"`{BEST}` is first in {len(ahead)} settings, by at most {max(ahead):.1f} points",
-        "significantly so on CIFAR-10 without a long tail and at imbalance ratio 50.",
+        "significantly so on CIFAR-10 without a long tail.",
+        "At imbalance ratio 100 it is level with MP-FedCL.",
         f"it is {behind(OWN['gtsrb-practical']):.1f} points behind SphereFed, and significantly "
         f"so (p = {holm(ps, 'gtsrb-practical'):.3f}).",
         f"it is {place(skin)}th of {len(skin) - 1}, {behind(skin):.1f} points behind CReFF.",
     )
+    assert baselines(OWN["cifar10-ir100"])[0] == "mp-fedcl"
+    assert behind(OWN["cifar10-ir100"]) < 0.05
     assert baselines(OWN["gtsrb-practical"])[0] == "spherefed"
     assert baselines(skin)[0] == "creff"
 
 
 def test_with_class_frequencies_for_everyone() -> None:
-    assert firsts(PRIOR) == [*CIFAR, *GTSRB]
+    assert set(PRIOR) - set(firsts(PRIOR)) == {SKIN}
+    won = [it for it in significant("own.prior_mean") if it in firsts(PRIOR)]
     said(
-        f"it is first in {len(firsts(PRIOR))} settings, all of CIFAR-10 and GTSRB.",
-        f"on skin lesions it is {place(PRIOR[SKIN])}th, significantly behind SCAFFOLD.",
+        f"it is first in {len(firsts(PRIOR))} settings, and significantly so in {len(won)}.",
+        f"On skin lesions it is {place(PRIOR[SKIN])}th, significantly behind SCAFFOLD.",
     )
     assert SKIN in significant("own.prior_mean")
     assert baselines(PRIOR[SKIN])[0] == "scaffold"
-    for setting in FASHION:
-        assert baselines(PRIOR[setting])[0] == "fednh"
-        said(f"FedNH is ahead of it by {behind(PRIOR[setting]):.1f} points under both splits")
 
 
 def test_fairness() -> None:
-    assert firsts(SERVER_STD) == [*CIFAR[1:], *GTSRB]
-    assert firsts(OWN_STD) == [*CIFAR, *GTSRB]
-    assert not significant("server.client_std")
-    assert significant("own.client_std") == ["cifar10-ir50", SKIN]
+    plain = "cifar10-practical"
+    server = set(SERVER_STD) - set(firsts(SERVER_STD))
+    assert server == {plain, "fashion-practical"}
+    assert server & set(significant("server.client_std")) == {plain}
+    own = set(OWN_STD) - set(firsts(OWN_STD))
+    assert own == {"gtsrb-practical", SKIN}
+    assert own & set(significant("own.client_std")) == {SKIN}
+    assert baselines(SERVER_STD[plain])[0] == "fedrod"
     assert baselines(OWN_STD[SKIN])[0] == "fedetf"
     said(
-        f"smallest client std in {len(firsts(SERVER_STD))} settings, those of GTSRB and the long "
-        "tails of CIFAR-10, and its own models have it on all of CIFAR-10 and GTSRB.",
-        f"its server's model is {place(SERVER_STD['cifar10-practical'])}th.",
+        f"smallest client std in {len(firsts(SERVER_STD))} settings, and its own models have it in "
+        f"{len(firsts(OWN_STD))}.",
+        f"its server's model is {place(SERVER_STD[plain])}th of {len(SERVER_STD[plain]) - 1}, and "
+        "significantly behind Fed-RoD.",
         f"its own models are {place(OWN_STD[SKIN])}th of {len(OWN_STD[SKIN]) - 1}, and "
         "significantly behind FedETF.",
     )
@@ -231,8 +229,10 @@ def test_the_readme_says_the_same() -> None:
         for found in (SERVER[SKIN], accuracy)
     ]
     assert f"| none | {defaults[0]}th and {defaults[1]}th of {number} |" in README
-    ours = f"{place(SERVER[SKIN])}th and {place(accuracy)}th of {number}"
-    assert f"| {len(firsts(SERVER))} of {len(SERVER)} settings | {ours} |" in README
+    assert place(SERVER[SKIN]) == 2
+    won = f"{len(firsts(SERVER))} of {len(SERVER)} settings, significantly in "
+    won += str(len(significant("server.balanced")))
+    assert f"| {won} | 2nd and {place(accuracy)}th of {number} |" in README
 
 
 def test_the_larger_network() -> None:
@@ -263,9 +263,14 @@ def test_the_larger_network() -> None:
         f"SphereFed is ahead by {sphere[0]:.1f} and {sphere[1]:.1f} points.",
         f"FedAvg is behind by {-fedavg[0]:.1f} and {-fedavg[1]:.1f}.",
     )
-    small = SERVER["cifar10-practical"]
-    assert 0 < small["spherefed"] - small[BEST] < 0.5
-    said(f"and FedNH {small[BEST] - small['fednh']:.1f} points behind it.")
+    small = {it: behind(SERVER["cifar10-practical"], it) for it in SOME}
+    said(f"they are {small['spherefed']:.1f} and {small['fednh']:.1f} points behind `{BEST}`")
+    assert runs[BEST]["changed"] == {"method.lam_distill": 0.0}
+    said("`cafedcl:best` ran **before distillation became a part of it**")
+    its = result("resnet-tuning")["methods"][BEST]["candidates"]
+    tried = {it["options"]["method.lam_distill"]: it for it in its if len(it["options"]) == 1}
+    gain = 100 * (tried[3.0]["value"] - tried[0.0]["value"])
+    said(f"distillation [gains {gain:.1f} points](cafedcl-best.md")
     assert gap("fednh", "server.client_std") < 0
     assert gap("fednh", "own.client_std") < 0
     assert "FedNH and SphereFed are ahead of `cafedcl:best`" in README

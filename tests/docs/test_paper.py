@@ -386,11 +386,8 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
         assert mean(ours[setting] for setting in its) < mean(its.values())
     first = [setting for setting, gap in ours.items() if gap == 0]
     if score.startswith("server"):
-        assert first == [
-            *("cifar10-ir10", "cifar10-ir50", "cifar10-ir100"),
-            *("gtsrb-practical", "gtsrb-pathological", "fashion-practical"),
-        ]
-        said("best server model in six of nine settings", "best server model in 6 of 9 settings")
+        assert set(ours) - set(first) == {"ham10000-sources"}
+        said("best server model in eight of nine settings", "best server model in 8 of 9 settings")
         nearest = min(max(its.values()) for its in behind.values())
         said(
             f"Every baseline is at least {nearest:.1f} points behind the best in some setting, "
@@ -398,12 +395,12 @@ def test_the_tuned_variant_is_closest_to_the_best_on_average(score: str) -> None
         )
         ps = tuned_p_values(score)
         significant = {it: holm(ps, it) for it in ps if holm(ps, it) < 0.05}
-        assert list(significant) == ["gtsrb-practical", "gtsrb-pathological"]
-        one, other = significant.values()
-        said(f"significant (p = {one:.3f} and {other:.3f} after Holm's correction)")
+        assert set(significant) <= set(first)
+        assert len(significant) == 6
+        said("significantly so in six (after Holm's correction)")
     if score == "own.client_mean":
-        said("it is first in seven settings")
-        assert len(first) == 7
+        said("it is first in six settings")
+        assert len(first) == 6
     assert all(gap > 0 for gap in behind["cafedcl"].values()), "the defaults lead nowhere"
 
 
@@ -422,22 +419,17 @@ def test_the_study_of_long_tails_in_sentences() -> None:
     for setting in ("cifar10-ir10", "fashion-pathological", skin):
         assert ahead[setting] < 0
     said(
-        f"{place(server[skin])}th of {len(server[skin]) - 1} with the server's model, where CReFF",
+        f"2nd of {len(server[skin]) - 1} with the server's model, where CReFF",
         f"{place(own[skin])}th of {len(own[skin]) - 1} with the clients' own, where CReFF leads",
     )
+    assert place(server[skin]) == 2
     assert max(server[skin], key=lambda it: server[skin][it]) == "creff"
     assert max(own[skin], key=lambda it: own[skin][it]) == "creff"
     prior = dict(tuned("own.prior_mean"))
-    overtaken = {
-        setting
-        for setting, found in prior.items()
-        if max(found, key=lambda it: found[it]) == "fednh"
-    }
-    assert overtaken == {"fashion-practical", "fashion-pathological"}
-    for setting in set(prior) - overtaken - {skin}:
-        assert place(prior[setting]) == 1
+    assert {setting for setting, found in prior.items() if place(found) > 1} == {skin}
+    said("`cafedcl:best` is first in all settings but skin lesions.")
     baselines = {it for found in own.values() for it in found if not it.startswith("cafedcl")}
-    said(f"compared with {len(baselines)} baselines with the same tuning budget")
+    said(f"compared with {len(baselines)} tuned baselines")
 
 
 def test_the_budgets_of_both_tunings() -> None:

@@ -675,3 +675,22 @@ def test_only_a_client_s_own_model_knows_its_labels(scene):
     )
     assert set(own.argmax(1)) <= set(held)
     assert method_with().remember(network, visit) == {}
+
+
+@pytest.mark.parametrize(("calibrate", "smoothing"), [(0.0, 0.0), (0.5, 1.0)])
+def test_a_client_s_own_model_may_be_kept_to_the_classes_it_has(scene, calibrate, smoothing):
+    options = {"calibrate": calibrate, "smoothing": smoothing}
+    every, held = method_with(**options), method_with(**options, own_classes="held")
+    network, visit = scene.network(held), scene.visit(held)
+
+    def scores(method, memory):
+        return method.scores(network, scene.batch.x, visit.anchors, memory).detach()
+
+    own = scores(held, held.remember(network, visit))
+    classes = sorted(set(scene.y))
+    assert len(classes) < len(scene.p)
+    usual = scores(every, every.remember(network, visit))
+    assert torch.equal(own[:, classes], usual[:, classes]), "held classes are scored as ever"
+    others = [c for c in range(len(scene.p)) if c not in classes]
+    assert own[:, others].max() < own[:, classes].min() - 1e6
+    assert torch.equal(scores(held, {}), scores(every, {})), "the server's model predicts all"
