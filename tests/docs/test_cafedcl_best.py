@@ -164,7 +164,8 @@ def test_how_distillation_was_chosen() -> None:
     said(
         f"it gains {gains[0]:.1f}, {gains[1]:.1f} and {gains[2]:.1f} points, "
         f"{with_error(ahead(0.0))} (mean and standard error) over all.",
-        f"3 is ahead of 0.3 by {with_error(ahead(0.3))} points and of 1 by {with_error(ahead(1.0))}.",
+        f"3 is ahead of 0.3 by {with_error(ahead(0.3))} points and of 1 by "
+        f"{with_error(ahead(1.0))}.",
     )
 
 
