@@ -199,7 +199,7 @@ def test_the_kernels_of_a_step_are_those_of_the_result_file() -> None:
         assert f"| {kind} | {took:.2f} |" in SPEED, kind
     alone = sum(its["kernels_ms"].values())
     text = " ".join(SPEED.split())
-    assert f"Alone they take {alone:.2f} ms a step." in text
+    assert f"They take {alone:.2f} ms a step in sum." in text
     assert f"With all clients it is {its['together_ms']:.2f} ms" in text
 
 

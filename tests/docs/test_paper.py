@@ -457,7 +457,10 @@ def test_how_much_has_been_run_is_said_once() -> None:
     for setting in settings_of("long_tail-short"):
         assert len(seeds_of_all(setting)) == 5
     assert most_seeds("best_parts-short") == 5
-    said("**ResNet-18, and the stand-ins: one seed so far.**", "half its width with four methods")
+    said(
+        "**ResNet-18, and the stand-ins: one seed so far.**",
+        "at half its width, and at full width in one setting.",
+    )
     assert most_seeds("table1-medium") == most_seeds("standins-short") == 1
     assert {one["width"] for one in result("table1-medium")["runs"]} == {0.5}
     assert len({one["method"] for one in result("table1-medium")["runs"]}) == 4
