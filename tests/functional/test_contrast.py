@@ -483,3 +483,49 @@ def test_without_smoothing_the_smoothed_loss_is_the_plain_one():
     weight = torch.ones(5, dtype=torch.float64)
     plain = float(contrast.cross_entropy(logits, y, weight))
     assert float(contrast.cross_entropy(logits, y, weight, 1e-12)) == pytest.approx(plain, rel=1e-9)
+
+
+# distillation
+
+
+def test_distillation_is_a_weighted_mean_of_one_minus_cosines():
+    rng = np.random.default_rng(1)
+    z, received, weight = (
+        unit(rng.normal(size=(6, 3))),
+        unit(rng.normal(size=(6, 3))),
+        rng.random(6),
+    )
+    found = contrast.distillation(*map(torch.from_numpy, (z, received, weight)))
+    expected = sum(w * (1 - one @ two) for w, one, two in zip(weight, z, received, strict=True))
+    assert found.item() == pytest.approx(expected / weight.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("orthonormal", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_distillation_bounds_how_far_an_image_moves(orthonormal, seed):
+    """docs/theory.md, "What distillation bounds", at the end of a descent on the unit sphere."""
+    rng = np.random.default_rng(seed)
+    lam, tau, label = rng.uniform(1, 5), rng.uniform(0.1, 1), 2
+    anchors = unit(rng.normal(size=(5, 8)))
+    if orthonormal:
+        anchors = np.linalg.qr(anchors.T)[0].T
+    prior, received = rng.normal(size=5), unit(rng.normal(size=8))
+    z = received
+    for _ in range(20_000):
+        logits = anchors @ z / tau + prior
+        p = np.exp(logits - logits.max())
+        p /= p.sum()
+        pull = (anchors[label] - p @ anchors) / tau
+        step = pull + lam * received
+        step -= (step @ z) * z
+        z = unit(z + 0.005 * step)
+    assert np.linalg.norm(step) < 1e-9, "a stationary point"
+    sine = np.sqrt(1 - (z @ received) ** 2)
+    assert sine == pytest.approx(np.linalg.norm(pull - (pull @ z) * z) / lam, rel=1e-6)
+    most = math.sqrt(2) if orthonormal else 2
+    assert 0 < sine <= most * (1 - p[label]) / (lam * tau)
+
+
+def test_an_image_of_which_the_client_is_sure_stays_within_nine_degrees():
+    bound = math.sqrt(2) * (1 - 0.9) / (3 * 0.3)
+    assert math.degrees(math.asin(bound)) == pytest.approx(9.0, abs=0.05)
