@@ -4,7 +4,8 @@
 
 One client of a standard workload (`cafedcl bench`) trains alone, under PyTorch's profiler. The
 times of kernels are summed by kind and divided by the number of steps. Several clients at a time,
-as in a run, take less than the sum, because their kernels overlap: that time is given beside it. On a CPU, operators take the place of kernels.
+as in a run, take less than the sum, because their kernels overlap: that time is given beside it. On
+a CPU, operators take the place of kernels.
 """
 
 import argparse

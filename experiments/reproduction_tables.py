@@ -9,6 +9,7 @@ from reproduction_notes import heading, rows_text
 from reproduction_statistics import FEWEST_SEEDS, compared, holm, number, verdict
 
 from cafedcl.compare.results import ResultRow, by_setting, member_of, scores
+from cafedcl.config.format import FORMAT
 from cafedcl.config.options import to_toml
 from cafedcl.config.split_options import parse_split
 from cafedcl.report.paper import paper_position
@@ -211,8 +212,9 @@ def claims_table(records: Sequence[ResultRow]) -> str:
                 if not own or not known:
                     continue
                 best = (max if higher else min)(known, key=lambda name: known[name])
+                sign = 1 if higher else -1
                 ahead = [
-                    name for name, value in known.items() if (value > mean(own.values())) == higher
+                    name for name, value in known.items() if sign * (value - mean(own.values())) > 0
                 ]
                 gap = compared(own, baselines[best])
                 difference = "n/a"
@@ -260,7 +262,7 @@ def sensitivity_table(records: Sequence[ResultRow]) -> str:
     for setting, usual in by_setting(records):
         for method in methods_of(usual):
             base = [one for one in usual if one["method"] == method]
-            options = member_of(base[0], {}).run.settings
+            options = member_of(base[0], {}, FORMAT).run.settings
             varied = [
                 one
                 for one in records

@@ -176,8 +176,8 @@ class Earlier:
     environments: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, path: Path | None, same: dict[str, Any]) -> "Earlier":
-        """Read a result; a result with other settings is refused."""
+    def read(cls, path: Path | None, same: dict[str, Any], scores: Mapping[str, str]) -> "Earlier":
+        """Read a result; a result with other settings or other scores is refused."""
         if path is None:
             return cls({}, [])
         try:
@@ -190,6 +190,12 @@ class Earlier:
                 for method, it in result["methods"].items()
                 for row in it["candidates"]
             ]
+            for method, it in result["methods"].items():
+                if it["score"] != scores.get(method, it["score"]):
+                    raise CafedclError(
+                        f"--from {path}: {method} was scored by {it['score']}, not by "
+                        f"{scores[method]}"
+                    )
             values = {
                 (method, named(row["options"])): row["values"]
                 for method, row in rows
@@ -288,7 +294,9 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
             sweep.prepare(where.folder(out)) for where, sweep in by_data.values()
         )
         earlier = Earlier.read(
-            arguments.earlier, {**shared, "measured_on": measured_on, "seeds": arguments.seeds}
+            arguments.earlier,
+            {**shared, "measured_on": measured_on, "seeds": arguments.seeds},
+            {name: plan.scores.get(name, plan.score) for name in plan.candidates},
         )
         missing = [
             job

@@ -228,9 +228,10 @@ def watch(
 
 def read_config_file(config: Path | None) -> dict[str, Any]:
     """Return the tables of a config file, if one was given."""
+    from cafedcl.config.format import FORMAT, upgrade
     from cafedcl.config.sections import read_file
 
-    return {} if config is None else read_file(config)
+    return {} if config is None else upgrade(read_file(config), default=FORMAT)
 
 
 def check_out(out: Path | None) -> Path:

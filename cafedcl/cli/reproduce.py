@@ -12,6 +12,7 @@ import typer
 from cafedcl.cli.compare import Devices, Jobs, JsonRuns, RayAddress
 from cafedcl.cli.options import Quiet, Settings, with_flags
 from cafedcl.config.flags import Flags
+from cafedcl.config.options import to_toml
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import spoken, step
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from cafedcl.compare.run import Means
     from cafedcl.compare.study import Study, StudyScale
 
-FILE = "reproduce.toml"
 TABLE_FILE = "table.md"
 USUAL = "fedavg"
 """The method whose run is measured, if it is among those of a setting."""
@@ -107,6 +107,12 @@ def reproduce(
     Before a long study, short runs measure what it will cost on this device.
     """
     from cafedcl.compare.cost import parse_duration
+    from cafedcl.compare.elsewhere import (
+        PLAN_FILE,
+        check_same_options,
+        done_elsewhere,
+        read_elsewhere,
+    )
     from cafedcl.compare.plan import planned, stored_plan, words_of
     from cafedcl.compare.run import Means, end
     from cafedcl.compare.study import read_scales, read_study
@@ -127,26 +133,28 @@ def reproduce(
     part = (words_of(only or ()), words_of(methods or ()))
     chosen = whole.only(*part).at(size)
     data_dir = flags.get("data_dir")
-    overrides = [*([f"data.dir={data_dir}"] if data_dir else []), *(settings or ())]
+    overrides = [*([f"data.dir={to_toml(data_dir)}"] if data_dir else []), *(settings or ())]
     wanted = {"study": Path(study).stem, "scale": scale, "settings": list(settings or ())}
     means = Means(jobs, devices or (), ray, quiet, as_json)
-    if gather and not settings and (place / FILE).is_file():
-        wanted["settings"] = stored_plan(place, FILE, "reproduce")["settings"]
+    if gather and not settings and (place / PLAN_FILE).is_file():
+        wanted["settings"] = stored_plan(place, PLAN_FILE, "reproduce")["settings"]
     elif gather and not sources and not place.exists():
         raise CafedclError(
             f"{place}: there are no runs to gather; "
             "run the study, or name existing runs with --from"
         )
-    with planned(place, wanted, FILE, "reproduce"):
-        elsewhere = [from_elsewhere(path, whole, wanted, size) for path in sources or ()]
+    with planned(place, wanted, PLAN_FILE, "reproduce"):
+        elsewhere = [read_elsewhere(path, whole, wanted, size) for path in sources or ()]
         if gather:
             write_results(place, whole, wanted, size, elsewhere, means.silent, part)
             return
-        known = done_elsewhere(place, whole, size, elsewhere)
         asked = [
             (one, list(chosen.jobs(place, one, seeds or size.seeds, overrides)))
             for one in chosen.settings
         ]
+        known = done_elsewhere(place, whole, size, elsewhere)
+        for _, its in asked:
+            check_same_options(its, known)
         absent = unreadable(dict.fromkeys(one.data for one, _ in asked), overrides)
         todo = {
             one.name: [job for job in its if job.folder not in known]
@@ -319,49 +327,6 @@ def write_results(
             out / RESULTS_FILE, as_text(results_of(members, name, study, scale, size)).encode()
         )
     write_table(out, members, f"# {study.title}\n\nScale {scale}: {size.about}.\n", silent)
-
-
-def from_elsewhere(
-    path: Path, study: "Study", plan: dict[str, Any], size: "StudyScale"
-) -> "list[Member]":
-    """Return the runs of another folder, or of a results file."""
-    from cafedcl.compare.results import read_results, read_study_folder
-
-    name = plan["study"]
-    scale = plan["scale"]
-    if path.is_dir():
-        return read_study_folder(path, study, size, settings_of(path, name, scale))
-    return read_results(path, name, study, scale)
-
-
-def done_elsewhere(
-    out: Path, study: "Study", size: "StudyScale", elsewhere: "Sequence[Sequence[Member]]"
-) -> set[Path]:
-    """Return the folders of runs that can be skipped, because they are finished elsewhere."""
-    from cafedcl.compare.results import key_of
-
-    keys = {member.key for found in elsewhere for member in found if member.record is not None}
-    seeds = {seed for *_, seed in keys}
-    return {
-        folder / f"s{seed}"
-        for setting in (study.at(size).settings if keys else ())
-        for changed, method, folder in study.places(out, setting)
-        for seed in seeds
-        if key_of(setting.name, method, changed, seed) in keys
-    }
-
-
-def settings_of(path: Path, study: str, scale: str) -> list[str]:
-    """Return the `--set` options of a folder with runs of the same study and scale."""
-    from cafedcl.compare.plan import stored_plan
-
-    plan = stored_plan(path, FILE, "reproduce")
-    if (plan.get("study"), plan.get("scale")) != (study, scale):
-        there = f"{plan.get('study')} at scale {plan.get('scale')}"
-        raise CafedclError(
-            f"--from {path}: it holds runs of {there}, not of {study} at scale {scale}"
-        )
-    return list(plan.get("settings", ()))
 
 
 def write_table(out: Path, members: "Sequence[Member]", head: str, silent: bool) -> None:

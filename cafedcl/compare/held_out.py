@@ -1,6 +1,7 @@
 """Held-out images: what options are chosen by, so that the test set is not used."""
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,24 @@ from cafedcl.task.resolve import resolve
 HELD_OUT = "held-out.npz"
 
 
-def write_held_out(out: Path, tables: Tables, share: float) -> str:
+def write_held_out(out: Path, tables: Tables, share: float, swept: Iterable[str] = ()) -> str:
     """Write a data set whose test images are held out of the training images of each class.
 
     Where images have clients of their own, they are held out of every client's images. The same
-    images are held out for every seed and every search. Returns a description of them.
+    images are held out for every seed and every search. Returns a description of them. ``swept``
+    are the options that differ between the points of a sweep.
     """
     from cafedcl.core.rng import draw_by_class, stream
     from cafedcl.data import load_dataset
     from cafedcl.data.checked import part_of
     from cafedcl.data.shards import choose_held_out
 
+    for name in swept:
+        if name.startswith("data."):
+            raise CafedclError(
+                f"{name}: it cannot be swept on held-out images, which are the same for all "
+                "points; score on the test set with --on test"
+            )
     path = out / HELD_OUT
     config = resolve(tables)
     if not path.is_file():

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cafedcl.config.flags import FLAGS
-from cafedcl.config.options import to_toml
+from cafedcl.config.options import flattened, to_toml
+from cafedcl.core.errors import CafedclError
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
 
+METHOD_SECTIONS = ("train.", "server.", "method.", "augment.")
+"""Sections whose options a preset has, and which a study may give to single methods."""
 LOG_FOLDER = "logs"
 """The folder, next to the runs, for the standard error of each run."""
 
@@ -78,6 +81,25 @@ class RunSpec:
         """Whether the run has all its rounds."""
         return RunFolder(self.folder).is_finished(self.rounds)
 
+    def check(self) -> None:
+        """Raise CafedclError if the run that is there has other options than the planned one.
+
+        A preset may have other values since it was made, or the file of a study.
+        """
+        if not self.begun:
+            return
+        try:
+            made = flattened(RunFolder(self.folder).config().to_plain())
+        except CafedclError:
+            # The run itself says what is wrong with its folder, and the others go on.
+            return
+        difference = other_option(self.tables, made)
+        if difference:
+            raise CafedclError(
+                f"{self.folder}: it was made with {difference} today; move it away to run it "
+                "again, or choose another --out"
+            )
+
     def command(self, device: str) -> list[str]:
         """Return the arguments that start or resume the run."""
         if self.begun:
@@ -86,6 +108,15 @@ class RunSpec:
         if device == "cuda" and self.alike > 1:
             arguments += ["--set", f"engine.alike={self.alike}"]
         return ["run", *arguments, "--device", device, "--out", str(self.folder), "--quiet"]
+
+
+def other_option(tables: Mapping[str, Mapping[str, Any]], made: Mapping[str, Any]) -> str | None:
+    """Return the first option of method or training in which a run differs from a planned one."""
+    planned = flattened(resolve(tables).to_plain())
+    for name, value in planned.items():
+        if name.startswith(METHOD_SECTIONS) and made.get(name, value) != value:
+            return f"{name} = {to_toml(made[name])}, which is {to_toml(value)}"
+    return None
 
 
 def sharing_code(jobs: Sequence[RunSpec]) -> list[RunSpec]:

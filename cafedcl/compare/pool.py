@@ -261,7 +261,10 @@ def run_all(
     """
     outcomes: list[RunOutcome] = []
     waiting: deque[RunSpec] = deque()
-    for job in sharing_code(list(jobs)):
+    planned = sharing_code(list(jobs))
+    for job in planned:
+        job.check()
+    for job in planned:
         if job.finished:
             outcomes.append(skipped(job))
             pool.view.ended(outcomes[-1])
@@ -321,7 +324,8 @@ def polite(pool: Pool) -> Iterator[None]:
     finally:
         try:
             pool.finish()
-            pool.launcher.close()
         finally:
+            # Also if a second interrupt ends the wait: the service of a GPU would stay behind.
+            pool.launcher.close()
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cafedcl.compare.jobs import METHOD_SECTIONS
 from cafedcl.compare.plan import Tables, overlay
 from cafedcl.compare.study import Study, StudyScale
+from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.config.options import to_toml
 from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
@@ -24,8 +26,6 @@ NOT_LISTED = (
 """Prefixes of options that have fields of their own, or that change no result."""
 SCORED_PARTS = ("server", "own")
 """The parts of a line of metrics that have scores."""
-METHOD_SECTIONS = ("train.", "server.", "method.", "augment.")
-"""Sections whose options a study may give to single methods."""
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
 """The fields of environment.json that are kept."""
 WHERE = "environment"
@@ -142,10 +142,7 @@ def departures(run: RunSummary) -> dict[str, Any]:
     names = {
         section: {"name": run.settings[f"{section}.name"]} for section in ("method", "augment")
     }
-    config = resolve(names)
-    # In a study, clients have no data that only they may see.
-    config = replace(config, release=config.release.settled(own_data=False))
-    usual = flat(config.to_plain())
+    usual = settings_of(names)
     return {
         name: value
         for name, value in run.settings.items()
@@ -153,6 +150,13 @@ def departures(run: RunSummary) -> dict[str, Any]:
         and usual.get(name) != value
         and name != "federation.clients"
     }
+
+
+def settings_of(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a run of a study, by name."""
+    config = resolve(tables)
+    # In a study, clients have no data that only they may see.
+    return flat(replace(config, release=config.release.settled(own_data=False)).to_plain())
 
 
 def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member]:
@@ -166,7 +170,9 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
         there = str(content["study"])
         size = content["scale"]["name"]
         place = {name: value for name, value in content[WHERE].items() if name != "command"}
-        members = [member_of(record, place) for record in content["runs"]] if size == scale else []
+        # Files of earlier versions have no number.
+        version = content.get("format", 3)
+        members = [member_of(record, place, version) for record in content["runs"] if size == scale]
     except OSError as error:
         raise CafedclError(f"--from {path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -203,8 +209,11 @@ def of_its_own(record: ResultRow, shared: Sequence[str]) -> list[str]:
     ]
 
 
-def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
-    """Return the run of a line of a results file; it consists of its last round only."""
+def member_of(record: ResultRow, place: Mapping[str, Any], version: int) -> Member:
+    """Return the run of a line of a results file; it consists of its last round only.
+
+    ``version`` is that of run folders when it was written: a preset may have changed since.
+    """
     record = dict(record)
     environment = {**place, **record.pop(WHERE, {})}
     where = {name: environment[name] for name in ("set", *PLACE) if name in environment}
@@ -218,6 +227,7 @@ def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
         tables, {f"split.{name}": value for name, value in parse_split(record["split"]).items()}
     )
     overlay(tables, record["options"])
+    tables = upgrade({"format": version, **tables})
     overlay(
         tables,
         {
@@ -233,7 +243,7 @@ def member_of(record: ResultRow, place: Mapping[str, Any]) -> Member:
     key = key_of(record["setting"], record["method"], record["changed"], record["seed"])
     path = Path(record["setting"], record["method"], f"s{record['seed']}")
     stored = {name: record[name] for name in STORED if name in record}
-    settings = flat(resolve(tables).to_plain())
+    settings = settings_of(tables)
     summary = RunSummary(path, "finished", "", settings, [line], stored=stored)
     return Member(key, summary, record, where)
 
@@ -287,6 +297,7 @@ def results_of(
     command = ["cafedcl", "reproduce", name, "--scale", scale, *narrowed(records, study, size)]
     command += [word for setting in usual.get("set", ()) for word in ("--set", setting)]
     return {
+        "format": FORMAT,
         "study": name,
         "title": study.title,
         "scale": {"name": scale, "about": size.about, "options": size.options},

@@ -16,6 +16,8 @@ from cafedcl.compare.plan import Comparison, Tables, planned, resume_command, wo
 from cafedcl.compare.pool import Pool, polite, run_all
 from cafedcl.compare.progress import choose_view
 from cafedcl.compare.sweep import Point, Sweep
+from cafedcl.config.format import FORMAT
+from cafedcl.config.options import to_toml
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
@@ -133,6 +135,8 @@ def run_grid(
     """Run every point of a grid; returns the points with their scores, and how the runs ended."""
     points = [(point, plan.jobs(out, plan.place(point), point)) for point in plan.points()]
     jobs = [job for seed in zip(*(jobs for _, jobs in points), strict=True) for job in seed]
+    if len({job.place for job in jobs}) < len(jobs):
+        raise CafedclError("--grid: two points would have the same folder; leave one of them out")
     size = (len(jobs), sum(job.rounds for job in jobs))
     with scheduled(resume_command(Sweep.COMMAND, {}, out), size, plan.settings, means) as pool:
         outcomes = run_all(jobs, pool)
@@ -231,8 +235,7 @@ def write_best(result: SweepResult, out: Path, silent: bool) -> None:
     plan = result.plan
     path = out / BEST
     with explained(out):
-        text = plan.best_toml(result.best, result.value, result.measured_on)
-        write_atomically(path, text.encode())
+        write_atomically(path, best_toml(result).encode())
     if not silent:
         words = ", ".join(f"{name}={inner}" for name, inner in result.best.items())
         screen = console()
@@ -242,6 +245,18 @@ def write_best(result: SweepResult, out: Path, silent: bool) -> None:
             soft_wrap=True,
         )
         screen.print(f"written: {path}  ({cafedcl_command('run', path)})", soft_wrap=True)
+
+
+def best_toml(result: SweepResult) -> str:
+    """Return the best point as a config for `cafedcl run`, with its score as a comment.
+
+    Its format says what a preset means in it, should the preset change.
+    """
+    plan = result.plan
+    chosen = ", ".join(f"{name} = {to_toml(value)}" for name, value in result.best.items())
+    score = f"{plan.score} = {result.value:.6f}, {plan.mean_words}, on {result.measured_on}"
+    config = resolve(plan.tables(result.best)).to_toml()
+    return f"# {chosen}\n# {score}\n\nformat = {FORMAT}\n\n{config}"
 
 
 def end_comparison(outcomes: Sequence[RunOutcome], out: Path) -> None:

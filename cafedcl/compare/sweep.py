@@ -216,14 +216,16 @@ class Sweep:
         short = [name.partition(".")[2] for name in point]
         names = short if len(set(short)) == len(short) else list(point)
         shown = [value if isinstance(value, str) else to_toml(value) for value in point.values()]
-        words = (f"{name}={slug(text)}" for name, text in zip(names, shown, strict=True))
+        # Brackets of a list would become dashes, as if its first number had a minus.
+        words = (f"{name}={text.strip('[]')}" for name, text in zip(names, shown, strict=True))
         return slug(",".join(words)) if point else ""
 
     def prepare(self, out: Path) -> str:
         """Hold images out if needed, and return a description of the images to score on."""
         if self.on == "test":
             return "the test set"
-        return write_held_out(out, self.tables({}), self.hold_out)
+        swept = {**self.grid, **self.ranges, **self.choices}
+        return write_held_out(out, self.tables({}), self.hold_out, swept)
 
     def value(self, jobs: Sequence[RunSpec]) -> float:
         """Return the mean score of finished runs in their last round; NaN if a run diverged."""
@@ -257,12 +259,6 @@ class Sweep:
     def mean_words(self) -> str:
         """What a score is the mean of, in words."""
         return f"mean over {self.seeds} seed{'s' if self.seeds > 1 else ''}"
-
-    def best_toml(self, point: Point, value: float, measured_on: str) -> str:
-        """Return the best point as a config for `cafedcl run`, with its score as a comment."""
-        chosen = ", ".join(f"{name} = {to_toml(inner)}" for name, inner in point.items())
-        head = f"# {chosen}\n# {self.score} = {value:.6f}, {self.mean_words}, on {measured_on}\n\n"
-        return head + resolve(self.tables(point)).to_toml()
 
     def to_plain(self) -> dict[str, Any]:
         """Return the plan as plain values."""

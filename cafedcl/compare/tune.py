@@ -137,6 +137,7 @@ class Search:
         self.active[number] = trial
         for job in trial.jobs:
             self.check_options(job, point)
+            job.check()
             if job.finished:
                 pool.view.ended(skipped(job))
             else:

@@ -252,6 +252,13 @@ class CAFedCLOptions:
             return f"clip = {list(self.clip)}: the first number must not be the larger one"
         if self.inference == "head" and self.classifier != "ce":
             return "inference = head: there is no head; set method.classifier = 'ce'"
+        if self.inference == "head" and self.own_classes == "held":
+            return "inference = head: its own models predict all classes; set own_classes = 'all'"
+        if self.anchors == "fixed" and self.init == "means":
+            return (
+                "anchors = fixed, init = means: no class would ever have an anchor, so nothing "
+                "would be trained; set method.init = 'orthonormal' or 'simplex'"
+            )
         if self.lam_distill and self.features == "pre-relu":
             return (
                 "lam_distill > 0: features = pre-relu has no distillation; set method.features = "

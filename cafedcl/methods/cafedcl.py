@@ -53,7 +53,7 @@ class CAFedCL(Method):
         by_others = options.data_scale in ("max", "sum")
         self.uses_census = self.fits or (options.weights == "confidence" and by_others)
         self.sends_absent = options.absent == "literal"
-        self.knows_prior = options.calibrate > 0
+        self.knows_prior = options.calibrate > 0 and options.inference != "head"
         self.uses_levels = options.features == "pre-relu"
         if options.init == "simplex" and dim < classes:
             raise CafedclError(

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from cafedcl.cli.main import app
 from cafedcl.compare.study import read_study, study_names
+from cafedcl.config.format import FORMAT
 from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.paper import paper_position
@@ -223,6 +224,9 @@ def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
     assert json.loads(earlier.read_text(encoding="utf-8"))["runs"] == [
         it for it in content["runs"] if not it["seed"]
     ]
+    table = (tmp_path / "two" / "table.md").read_text(encoding="utf-8")
+    assert table.count("\n| fedavg | ") >= 2, "in one row for both seeds, per part"
+    assert "| fedavg (" not in table
     some = [
         "--scale",
         "smoke",
@@ -237,6 +241,39 @@ def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "three" / "results.json").read_text(encoding="utf-8"))
     assert [it["method"] for it in content["runs"]] == ["fedavg"]
     assert "--methods fedavg" in " ".join(content["environment"]["command"])
+
+
+def test_runs_of_another_preset_of_the_same_name_are_not_taken_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """`cafedcl:best` has distillation since format 4; results files before had no number."""
+    study = tmp_path / "mine.toml"
+    setting = '[[settings]]\nname = "mine"\ndata = "digits"\nsplit = "iid"\n'
+    study.write_text(f'title = "Mine"\nmethods = ["cafedcl:best"]\n{setting}', encoding="utf-8")
+    made = record(
+        "cafedcl:best",
+        0,
+        0.5,
+        setting="mine",
+        data="digits",
+        split="iid",
+        rounds=3,
+        options={"train.epochs": 1},
+    )
+    own = {"study": "mine", "scale": {"name": "smoke"}, "environment": {"set": []}}
+    words = [str(study), "--scale", "smoke", "--seeds", "1", "--quiet"]
+    old = results_file(tmp_path / "old.json", [made], **own)
+    answer = run(*words, "--out", str(tmp_path / "one"), "--from", old)
+    assert answer.exit_code == 2 or isinstance(answer.exception, CafedclError)
+    said = str(answer.exception)
+    assert "method.lam_distill = 0.0, which is 3.0 today" in said
+    assert "mine/cafedcl:best/s0" in said
+    new = results_file(tmp_path / "new.json", [made], **own, format=FORMAT)
+    out = tmp_path / "two"
+    assert run(*words, "--out", str(out), "--from", new).exit_code == 0
+    content = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert content["format"] == FORMAT
+    assert [one["server"]["accuracy"] for one in content["runs"]] == [0.5]
 
 
 def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:

@@ -97,3 +97,10 @@ def test_too_few_images_are_refused_before_any_run_starts(tmp_path: Path) -> Non
     with pytest.raises(CafedclError, match="too few training images to hold some out"):
         write_held_out(tmp_path, {"data": {"name": str(tmp_path / "own.npz")}}, 0.2)
     assert not (tmp_path / "held-out.npz").exists()
+
+
+def test_options_of_the_data_cannot_be_swept_on_held_out_images(tmp_path: Path) -> None:
+    said = r"data\.images: it cannot be swept on held-out images.*--on test"
+    with pytest.raises(CafedclError, match=said):
+        write_held_out(tmp_path, {"split": {"kind": "iid"}}, 0.1, ["train.lr", "data.images"])
+    assert not any(tmp_path.iterdir())

@@ -2,8 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from cafedcl.compare.jobs import sharing_code
+from cafedcl import api
+from cafedcl.compare.jobs import RunSpec, other_option, sharing_code
 from cafedcl.compare.plan import Comparison
+from cafedcl.config.options import flattened
+from cafedcl.core.errors import CafedclError
+from cafedcl.task.resolve import resolve
 
 
 @pytest.fixture
@@ -45,3 +49,35 @@ def test_a_run_on_a_gpu_is_told_how_many_share_its_code(
 def test_a_single_run_is_told_nothing(plan: Comparison, tmp_path: Path) -> None:
     (job, *_) = plan.jobs(tmp_path)
     assert not any("engine.alike" in word for word in job.command("cuda"))
+
+
+def test_a_run_that_is_there_must_have_the_planned_options(tmp_path: Path) -> None:
+    tables = {
+        "method": {"name": "cafedcl:best"},
+        "model": {"name": "mlp", "width": 0.1},
+        "train": {"epochs": 1},
+        "federation": {"rounds": 1, "clients": 2},
+    }
+    job = RunSpec.of(tmp_path, "best/s0", tables)
+    job.check()
+    settings = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1}
+    former = {**settings, "method.lam_distill": 0.0}
+    for options, said in ((former, "method.lam_distill = 0.0, which is 3.0 today"), (settings, "")):
+        folder = tmp_path / f"best/s{len(options)}"
+        api.run("cafedcl:best", clients=2, rounds=1, settings=options, device="cpu", out=folder)
+        one = RunSpec.of(tmp_path, f"best/s{len(options)}", tables)
+        if said:
+            with pytest.raises(CafedclError, match=said):
+                one.check()
+        else:
+            one.check()
+    (folder / "config.toml").write_text("", encoding="utf-8")
+    one.check()  # The run itself says that its folder is damaged.
+
+
+def test_options_that_change_no_result_may_differ() -> None:
+    made = flattened(resolve({"method": {"name": "fedavg"}}).to_plain())
+    assert other_option({"method": {"name": "fedavg"}, "engine": {"device": "cpu"}}, made) is None
+    assert other_option({"method": {"name": "fedavg"}, "train": {"lr": 0.5}}, made) == (
+        "train.lr = 0.1, which is 0.5"
+    )

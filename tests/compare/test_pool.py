@@ -155,6 +155,24 @@ def test_an_interrupt_stops_the_children_politely(
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+def test_what_was_started_for_all_runs_is_ended_by_a_second_interrupt_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowd = pool()
+    closed: list[bool] = []
+    monkeypatch.setattr(crowd.launcher, "close", lambda: closed.append(True))
+
+    def finish(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(crowd, "finish", finish)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), polite(crowd):
+        pass
+    assert closed == [True]
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
 def test_a_child_that_does_not_stop_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +305,7 @@ def test_the_views(
 def test_a_run_whose_rounds_were_all_skipped_has_failed(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, 1)
     settings = {
-        **{"model.name": "mlp", "model.width": 0.1, "train.epochs": 1, "engine.workers": 1},
+        **{"model.name": "mlp", "model.width": 0.1, "engine.workers": 1},
         "federation.drop": ["0:0,1", "1:0,1", "2:0,1"],
     }
     with pytest.raises(CafedclError, match="has learned nothing"):

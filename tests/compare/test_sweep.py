@@ -25,6 +25,7 @@ from cafedcl.compare.sweep import (
     parse_values,
 )
 from cafedcl.compare.tune import Search
+from cafedcl.config.format import FORMAT
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.checkpoint import Checkpoint
@@ -117,6 +118,8 @@ def test_a_grid_is_every_combination_in_folders_of_their_own(tmp_path: Path) -> 
     assert "engine.workers=1" in job.arguments
     both = made(grid={"train.momentum": [0.0], "train.lr": [0.1], "evaluate.shots": [[100, 20]]})
     assert both.place(both.points()[0]) == "momentum=0.0,lr=0.1,shots=100,-20"
+    signs = made(grid={"method.lam": [-0.7, 0.7]}, settings={"method.name": "fedrcl"})
+    assert [signs.place(point) for point in signs.points()] == ["lam=-0.7", "lam=0.7"]
 
 
 def test_values_may_be_words_numbers_and_lists() -> None:
@@ -296,6 +299,7 @@ def test_the_command_searches_says_on_what_and_writes_the_best(
     assert "the test set was not used" in done.stdout
     assert "best: train.lr=" in done.stdout
     best = gather(out / "best.toml")
+    assert read_file(out / "best.toml")["format"] == FORMAT
     assert best.data.name == "digits"
     assert best.federation.rounds == ROUNDS
     assert 0.01 < best.train.lr < 0.3

@@ -222,7 +222,10 @@ def test_the_two_factors_on_the_page_are_those_of_the_defaults():
 
 def test_every_test_that_the_page_names_is_there():
     here = Path(__file__).parent
-    files = ("test_theory.py", "../functional/test_ridge.py", "test_recall_loop.py")
+    files = (
+        *("test_theory.py", "test_recall_loop.py"),
+        *("../functional/test_ridge.py", "../functional/test_contrast.py"),
+    )
     theory, *others = (
         set(re.findall(r"^def (test_\w+)", (here / file).read_text("utf-8"), re.MULTILINE))
         for file in files

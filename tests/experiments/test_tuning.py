@@ -123,6 +123,10 @@ def test_all_candidates_are_scored_on_the_same_held_out_images(
         tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"), "--seeds", "2"
     )
     assert "its seeds was 1, not 2" in said
+    plan.write_text(more.replace('score = "server.accuracy"', 'score = "server.balanced"'), "utf-8")
+    said = run(tuning, plan, "--out", str(again), "--from", str(out / "tuning.json"))
+    assert "fedavg was scored by server.accuracy, not by server.balanced" in said
+    plan.write_text(more, encoding="utf-8")
     assert "not a result of this tuning" in run(
         tuning, plan, "--out", str(again), "--from", str(again / "shared.json")
     )
@@ -267,9 +271,7 @@ def test_the_second_stage_begins_with_the_best_of_the_first(tuning: dict[str, An
         assert not {"method", "data"} & best.keys()
 
 
-@pytest.mark.parametrize(
-    "name", ["tuning_distill.toml", "tuning_resnet.toml", "tuning_prior.toml"]
-)
+@pytest.mark.parametrize("name", ["tuning_distill.toml", "tuning_resnet.toml", "tuning_prior.toml"])
 def test_later_plans_begin_with_the_options_of_the_study(
     name: str, tuning: dict[str, Any], tmp_path: Path
 ) -> None:

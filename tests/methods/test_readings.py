@@ -105,3 +105,23 @@ def test_geometry_by_the_letter_trains_the_weights_of_no_geometry(tiny):
 @pytest.mark.parametrize("preset", sorted(CAFedCL.presets))
 def test_every_preset_runs(tiny, preset):
     outcome(tiny(f"cafedcl:{preset}"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"anchors": "fixed", "init": "means"}, "nothing would be trained"),
+        ({"inference": "head", "classifier": "ce", "own_classes": "held"}, "predict all classes"),
+    ],
+)
+def test_readings_that_do_not_go_together_are_refused(options, said):
+    assert said in CAFedCLOptions(**options).contradiction()
+    for name in options:
+        rest = {key: value for key, value in options.items() if key != name}
+        assert said not in str(CAFedCLOptions(**rest).contradiction())
+
+
+def test_a_head_does_not_know_the_clients_class_frequencies():
+    for inference, known in (("head", False), ("anchors", True)):
+        options = CAFedCLOptions(inference=inference, classifier="ce", calibrate=1.0)
+        assert CAFedCL(options, 3, 4).knows_prior is known
