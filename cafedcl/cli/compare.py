@@ -134,7 +134,7 @@ def sweep(
     ] = None,
     score: Annotated[
         str | None,
-        typer.Option(help="Score of the last round to optimise; by default server.accuracy."),
+        typer.Option(help="Score of the last round to optimise; by default server.balanced."),
     ] = None,
     on: Annotated[
         str | None,

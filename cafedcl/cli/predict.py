@@ -69,7 +69,7 @@ def predict(
         str | None,
         typer.Option(
             "--format",
-            help="table, csv or json (one object per image); by default as the name of --out says, "
+            help="table, csv or json (one object per line); by default as the name of --out says, "
             "or table.",
         ),
     ] = None,
@@ -91,6 +91,8 @@ def predict(
 
     check_choice("--format", form, ("table", "csv", "json"))
     by_name = out.suffix.lower().removeprefix(".") if out else "table"
+    if as_json and form not in (None, "json"):
+        raise CafedclError(f"--json, --format {form}: they say different things; give one of them")
     form = form or ("json" if as_json else by_name)
     if form not in ("table", "csv", "json"):
         raise CafedclError(f"--out {out}: .csv or .json is expected, or give --format")
@@ -135,7 +137,8 @@ def as_csv(found: "Predictions") -> str:
     head = ["image", "class", "probability", "similarity", "unusual", "strangeness", "error"]
     writer.writerow([*head, *(f"p[{name}]" for name in found.classes)])
     for index, row in enumerate(found.rows()):
-        chances = [] if "error" in row else found.probabilities[index].tolist()
+        unknown = [""] * len(found.classes)
+        chances = unknown if "error" in row else found.probabilities[index].tolist()
         values = ["" if row.get(name) is None else row[name] for name in head]
         writer.writerow([*values, *chances])
     return text.getvalue()

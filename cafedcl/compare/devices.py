@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from cafedcl.compare.pool import POLL
 from cafedcl.compare.processes import LocalLauncher
 from cafedcl.core.environment import QUEUES, cores
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import optional
+from cafedcl.core.imports import optional, python_command
 
 QUEUES_OF_MANY = "8"
 """Hardware queues for each of the runs that share a GPU. By default every process asks for all of
@@ -184,7 +183,7 @@ def work(arguments: list[str], variables: dict[str, str], home: str, log: str) -
     """Execute a run on a machine of the cluster, in the user's working directory."""
     with Path(log).open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cafedcl", *arguments],
+            [*python_command("cafedcl"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,8 +17,9 @@ from typing import IO
 
 from cafedcl.compare.jobs import DeviceShare, Handle
 from cafedcl.compare.mps import MultiProcessService
+from cafedcl.core.imports import python_command
 
-PROGRAM = (sys.executable, "-m", "cafedcl.cli.run_loop")
+PROGRAM = python_command("cafedcl.cli.run_loop")
 """The command of a process that takes runs; `cafedcl.compare.run_loop` has the other end."""
 
 

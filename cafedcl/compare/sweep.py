@@ -116,7 +116,7 @@ class Sweep:
             settings=settings,
             seeds=1 if seeds is None else seeds,
             first_seed=first_seed or 0,
-            score=score or "server.accuracy",
+            score=score or "server.balanced",
             on=on,
             hold_out=0.1 if hold_out is None else hold_out,
             grid={name: list(values) for name, values in grid.items()},

@@ -73,6 +73,15 @@ def _look_in_current_folder() -> None:
     importlib.invalidate_caches()
 
 
+def python_command(module: str) -> list[str]:
+    """Return the command that runs a module of this package in another process.
+
+    -P keeps the current folder off the path: a file there with the name of a standard module would
+    be executed in its place.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
 def python_path() -> str:
     """Return the value of PYTHONPATH with which another process finds the modules of this one."""
     return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)

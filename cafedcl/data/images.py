@@ -231,9 +231,12 @@ def open_image(opener: Opener) -> Iterator[Image.Image | GreyValues]:
             yield dicom.read_dicom(file)
             return
         with Image.open(file) as image:
-            pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
-            if pages > 1:
-                raise ValueError(f"a TIFF of {pages} pages; save each page as a file of its own")
+            frames = getattr(image, "n_frames", 1)
+            # The JPEG of a phone may hold a preview, too; its first frame is the image.
+            if frames > 1 and image.format in ("TIFF", "GIF", "PNG", "WEBP"):
+                raise ValueError(
+                    f"a {image.format} of {frames} pages or frames; save each as a file of its own"
+                )
             if image.mode in DEEP_MODES:
                 yield GreyValues(np.asarray(_upright(image)))
             else:

@@ -149,6 +149,12 @@ class Population:
         titles = tuple(site.site for site in sites)
         return cls(titles, names, sites[0].shape, counts, mean, std, tested)
 
+    @property
+    def unreported(self) -> list[str]:
+        """The classes of which no site reports training images."""
+        known = self.counts.sum(0) > 0
+        return [name for name, there in zip(self.names, known.tolist(), strict=True) if not there]
+
     def assignment(self, site: str, census: tuple[Tensor, Tensor]) -> "SiteAssignment":
         """Return a site's assignment; ``census`` is what the server's task says of all clients."""
         most, total = census

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import optional, python_path
+from cafedcl.core.imports import optional, python_command, python_path
 from cafedcl.deploy import FLOWER
 
 FLOWER_SETTINGS = {
@@ -138,7 +138,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _spawn(command: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Popen[bytes]":
-    guarded = [sys.executable, "-m", "cafedcl.deploy.guard", str(os.getpid()), *command]
+    guarded = [*python_command("cafedcl.deploy.guard"), str(os.getpid()), *command]
     return subprocess.Popen(
         guarded,
         stdin=subprocess.DEVNULL,

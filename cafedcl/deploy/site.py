@@ -4,7 +4,6 @@ import re
 import secrets
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
+from cafedcl.core.imports import python_command
 from cafedcl.core.paths import is_path
 from cafedcl.deploy.folders import SiteOptions, lock_folder, read_site
 from cafedcl.deploy.keys import (
@@ -136,7 +136,7 @@ class RunningSite:
     def _start_worker(self) -> ServerProcess:
         ready = self.runtime / READY
         ready.unlink(missing_ok=True)
-        words = [sys.executable, "-m", "cafedcl.deploy.flower.worker"]
+        words = python_command("cafedcl.deploy.flower.worker")
         words += [str(self.folder), str(self.runtime)]
         # Assigned at once, so that `stop` finds it if waiting fails.
         self.worker = ServerProcess(words, self.folder / "flower", self.folder / "worker.log")
@@ -149,7 +149,7 @@ class RunningSite:
         address = Address(options.host, options.port, None if options.insecure else ca)
         port = free_port()
         write_atomically(self.runtime / ADDRESS, f"127.0.0.1:{port}".encode())
-        words = [sys.executable, "-m", "cafedcl.deploy.flower.supernode"]
+        words = python_command("cafedcl.deploy.flower.supernode")
         words += ["--superlink", str(address)]
         words += ["--isolation", "process"]
         words += ["--superexec-auth-secret-file", str(self.runtime / SECRET)]

@@ -14,7 +14,7 @@ from cafedcl.federation.result import Run
 from cafedcl.federation.run_html import rounds_done
 from cafedcl.federation.served_model import ServedModel
 from cafedcl.functional.novelty import NOT_DETECTED
-from cafedcl.report.class_scores import ClassScores, skew_words, untested_words
+from cafedcl.report.class_scores import ClassScores, skew_words
 from cafedcl.report.printed import escape_markdown, markdown_lines
 from cafedcl.report.run_summary import RunSummary, read_run
 
@@ -190,8 +190,7 @@ def class_parts(classes: ClassScores, part: str) -> list[str]:
         tested = "–" if classes.tested is None else str(int(classes.tested[index]))
         rows.append([name, tested, "–" if math.isnan(value) else f"{100 * value:.1f}"])
     parts = [table(["class", "test images", "recall, %"], rows)]
-    if classes.untested:
-        parts.append(escape_markdown(f"Warning: {untested_words(classes.untested)}."))
+    parts += [escape_markdown(f"Warning: {gap}.") for gap in classes.gaps]
     if classes.skewed:
         parts.append(f"Note: {skew_words(classes.imbalance)}; look at balanced accuracy.")
     if part in classes.one_class:

@@ -174,9 +174,9 @@ def check_clients(config: Config, task: Task) -> None:
     method = task.method
     if method.averages is None or not method.separable:
         raise CafedclError(
-            f"privacy.kind = clients: the server step of {method.name} with these options is not "
-            "made of weighted means, so one client's influence has no bound; use fedavg, fedprox, "
-            "fedlc, fedproto or cafedcl, for example"
+            f"privacy.kind = clients: the server step of {config.method.name} is not made of "
+            "weighted means, so one client's influence has no bound; use fedavg, fedprox, fedlc, "
+            "fedproto, or cafedcl with method.data_scale = 'saturating', for example"
         )
     if method.uses_census:
         raise CafedclError(

@@ -41,12 +41,17 @@ class Defence:
             self.peers = Peers(task.enrolment.counts, task.server_device)
 
     def remarks(self) -> Iterator[str]:
-        """Yield that the defence can do nothing, since the method does not send what it defends."""
+        """Yield what the defence cannot do, since the method does not send what it defends."""
         kind = self.options.kind
+        name = self.task.method.name
+        if self.options.cross_check and not self.claims:
+            yield (
+                f"defence.cross_check = true: clients of {name} claim no confidences, so there is "
+                "nothing to check"
+            )
         # The other kinds look at prototypes, too.
         by_weights = kind in ("krum", "multi-krum", "peers") or not self.fields
         if kind != "none" and by_weights and not self.task.shared():
-            name = self.task.method.name
             yield f"defence.kind = {kind}: {name} sends no weights, so the defence changes nothing"
 
     def start(self, state: Tensors) -> Tensors:

@@ -45,6 +45,8 @@ class ClassScores:
     """Balanced accuracy by protocol."""
     one_class: dict[str, str]
     """Warnings about models that predict almost one class only, by protocol."""
+    untrained: list[str]
+    """The classes of which no client reports training images: there are none, or too few."""
 
     @property
     def imbalance(self) -> float:
@@ -65,6 +67,21 @@ class ClassScores:
         if self.tested is None:
             return []
         return [name for name, number in zip(self.names, self.tested, strict=True) if not number]
+
+    @property
+    def gaps(self) -> list[str]:
+        """What classes without training or test images mean, in words; empty if there are none."""
+        found = []
+        if self.untrained:
+            found.append(
+                f"classes without reported training images, which are not learned: "
+                f"{listed(self.untrained)}"
+            )
+        if self.untested:
+            found.append(
+                f"classes without test images, which no score counts: {listed(self.untested)}"
+            )
+        return found
 
     def worst(self, protocol: str) -> tuple[str, float] | None:
         """Return the name and the recall of the class with the lowest recall."""
@@ -147,7 +164,8 @@ def summarise_classes(tables: Mapping[str, Array], counts: Array, names: list[st
                 f"{len(stuck)} of {scored} clients' own models recognise almost one class only, "
                 "although their clients hold several"
             )
-    return ClassScores(names, tested, recall, predicted, balanced, warnings)
+    untrained = [name for name, number in zip(names, counts.sum(0), strict=True) if not number]
+    return ClassScores(names, tested, recall, predicted, balanced, warnings, untrained)
 
 
 def skew_words(imbalance: float) -> str:
@@ -158,12 +176,10 @@ def skew_words(imbalance: float) -> str:
     )
 
 
-def untested_words(names: list[str]) -> str:
-    """Return which classes no score counts."""
-    listed = ", ".join(names[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        listed += f" and {len(names) - MOST_NAMED} more"
-    return f"classes without test images, which no score counts: {listed}"
+def listed(names: list[str]) -> str:
+    """Return the names of some classes in a sentence."""
+    words = ", ".join(names[:MOST_NAMED])
+    return f"{words} and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else words
 
 
 def check_shape(values: Array, shape: tuple[int, ...]) -> None:

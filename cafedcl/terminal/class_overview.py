@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from cafedcl.federation.metrics_file import MetricsLine
-from cafedcl.report.class_scores import ClassScores, skew_words, untested_words
+from cafedcl.report.class_scores import ClassScores, skew_words
 from cafedcl.report.printed import MOST_CLASSES, WORST_CLASSES, recall_table
 from cafedcl.report.printed_rich import rich_plain
 from cafedcl.report.table import RowClasses, mean_classes
@@ -42,8 +42,7 @@ def class_lines(classes: ClassScores | None, part: str) -> list[Text]:
             known = sorted(known, key=lambda pair: pair[1])[:WORST_CLASSES]
         words = ", ".join(f"{name} {value:.1f}" for name, value in known)
         lines.append(Text.assemble((f"{what}: ", "bold"), words))
-    if classes.untested:
-        lines.append(Text(f"warning: {untested_words(classes.untested)}", style="bold yellow"))
+    lines += [Text(f"warning: {gap}", style="bold yellow") for gap in classes.gaps]
     if classes.skewed:
         words = f"{skew_words(classes.imbalance)}: look at balanced accuracy"
         lines.append(Text(words, style="yellow"))
@@ -78,9 +77,8 @@ def compared_classes(
         return []
     whose = "the server's model" if part == "server" else "clients' own models"
     parts: list[RenderableType] = [rich_plain(recall_table(whose, found), width)]
-    untested = next((each.untested for each in classes if each is not None and each.untested), [])
-    if untested:
-        parts.append(Text(f"warning: {untested_words(untested)}", style="bold yellow"))
+    gaps = next((each.gaps for each in classes if each is not None and each.gaps), [])
+    parts += [Text(f"warning: {gap}", style="bold yellow") for gap in gaps]
     imbalance = max(each.imbalance for each in classes if each is not None)
     if any(each.skewed for each in classes if each is not None):
         words = f"{skew_words(imbalance)}: compare methods by balanced accuracy"

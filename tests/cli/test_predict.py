@@ -245,3 +245,19 @@ def test_no_file_of_a_run_is_overwritten(call: Call, tmp_path: Path, name: str) 
         assert code == 2
         assert f"it is a file of the run in {run}; choose another name" in err
     assert (run / name).read_bytes() == before
+
+
+def test_every_row_of_the_csv_has_all_columns(call: Call) -> None:
+    code, out, _ = call("predict", "run", "photos", "broken.png", "--format", "csv")
+    assert code == 1
+    head, *rows = csv.reader(io.StringIO(out))
+    assert len(rows) == 7
+    assert {len(row) for row in rows} == {len(head)}
+    (broken,) = [row for row in rows if row[0] == "broken.png"]
+    assert set(broken[head.index("error") + 1 :]) == {""}
+
+
+def test_two_formats_are_refused(call: Call) -> None:
+    code, out, err = call("predict", "run", "photos", "--json", "--format", "csv")
+    assert (code, out) == (2, "")
+    assert "--json, --format csv: they say different things" in err

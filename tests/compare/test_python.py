@@ -63,11 +63,12 @@ def test_a_sweep_names_its_best_point(tmp_path: Path) -> None:
     found = cafedcl.sweep("fedavg", tmp_path, grid=grid, on="validation", **quick)
     assert found.best == {"train.lr": 0.2}
     assert list(found.table["train.lr"]) == [0.2, 1e-9]
-    assert found.table["server.accuracy"][0] == found.value > found.table["server.accuracy"][1]
+    values = found.table["server.balanced"]
+    assert values[0] == found.value > values[1]
     assert "the test set was not used" in found.measured_on
     assert "held out of the training set" in found._repr_html_()
     (run,) = tmp_path.glob("lr=0.2/s0")
-    assert cafedcl.load(run).records[-1]["server"]["accuracy"] == found.value
+    assert cafedcl.load(run).records[-1]["server"]["balanced"] == found.value
 
 
 @pytest.mark.parametrize(

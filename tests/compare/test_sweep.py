@@ -78,7 +78,8 @@ class Instant:
             words.get("method.geo") == '"batch"'
         )
         rounds = ROUNDS // 3 if self.endless else ROUNDS
-        scores = {"accuracy": 0.9 - miss, "client_std": miss, "few": None}
+        scores = dict.fromkeys(("accuracy", "balanced"), 0.9 - miss)
+        scores |= {"client_std": miss, "few": None}
         lines = [scored_line(t, scores) for t in range(rounds)]
         (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if self.endless:
@@ -293,7 +294,7 @@ def test_the_command_searches_says_on_what_and_writes_the_best(
     done = call(*asked)
     assert done.exit_code == 0, done.output
     assert (
-        "server.accuracy is measured on 143 images held out of the training set of digits"
+        "server.balanced is measured on 143 images held out of the training set of digits"
         in done.stdout
     )
     assert "the test set was not used" in done.stdout
@@ -321,7 +322,7 @@ def test_the_command_runs_a_grid_and_says_that_it_looks_at_the_test_set(
     monkeypatch.setattr("cafedcl.compare.run.show_table", lambda _: print("the table"))
     done = call("--grid", "train.lr=0.04,0.1,0.2", "--seeds", 2, "--rounds", ROUNDS, "--out", out)
     assert done.exit_code == 1
-    assert "server.accuracy is measured on the test set" in done.stdout
+    assert "server.balanced is measured on the test set" in done.stdout
     assert "the table" in done.stdout
     assert f"failed: {out}/lr=0.2/s1: on fire" in done.stderr
     assert read_file(out / "best.toml")["train"]["lr"] == 0.04

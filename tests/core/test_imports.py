@@ -1,11 +1,14 @@
 """Code of your own is found by its import path, in the current folder too, or refused in a line."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import cafedcl
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import import_path, is_module
+from cafedcl.core.imports import import_path, is_module, python_command
 
 
 @pytest.fixture
@@ -67,3 +70,16 @@ def test_a_module_that_cannot_be_imported_says_why_and_where(code, words, module
         import_path(f"{module.format(name)}:thing", "model")
     assert caught.match(words)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_in_the_current_folder_takes_no_standard_modules_place(tmp_path):
+    (tmp_path / "hashlib.py").write_text("raise SystemExit('executed')")
+    command = python_command("cafedcl.core.slug")  # It imports hashlib.
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_other_process_is_started_with_the_current_folder_on_its_path():
+    package = Path(cafedcl.__file__).parent
+    files = [file for file in package.rglob("*.py") if '"-m"' in file.read_text("utf-8")]
+    assert [str(file.relative_to(package)) for file in files] == ["core/imports.py"]

@@ -273,6 +273,7 @@ DAMAGED: dict[str, bytes] = {
     "a page of JSON": json.dumps({"a": 1}).encode(),
     "a pickle": pickle.dumps(X),
     "a TIFF of two pages": b"",
+    "a GIF of two pages": b"",
 }
 
 
@@ -295,8 +296,9 @@ def test_bad_data_are_refused_in_one_line_that_names_the_file(name, tmp_path, lo
 def test_a_damaged_image_is_skipped_and_named_or_refused(name, tmp_path, load, capsys) -> None:
     folder = folder_of({**GOOD, "cat/bad.png": DAMAGED[name]})(tmp_path)
     if "pages" in name:
-        page = Image.new("L", (6, 6))
-        page.save(folder / "cat" / "bad.png", "tiff", save_all=True, append_images=[page])
+        kind = "gif" if "GIF" in name else "tiff"
+        pages = [Image.new("L", (6, 6), grey) for grey in (0, 255)]
+        pages[0].save(folder / "cat" / "bad.png", kind, save_all=True, append_images=pages[1:])
     data = load(folder)
     assert len(data.train_y) + len(data.test_y) == len(GOOD)
     warning = capsys.readouterr().err

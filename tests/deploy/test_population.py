@@ -181,3 +181,4 @@ def test_the_classes_of_a_deployment_are_those_of_its_config():
     population = Population.of(sites, ("cow", "dog", "cat"))
     assert population.names == ("cow", "dog", "cat")
     assert population.counts.tolist() == [[0, 3, 9]]
+    assert population.unreported == ["cow"]

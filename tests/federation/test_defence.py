@@ -167,3 +167,10 @@ def test_a_defence_of_what_the_method_does_not_send_is_told(
         federation.step()
         for name, value in plain.state.items():
             assert torch.equal(value, federation.state[name])
+
+
+@pytest.mark.parametrize(("method", "told"), [("fedavg", True), ("cafedcl", False)])
+def test_a_cross_check_of_nothing_is_said(tiny: Tiny, method: str, told: bool) -> None:
+    federation = tiny(method, defence__kind="clip", defence__cross_check=True, **EVERYONE)
+    said = f"defence.cross_check = true: clients of {method} claim no confidences"
+    assert any(notice.startswith(said) for notice in federation.notices) is told

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cafedcl.report.class_scores import only_class, summarise_classes, untested_words
+from cafedcl.report.class_scores import listed, only_class, summarise_classes
 
 NAMES = ["a", "b", "c"]
 COUNTS = np.array([[5, 5, 0], [9, 0, 0], [2, 2, 2]])
@@ -21,10 +21,18 @@ def test_classes_without_test_images_are_named() -> None:
     confusion = np.array([[8, 2, 0], [0, 5, 5], [0, 0, 0]])
     found = summarise_classes({"server/confusion": confusion}, COUNTS, NAMES)
     assert found.untested == ["c"]
-    assert untested_words(found.untested) == "classes without test images, which no score counts: c"
-    assert untested_words(list("abcdefg")).endswith(": a, b, c, d, e and 2 more")
+    assert found.gaps[-1] == "classes without test images, which no score counts: c"
+    assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
     unknown = summarise_classes({"own/all/recall": np.ones((3, 3))}, COUNTS, NAMES)
     assert unknown.untested == []
+
+
+def test_classes_that_no_client_reports_are_named() -> None:
+    confusion = np.array([[8, 2, 0], [0, 5, 5], [1, 0, 3]])
+    counts = np.array([[4, 0, 0], [9, 7, 0]])
+    found = summarise_classes({"server/confusion": confusion}, counts, NAMES)
+    assert found.gaps == ["classes without reported training images, which are not learned: c"]
+    assert summarise_classes({"server/confusion": confusion}, COUNTS, NAMES).gaps == []
 
 
 def test_own_models_are_scored_on_the_classes_that_their_clients_hold() -> None:

@@ -131,6 +131,11 @@ class GridHost:
                 "how many are waited for"
             )
         population = stored_population(folder) if folder else Population.of(found, limits.classes)
+        if population.unreported:
+            self.say(
+                f"warning: no site reports training images of {', '.join(population.unreported)}: "
+                "there are fewer than release.fewest, so no model learns them"
+            )
         setup = prepare_server(config, population)
         census = setup.task.clients.census
         assigned = population.assignment(population.sites[0], census)

@@ -19,7 +19,7 @@ from torch import Tensor
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Down, Failure, Job, Reply
 from cafedcl.core.environment import cores, is_arm
-from cafedcl.core.imports import python_path
+from cafedcl.core.imports import python_command, python_path
 from cafedcl.core.tensors import Tensors, nbytes, pack, prefixed
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.cpu.groups import JobGroup, stacking_obstacle
@@ -220,7 +220,7 @@ class CpuEngine:
         self.shared = self.shared or share_data(self.task)
         ours, theirs = Pipe()
         descriptors = (theirs.fileno(), self.shared.fileno())
-        command = [sys.executable, "-m", "cafedcl.engine.cpu.worker"]
+        command = python_command("cafedcl.engine.cpu.worker")
         process = subprocess.Popen(
             [*command, *(str(descriptor) for descriptor in descriptors)],
             pass_fds=descriptors,
