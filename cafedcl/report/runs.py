@@ -293,16 +293,16 @@ def table_row(method: str, members: Sequence[RunSummary], main: RunSummary) -> T
 def main_variant(variants: dict[Any, list[RunSummary]]) -> list[RunSummary]:
     """Return the main variant of a method, to which the others are compared.
 
-    It has most seeds; of several such variants, it is the most similar to all others, then the
-    first by path.
+    It has no attack, defence or privacy if there is such a variant, and most seeds. Of several such
+    variants, it is the most similar to all others, then the first by path.
     """
 
     def distance(one: Any) -> int:
         return sum(len(set(one) ^ set(other)) for other in variants)
 
-    def order(one: Any) -> tuple[int, int, Path]:
+    def order(one: Any) -> tuple[bool, int, int, Path]:
         runs = variants[one]
-        return -len(runs), distance(one), min(run.path for run in runs)
+        return bool(runs[0].trust), -len(runs), distance(one), min(run.path for run in runs)
 
     return variants[min(variants, key=order)]
 

@@ -417,3 +417,15 @@ def test_attacks_and_defences_that_no_label_names_are_told(make_run: Maker, tmp_
     notes = " ".join(score_table(read_runs([tmp_path / "one"])).notes)
     assert "moon has attack sign-flip:2, defence clip" in notes
     assert "fedavg has" not in notes
+
+
+def test_the_plain_name_is_that_of_the_run_without_attack_or_privacy(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    """Also if its folder comes last and there are more seeds of the other."""
+    lies = {"attack__kind": "sign-flip", "attack__clients": 2}
+    for seed in (0, 1):
+        make_run(tmp_path / f"a{seed}", "fedavg", seed, 0.4, **lies)
+    make_run(tmp_path / "z", "fedavg", 0, 0.8)
+    labels = [row.label for row in score_table(read_runs([tmp_path])).rows]
+    assert labels == ["fedavg", "fedavg (attack=sign-flip:2)"]
