@@ -46,7 +46,7 @@ JsonRuns = Annotated[
 ]
 
 
-@with_flags("clients", "rounds", "data_dir")
+@with_flags("model", "clients", "rounds", "data_dir")
 def compare(
     config: ConfigFile = None,
     methods: Annotated[
@@ -102,7 +102,7 @@ def compare(
     end_comparison(run_comparison(plan, place, means), place)
 
 
-@with_flags("method", "data", "split", "clients", "rounds", "data_dir")
+@with_flags("method", "data", "model", "split", "clients", "rounds", "data_dir")
 def sweep(
     config: ConfigFile = None,
     *,

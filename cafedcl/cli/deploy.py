@@ -219,7 +219,7 @@ def renew(
 
 
 @app.command()
-@with_flags("method", "defence", "rounds", "seed")
+@with_flags("method", "model", "defence", "rounds", "seed")
 def run(
     folder: Folder,
     config: Annotated[

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cafedcl.cli.session import folder_for
+from cafedcl.compare.plan import Comparison
 from cafedcl.core.errors import CafedclError
 from cafedcl.methods import method_names
 from cafedcl.task.resolve import resolve
@@ -471,3 +472,17 @@ def test_rounds_are_also_logged_where_that_is_asked_for(call: Call, tmp_path: Pa
     assert err.count("\n") == 1
     assert "tensorboard" in err
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_model_is_chosen_by_its_flag_in_a_comparison_too(
+    tmp_path: Path, invoke: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Comparison] = []
+
+    def execute(plan: Comparison, *_: object) -> list[object]:
+        plans.append(plan)
+        return []
+
+    monkeypatch.setattr("cafedcl.compare.run.run_comparison", execute)
+    invoke("compare", "--methods", "fedavg", "--model", "mlp", "--out", tmp_path / "out")
+    assert [plan.settings["model.name"] for plan in plans] == ["mlp"]
