@@ -32,7 +32,7 @@ from cafedcl.compare.pool import run_all
 from cafedcl.compare.run import Means, end, fetch_data, scheduled
 from cafedcl.compare.study import build_from_table
 from cafedcl.compare.sweep import Point, Sweep, sweep_settings
-from cafedcl.config.options import to_toml
+from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import read_file
 from cafedcl.core.environment import environment
 from cafedcl.core.errors import CafedclError, nearest
@@ -164,7 +164,8 @@ def held(out: Path, shared: dict[str, Any]) -> Iterator[None]:
 def run(jobs: Sequence[RunSpec], number: int | None, quiet: bool) -> list[RunOutcome]:
     """Run the unfinished jobs, ``number`` at a time."""
     size = (len(jobs), sum(job.rounds for job in jobs))
-    with scheduled("the same command", size, {}, Means(number, quiet=quiet)) as pool:
+    settings = flattened(jobs[0].tables) if jobs else {}
+    with scheduled("the same command", size, settings, Means(number, quiet=quiet)) as pool:
         return run_all(jobs, pool)
 
 

@@ -12,7 +12,7 @@ import typer
 from cafedcl.cli.compare import Devices, Jobs, JsonRuns, RayAddress
 from cafedcl.cli.options import Quiet, Settings, with_flags
 from cafedcl.config.flags import Flags
-from cafedcl.config.options import to_toml
+from cafedcl.config.options import flattened, to_toml
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import spoken, step
@@ -210,9 +210,10 @@ def measured(
         return Costs({})
     silently = replace(means, quiet=True, as_json=False)
     size = (len(left), MEASURED_ROUNDS * len(left))
+    first = next(iter(left.values()))[0]
     with (
         step("measuring what the runs cost", total=len(left), unit="settings"),
-        scheduled("the same command", size, {}, silently) as pool,
+        scheduled("the same command", size, flattened(first.tables), silently) as pool,
     ):
         slots = len(pool.slots)
         costs = measure(list(left.values()), lambda short: run_all(short, pool))
@@ -253,7 +254,7 @@ def run_study(
     if not jobs:
         return []
     size = (len(jobs), sum(job.rounds for job in jobs))
-    with scheduled("the same command", size, {}, means) as pool:
+    with scheduled("the same command", size, flattened(jobs[0].tables), means) as pool:
         outcomes = run_all(jobs, pool, costs)
     left = len(jobs) - len(outcomes)
     if left and not means.silent:

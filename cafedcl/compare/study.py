@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import RunSpec
-from cafedcl.compare.plan import Comparison
-from cafedcl.config.options import to_toml
+from cafedcl.compare.plan import Comparison, Tables, overlay
+from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.slug import slug
@@ -105,11 +105,19 @@ class Study:
         return replace(self, settings=tuple(known.values()))
 
     def changes(self) -> Iterator[dict[str, Any]]:
-        """Yield every value of every varied option, except the default values."""
-        usual = resolve({"method": {"name": self.methods[0]}}).to_plain()
+        """Yield every value of every varied option, except those that all methods have anyway."""
+        usual = [self._usual(method) for method in self.methods]
         for name, values in self.vary.items():
-            section, _, key = name.partition(".")
-            yield from ({name: value} for value in values if value != usual[section].get(key))
+            for value in values:
+                if any(value != options.get(name) for options in usual):
+                    yield {name: value}
+
+    def _usual(self, method: str) -> dict[str, Any]:
+        """Return the options of a method in this study, by name."""
+        tables: Tables = {}
+        shared = {name: it for name, it in self.options.items() if not name.startswith("augment.")}
+        overlay(tables, {**shared, **self.each.get(method, {}), "method.name": method})
+        return flattened(resolve(tables).to_plain())
 
     def _plans(
         self, setting: StudySetting, seeds: int, point: Mapping[str, Any], overrides: Sequence[str]

@@ -1,10 +1,13 @@
 """The version of the configs in run folders, and how older ones are read."""
 
+import re
 from typing import Any
 
 from cafedcl.config.split_options import OWN_OPTIONS, used_options
 from cafedcl.core.errors import CafedclError
 
+NEWER_OPTIONS = {"rare_gain": 0.0, "lam_distill": 0.0, "own_classes": "all"}
+"""Options of CAFedCL that runs before version 4 may lack, with what they stand for there."""
 FORMAT = 4
 """The version of run folders that this code writes; it reads all versions before."""
 
@@ -15,9 +18,9 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     ``default`` is the version of tables that have no number.
 
     Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
-    latter is today's `cpu`. The preset `best` of version 2 is today's `fixed-anchors`, and that of
-    version 3 had neither higher targets for rare classes at first, nor distillation at all: a run
-    without these options is older than they are.
+    latter is today's `cpu`. The preset `best` of version 2 is today's `fixed-anchors`. A run of
+    CAFedCL before version 4 may lack options that are newer than it is, such as distillation; its
+    preset `best` did not have them.
     """
     recorded = "format" in tables or default < FORMAT
     version = tables.pop("format", default)
@@ -28,11 +31,10 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     if recorded:
         _leave_out_ignored(tables)
     method = tables.get("method")
-    if isinstance(method, dict) and method.get("name") == "cafedcl:best":
-        if version == 2:
+    if version < 4 and isinstance(method, dict) and _is_cafedcl(method.get("name")):
+        if version == 2 and method["name"] == "cafedcl:best":
             method["name"] = "cafedcl:fixed-anchors"
-        elif version == 3:
-            tables["method"] = {"rare_gain": 0.0, "lam_distill": 0.0, **method}
+        tables["method"] = {**NEWER_OPTIONS, **method}
     engine = tables.get("engine")
     if version == 1 and isinstance(engine, dict):
         on_cpu = str(engine.get("device", "cpu")).startswith("cpu")
@@ -41,6 +43,10 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
         if isinstance(name, str):
             engine["name"] = names.get(name, name)
     return tables
+
+
+def _is_cafedcl(name: Any) -> bool:
+    return isinstance(name, str) and re.split(r"[:+]", name)[0] == "cafedcl"
 
 
 def _leave_out_ignored(tables: dict[str, Any]) -> None:

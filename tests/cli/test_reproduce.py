@@ -390,3 +390,15 @@ def test_a_budget_that_is_no_time_is_one_line(tmp_path: Path) -> None:
     ended = run("table1", "--out", str(tmp_path / "out"), "--budget", "soon")
     assert isinstance(ended.exception, CafedclError)
     assert "--budget soon: a time is expected, such as 90s, 30m or 1h30m" in str(ended.exception)
+
+
+def test_runs_with_several_threads_share_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(devices: object, jobs: object, threads: int, ray: object) -> None:
+        raise CafedclError(f"{devices}, {jobs}, {ray}: {threads} threads")
+
+    monkeypatch.setattr("cafedcl.compare.run.choose_launcher", refuse)
+    part = ["--scale", "smoke", "--only", "cifar10-practical", "--methods", "fedavg", "--quiet"]
+    answer = run("table1", *part, "--set", "engine.threads=2", "--out", str(tmp_path / "out"))
+    assert ": 2 threads" in str(answer.exception)

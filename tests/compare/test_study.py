@@ -178,3 +178,22 @@ def test_a_study_that_is_written_wrongly_is_one_line(tmp_path: Path, text: str, 
     file.write_text('title = "mine"\n' + text.replace("{one}", one))
     with pytest.raises(CafedclError, match=said):
         read_study(str(file))
+
+
+def test_a_value_is_left_out_only_if_every_method_has_it_in_this_study(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'title = "Mine"\nmethods = ["cafedcl", "cafedcl:best"]\n'
+        'options = { "train.lr" = 0.5 }\n'
+        '[[settings]]\nname = "one"\ndata = "digits"\nsplit = "iid"\n'
+        '[each."cafedcl:best"]\n"train.lr" = 0.5\n'
+        '[vary]\n"method.tau" = [0.1, 0.3]\n"train.lr" = [0.1, 0.5]\n'
+        '"method.margin" = [1.0, 2.0]\n',
+        encoding="utf-8",
+    )
+    assert list(read_study(str(file)).changes()) == [
+        {"method.tau": 0.1},
+        {"method.tau": 0.3},
+        {"train.lr": 0.1},
+        {"method.margin": 2.0},
+    ]
