@@ -279,7 +279,7 @@ def test_a_round_that_is_done_again_with_other_noise_counts_again(tmp_path, rand
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("scaffold", {}, "the server step of scaffold with these options is not made of"),
+        ("scaffold", {}, "the server step of scaffold is not made of"),
         ("qffl", {}, "the server step of qffl"),
         ("local", {}, "the server step of local"),
         ("fedyoyo", {}, "clients of fedyoyo use the counts of all clients"),
