@@ -186,22 +186,16 @@ class Earlier:
             for name, value in same.items():
                 if result[name] != value:
                     raise CafedclError(f"--from {path}: its {name} was {result[name]}, not {value}")
-            rows = [
-                (method, row)
-                for method, it in result["methods"].items()
-                for row in it["candidates"]
-            ]
+            values = {}
             for method, it in result["methods"].items():
                 if it["score"] != scores.get(method, it["score"]):
                     raise CafedclError(
                         f"--from {path}: {method} was scored by {it['score']}, not by "
                         f"{scores[method]}"
                     )
-            values = {
-                (method, named(row["options"])): row["values"]
-                for method, row in rows
-                if row["value"] is not None
-            }
+                for row in it["candidates"]:
+                    if row["value"] is not None:
+                        values[method, named(row["options"])] = row["values"]
             return cls(values, [*result.get("earlier", []), result["environment"]])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CafedclError(
@@ -315,10 +309,8 @@ def tune(arguments: argparse.Namespace) -> list[RunOutcome]:
                 name: scored(name, next(iter(of_method.values())), jobs[name], earlier)
                 for name, of_method in sweeps.items()
             }
-            command = command_of(arguments.plan)
-            if arguments.methods:
-                command += ["--methods", ",".join(chosen)]
-            command += ["--seeds", str(arguments.seeds)]
+            part = ["--methods", ",".join(chosen)] if arguments.methods else []
+            command = [*command_of(arguments.plan), *part, "--seeds", str(arguments.seeds)]
             for setting in settings:
                 command += ["--set", setting]
             result = {

@@ -54,9 +54,11 @@ def done_elsewhere(
 def check_same_options(jobs: Iterable[RunSpec], known: Mapping[Path, Member]) -> None:
     """Raise an error if a run from elsewhere has other options than the planned one."""
     for job in jobs:
-        member = known.get(job.folder)
-        difference = member and other_option(job.tables, member.run.settings)
-        if member and difference:
+        if job.folder not in known:
+            continue
+        member = known[job.folder]
+        difference = other_option(job.tables, member.run.settings)
+        if difference:
             raise CafedclError(
                 f"--from: {member.name} was made with {difference} today; leave its file out, or "
                 "ask for other --methods"
