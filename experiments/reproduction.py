@@ -62,6 +62,7 @@ NAMES = (
     "long-tail-tuning",
     "long-tail-tuning-2",
     "distill-tuning",
+    "prior-tuning",
     "resnet-tuning",
     "long_tail",
     "creff",

@@ -146,6 +146,10 @@ def test_distillation() -> None:
         assert not any(is_significant(change, setting, score) for score in SCORES)
 
 
+def with_error(values: list[float]) -> str:
+    return f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}"
+
+
 def test_how_distillation_was_chosen() -> None:
     candidates = result("distill-tuning")["methods"]["cafedcl:best"]["candidates"]
     found = {it["options"]["method.lam_distill"]: it["values"] for it in candidates}
@@ -155,9 +159,6 @@ def test_how_distillation_was_chosen() -> None:
     def ahead(other: float) -> list[float]:
         return [100 * (one - two) for one, two in zip(found[3.0], found[other], strict=True)]
 
-    def with_error(values: list[float]) -> str:
-        return f"{mean(values):.1f} ± {stdev(values) / len(values) ** 0.5:.1f}"
-
     gains = [mean(ahead(0.0)[first : first + 5]) for first in (0, 5, 10)]
     said(
         f"it gains {gains[0]:.1f}, {gains[1]:.1f} and {gains[2]:.1f} points, "
@@ -165,6 +166,32 @@ def test_how_distillation_was_chosen() -> None:
         f"3 is ahead of 0.3 by {with_error(ahead(0.3))} points and of 1 by "
         f"{with_error(ahead(1.0))}.",
     )
+
+
+def test_without_the_class_prior_and_with_equal_weights() -> None:
+    its = result("prior-tuning")["methods"]["cafedcl:best"]
+    found = {
+        (it["options"]["method.calibrate"], it["options"].get("method.weights", "confidence")): [
+            100 * value for value in it["values"]
+        ]
+        for it in its["candidates"]
+    }
+    assert len(found) == 5
+    assert {it["options"]["method.own_classes"] for it in its["candidates"]} == {"held"}
+
+    def ahead(one: tuple[float, str]) -> list[float]:
+        return [a - b for a, b in zip(found[one], found[0.5, "confidence"], strict=True)]
+
+    both = (0.0, "uniform")
+    gains = [mean(ahead(both)[first : first + 5]) for first in (0, 5, 10)]
+    alone = max((ahead(one) for one in [(0.0, "confidence"), (0.5, "uniform")]), key=mean)
+    said(
+        f"balanced accuracy is {mean(found[both]):.1f} instead of "
+        f"{mean(found[0.5, 'confidence']):.1f}**: it gains {gains[0]:.1f}, {gains[1]:.1f} and "
+        f"{gains[2]:.1f} points, {with_error(ahead(both))} (mean and standard error) over all. "
+        f"Either change alone gains at most {with_error(alone)}."
+    )
+    assert max(found, key=lambda one: mean(found[one])) == both
 
 
 def test_distillation_with_the_larger_network() -> None:
