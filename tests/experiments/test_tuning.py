@@ -277,6 +277,7 @@ def test_the_second_stage_begins_with_the_best_of_the_first(tuning: dict[str, An
         ("tuning_distill.toml", {"method.lam_distill": 0.0}),
         ("tuning_resnet.toml", {"method.lam_distill": 0.0}),
         ("tuning_prior.toml", {"method.own_classes": "held", "method.calibrate": 0.5}),
+        ("tuning_baselines.toml", {}),
     ],
 )
 def test_later_plans_begin_with_the_options_of_the_study(
@@ -294,6 +295,30 @@ def test_later_plans_begin_with_the_options_of_the_study(
         # Every candidate has a run in every setting, with options that exist.
         runs = [len(jobs) for _, jobs in plan.jobs(tmp_path, method, sweeps)]
         assert runs == [len(plan.settings)] * plan.budget
+
+
+def test_the_strongest_baselines_get_as_many_more_candidates_as_ours(
+    tuning: dict[str, Any],
+) -> None:
+    """Ours with the small network: those of two plans, without the repeated first ones."""
+    result = FILE.parent / "results" / "long-tail-tuning-2.json"
+    second = json.loads(result.read_text(encoding="utf-8"))["methods"]
+    scored = {
+        name: found["value"]
+        for name, found in second.items()
+        if found["score"] == "server.balanced" and name != "cafedcl"
+    }
+    plan = tuning["Tuning"].read(FILE.with_name("tuning_baselines.toml"))
+    named = {"creff", "fedyoyo", "ccvr", "fednh", "spherefed"}
+    assert plan.candidates.keys() == named
+    assert set(sorted(scored, key=lambda name: -scored[name])[:3]) < named
+    ours = [
+        tuning["Tuning"].read(FILE.with_name(f"tuning_{name}.toml")).budget - 1
+        for name in ("distill", "prior")
+    ]
+    assert plan.budget - 1 == sum(ours)
+    for first, *others in plan.candidates.values():
+        assert all(other != first for other in others)
 
 
 @pytest.mark.parametrize("name", ["tuning_long_tail.toml", "tuning_long_tail_2.toml"])
