@@ -143,14 +143,14 @@ def visit_with() -> Callable[..., Visit]:
 
     def make(counts: Any, **parts: Any) -> Visit:
         counts = torch.as_tensor(counts)
-        most, total = parts.pop("most", counts), parts.pop("total", counts)
+        told = [parts.pop(name, counts) for name in ("most", "total", "images")]
         empty = {"received": {}, "anchors": {}, "memory": {}, "scratch": {}, "embed": nothing}
         times = {
             "round": torch.tensor(parts.pop("round", 0), dtype=counts.dtype),
             "progress": counts.new_zeros(()),
         }
         holds = counts.nonzero().flatten()
-        client = Client(0, int(counts.sum()), counts, holds, most, total)
+        client = Client(0, int(counts.sum()), counts, holds, *told)
         return Visit(client=client, **{**empty, **times, **parts})
 
     return make

@@ -89,13 +89,23 @@ class Failure:
     reason: str
 
 
+class Census(NamedTuple):
+    """What clients are told of all clients together, per class."""
+
+    most: Tensor
+    """The largest effective count of any client (`Method.effective_counts`)."""
+    total: Tensor
+    """The sum of effective counts."""
+    images: Tensor
+    """The number of training images."""
+
+
 @dataclass(frozen=True)
 class Client:
     """What a client knows of itself, and what the server told it at enrolment.
 
     It has ``samples`` training images n_k, ``counts`` per class n_{k,c}, and ``holds`` lists the
-    classes it has. The server told it ``most`` and ``total``: the largest effective count of any
-    client and the sum over all clients, per class (`Method.effective_counts`).
+    classes it has. The server told it ``most``, ``total`` and ``images`` (see `Census`).
     """
 
     index: int
@@ -104,6 +114,7 @@ class Client:
     holds: Tensor
     most: Tensor
     total: Tensor
+    images: Tensor
 
 
 @dataclass(frozen=True)
@@ -111,14 +122,15 @@ class Enrolment:
     """What the server knows of all clients before the first round.
 
     ``counts`` and ``synthetic`` are (clients, classes): the training images n_{k,c}, and the new
-    samples that a tail augmentation may add at most. ``most`` and ``total`` are what clients are
-    told (see `Client`).
+    samples that a tail augmentation may add at most. ``most``, ``total`` and ``images`` are what
+    clients are told (see `Census`).
     """
 
     counts: Tensor
     synthetic: Tensor
     most: Tensor
     total: Tensor
+    images: Tensor
 
 
 Claims = dict[str, tuple[Tensor, Tensor]]
@@ -173,6 +185,10 @@ class Field:
     """How often a class may be listed there at most."""
     norm: float = float("inf")
     """The largest Euclidean length of a row."""
+    summed: bool = False
+    """Whether the server adds up what clients send. Honest sums differ as much as the images that
+    clients have, so no defence compares them; `Method.contradiction` has to bound them.
+    """
 
     @property
     def bounded(self) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cafedcl.config.sections import Config
 from cafedcl.config.split_options import SplitOptions
-from cafedcl.core.contract import Shape
+from cafedcl.core.contract import Census, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors
 from cafedcl.data import Dataset, load_dataset
@@ -155,17 +155,15 @@ class Population:
         known = self.counts.sum(0) > 0
         return [name for name, there in zip(self.names, known.tolist(), strict=True) if not there]
 
-    def assignment(self, site: str, census: tuple[Tensor, Tensor]) -> "SiteAssignment":
+    def assignment(self, site: str, census: Census) -> "SiteAssignment":
         """Return a site's assignment; ``census`` is what the server's task says of all clients."""
-        most, total = census
         return SiteAssignment(
             client=self.sites.index(site),
             clients=len(self.sites),
             names=self.names,
             mean=tuple(self.mean.flatten().tolist()),
             std=tuple(self.std.flatten().tolist()),
-            most=tuple(most.tolist()),
-            total=tuple(total.tolist()),
+            **{name: tuple(value.tolist()) for name, value in census._asdict().items()},
         )
 
 
@@ -173,7 +171,7 @@ class Population:
 class SiteAssignment:
     """What a site learns about a run: its number, the classes, mean and std, and class counts.
 
-    ``most`` and ``total`` are the largest and the summed effective count per class over all sites.
+    ``most``, ``total`` and ``images`` are what it is told of all sites (see `Census`).
     """
 
     client: int
@@ -183,6 +181,7 @@ class SiteAssignment:
     std: tuple[float, ...]
     most: tuple[float, ...]
     total: tuple[float, ...]
+    images: tuple[float, ...]
 
 
 def align_counts(counts: Tensor, names: tuple[str, ...], all_names: tuple[str, ...]) -> Tensor:
@@ -299,7 +298,7 @@ def prepare_site(config: Config, data: Dataset, assigned: SiteAssignment, site: 
         NO_ROWS,
         counts,
     )
-    census = (torch.tensor(assigned.most), torch.tensor(assigned.total))
+    census = Census(*map(torch.tensor, (assigned.most, assigned.total, assigned.images)))
     return assemble(config, data, shards, device, census).task
 
 

@@ -18,10 +18,11 @@ class LossView(NamedTuple):
     counts: Tensor
     most: Tensor
     total: Tensor
+    images: Tensor
 
     def __getattr__(self, name: str) -> Tensor:
         raise AttributeError(
-            f"a loss can read counts, most and total of visit.client, and not {name}: "
+            f"a loss can read counts, most, total and images of visit.client, not {name}: "
             "a plain number would stay that of the first client"
         )
 
@@ -36,6 +37,7 @@ class SummaryView(NamedTuple):
     holds: Tensor
     most: Tensor
     total: Tensor
+    images: Tensor
 
 
 def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:

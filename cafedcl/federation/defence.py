@@ -151,7 +151,10 @@ class DefendedAggregator:
 
     def _vectors(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies with safe entries that are not per class, such as control variates."""
-        names = [name for name, field in self.fields.items() if not field.per_class]
+        # The mean of sums over a client's own images is no sum over anybody's.
+        names = [
+            name for name, field in self.fields.items() if not (field.per_class or field.summed)
+        ]
         if not names:
             return ups
         shapes = [ups[0].tensors[name].shape for name in names]

@@ -63,25 +63,25 @@ def balanced_moments(z: Tensor, y: Tensor, client: Client, gain: float) -> Tenso
 
     With ``gain``, images of rare classes are to score higher than those of frequent ones.
     """
-    total = client.total.to(z)
-    target = rare_targets(total, gain) if gain else None
-    return moments(z, y, told_weight(y, client.counts.to(z)) / total.clamp_min(1), target)
+    images = client.images.to(z)
+    target = rare_targets(images, gain) if gain else None
+    return moments(z, y, told_weight(y, client.counts.to(z)) / images.clamp_min(1), target)
 
 
-def rare_targets(total: Tensor, gain: float) -> Tensor:
+def rare_targets(images: Tensor, gain: float) -> Tensor:
     """Return (n_min / n_c)^gain for the number of images n_c of each class.
 
     It is 1 for the rarest class that has images, and less for frequent ones.
     """
-    rarest = torch.where(total > 0, total, torch.inf).amin()
-    return (rarest / total.clamp_min(1)).clamp(max=1.0) ** gain
+    rarest = torch.where(images > 0, images, torch.inf).amin()
+    return (rarest / images.clamp_min(1)).clamp(max=1.0) ** gain
 
 
 def moment_fields(classes: int, dim: int) -> dict[str, Field]:
     """Return the entries of a reply with moments."""
     return {
-        "gram": Field((dim, dim), per_class=False),
-        "targets": Field((classes, dim), per_class=False),
+        "gram": Field((dim, dim), per_class=False, summed=True),
+        "targets": Field((classes, dim), per_class=False, summed=True),
     }
 
 
@@ -115,7 +115,7 @@ def not_moments(sent: Tensors, weight: Tensor) -> str | None:
 
 def not_balanced_moments(up: Up, enrolment: Enrolment) -> str | None:
     """Return why a client's tensors are no balanced moments of its images, or None."""
-    return not_moments(up.tensors, enrolment.counts[up.client] / enrolment.total.clamp_min(1))
+    return not_moments(up.tensors, enrolment.counts[up.client] / enrolment.images.clamp_min(1))
 
 
 def summed(ups: list[Up]) -> Tensors:

@@ -40,28 +40,35 @@ def trimmed_mean(values: Tensor, share: float) -> Tensor:
 
 
 def geometric_median(points: Tensor) -> Tensor:
-    """Return the point with the least sum of distances to the rows, by Weiszfeld's iteration."""
-    centre = points.mean(0)
+    """Return the point with the least sum of distances to the others, by Weiszfeld's iteration.
+
+    The points are along the first axis; each may be a vector, a matrix and so on.
+    """
+    # A norm of matrices along one axis would be one per column.
+    rows = points.flatten(1)
+    centre = rows.mean(0)
     for _ in range(WEISZFELD_STEPS):
-        weights = 1 / torch.linalg.vector_norm(points - centre, dim=1).clamp_min(1e-12)
-        centre = (weights[:, None] * points).sum(0) / weights.sum()
-    return centre
+        weights = 1 / torch.linalg.vector_norm(rows - centre, dim=1).clamp_min(1e-12)
+        centre = (weights[:, None] * rows).sum(0) / weights.sum()
+    return centre.view(points.shape[1:])
 
 
 def pulled_in(points: Tensor, factor: float) -> Tensor:
-    """Return the rows, those far from the geometric median pulled towards it.
+    """Return the points, those far from the geometric median pulled towards it.
 
-    No row is farther from it than ``factor`` median distances; the others stay bit for bit. With
-    fewer than three rows nobody can say which one is wrong, so they all stay.
+    They are along the first axis. None is farther from the median than ``factor`` median distances;
+    the others stay bit for bit. With fewer than three nobody can say which one is wrong, so they
+    all stay.
     """
     if len(points) < 3:
         return points
-    exact = points.double()
+    rows = points.flatten(1)
+    exact = rows.double()
     centre = geometric_median(exact)
     offsets = exact - centre
     factors = clip_factors(torch.linalg.vector_norm(offsets, dim=1), factor)
     moved = (centre + factors[:, None] * offsets).to(points.dtype)
-    return torch.where((factors < 1)[:, None], moved, points)
+    return torch.where((factors < 1)[:, None], moved, rows).view(points.shape)
 
 
 def krum_scores(vectors: Tensor, liars: int) -> Tensor:

@@ -80,7 +80,7 @@ class Method:
     the loss or what is sent has to say so itself.
     """
     uses_census: bool = False
-    """Whether clients use what they are told of all clients' counts, ``most`` and ``total``."""
+    """Whether clients use what they are told of all clients' counts (`Census`)."""
     sends_absent: bool = False
     """Whether clients also list classes that they do not have."""
     knows_prior: bool = False
@@ -143,7 +143,7 @@ class Method:
         """Return how many images of every class a client counts for, n^eff_{k,c}.
 
         ``counts`` are its real images, and ``synthetic`` the new samples that its tail augmentation
-        may add. What clients are told at enrolment, ``most`` and ``total``, is in these units.
+        may add. ``most`` and ``total``, which clients are told at enrolment, are in these units.
         """
         return counts
 

@@ -12,7 +12,7 @@ from cafedcl.augment import find_augmenter
 from cafedcl.augment.transforms import make_transforms
 from cafedcl.config.options import check_together
 from cafedcl.config.sections import SITES, Config, EngineOptions
-from cafedcl.core.contract import Shape
+from cafedcl.core.contract import Census, Shape
 from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import explained_failure
@@ -296,7 +296,7 @@ def assemble(
     data: Dataset,
     shards: Shards,
     device: torch.device,
-    census: tuple[Tensor, Tensor] | None = None,
+    census: Census | None = None,
 ) -> Setup:
     """Put a settled config and its data together; ``census`` is told to a site that does not know
     all clients.
@@ -327,7 +327,7 @@ def assemble(
     clients = ClientData(
         data=data.to(device),
         shards=_to(mine, device),
-        census=census or told_of_all(config, effective),
+        census=census or told_of_all(config, told, effective),
         own_rows=own_rows(config, data, device),
     )
     task = Task(
@@ -366,15 +366,15 @@ def private_steps(config: Config) -> PrivateSteps | None:
     return PrivateSteps(options.noise, options.clip, config.run.seed, from_system)
 
 
-def told_of_all(config: Config, effective: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest and the summed effective counts per class, which clients are told.
+def told_of_all(config: Config, counts: Tensor, effective: Tensor) -> Census:
+    """Return what clients are told of all clients, from their counts and effective counts.
 
     With privacy they are told nothing of one another: that would have no noise.
     """
-    told = (effective.amax(0), effective.sum(0))
+    census = Census(effective.amax(0), effective.sum(0), counts.sum(0))
     if config.privacy.protects_clients:
-        return torch.zeros_like(told[0]), torch.zeros_like(told[1])
-    return told
+        return Census(*map(torch.zeros_like, census))
+    return census
 
 
 def own_rows(config: Config, data: Dataset, device: torch.device) -> Tensor | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.augment.transforms import TransformChain
-from cafedcl.core.contract import Claims, Client, Enrolment, Field, Job, Up
+from cafedcl.core.contract import Census, Claims, Client, Enrolment, Field, Job, Up
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import stream
 from cafedcl.core.tensors import AUGMENT, ENCODER, Tensors, prefixed, under
@@ -54,8 +54,8 @@ class ClientData:
 
     data: Dataset
     shards: Shards
-    census: tuple[Tensor, Tensor]
-    """The largest and the summed effective count per class over all clients."""
+    census: Census
+    """What clients are told of all clients."""
     own_rows: Tensor | None = None
     """The test images that own models are scored on, if not all."""
     encoded: Dataset | None = None
@@ -78,8 +78,9 @@ class ClientData:
                 self._clients.clear()
             samples = int(self.shards.counts[index].sum())
             holds = self.holds[index].to(self._counts.device)
-            most, total = self._census
-            self._clients[index] = Client(index, samples, self._counts[index], holds, most, total)
+            self._clients[index] = Client(
+                index, samples, self._counts[index], holds, **self._census._asdict()
+            )
         return self._clients[index]
 
     @cached_property
@@ -87,9 +88,8 @@ class ClientData:
         return {}
 
     @cached_property
-    def _census(self) -> tuple[Tensor, Tensor]:
-        most, total = (value.float().to(self._counts.device) for value in self.census)
-        return most, total
+    def _census(self) -> Census:
+        return Census(*(value.float().to(self._counts.device) for value in self.census))
 
     @cached_property
     def _counts(self) -> Tensor:
@@ -289,8 +289,8 @@ class Task:
     def enrolment(self) -> Enrolment:
         """What the server knows of all clients before the first round, on the host."""
         counts = self.release.counts(self.clients.shards.counts.cpu())
-        most, total = (value.cpu() for value in self.clients.census)
-        return Enrolment(counts, self.tail.augmenter.new_samples(counts), most, total)
+        census = (value.cpu() for value in self.clients.census)
+        return Enrolment(counts, self.tail.augmenter.new_samples(counts), *census)
 
     @cached_property
     def most_tested(self) -> Tensor | None:

@@ -162,7 +162,9 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
     sent = doubled(method.broadcast(federation.state))
     kept = doubled(federation.memories.get(0, {}))
     client = task.clients.client(0)
-    counts = {name: getattr(client, name).double() for name in ("counts", "most", "total")}
+    counts = {
+        name: getattr(client, name).double() for name in ("counts", "most", "total", "images")
+    }
     client = replace(client, **counts)
     # The federation's own network stays as it is, for other checks.
     network = deepcopy(task.network).double().train()

@@ -97,6 +97,7 @@ def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
     assert (assigned.client, assigned.clients) == (1, 2)
     assert assigned.most == (5, 18, 3)
     assert assigned.total == (5, 27, 4)
+    assert assigned.images == (5, 27, 4)
     task = prepare_site(config(), SOUTH, assigned, "south")
     client = task.clients.client(1)
     assert client.counts.tolist() == [5, 18, 1]

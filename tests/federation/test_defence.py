@@ -174,3 +174,17 @@ def test_a_cross_check_of_nothing_is_said(tiny: Tiny, method: str, told: bool) -
     federation = tiny(method, defence__kind="clip", defence__cross_check=True, **EVERYONE)
     said = f"defence.cross_check = true: clients of {method} claim no confidences"
     assert any(notice.startswith(said) for notice in federation.notices) is told
+
+
+@pytest.mark.parametrize("kind", ["clip", "trimmed-mean", "median", "peers"])
+def test_sums_over_images_are_added_up_as_they_are(tiny: Tiny, kind: str) -> None:
+    """A coordinate's mean over clients with other classes would be no sum over anybody's images."""
+    federation = tiny("cafedcl:best", defence__kind=kind, **EVERYONE)
+    aggregator = federation.aggregator()
+    sent = [result.up for result in federation.train(federation.down(), list(range(5)))]
+    for up in sent:
+        aggregator.add(up)
+    by_client = {up.client: up.tensors for up in sent}
+    for up in aggregator.defended():
+        for name in ("gram", "targets"):
+            assert torch.equal(up.tensors[name], by_client[up.client][name])

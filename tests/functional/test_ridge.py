@@ -4,9 +4,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cafedcl.core.contract import Enrolment, Up
+from cafedcl.core.contract import Client, Enrolment, Up
 from cafedcl.functional.ridge import (
     MOMENTS,
+    balanced_moments,
     fitted,
     moment_fields,
     moments,
@@ -179,7 +180,7 @@ def test_the_pull_is_accepted_with_the_images_for_it() -> None:
 def test_the_weight_of_balanced_moments_follows_from_enrolment() -> None:
     """Client 0 has three quarters of class 0 and half of class 2."""
     counts = torch.tensor([[3, 0, 1], [1, 0, 1]])
-    enrolment = Enrolment(counts, torch.zeros_like(counts), counts.amax(0), counts.sum(0))
+    enrolment = Enrolment(counts, torch.zeros_like(counts), *2 * [counts.amax(0)], counts.sum(0))
     z = torch.eye(DIM)[:1].expand(4, DIM)
     sums = moments(z, torch.tensor([0, 0, 0, 2]), torch.tensor([0.25, 0.0, 0.5]))
     assert not_balanced_moments(Up(0, 4, sums), enrolment) is None
@@ -313,3 +314,22 @@ def test_what_a_client_adds_has_the_trace_of_its_shares(number: int, seed: int) 
     shares = [int((y[mine] == c).sum()) / max(int((y == c).sum()), 1) for c in range(CLASSES)]
     added = moments(z[mine], y[mine], balanced(z, y))["gram"]
     assert float(added.trace()) == pytest.approx(sum(shares), abs=1e-9)
+
+
+def test_the_weights_are_of_real_images_whatever_counts_with_synthetic_ones_are() -> None:
+    """Two clients with all images: those of each class weigh 1 together, and the rarest has the
+    highest target.
+    """
+    counts = torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    counted = torch.tensor([9.0, 40.0, 50.0])
+    sums = []
+    for number, own in enumerate(counts):
+        y = torch.arange(3).repeat_interleave(own.long())
+        z = torch.eye(DIM)[:1].expand(len(y), DIM)
+        client = Client(
+            number, len(y), own, own.nonzero().flatten(), counted, counted, counts.sum(0)
+        )
+        sums.append(balanced_moments(z, y, client, 0.5))
+    assert float(sum(part["gram"].trace() for part in sums)) == pytest.approx(3)
+    targets = sum(part["targets"] for part in sums)[:, 0]
+    assert targets.tolist() == pytest.approx([(1 / 4) ** 0.5, (1 / 2) ** 0.5, 1.0])

@@ -122,3 +122,20 @@ def test_honest_claims_and_those_of_two_holders_stay():
     assert torch.equal(
         robust.cross_checked(claims[:2], zeros[:2], torch.ones(2), opposite), claims[:2]
     )
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 2), (1, 3, 2)])
+def test_points_may_have_any_shape(shape):
+    """A matrix is one point: the median of its numbers is that of the flattened matrix."""
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 6)))
+    points[8] *= 50
+    median = robust.geometric_median(points.view(9, *shape))
+    assert torch.equal(median.flatten(), robust.geometric_median(points))
+    pulled = robust.pulled_in(points.view(9, *shape), 2.0)
+    assert torch.equal(pulled.flatten(1), robust.pulled_in(points, 2.0))
+    assert float((pulled[8] - median).norm()) < 0.2 * float((points[8] - median.flatten()).norm())
+
+
+def test_the_median_of_equal_matrices_is_that_matrix():
+    matrix = torch.from_numpy(np.random.default_rng(1).normal(size=(8, 8)))
+    assert torch.allclose(robust.geometric_median(matrix.expand(5, 8, 8)), matrix)

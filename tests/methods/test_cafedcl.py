@@ -474,7 +474,7 @@ class Fitting:
             torch.from_numpy(counts).double(), anchors=self.anchors(), embed=lambda *_: part
         )
         visit = dataclasses.replace(
-            visit, client=dataclasses.replace(visit.client, total=torch.from_numpy(self.total))
+            visit, client=dataclasses.replace(visit.client, images=torch.from_numpy(self.total))
         )
         return Up(k, len(part[1]), self.method.summarize(NETWORK, visit)[0])
 

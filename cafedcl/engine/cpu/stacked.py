@@ -185,6 +185,7 @@ class StackedClients(ReferenceEngine):
         common = {
             "most": clients[0].most,
             "total": clients[0].total,
+            "images": clients[0].images,
             "round": torch.tensor(float(down.round)),
             "progress": torch.tensor(down.round / task.rounds),
             **prefixed("anchors/", under(ANCHORS, down.tensors)),
@@ -291,7 +292,7 @@ class StackedClients(ReferenceEngine):
         parameters = self.stack_weights.parameters.values()
         for parameter, value in zip(parameters, weights, strict=True):
             parameter.module._parameters[parameter.key] = cast(Any, value)
-        view = LossView(own["counts"], common["most"], common["total"])
+        view = LossView(own["counts"], common["most"], common["total"], common["images"])
         visit = Visit(
             client=cast(Client, view),
             round=common["round"],

@@ -11,7 +11,7 @@ from cafedcl.engine.views import LossView, embeds_nothing
 def plan() -> Captures:
     counts = torch.zeros(3)
     visit = Visit(
-        LossView(counts, counts, counts),
+        LossView(counts, counts, counts, counts),
         torch.zeros(()),
         torch.zeros(()),
         {},
