@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -77,6 +77,13 @@ def predict(
         Path | None, typer.Option(help="Write to this file, .csv or .json, instead of printing.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    decide_by: Annotated[
+        str,
+        typer.Option(
+            help="How the class is chosen: by the method's score, as in evaluation (score), or the "
+            "most probable class, given how common the classes were in training (probability)."
+        ),
+    ] = "score",
 ) -> None:
     """Classify images with a run's model: the class of each image, and how probable it is.
 
@@ -87,9 +94,11 @@ def predict(
     because it says nothing about a single image.
     """
     load_torch()
+    from cafedcl.federation.predictions import DecideBy
     from cafedcl.federation.run_folder import refuse_file_of_run
 
     check_choice("--format", form, ("table", "csv", "json"))
+    check_choice("--decide-by", decide_by, get_args(DecideBy))
     by_name = out.suffix.lower().removeprefix(".") if out else "table"
     if as_json and form not in (None, "json"):
         raise CafedclError(f"--json, --format {form}: they say different things; give one of them")
@@ -101,7 +110,7 @@ def predict(
     if out is not None:
         refuse_file_of_run(out)
     loaded, whose = load_model(path, site, client)
-    found = loaded.predict(list(images), whose)
+    found = loaded.predict(list(images), whose, cast(DecideBy, decide_by))
     for file, why in found.failed.items():
         warn(f"{file}: {why}; it is left out")
     if form == "table":
@@ -172,6 +181,8 @@ def print_table(loaded: "Run", found: "Predictions", model: "ServedModel", top: 
     if any(found.unusual):
         note = "unusual: unlike the training images, so the class says little"
         screen.print(note, style="yellow", soft_wrap=True)
+    if found.improbable:
+        screen.print(improbable_words(found), soft_wrap=True)
     screen.print(calibration_words(model), style="dim", soft_wrap=True)
     if not model.knows_limits:
         screen.print(NOT_DETECTED, style="dim", soft_wrap=True)
@@ -185,6 +196,17 @@ def print_table(loaded: "Run", found: "Predictions", model: "ServedModel", top: 
         )
 
 
+def improbable_words(found: "Predictions") -> str:
+    """Return why the class of some images is not the most probable one, and what to do."""
+    one = found.improbable == 1
+    which = "1 image has" if one else f"{found.improbable} images have"
+    return (
+        f"{which} another class than the most probable one: the class is that with the highest "
+        "score, as in evaluation, and some methods weigh all classes the same, however rare they "
+        "are; for the most probable class, give --decide-by probability"
+    )
+
+
 def calibration_words(model: "ServedModel") -> str:
     """Return where the probabilities come from, in a sentence."""
     if not model.is_calibrated:
@@ -193,9 +215,9 @@ def calibration_words(model: "ServedModel") -> str:
             "model, or is not finished"
         )
     return (
-        f"probabilities are calibrated (temperature {float(model.temperature):.2f}) on "
-        f"{model.calibration_images} validation images, which clients held out of their training "
-        "images; no test image was used"
+        f"probabilities are calibrated on {model.calibration_images} validation images, which "
+        "clients held out of their training images; no test image was used. They hold where "
+        "classes are as common as there"
     )
 
 

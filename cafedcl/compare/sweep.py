@@ -37,13 +37,14 @@ OWN_SCORES = (
     "client_balanced", "held_mean", "held_std", "prior_mean", "prior_std", "prior_worst",
     "prior_balanced", "prior_worst_class",
 )  # fmt: skip
+SERVER_SCORES = ("calibrated_ece", "probable_accuracy", "probable_balanced")
 SWEEP_SCORES = (
-    *(f"server.{key}" for key in COMMON_SCORES),
+    *(f"server.{key}" for key in (*COMMON_SCORES, *SERVER_SCORES)),
     *(f"own.{key}" for key in (*COMMON_SCORES, *OWN_SCORES)),
 )
 ALL_WEIGHTS = ".*"
 """`Method.personal` of methods whose weights all stay with their client."""
-LOWER_IS_BETTER = ("_std", ".ece")
+LOWER_IS_BETTER = ("_std", ".ece", "_ece")
 """How the names of such scores end."""
 
 Point = dict[str, Any]

@@ -27,6 +27,9 @@ SCORES = {
     "auprc": "AUPRC, one class against the rest",
     "sensitivity": "sensitivity, one class against the rest",
     "ece": "expected calibration error, before calibration",
+    "calibrated_ece": "expected calibration error of the probabilities",
+    "probable_accuracy": "accuracy, if the most probable class is taken",
+    "probable_balanced": "balanced accuracy, if the most probable class is taken",
 }
 OWN_SCORES = {
     "client_mean": "accuracy, weighted by the class frequencies of each client",
@@ -206,13 +209,19 @@ def probabilities(model: ServedModel) -> str:
     ]
     if model.is_calibrated:
         words = [
-            f"They are calibrated by a temperature of {float(model.temperature):.3f}, fitted on "
-            f"{model.calibration_images} validation images that clients held out of their training "
-            "images. No test image was used."
+            f"They are calibrated on {model.calibration_images} validation images that clients "
+            f"held out of their training images: by a temperature of {float(model.temperature):.3f}"
+            ", and by how common the classes were there. No test image was used. Where classes are "
+            "more or less common, they do not hold."
         ]
+    words.append(
+        "The second result, `predicted`, is the number of the class with the highest score, which "
+        "is what was scored above. Of a method that weighs all classes the same, it may be a rare "
+        "class although a common one is more probable."
+    )
     if model.knows_limits:
         words.append(
-            "The second result, `strangeness`, is above 1 for images that are unlike those seen in "
+            "The third result, `strangeness`, is above 1 for images that are unlike those seen in "
             "training, by their features or by their pixels; each limit is one that 99.5 % of the "
             "validation images keep to."
         )

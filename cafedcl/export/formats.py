@@ -1,8 +1,9 @@
 """One file with a trained model that takes images as they come and gives probabilities.
 
-A file has two results: ``probabilities`` (N, classes), and ``strangeness`` (N) if the model knows
-its limits: above 1, an image is unlike those seen in training. Images are uint8, (N, channels,
-height, width); the names of the classes are inside.
+A file has these results: ``probabilities`` (N, classes), ``predicted`` (N), the numbers of the
+classes with the highest score, and ``strangeness`` (N) if the model knows its limits: above 1, an
+image is unlike those seen in training. Images are uint8, (N, channels, height, width); the names of
+the classes are inside.
 """
 
 import io
@@ -35,22 +36,21 @@ OPSET = 18
 
 
 class ExportedModel(nn.Module):
-    """What is written: the model, and its limits if it knows them."""
+    """What is written: the model with all its results, as a tuple."""
 
     def __init__(self, model: ServedModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return probabilities, and the strangeness of images if the model knows its limits."""
-        if self.model.knows_limits:
-            return self.model.judge(images)
-        return (self.model(images),)
+        """Return the results in the order of `outputs`."""
+        return self.model.judge(images)
 
 
 def outputs(model: ServedModel) -> list[str]:
     """Return the names of a file's results."""
-    return ["probabilities", "strangeness"] if model.knows_limits else ["probabilities"]
+    names = ["probabilities", "predicted"]
+    return [*names, "strangeness"] if model.knows_limits else names
 
 
 def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -> ServedModel:

@@ -2,8 +2,9 @@
 round, so that no other round gets slower.
 
 All models are run here in plain PyTorch, whatever the engine, each on test images for its scores
-and on validation images for its calibration: the temperature of its probabilities, and the limits
-beyond which an image is unlike those seen in training. Test images are never used for the latter.
+and on validation images for its calibration: what turns its scores into probabilities, and the
+limits beyond which an image is unlike those seen in training. Test images are never used for the
+latter.
 """
 
 from collections.abc import Callable
@@ -31,10 +32,11 @@ from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.functional.calibration import (
     BINS,
     calibration_error,
-    fit_temperature,
+    fit_calibration,
+    log_frequencies,
     reliability,
 )
-from cafedcl.functional.metrics import Scores, confusion
+from cafedcl.functional.metrics import Scores, confusion, recalls
 from cafedcl.functional.novelty import fit_limits, pixel_statistics
 from cafedcl.functional.ranking import RANKED, f1_scores, one_against_rest
 from cafedcl.models.base import Runner
@@ -115,7 +117,9 @@ class FinalScores:
         if self.task.personal or self.config.store.own:
             # Only a client whose own weights are stored has a model to predict with later.
             shards = self.task.clients.shards
-            fitted = self._calibrate(model, shards.train[client], shards.validation[client])
+            fitted = self._calibrate(
+                model, shards.train[client], shards.validation[client], self.counts[client]
+            )
             self.calibrations |= prefixed(OWN.format(client), fitted)
 
     def finish(self, state: Tensors, server: Scores | None, own: Scores | None) -> Tensors:
@@ -146,16 +150,20 @@ class FinalScores:
             if not task.clients.remote and self.config.privacy.kind == "none":
                 shards = task.clients.shards
                 rows = (shards.train.indices, shards.validation.indices)
-                self.calibrations |= prefixed(SERVER, self._calibrate(model, *rows))
+                fitted = self._calibrate(model, *rows, self.counts.sum(0))
+                self.calibrations |= prefixed(SERVER, fitted)
             x, y = task.clients.test_set(None)
             if not len(y):
                 return {}, {}
-            p = model.scores(x).double().softmax(1)
+            values = model.scores(x).double()
+            p = values.softmax(1)
         y = y.cpu()
         ranked = one_against_rest(p, y, self.config.evaluate.specificity)
         bins = reliability(p, y)
         scores: Scores = {name: mean_known(value) for name, value in ranked.items()}
         scores["ece"] = calibration_error(bins)
+        if SERVER + "temperature" in self.calibrations:
+            scores |= self._calibrated(values, y)
         tables = prefixed("scores/server/", {**ranked, "bins": bins.float()})
         if self.config.store.shows_images(self.config.data.name):
             tables |= prefixed("wrong/", self._most_wrong(y, p))
@@ -213,10 +221,29 @@ class FinalScores:
 
         return Model(scores, describe)
 
-    def _calibrate(self, model: Model, train: Tensor, validation: Tensor) -> Tensors:
-        """Return a model's temperature, and the limits of what is known; both as far as possible.
+    def _calibrated(self, values: Tensor, y: Tensor) -> Scores:
+        """Return scores of the server's calibrated probabilities, from its scores of test images.
 
-        ``train`` and ``validation`` are rows of the training images.
+        The most probable class is often another one than that with the highest score if the method
+        weighs all classes the same and the classes are not equally common.
+        """
+        fitted = under(SERVER, self.calibrations)
+        p = (values / fitted["temperature"] + fitted["prior"]).softmax(1)
+        recall = recalls(confusion(p.argmax(1), y, self.task.method.classes))
+        return {
+            "calibrated_ece": calibration_error(reliability(p, y)),
+            "probable_accuracy": float((p.argmax(1) == y).double().mean()),
+            "probable_balanced": mean_known(recall),
+        }
+
+    def _calibrate(
+        self, model: Model, train: Tensor, validation: Tensor, counts: Tensor
+    ) -> Tensors:
+        """Return how scores become probabilities, and the limits of what is known; both as far as
+        possible.
+
+        ``train`` and ``validation`` are rows of the training images, ``counts`` the images of each
+        class.
         """
         data = self.task.clients.inputs
         fitted: Tensors = {}
@@ -224,7 +251,9 @@ class FinalScores:
             return fitted
         x = data.train_x[validation]
         y = data.train_y[validation].cpu()
-        fitted["temperature"] = torch.tensor([fit_temperature(model.scores(x), y)])
+        temperature, prior = fit_calibration(model.scores(x), y, log_frequencies(counts.cpu()))
+        fitted["temperature"] = torch.tensor([temperature])
+        fitted["prior"] = prior.float()
         fitted["images"] = torch.tensor([len(validation)])
         rows = train[spaced_rows(len(train), MOST_DESCRIBED).to(train.device)]
         limits = fit_limits(
@@ -278,5 +307,5 @@ def check_calibrations(tables: Tensors, header: Header, line: MetricsLine) -> No
             raise ValueError(f"{CALIBRATION}{name} has the shape {tuple(value.shape)}")
         if not value.numel() or not value.isfinite().all():
             raise ValueError(f"{CALIBRATION}{name} has no number, or not only numbers")
-        if what != "centres" and not (value > 0).all():
+        if what not in ("centres", "prior") and not (value > 0).all():
             raise ValueError(f"{CALIBRATION}{name} is not above 0")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Pixels = Tensor | np.ndarray[Any, Any]
 """Images in memory."""
+DecideBy = Literal["score", "probability"]
+"""Whether an image's class is that with the highest score or the most probable one."""
 Paths = str | Path | Sequence[str | Path]
 """Image files, or folders of them."""
 ReadImages = tuple[Tensor, list[Path], dict[Path, str]]
@@ -31,6 +33,7 @@ class Predictions:
     """Predicted classes of images, by number and by name, with their scores."""
 
     labels: Tensor
+    """Predicted classes: those with the highest score, or the most probable ones if asked for."""
     names: list[str]
     similarity: Tensor
     """The score of the predicted class: a cosine similarity or a probability, by the method."""
@@ -46,6 +49,11 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def improbable(self) -> int:
+        """How many images have another class than the most probable one."""
+        return int((self.labels != self.probabilities.argmax(1)).sum())
 
     @property
     def unusual(self) -> list[bool | None]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from cafedcl.core.tensors import ANCHORS, MODEL, OWN_MODEL, Tensors, method_memo
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.final_scores import CALIBRATION, OWN, SERVER
 from cafedcl.federation.predictions import (
+    DecideBy,
     Paths,
     Pixels,
     Predictions,
@@ -199,6 +200,12 @@ class Run:
                 f"{self.path}: its last evaluation has {len(spread)} features, and its model "
                 f"{method.dim}: the two do not belong together"
             )
+        prior = calibration.get("prior")
+        if prior is not None and len(prior) != len(self.names):
+            raise CafedclError(
+                f"{self.path}: its last evaluation has {len(prior)} classes, and its model "
+                f"{len(self.names)}: the two do not belong together"
+            )
         return ServedModel(
             method,
             network,
@@ -276,12 +283,19 @@ class Run:
         self,
         x: Pixels | Paths,
         client: int | str | None = None,
+        decide_by: DecideBy = "score",
     ) -> Predictions:
         """Return the classes of images: files, folders of files, uint8, or floats in [0, 1].
 
         There may be one or many; channels may come first, last, or be missing for grey images.
         Of several files, those that cannot be read are left out and named in ``failed``.
+
+        The class is that with the highest score, as in training and evaluation. For a method that
+        weighs all classes the same, it may be a rare class although a common one is more probable.
+        With ``decide_by="probability"`` it is the most probable class.
         """
+        if decide_by not in get_args(DecideBy):
+            raise CafedclError(f"decide_by = {decide_by!r}: it must be 'score' or 'probability'")
         self.require_learned()
         model = self.served(client)
         size = self.config.evaluate.batch
@@ -289,13 +303,13 @@ class Run:
         if paths is None:
             pixels = as_images(x, self.shape)
             parts: list[ReadImages] = [(images, [], {}) for images in pixels.split(size)]
-            return self._classified(model, iter(parts), len(pixels))
+            return self._classified(model, iter(parts), len(pixels), decide_by)
         files = find_images(paths)
         batches = (
             read_each(files[start : start + size], self.shape, self.window)
             for start in range(0, len(files), size)
         )
-        found = self._classified(model, batches, len(files))
+        found = self._classified(model, batches, len(files), decide_by)
         if not len(found) and found.failed:
             file, why = next(iter(found.failed.items()))
             raise CafedclError(f"{file}: {why}")
@@ -306,6 +320,7 @@ class Run:
         model: ServedModel,
         batches: Iterator[ReadImages],
         total: int,
+        decide_by: DecideBy,
     ) -> Predictions:
         """Return what a model says of images that come in batches."""
         chances = [torch.zeros(0, len(self.names))]
@@ -328,10 +343,12 @@ class Run:
                         f"{self.path or 'this run'}: its model has scores that are no numbers "
                         "(NaN), so it cannot classify these images"
                     )
-                best, label = model.method.similarity(scores).max(1)
+                similarity = model.method.similarity(scores)
+                probabilities = model.probabilities(scores)
+                label = (similarity if decide_by == "score" else probabilities).argmax(1)
                 labels.append(label)
-                similarities.append(best)
-                chances.append(model.probabilities(scores))
+                similarities.append(similarity.gather(1, label[:, None])[:, 0])
+                chances.append(probabilities)
                 if model.knows_limits:
                     strange.append(model.strangeness(images))
         found = torch.cat(labels)

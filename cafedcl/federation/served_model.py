@@ -1,7 +1,7 @@
 """A trained model as it is used: images go in as they come, and probabilities come out.
 
 Everything that a prediction needs is inside: the normalisation of the pixels, what the method
-broadcasts or a client keeps (anchors, prototypes, a prior), and the temperature of the
+broadcasts or a client keeps (anchors, prototypes, a prior), and what turns scores into
 probabilities. So one module can be called, exported and stored, whatever the method is.
 """
 
@@ -35,12 +35,14 @@ class BufferDict(nn.Module):
 class ServedModel(nn.Module):
     """Maps images, uint8 or floats in [0, 1], (N, channels, height, width), to probabilities.
 
-    ``calibration`` may have a temperature, and the limits of what was seen in training.
+    ``calibration`` may have a temperature, a prior of the classes, and the limits of what was seen
+    in training.
     """
 
     mean: Tensor
     std: Tensor
     temperature: Tensor
+    prior: Tensor
 
     def __init__(
         self,
@@ -66,6 +68,8 @@ class ServedModel(nn.Module):
         self.register_buffer("std", std.detach().clone())
         temperature = calibration.get("temperature", torch.ones(1))
         self.register_buffer("temperature", temperature.detach().float().clone())
+        prior = calibration.get("prior", torch.zeros(len(names)))
+        self.register_buffer("prior", prior.detach().float().clone())
         limits = {name: value for name, value in calibration.items() if "/" in name}
         self.limits = BufferDict(limits)
         # It predicts and is not trained, so its results can be used as plain numbers.
@@ -74,7 +78,7 @@ class ServedModel(nn.Module):
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether a temperature was fitted on validation images."""
+        """Whether probabilities were calibrated on validation images."""
         return self.calibration_images > 0
 
     @property
@@ -86,11 +90,16 @@ class ServedModel(nn.Module):
         """Return the probability of every class."""
         return self.probabilities(self.scores(x))
 
-    def judge(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities, and how strange each image is: above 1 it is unlike all seen
-        in training.
+    def judge(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return probabilities, predicted classes and, if the model knows its limits, strangeness.
+
+        The predicted class is that with the highest score, as in training and evaluation. It need
+        not be the most probable one. Above a strangeness of 1, an image is unlike all seen in
+        training.
         """
-        return self(x), self.strangeness(x)
+        scores = self.scores(x)
+        said = (self.probabilities(scores), scores.argmax(-1))
+        return (*said, self.strangeness(x)) if self.knows_limits else said
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the method's scores, the largest of which is the prediction."""
@@ -100,8 +109,8 @@ class ServedModel(nn.Module):
         )
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Return the probabilities that scores stand for, calibrated if a temperature is known."""
-        return (scores / self.temperature).softmax(-1)
+        """Return the probabilities that scores stand for, calibrated if that is known."""
+        return (scores / self.temperature + self.prior).softmax(-1)
 
     def strangeness(self, x: Tensor) -> Tensor:
         """Return how strange each image is; only for a model that knows its limits."""

@@ -1,15 +1,30 @@
 """Calibration: do probabilities say how often a prediction is right?"""
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 BINS = 15
 """Bins of equal width, as in Guo et al. 2017."""
-RANGE = (0.02, 50.0)
+TEMPERATURES = (0.02, 50.0)
 """Temperatures that are tried."""
-STEPS = 48
-"""Each step of the search for a temperature makes its interval 1.6 times as short."""
+PRIOR_WEIGHTS = (0.0, 2.0)
+"""Weights of the class prior that are tried."""
+TEMPERATURE_STEPS = 32
+PRIOR_STEPS = 16
+"""Each step of a search makes its interval 1.6 times as short."""
+
+
+class Calibration(NamedTuple):
+    """Turns scores into probabilities: softmax(scores / temperature + prior)."""
+
+    temperature: float
+    prior: Tensor
+    """What is added for each class: high for classes that are more common than scores alone say."""
 
 
 def reliability(p: Tensor, y: Tensor) -> Tensor:
@@ -35,33 +50,77 @@ def calibration_error(bins: Tensor) -> float | None:
     return float((bins[:, 1] - bins[:, 2]).abs().sum()) / images
 
 
-def fit_temperature(scores: Tensor, y: Tensor) -> float:
-    """Return the temperature T that gives softmax(scores / T) the smallest cross-entropy.
+def log_frequencies(counts: Tensor) -> Tensor:
+    """Return the logarithm of how common each class is, of its number of images.
 
-    The cross-entropy is convex in 1/T, so a golden-section search finds it. Its targets are those
-    of Platt 1999: of N images, the true class has the probability (N + 1) / (N + 2), and the other
-    classes share the rest. If all of a few images are predicted rightly, targets of 1 would be
-    fitted best by T = 0, and every prediction would be called certain.
+    One image is added to every class, so that a class without any is rare and not impossible.
+    """
+    return ((counts.double() + 1) / (counts.double() + 1).sum()).log()
+
+
+def fit_calibration(scores: Tensor, y: Tensor, log_prior: Tensor) -> Calibration:
+    """Return the temperature T and the weight w of the class prior π that fit images best.
+
+    softmax(scores / T + w·log π) gets the smallest cross-entropy. A temperature alone cannot
+    calibrate a model whose classes all weigh the same, such as one that is trained for balanced
+    accuracy: for it every class is equally common, and rare ones are called too probable. Such a
+    model gets a weight near 1, and one that has learned the prior itself a weight near 0.
+    """
+    scores, target = _smoothed(scores, y)
+    # The mean changes no probability.
+    offset = log_prior.double() - log_prior.double().mean()
+
+    def fitted(weight: float) -> tuple[float, float]:
+        return _fit_temperature(scores, weight * offset, target)
+
+    # Convex in (1/T, w) together, so the best T of each weight has a convex loss in the weight.
+    weight, _ = _golden_section(lambda w: fitted(w)[1], PRIOR_WEIGHTS, PRIOR_STEPS)
+    temperature, _ = fitted(weight)
+    return Calibration(temperature, weight * offset)
+
+
+def _smoothed(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores without infinities, and the targets that they are fitted to.
+
+    These are Platt's (1999): of N images, the true class has the probability (N + 1) / (N + 2), and
+    the other classes share the rest. If all of a few images are predicted rightly, targets of 1
+    would be fitted best by T = 0, and every prediction would be called certain.
     """
     scores = scores.double()
     # A class that cannot be predicted has −∞, of which no finite loss can be made.
     predictable = scores.isfinite()
-    scores = scores.clamp_min(-1e6)
     others = predictable & ~F.one_hot(y, scores.shape[1]).bool()
     share = others / others.sum(1, keepdim=True).clamp_min(1)
     target = F.one_hot(y, scores.shape[1]) * (len(y) + 1) + share
-    target = target / (len(y) + 2)
+    return scores.clamp_min(-1e6), target / (len(y) + 2)
 
-    def loss(log_temperature: Tensor) -> float:
-        return float(F.cross_entropy(scores / log_temperature.exp(), target))
 
-    low, high = torch.tensor(RANGE, dtype=torch.float64).log()
+def _fit_temperature(scores: Tensor, offset: Tensor, target: Tensor) -> tuple[float, float]:
+    """Return the temperature with the smallest cross-entropy, and this cross-entropy."""
+
+    def loss(log_temperature: float) -> float:
+        return float(F.cross_entropy(scores * math.exp(-log_temperature) + offset, target))
+
+    low, high = TEMPERATURES
+    # Convex in 1/T, so in log T it falls and then rises.
+    best, least = _golden_section(loss, (math.log(low), math.log(high)), TEMPERATURE_STEPS)
+    return math.exp(best), least
+
+
+def _golden_section(
+    loss: Callable[[float], float], interval: tuple[float, float], steps: int
+) -> tuple[float, float]:
+    """Return where a function that falls and then rises is smallest in an interval, and its value.
+
+    Of the two values in the interval, one stays for the next step, which computes only one more.
+    """
+    low, high = interval
     ratio = (5**0.5 - 1) / 2
     left = high - ratio * (high - low)
     right = low + ratio * (high - low)
     left_loss = loss(left)
     right_loss = loss(right)
-    for _ in range(STEPS):
+    for _ in range(steps):
         if left_loss <= right_loss:
             high = right
             right = left
@@ -74,4 +133,5 @@ def fit_temperature(scores: Tensor, y: Tensor) -> float:
             left_loss = right_loss
             right = low + ratio * (high - low)
             right_loss = loss(right)
-    return float(((low + high) / 2).exp())
+    middle = (low + high) / 2
+    return middle, loss(middle)

@@ -16,9 +16,17 @@ from cafedcl.report.run_summary import RunSummary
 from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
 
 TABLE_MEASURES = ("accuracy", "balanced", "worst_class", "std", "worst")
-FULL_MEASURES = ("macro_f1", "auroc", "auprc", "sensitivity", "ece")
+FULL_MEASURES = (
+    "macro_f1",
+    "auroc",
+    "auprc",
+    "sensitivity",
+    "ece",
+    "calibrated_ece",
+    "probable_accuracy",
+)
 """Scores of the last round, for those who ask for them."""
-LOWER_IS_BETTER = ("std", "ece")
+LOWER_IS_BETTER = ("std", "ece", "calibrated_ece")
 TITLES = {
     "accuracy": "Acc. ↑",
     "balanced": "Bal. ↑",
@@ -30,6 +38,8 @@ TITLES = {
     "auprc": "AUPRC ↑",
     "sensitivity": "Sens. ↑",
     "ece": "ECE ↓",
+    "calibrated_ece": "Cal. ECE ↓",
+    "probable_accuracy": "Prob. acc. ↑",
 }
 RANKINGS = {"accuracy": "accuracy", "balanced": "balanced accuracy"}
 """The scores that methods may be ranked by, in words."""

@@ -17,6 +17,8 @@ FULL_SCORES = {
     "auprc": "AUPRC",
     "sensitivity": "sensitivity",
     "ece": "calibration error",
+    "calibrated_ece": "calibrated",
+    "probable_accuracy": "accuracy of the most probable class",
 }
 """Names in metrics.jsonl of scores that the last round has, in words."""
 

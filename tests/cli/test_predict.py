@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from cafedcl import api
 from cafedcl.data import Dataset
@@ -63,8 +65,30 @@ def test_folders_are_searched_and_json_has_every_probability(call: Call) -> None
         assert sum(chances.values()) == pytest.approx(1, abs=1e-5)
         best = sorted(chances, key=lambda name: -chances[name])[:3]
         assert [each["class"] for each in row["top"]] == best
-        assert row["class"] == best[0]
-        assert row["probability"] == chances[best[0]]
+        assert row["probability"] == chances[row["class"]]
+    code, out, _ = call("predict", "run", "photos", "--json", "--decide-by", "probability")
+    for row in map(json.loads, out.splitlines()):
+        assert row["probability"] == max(row["probabilities"].values())
+    code, _, err = call("predict", "run", "photos", "--decide-by", "luck")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "score" in err
+    assert "probability" in err
+
+
+def test_a_class_that_is_not_the_most_probable_one_is_explained(call: Call, home: Path) -> None:
+    shutil.copytree(home / "run", home / "skewed")
+    (file,) = sorted((home / "skewed" / "evaluations").iterdir())[-1:]
+    with safe_open(file, framework="pt") as opened:
+        header = opened.metadata()
+    favoured = torch.full((10,), -50.0)
+    favoured[9] = 50.0
+    save_file({**load_file(file), "calibration/server/prior": favoured}, file, header)
+    _, out, _ = call("predict", "skewed", "photos/0.png", "--top", 2)
+    assert out.splitlines()[1].split()[:3] == ["photos/0.png", "0", "0.000"]
+    assert "1 image has another class than the most probable one" in out
+    _, out, _ = call("predict", "skewed", "photos/0.png", "--decide-by", "probability")
+    assert out.splitlines()[1].split()[:3] == ["photos/0.png", "9", "1.000"]
+    assert "most probable one" not in out
 
 
 def test_one_broken_file_does_not_stop_the_others(call: Call) -> None:

@@ -112,7 +112,8 @@ def test_a_card_of_a_run_without_a_folder_has_its_scores(
     found = _result(federation, None)
     card = model_card(found, found.model, "m", None, "")
     assert "| accuracy |" in card
-    assert "They are calibrated by a temperature" in card
+    assert "and by how common the classes were there" in card
+    assert "expected calibration error of the probabilities |" in card
 
 
 def test_a_card_that_a_person_edited_is_kept(run: Run, tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def test_every_method_has_a_model_that_can_be_called(
         found = run.served(client)(images)
         assert not found.requires_grad
         assert torch.allclose(found, expected.probabilities, atol=1e-6)
-        assert torch.equal(found.argmax(1), expected.labels)
+        with torch.no_grad():
+            assert torch.equal(run.served(client).judge(images)[1], expected.labels)
+        probable = run.predict(images, client, decide_by="probability")
+        assert torch.equal(probable.labels, found.argmax(1))
 
 
 def methods_with_code_of_their_own() -> list[str]:
@@ -79,7 +82,8 @@ def test_every_kind_of_prediction_can_be_exported(
         found = run.served(client)(images)
         program = exported_program(run.served(client)).module()
         for number in (1, 5):
-            probabilities = program(images[:number])[0]
+            probabilities, predicted, *_ = program(images[:number])
+            assert torch.equal(predicted, run.predict(images[:number], client).labels)
             assert not probabilities.requires_grad
             assert torch.allclose(probabilities, found[:number], atol=1e-5)
 
@@ -102,8 +106,9 @@ def test_an_onnx_file_gives_what_predict_gives(
     images = digits.test_x[:9]
     expected = run.predict(images, client)
     for number in (1, 9):
-        found = session.run(["probabilities"], {"images": images[:number].numpy()})[0]
+        found, predicted, *_ = session.run(None, {"images": images[:number].numpy()})
         assert np.abs(found - expected.probabilities[:number].numpy()).max() < 1e-4
+        assert predicted.tolist() == expected.labels[:number].tolist()
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["classes"]) == list(run.names)
     if expected.strangeness is not None:
@@ -152,7 +157,10 @@ def test_a_file_that_cannot_be_written_is_one_line_and_the_earlier_one_stays(
 
 def test_the_temperature_is_inside(trained: Callable[[str], Run], digits: Dataset) -> None:
     run = trained("fedavg")
-    hot = {"calibration/server/temperature": torch.tensor([1e6])}
+    hot = {
+        "calibration/server/temperature": torch.tensor([1e6]),
+        "calibration/server/prior": torch.zeros(10),
+    }
     model = replace(run, tables={**run.tables, **hot}).model
     with torch.no_grad():
         assert torch.allclose(model(digits.test_x[:2]), torch.full((2, 10), 0.1), atol=1e-4)
@@ -184,3 +192,33 @@ def test_everybody_may_read_an_exported_file_who_may_read_others(
     (tmp_path / "other").touch()
     modes = {file.stat().st_mode for file in tmp_path.iterdir()}
     assert len(modes) == 1
+
+
+def test_a_class_by_score_need_not_be_the_most_probable_one(
+    trained: Callable[[str], Run], digits: Dataset
+) -> None:
+    run = trained("fedavg")
+    usual = run.predict(digits.test_x[:20])
+    common = {"calibration/server/prior": 100.0 * torch.eye(10)[7]}
+    skewed = replace(run, tables={**run.tables, **common})
+    by_score = skewed.predict(digits.test_x[:20])
+    by_probability = skewed.predict(digits.test_x[:20], decide_by="probability")
+    assert torch.equal(by_score.labels, usual.labels)
+    assert torch.equal(by_score.similarity, usual.similarity)
+    assert by_probability.names == ["7"] * 20
+    assert by_score.improbable == int((usual.labels != 7).sum()) > 0
+    assert by_probability.improbable == 0
+    with torch.no_grad():
+        scores = skewed.model.method.similarity(skewed.model.scores(digits.test_x[:20]))
+    assert torch.equal(by_probability.similarity, scores[:, 7])
+
+
+def test_an_unknown_way_to_decide_and_a_prior_of_other_classes_are_named(
+    trained: Callable[[str], Run], digits: Dataset
+) -> None:
+    run = trained("fedavg")
+    with pytest.raises(CafedclError, match="decide_by = 'chance'"):
+        run.predict(digits.test_x[:1], decide_by="chance")  # type: ignore[arg-type]
+    wrong = replace(run, tables={**run.tables, "calibration/server/prior": torch.zeros(9)})
+    with pytest.raises(CafedclError, match="has 9 classes, and its model 10"):
+        wrong.predict(digits.test_x[:1])

@@ -10,6 +10,7 @@ from cafedcl.core.tensors import ANCHORS, MODEL, under
 from cafedcl.data.shards import ClientRows
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.final_scores import FinalScores, images_each
+from cafedcl.federation.runs import _result
 
 FULL = {"auroc", "auprc", "sensitivity", "ece"}
 
@@ -104,8 +105,27 @@ def test_calibration_never_sees_a_test_image(tiny) -> None:
             assert torch.equal(value, again.tables[name]), name
 
 
+def test_the_calibrated_probabilities_are_scored_as_they_are_predicted(tiny) -> None:
+    federation, (_, last) = two_rounds(tiny, "cafedcl:best")
+    data = federation.task.clients.data
+    said = _result(federation, None).predict(data.test_x)
+    y = data.test_y
+    probable = said.probabilities.argmax(1)
+    assert last.server["probable_accuracy"] == pytest.approx(float((probable == y).float().mean()))
+    found = [float((probable[y == label] == label).float().mean()) for label in range(10)]
+    assert last.server["probable_balanced"] == pytest.approx(sum(found) / 10)
+    assert last.server["accuracy"] == pytest.approx(float((said.labels == y).float().mean()))
+    gap = 0.0
+    confidence = said.probabilities.max(1).values
+    for low in range(15):
+        inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        gap += abs(float((confidence - (probable == y).float())[inside].sum()))
+    assert last.server["calibrated_ece"] == pytest.approx(gap / len(y), abs=1e-5)
+
+
 def test_without_validation_images_nothing_is_calibrated(tiny) -> None:
     _, (_, last) = two_rounds(tiny, "fedavg", split__validation=0.0)
+    assert not last.server.keys() & {"calibrated_ece", "probable_accuracy", "probable_balanced"}
     assert not any(name.startswith("calibration/") for name in last.tables)
     assert last.server["ece"] is not None
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from cafedcl.functional.calibration import (
     BINS,
     calibration_error,
-    fit_temperature,
+    fit_calibration,
+    log_frequencies,
     reliability,
 )
 
@@ -31,8 +32,9 @@ def test_the_temperature_undoes_a_factor_of_the_scores(factor: float) -> None:
     rng = np.random.default_rng(0)
     scores = torch.from_numpy(2 * rng.normal(size=(4000, 5)))
     y = torch.from_numpy(np.array([rng.choice(5, p=row) for row in scores.softmax(1).numpy()]))
-    found = fit_temperature(factor * scores, y)
+    found, prior = fit_calibration(factor * scores, y, log_frequencies(torch.full((5,), 9)))
     assert found == pytest.approx(factor, rel=0.08)
+    assert prior.abs().max() < 1e-12, "all classes are equally common"
     losses = [
         float(F.cross_entropy(factor * scores / (found * near), y)) for near in (0.95, 1.0, 1.05)
     ]
@@ -41,11 +43,66 @@ def test_the_temperature_undoes_a_factor_of_the_scores(factor: float) -> None:
 
 def test_a_class_that_cannot_be_predicted_does_no_harm() -> None:
     scores = torch.tensor([[3.0, 0.0, -torch.inf], [0.0, 2.0, -torch.inf], [1.0, 0.0, -torch.inf]])
-    assert 0.01 < fit_temperature(scores, torch.tensor([0, 1, 1])) < 100
+    found, prior = fit_calibration(scores, torch.tensor([0, 1, 1]), torch.zeros(3))
+    assert 0.01 < found < 100
+    assert prior.isfinite().all()
 
 
 def test_a_few_images_that_are_all_right_do_not_make_predictions_certain() -> None:
     """Of n images without an error, the mean confidence is (n + 1) / (n + 2)."""
     scores = torch.tensor([[3.0, 0.0, -torch.inf], [0.0, 3.0, -torch.inf]]).repeat(4, 1)
-    found = fit_temperature(scores, torch.tensor([0, 1]).repeat(4))
+    found, _ = fit_calibration(scores, torch.tensor([0, 1]).repeat(4), torch.zeros(3))
     assert float((scores / found).softmax(1).max(1).values.mean()) == pytest.approx(9 / 10)
+
+
+COUNTS = torch.tensor([4000, 600, 300, 100])
+
+
+def skewed(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log p(x|c) of points on a line, four unit normal classes, and their skewed labels."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.repeat(np.arange(4), COUNTS.numpy()))
+    x = 1.5 * y + rng.normal(size=len(y))
+    likelihood = -0.5 * (x[:, None] - 1.5 * np.arange(4)) ** 2
+    return torch.from_numpy(likelihood), torch.from_numpy(y)
+
+
+@pytest.mark.parametrize("known", [0.0, 0.5, 1.0])
+def test_the_prior_is_added_as_far_as_the_scores_do_not_know_it(known: float) -> None:
+    """By Bayes' rule, log p(c|x) is log p(x|c) + log π_c but for what all classes share."""
+    likelihood, y = skewed(0)
+    log_prior = (COUNTS / COUNTS.sum()).log()
+    scores = 3 * (likelihood + known * log_prior)
+    temperature, prior = fit_calibration(scores, y, log_frequencies(COUNTS))
+    assert temperature == pytest.approx(3, rel=0.1)
+    missing = (1 - known) * (log_prior - log_prior.mean())
+    assert prior.tolist() == pytest.approx(missing.tolist(), abs=0.35)
+
+
+def test_balanced_scores_have_calibrated_probabilities_on_other_images_too() -> None:
+    likelihood, y = skewed(1)
+    temperature, prior = fit_calibration(likelihood, y, log_frequencies(COUNTS))
+    scores, labels = skewed(2)
+    with_prior = (scores / temperature + prior).softmax(1)
+    without = scores.softmax(1)
+    assert calibration_error(reliability(with_prior, labels)) < 0.02
+    assert calibration_error(reliability(without, labels)) > 0.05
+    right = [float((p.argmax(1) == labels).double().mean()) for p in (with_prior, without)]
+    assert right[0] > right[1] + 0.03
+
+
+def test_no_other_temperature_or_weight_near_the_fitted_ones_is_better() -> None:
+    likelihood, y = skewed(3)
+    log_prior = log_frequencies(COUNTS)
+    temperature, prior = fit_calibration(2 * likelihood, y, log_prior)
+
+    def loss(factor: float, scale: float) -> float:
+        return float(F.cross_entropy(2 * likelihood / (factor * temperature) + scale * prior, y))
+
+    around = [loss(a, b) for a in (0.98, 1.0, 1.02) for b in (0.98, 1.0, 1.02)]
+    assert around[4] == min(around)
+
+
+def test_frequencies_count_one_image_more_of_every_class() -> None:
+    found = log_frequencies(torch.tensor([0, 3, 4])).exp()
+    assert found.tolist() == pytest.approx([1 / 10, 4 / 10, 5 / 10])

@@ -7,6 +7,8 @@ const FULL = [
   ["auprc", "AUPRC ↑"],
   ["sensitivity", "sensitivity ↑"],
   ["ece", "calibration error ↓"],
+  ["calibrated_ece", "after calibration ↓"],
+  ["probable_accuracy", "accuracy of the most probable class ↑"],
 ];
 
 /** Scores that need every probability: one class against the rest, and calibration. */
