@@ -18,6 +18,8 @@ class Participants:
         self.config = config
         self.clients = clients
         self.schedule = check_schedule(config)
+        self._known: tuple[int, dict[int, int]] = (-1, {})
+        """The last round that `_last_asked` was asked for, and its answer."""
 
     def __call__(self, round: int) -> tuple[list[int], list[int]]:
         """Return the clients that are asked, and those of them that drop out before they reply."""
@@ -31,9 +33,43 @@ class Participants:
                     lost.add(client)
         return sampled, [client for client in sampled if client in lost]
 
+    def scored_in(self, round: int, *, due: bool) -> set[int]:
+        """Return the clients whose own models are scored in a round.
+
+        They reply in it, and in no later one up to the next in which scores are ``due``. So the
+        scores are of every client's last model, also if it is not asked in that round itself. Where
+        the system's random numbers draw the clients, later rounds cannot be known: then it is
+        whoever replies in the round in which scores are due.
+        """
+        if self._from_system:
+            return set(range(self.clients)) if due else set()
+        every = self.config.evaluate.own_every
+        until = min(round + every - round % every, self.config.federation.rounds) - 1
+        last = self._last_asked(round if due else until)
+        return {client for client, asked in last.items() if asked == round}
+
+    def _last_asked(self, until: int) -> dict[int, int]:
+        """Return the last round up to ``until`` in which each client replies."""
+        if self._known[0] != until:
+            found: dict[int, int] = {}
+            for round in range(until, -1, -1):
+                sampled, dropped = self(round)
+                for client in set(sampled) - set(dropped):
+                    found.setdefault(client, round)
+                if len(found) == self.clients:
+                    break
+            self._known = (until, found)
+        return self._known[1]
+
     @property
     def _private(self) -> bool:
         return self.config.privacy.protects_clients
+
+    @property
+    def _from_system(self) -> bool:
+        """Whether nobody can compute who is drawn."""
+        options = self.config.privacy
+        return self._private and options.from_system(own_data=self.config.at_sites)
 
     def _fixed_number(self, round: int) -> list[int]:
         number = self.config.federation.participants(self.clients)
@@ -42,7 +78,7 @@ class Participants:
 
     def _independent(self, round: int) -> list[int]:
         share = self.config.federation.participation
-        if self.config.privacy.from_system(own_data=self.config.at_sites):
+        if self._from_system:
             system = secrets.SystemRandom()
             return [client for client in range(self.clients) if system.random() < share]
         draws = stream(self.config.run.seed, "participants", round).random(self.clients)

@@ -185,15 +185,15 @@ class Federation:
         """Yield the results of the clients' jobs, in the order of clients."""
         if not clients:
             return
-        evaluate = self.own_is_due(down.round)
+        asked = self.sample.scored_in(down.round, due=self.own_is_due(down.round))
+        scored: set[int] = set() if self.method.pooled else asked
         kept = {client: without(OWN_MODEL, self.memories.get(client, {})) for client in clients}
-        jobs = [Job(client, down, kept[client], evaluate) for client in clients]
+        jobs = [Job(client, down, kept[client], client in scored) for client in clients]
         # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
         with closing(self.engine.train(jobs)) as results:
             title = f"round {down.round + 1} of {self.options.rounds}"
             counted = tracked(results, title, len(clients), "clients")
-            arriving = (self.received(result, down) for result in counted)
-            yield from in_order(arriving, clients)
+            yield from in_order((self.received(result, down) for result in counted), clients)
 
     def received(self, result: Reply | Failure, down: Down) -> Reply | Failure:
         """Return a result as the server receives it.

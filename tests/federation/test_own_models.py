@@ -104,3 +104,18 @@ def test_a_private_run_stores_no_models_of_clients(tiny: Tiny) -> None:
     private = {"privacy__kind": "records", "privacy__noise": 1.0}
     with pytest.raises(CafedclError, match=r"store.own: .* are not private"):
         tiny("fedavg", store__own=True, **private)
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_scores_are_of_every_clients_last_model_however_seldom_they_are_made(
+    every: int, tiny: Tiny
+) -> None:
+    """Two of five clients reply in a round, so most are not asked in the one that is scored."""
+    settings = {"federation__participation": 0.4, "federation__rounds": 7}
+    federation = tiny("fedavg", evaluate__own_every=every, **settings)
+    federation.run()
+    last = {client: record.round for record in federation.history for client in record.participants}
+    assert federation.own["round"].tolist() == [last.get(client, -1) for client in range(5)]
+    always = tiny("fedavg", evaluate__own_every=1, **settings)
+    always.run()
+    assert federation.history[-1].own == always.history[-1].own

@@ -29,3 +29,30 @@ def test_nobody_can_predict_participants_who_come_from_the_operating_system():
     first, second = draw(0)[0], draw(0)[0]
     assert first != second
     assert 90 < len(first) < 210
+
+
+def test_clients_are_scored_in_their_last_round_before_scores_are_due():
+    """In rounds 0 to 9 with scores due in 3, 7 and 9 (counted from 0), some drop out."""
+    settings = {
+        "federation.participation": 0.3,
+        "federation.dropout": 0.3,
+        "federation.rounds": 10,
+        "evaluate.own_every": 4,
+    }
+    draw = Participants(tiny_config("fedavg", settings), 20)
+    replied = []
+    for round in range(10):
+        sampled, dropped = draw(round)
+        replied.append(set(sampled) - set(dropped))
+    for round in range(10):
+        due = min(later for later in (3, 7, 9) if later >= round)
+        later = set().union(*replied[round + 1 : due + 1])
+        assert draw.scored_in(round, due=round == due) == replied[round] - later
+    # A run that ends early has its last scores then.
+    assert draw.scored_in(5, due=True) == replied[5]
+
+
+def test_where_later_rounds_are_unknown_those_are_scored_who_reply_when_scores_are_due():
+    draw = Participants(tiny_config("fedavg", {**PRIVATE, "privacy.randomness": "system"}), 5)
+    assert draw.scored_in(0, due=True) == set(range(5))
+    assert draw.scored_in(0, due=False) == set()

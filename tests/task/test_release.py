@@ -10,6 +10,7 @@ from cafedcl.config.release_options import ReleaseOptions
 from cafedcl.core.contract import Reply
 from cafedcl.core.errors import CafedclError
 from cafedcl.engine.choose import choose_engine
+from cafedcl.federation.participants import Participants
 from cafedcl.methods import find_method, method_names
 from cafedcl.task.build import prepare
 from cafedcl.task.release import Release
@@ -53,11 +54,11 @@ def test_the_defaults_are_safe_only_where_sites_have_data_of_their_own():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_round_in_which_no_client_reports_a_class_is_skipped(tiny, method):
+def test_a_round_in_which_no_client_reports_a_class_is_skipped(tiny, method, monkeypatch):
     most = int(tiny(method).counts.max())
     federation = tiny(method, **SAFE | {"release__fewest": most})
     silent = (federation.task.enrolment.counts.sum(1) == 0).nonzero().flatten().tolist()
-    federation.sample = lambda _round: (silent, [])
+    monkeypatch.setattr(Participants, "__call__", lambda _, _round: (silent, []))
     before = federation.state
     record = federation.step()
     assert silent
