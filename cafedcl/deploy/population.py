@@ -137,7 +137,7 @@ class Population:
             if site.shape != sites[0].shape:
                 raise CafedclError(
                     f"site {site.site}: its images are {site.shape}, but those of "
-                    f"{sites[0].site} are {sites[0].shape}; set data.size to resize all of them"
+                    f"{sites[0].site} are {sites[0].shape}; {same_shape_advice(site, sites[0])}"
                 )
         names = classes or tuple(sort_names({name for site in sites for name in site.names}))
         counts = torch.stack([align_counts(site.counts, site.names, names) for site in sites])
@@ -148,6 +148,26 @@ class Population:
         mean, std = mean_and_std(mean, square)
         titles = tuple(site.site for site in sites)
         return cls(titles, names, sites[0].shape, counts, mean, std, tested)
+
+    def check(self, site: Enrolled) -> None:
+        """Raise ValueError if a site of this population does not have the images it had."""
+        if site.site not in self.sites:
+            return
+        row = self.sites.index(site.site)
+        before = {"training": self.counts, "test": self.tested}
+        now = {"training": site.counts, "test": site.tested}
+        for kind, table in before.items():
+            if table is None:
+                continue
+            had = dict(zip(self.names, table[row].tolist(), strict=True))
+            has = dict(zip(site.names, now[kind].tolist(), strict=True))
+            for name in {**had, **has}:
+                if had.get(name, 0) != has.get(name, 0):
+                    raise ValueError(
+                        f"its images have changed since the run began ({kind} images of {name}: "
+                        f"{had.get(name, 0)} then, {has.get(name, 0)} now); restore them there, or "
+                        "start a new run"
+                    )
 
     @property
     def unreported(self) -> list[str]:
@@ -165,6 +185,16 @@ class Population:
             std=tuple(self.std.flatten().tolist()),
             **{name: tuple(value.tolist()) for name, value in census._asdict().items()},
         )
+
+
+def same_shape_advice(site: Enrolled, other: Enrolled) -> str:
+    """Return what to do about images of two sites that differ in shape."""
+    if site.shape[0] == other.shape[0]:
+        return "set data.size to resize all of them"
+    return (
+        "the first number is the channels, 1 for grey and 3 for RGB; convert the images at one of "
+        "the sites"
+    )
 
 
 @dataclass(frozen=True)

@@ -42,18 +42,24 @@ class MemoryFolder:
             print(printable(line), file=sys.stderr, flush=True)
             return {}
 
-    def save(self, round: int, memory: Tensors, reach: int) -> Tensors:
-        """Save the memory and return its ticket; files older than ``reach`` rounds are deleted."""
+    def save(self, round: int, memory: Tensors, reach: int, given: Tensors) -> Tensors:
+        """Save the memory and return its ticket; files that nobody can ask for are deleted.
+
+        These are files older than ``reach`` rounds, and those of replies that the server did not
+        count: newer than ``given``, the ticket that came with this round's request.
+        """
         if not memory:
             return {}
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(self.file(round), pack(memory, {"round": round}))
-        old = sorted(
-            file for file in self.folder.glob("*.safetensors") if int(file.stem) < round - reach
-        )
+        earlier = {int(file.stem): file for file in self.folder.glob("*.safetensors")}
+        del earlier[round]
+        counted = int(given[TICKET]) if given else -1
+        lost = [number for number in earlier if number > counted]
+        old = sorted(number for number in earlier if number <= counted and number < round - reach)
         # The newest of them stays: it is this client's memory at the oldest checkpoint.
-        for file in old[:-1]:
-            file.unlink()
+        for number in (*lost, *old[:-1]):
+            earlier[number].unlink()
         return {TICKET: torch.tensor(round)}
 
     def file(self, round: int) -> Path:

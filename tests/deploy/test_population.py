@@ -183,3 +183,24 @@ def test_the_classes_of_a_deployment_are_those_of_its_config():
     assert population.names == ("cow", "dog", "cat")
     assert population.counts.tolist() == [[0, 3, 9]]
     assert population.unreported == ["cow"]
+
+
+@pytest.mark.parametrize(("part", "kind"), [("counts", "training"), ("tested", "test")])
+def test_a_site_that_comes_back_with_other_images_is_refused(part, kind, population):
+    north = enrol(config(), NORTH, "north")
+    population.check(north)
+    population.check(replace(north, site="a new site"))
+    changed = getattr(north, part).clone()
+    changed[0] += 5
+    with pytest.raises(ValueError, match=f"its images have changed since .*{kind} images of"):
+        population.check(replace(north, **{part: changed}))
+
+
+def test_advice_on_images_of_other_shapes_is_advice_that_helps(population):
+    north = enrol(config(), NORTH, "north")
+    south = enrol(config(), SOUTH, "south")
+    channels, height, width = north.shape
+    with pytest.raises(CafedclError, match=r"set data.size to resize all of them"):
+        Population.of([north, replace(south, shape=(channels, height + 1, width))])
+    with pytest.raises(CafedclError, match="convert the images at one of the sites"):
+        Population.of([north, replace(south, shape=(channels + 2, height, width))])

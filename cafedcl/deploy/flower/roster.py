@@ -85,6 +85,8 @@ class Roster(Generic[T]):
         self.notice = notice
         self.keys = keys
         self.read: EnrolmentReader[T] = read
+        self.check: Callable[[T], None] = lambda _: None
+        """Raises ValueError for an enrolment that does not fit the run."""
         self.enrolled: dict[int, T] = {}
         """Enrolments by node."""
         self.refused: dict[int, str] = {}
@@ -116,6 +118,7 @@ class Roster(Generic[T]):
                     raise ValueError(answer.reason)  # noqa: TRY301, TRY004
                 found = self.read(*read_plain(answer))
                 self.keys.check(node, found.site if isinstance(found, Enrolled) else None)
+                self.check(found)
             except Exception as error:  # a hostile site's enrolment can raise anything
                 self._refuse(node, error)
             else:

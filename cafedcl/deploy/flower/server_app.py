@@ -116,6 +116,9 @@ class GridHost:
     ) -> tuple[Federation, list[str]]:
         limits = self._limits()
         roster = Roster(mail, config, limits.read, self.say, SiteKeys(self.deployment))
+        stored = stored_population(folder) if folder else None
+        if stored:
+            roster.check = stored.check
         found = self._wait_for_sites(roster, config, folder)
         untested = sorted(site.site for site in found if not site.tested.any())
         if untested:
@@ -130,7 +133,9 @@ class GridHost:
                 f"all {len(found)} connected sites take part; federation.clients = {wanted} says "
                 "how many are waited for"
             )
-        population = stored_population(folder) if folder else Population.of(found, limits.classes)
+        population = stored or Population.of(found, limits.classes)
+        # A site that comes back must have the images that it enrolled with.
+        roster.check = population.check
         if population.unreported:
             self.say(
                 f"warning: no site reports training images of {', '.join(population.unreported)}: "

@@ -142,7 +142,8 @@ class Site:
             reply = with_own_model(reply, job.down)
         # A resumed run goes back to one of the last two checkpoints.
         reach = 2 * terms.config.store.checkpoint_every
-        return replace(reply, memory=folder.save(job.down.round, reply.memory, reach))
+        kept = folder.save(job.down.round, reply.memory, reach, job.memory)
+        return replace(reply, memory=kept)
 
     def _secure_keys(self, request: Request, client: int | None) -> MessageParts:
         job, terms = self._accepted(request, client)

@@ -16,6 +16,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.deploy.flower.records import OWN, SHARED, unwrap, wrap
 from cafedcl.deploy.flower.server_app import GridHost, stored_population
+from cafedcl.deploy.flower.site import Site
 from cafedcl.federation import runs
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.methods import find_method, method_names
@@ -319,3 +320,21 @@ def test_a_deployed_run_is_shown_reported_and_predicted_with_like_any_other(
     called = runs.load(journal.path).predict(digits.test_x[:200])
     labels = [str(label) for label in digits.test_y[:200].tolist()]
     assert np.mean([name == label for name, label in zip(called.names, labels, strict=True)]) > 0.3
+
+
+def test_a_site_that_has_other_images_when_the_run_is_resumed_takes_no_part(
+    config, host, places, net, journal
+):
+    """Its images were swapped for others while nobody trained."""
+    runs.start(config("fedavg", **settings(federation__rounds=1)), journal.path, [], (), host)
+    with np.load(places / "a.npz") as file:
+        np.savez(places / "a.npz", x=file["x"][:-40], y=file["y"][:-40])
+    net.sites[21] = (Site(places / "a", "a", str(places / "a.npz"), "cpu"), None)
+    del net.sites[11]
+    table = (journal.path / "config.toml").read_text()
+    (journal.path / "config.toml").write_text(table.replace("rounds = 1", "rounds = 2"))
+    finished = runs.resume(journal.path, [], print, host)
+    events = (journal.path / "events.jsonl").read_text()
+    assert "its images have changed since the run began" in events
+    failed = [[failure["client"] for failure in line["failed"]] for line in finished.records]
+    assert failed == [[], [0]]

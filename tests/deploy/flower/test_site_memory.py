@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import OWN_MODEL
-from cafedcl.deploy.site_memory import with_site
+from cafedcl.deploy.site_memory import MemoryFolder, with_site
 from cafedcl.federation import runs
 from cafedcl.federation.run_folder import RunFolder
 
@@ -127,3 +127,23 @@ def test_on_the_command_line(config, host, places, journal):
     model = places / "own.safetensors"
     assert call("export", journal.path, "--site", site_folder(places, "c"), "--out", model)[0] == 0
     assert model.is_file()
+
+
+def saved(folder: MemoryFolder) -> set[int]:
+    return {int(file.stem) for file in folder.folder.glob("*.safetensors")}
+
+
+def test_the_memory_that_the_server_counted_last_is_never_deleted(tmp_path):
+    """Replies of rounds 3 to 19 are not counted: the server still has the ticket of round 2."""
+    folder = MemoryFolder(tmp_path / "memory")
+    ticket = {}
+    for round in range(3):
+        ticket = folder.save(round, {"x": torch.tensor([round])}, 4, ticket)
+    for round in range(3, 20):
+        folder.save(round, {"x": torch.tensor([round])}, 4, ticket)
+    assert saved(folder) == {2, 19}
+    assert folder.load(ticket)["x"].tolist() == [2]
+    # Counted again: rounds that a resumed run may go back to stay, and one from before.
+    for round in range(20, 30):
+        ticket = folder.save(round, {"x": torch.tensor([round])}, 4, ticket)
+    assert saved(folder) == {24, 25, 26, 27, 28, 29}
