@@ -67,7 +67,9 @@ class Window:
             limits = grey.own_window
         if not limits:
             raise ValueError(
-                "more than 8 bits per pixel, but the other images have 8; save it with 8 bits"
+                "more than 8 bits per pixel, and no window says which values are black and white: "
+                "the other images have 8 bits, or windows in their files; save this one like them, "
+                "or train with data.window = LOW,HIGH"
             )
         pixels = to_levels(grey.values, limits)
         return Image.fromarray(255 - pixels if grey.inverted else pixels)

@@ -128,7 +128,8 @@ def load_data(config: Config) -> Dataset:
     """Load the data set a config asks for; under `pfllib`, training and test images are merged."""
     if config.at_sites:
         raise CafedclError(
-            "data.name = sites: that is for a deployment on Flower; see `cafedcl deploy --help`"
+            "data.name = sites: that is for a deployment on Flower (see `cafedcl deploy --help`); "
+            "a folder of this name is ./sites"
         )
     with step(f"loading {config.data.name}"):
         data = load_dataset(config.data)

@@ -12,7 +12,7 @@ from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.data.files.formats import NPZ_NAMES
-from cafedcl.data.groups import broken_group
+from cafedcl.data.groups import alike_groups, broken_group
 from cafedcl.data.own.columns import ADVICE, TABLE_WORDS, role_of_lookalike
 from cafedcl.data.own.items import sort_names
 
@@ -99,6 +99,7 @@ def find_array_roles(
     for each in (*TABLE_WORDS["client"], *TABLE_WORDS["source"]):
         used.update(form.format(word=each, side="test") for form in SIDE_FORMS)
     remarks = _remarks(path, arrays, used)
+    remarks += alike_groups(path, word, [*(train_groups or []), *(test_groups or [])])
     if kind == "source" and clients is not None:
         remarks.append(f"{path}: --split source makes the sources of the images clients")
     return ArrayRoles(

@@ -16,7 +16,7 @@ from cafedcl.data.checked import checked_dataset, choose_test, refuse_similar
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.duplicates import duplicates_remark
 from cafedcl.data.grey_values import Window
-from cafedcl.data.groups import NO_GROUPS, unit_owners
+from cafedcl.data.groups import NO_GROUPS, alike_groups, unit_owners
 from cafedcl.data.images import DecodedImages, Opener, decode_images
 from cafedcl.data.own.file_names import patients_remark
 from cafedcl.data.scope import refuse_other_tasks
@@ -98,6 +98,8 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     if natural and "" in clients:
         raise CafedclError(f"{where}: some training images have a client and some have none")
     _refuse_broken_groups(where, items, collection.group_kind)
+    if collection.group_kind:
+        remarks += alike_groups(where, collection.group_kind, (item.group for item in items))
     if not collection.group_kind and options.group != NONE:
         remarks += patients_remark(where, [item.name for item in items])
     window = Window.of(options.limits, options.window)
@@ -193,11 +195,13 @@ def _spread_groups(where: str, kind: str, groups: Ints, owners: Ints) -> Remarks
 
 def _grey_remarks(where: str, decoded: DecodedImages, options: DataOptions) -> Remarks:
     """Return remarks on how grey values of more than 8 bits became bytes."""
-    if options.limits and not decoded.deep:
-        raise CafedclError(
-            f"{where}: data.window = {options.window}: no image has more than 8 bits; leave it out"
-        )
     remarks = Remarks()
+    if options.limits and not decoded.deep:
+        # No error: sites of one run share its options, and only some may have such images.
+        remarks.append(
+            f"{where}: data.window = {options.window} changes nothing: no image has more than 8 "
+            "bits"
+        )
     if decoded.deep and not options.limits:
         how = "each by its own window"
         except_for = ""

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -127,6 +128,8 @@ def _separator(path: Path) -> str:
     """
     with path.open(encoding="utf-8-sig") as file:
         head = file.readline()
+    # A name in quotes may have any of them in it.
+    head = re.sub(r'"[^"]*"', "", head)
     return max(",;\t", key=head.count)
 
 

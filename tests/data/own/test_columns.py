@@ -108,6 +108,18 @@ def test_a_patient_in_training_and_test_is_refused(table, load):
     assert len(load(path, group="none").test_y) == 3
 
 
+def test_patients_that_may_be_one_are_told(table, load, tmp_path, capsys):
+    names = ["P1", "p1", "P2", "P3"]
+    load(table(patient=lambda i: names[i % 4]))
+    told = "differ only by case, blanks or accents and count as two"
+    assert told in capsys.readouterr().err
+    np.savez(tmp_path / "own.npz", **arrays(), patient=np.array(names)[np.arange(24) % 4])
+    load(tmp_path / "own.npz")
+    assert told in capsys.readouterr().err
+    load(table(patient=lambda i: f"P{i % 4}"))
+    assert told not in capsys.readouterr().err
+
+
 def test_a_patient_of_two_hospitals_is_told(table, load, capsys):
     load(table(patient=lambda i: i // 2, site=lambda i: "NS"[i > 10]))
     assert "1 values of patient occur at several clients" in capsys.readouterr().err

@@ -494,6 +494,12 @@ def test_semicolons_and_tabs_separate_columns_too(separator, table, load):
     path = table()
     path.write_text(path.read_text().replace(",", separator))
     assert load(path).names == ("a", "b")
+    named = path.read_text().replace("label", f'label{separator}"a, b, c, d; e; f"', 1)
+    rows = named.replace(f"{separator}a\n", f"{separator}a{separator}x\n")
+    path.with_name("quoted.csv").write_text(
+        rows.replace(f"{separator}b\n", f"{separator}b{separator}x\n")
+    )
+    assert load(path.with_name("quoted.csv")).names == ("a", "b")
     path.write_text(path.read_text().replace(f"3.png{separator}b", f"3.png{separator}"))
     with pytest.raises(CafedclError, match="line 5 has no label"):
         load(path)
