@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
-from cafedcl.report.table import p_values, paired
+from cafedcl.report.paired import p_values, paired
 
 SIGNIFICANT = 0.05
 """A difference is significant if its p-value is below this."""

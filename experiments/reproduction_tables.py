@@ -12,9 +12,10 @@ from cafedcl.compare.results import ResultRow, by_setting, member_of, scores
 from cafedcl.config.format import FORMAT
 from cafedcl.config.options import to_toml
 from cafedcl.config.split_options import parse_split
+from cafedcl.report.paired import paired
 from cafedcl.report.paper import paper_position
 from cafedcl.report.setting import Setting
-from cafedcl.report.table import Cell, paired, ranks
+from cafedcl.report.table import Cell, ranks
 
 MAIN = ("server.accuracy", "server.client_std", "own.client_mean", "own.client_std")
 SKIN = (

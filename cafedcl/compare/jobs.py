@@ -15,6 +15,20 @@ from cafedcl.task.resolve import resolve
 
 METHOD_SECTIONS = ("train.", "server.", "method.", "augment.")
 """Sections whose options a preset has, and which a study may give to single methods."""
+COMPARED = (
+    *METHOD_SECTIONS,
+    "split.",
+    "model.",
+    "federation.participation",
+    "federation.dropout",
+    "evaluate.protocol",
+    "data.images",
+    "data.size",
+    "privacy.",
+    "attack.",
+    "defence.",
+)
+"""Options in which runs of one row of a table must not differ."""
 LOG_FOLDER = "logs"
 """The folder, next to the runs, for the standard error of each run."""
 
@@ -111,10 +125,12 @@ class RunSpec:
 
 
 def other_option(tables: Mapping[str, Mapping[str, Any]], made: Mapping[str, Any]) -> str | None:
-    """Return the first option of method or training in which a run differs from a planned one."""
+    """Return the first option that matters in which a run differs from a planned one."""
     planned = flattened(resolve(tables).to_plain())
     for name, value in planned.items():
-        if name.startswith(METHOD_SECTIONS) and made.get(name, value) != value:
+        # What is chosen when the run starts is not known here.
+        is_compared = name.startswith(COMPARED) and value != "auto"
+        if is_compared and made.get(name, value) != value:
             return f"{name} = {to_toml(made[name])}, which is {to_toml(value)}"
     return None
 

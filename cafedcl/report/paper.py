@@ -81,6 +81,8 @@ SECOND = {
 }
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "emnist": "EMNIST"}
+CLASSES_PER_CLIENT = {"cifar10": "2", "cifar100": "20", "emnist": "2"}
+"""Our reading of the default in the pathological split, which the paper does not state."""
 FACTORS = {
     "alpha": ("Dirichlet parameter", "α = {}"),
     "ir": ("Imbalance ratio", "IR = {}"),
@@ -110,6 +112,8 @@ def paper_position(setting: Setting) -> PaperPosition:
         name = setting.data.upper()
     else:
         name = DATA.get(data, Path(setting.data).name)
+    if setting.kind == "pathological" and data not in CLASSES_PER_CLIENT:
+        name += f", C/Client = {setting.value}"
     if setting.others:
         name += f" ({setting.others})"
     factor, value = changed_factor(setting, data)
@@ -143,7 +147,7 @@ def changed_factor(setting: Setting, data: str) -> tuple[str | None, str]:
     elif setting.kind == "pathological":
         if setting.ir != 10:
             changed.append(("ir", f"{setting.ir:g}"))
-        if data == "cifar100" and ("classes", setting.value) in SECOND:
+        if setting.value != CLASSES_PER_CLIENT.get(data, setting.value):
             changed.append(("classes", setting.value))
     else:
         return "", ""

@@ -1,16 +1,15 @@
 """Tables as in a paper: methods × settings, mean ± std over seeds, with ranks and tests."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from statistics import mean, stdev
 
 import numpy as np
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.report.class_scores import ClassScores, known_means, skew_words
+from cafedcl.report.paired import on_shared_seeds, p_values, paired
 from cafedcl.report.paper import PaperPosition, paper_position
 from cafedcl.report.run_summary import RunSummary
 from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
@@ -282,7 +281,15 @@ def column(group: SettingGroup, protocol: str, which: str) -> Column:
         for row in group.rows:
             scores = row.scores(protocol, measure, which, by).values()
             unranked[row.label] = Cell(tuple(100 * value for value in scores))
-        means = [cell.mean if label in ranked else None for label, cell in unranked.items()]
+        known = {
+            row.label: row.scores(protocol, measure, which, by)
+            for row in group.rows
+            if row.label in ranked
+        }
+        shared = on_shared_seeds(known)
+        means = [
+            100 * mean(shared[label].values()) if shared.get(label) else None for label in unranked
+        ]
         places = ranks(means, higher=measure not in LOWER_IS_BETTER)
         for (label, cell), rank in zip(unranked.items(), places, strict=True):
             cells[label][measure] = Cell(cell.values, rank)
@@ -342,6 +349,7 @@ def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedCompar
     by = group.ranked_by
     of = "" if by == "accuracy" else f" of {RANKINGS[by]}"
     scores = {row.label: row.scores(protocol, by, which, by) for row in group.rows}
+    scores |= on_shared_seeds({row.label: scores[row.label] for row in contenders(group)})
     known = [row for row in contenders(group) if scores[row.label]]
     ordered = sorted(known, key=lambda row: -mean(scores[row.label].values()))
     if len(ordered) < 2:
@@ -364,26 +372,3 @@ def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedCompar
     return PairedComparison(
         best.label, runner_up.label, len(differences), mean(differences), of, *p_values(differences)
     )
-
-
-def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Return our score minus theirs for every seed that both have."""
-    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-
-
-def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, str]:
-    """Return the p-values of a paired t-test and of Wilcoxon's test, or why there are none.
-
-    Both tests are two-sided. A p-value is None if it is undefined.
-    """
-    try:
-        stats = import_module("scipy.stats")
-    except ImportError:
-        return None, None, "significance needs scipy (pip install scipy)"
-    # scipy warns and returns NaN if all differences are equal, up to rounding.
-    varied = max(differences) - min(differences) > 1e-12
-    t = float(stats.ttest_1samp(differences, 0.0).pvalue) if varied else None
-    ranked = float(stats.wilcoxon(differences).pvalue) if any(differences) else None
-    if t is not None and not math.isfinite(t):
-        t = None
-    return t, ranked, ""

@@ -305,7 +305,7 @@ def test_the_views(
 def test_a_run_whose_rounds_were_all_skipped_has_failed(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, 1)
     settings = {
-        **{"model.name": "mlp", "model.width": 0.1, "engine.workers": 1},
+        **{"model.name": "mlp", "engine.workers": 1},
         "federation.drop": ["0:0,1", "1:0,1", "2:0,1"],
     }
     with pytest.raises(CafedclError, match="has learned nothing"):

@@ -1,7 +1,6 @@
 import csv
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from cafedcl.report.printed_rich import as_rich
 from cafedcl.report.run_summary import RunSummary
 from cafedcl.report.runs import read_runs
 from cafedcl.report.setting import Setting
-from cafedcl.report.table import TABLE_MEASURES, ScoreTable, p_values, ranks, score_table
+from cafedcl.report.table import TABLE_MEASURES, ScoreTable, ranks, score_table
 
 Maker = Callable[..., Path]
 
@@ -101,16 +100,19 @@ def test_significance_needs_two_shared_seeds(make_run: Maker, tmp_path: Path) ->
     assert test.text == "cafedcl against fedavg: +10.00 points; significance needs two shared seeds"
 
 
-def test_differences_without_spread() -> None:
-    assert p_values([0.0, 0.0]) == (None, None, "")
-    t, wilcoxon, _ = p_values([1.0, 1.0, 1.0])
-    assert t is None
-    assert wilcoxon == pytest.approx(0.25)
-
-
-def test_without_scipy_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    assert p_values([1.0, 2.0]) == (None, None, "significance needs scipy (pip install scipy)")
+def test_ranks_are_of_shared_seeds(make_run: Maker, tmp_path: Path) -> None:
+    """Moon's only seed is an easy one: on it, FedAvg is better, and its mean is lower."""
+    for seed, value in enumerate((0.9, 0.5)):
+        make_run(tmp_path / f"fedavg{seed}", "fedavg", seed, value)
+    make_run(tmp_path / "moon", "moon", 0, 0.8)
+    column = score_table(read_runs([tmp_path])).columns[0]
+    assert column.cells["fedavg"]["accuracy"].text.startswith("70.00")
+    assert column.cells["moon"]["accuracy"].text == "80.00"
+    ranked = {label: cells["accuracy"].rank for label, cells in column.cells.items()}
+    assert ranked == {"fedavg": 1, "moon": 2}
+    assert column.comparison is not None
+    assert (column.comparison.best, column.comparison.runner_up) == ("fedavg", "moon")
+    assert column.comparison.difference == pytest.approx(10)
 
 
 def test_best_round(make_run: Maker, tmp_path: Path) -> None:
@@ -289,6 +291,16 @@ def test_other_settings_have_no_figures() -> None:
         Setting("cifar10", "pathological", "2", 10.0, 50),
     ):
         assert not paper_position(setting).figures
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "gtsrb"])
+def test_other_numbers_of_classes_per_client_are_other_settings(data: str) -> None:
+    found = [paper_position(Setting(data, "pathological", n, 10.0, 20)) for n in ("3", "8")]
+    assert [position.title.rpartition(", ")[2] for position in found] == [
+        "C/Client = 3",
+        "C/Client = 8",
+    ]
+    assert not any(position.figures for position in found)
 
 
 def test_the_figures_of_the_paper_are_whole() -> None:

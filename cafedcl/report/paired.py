@@ -1,0 +1,43 @@
+"""Comparisons of methods on the seeds that they share."""
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+
+def on_shared_seeds(scores: Mapping[str, dict[int, float]]) -> dict[str, dict[int, float]]:
+    """Return the scores of the seeds that all rows have, if there are any; else all of them.
+
+    Rows with other seeds would be compared by means over different splits.
+    """
+    scored = [set(values) for values in scores.values() if values]
+    shared = set.intersection(*scored) if scored else set()
+    if not shared:
+        return dict(scores)
+    return {
+        label: {seed: values[seed] for seed in values if seed in shared}
+        for label, values in scores.items()
+    }
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Return our score minus theirs for every seed that both have."""
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, str]:
+    """Return the p-values of a paired t-test and of Wilcoxon's test, or why there are none.
+
+    Both tests are two-sided. A p-value is None if it is undefined.
+    """
+    try:
+        stats = import_module("scipy.stats")
+    except ImportError:
+        return None, None, "significance needs scipy (pip install scipy)"
+    # scipy warns and returns NaN if all differences are equal, up to rounding.
+    varied = max(differences) - min(differences) > 1e-12
+    t = float(stats.ttest_1samp(differences, 0.0).pvalue) if varied else None
+    ranked = float(stats.wilcoxon(differences).pvalue) if any(differences) else None
+    if t is not None and not math.isfinite(t):
+        t = None
+    return t, ranked, ""
