@@ -49,11 +49,18 @@ def _epsilon(kind: str, noise: float, probability: float, steps: int, delta: flo
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out the library's warnings of orders that it does without."""
+    """Leave out the library's warnings of orders that it does without.
+
+    The first warning would also give the root logger a handler, and from then on other libraries'
+    messages would be printed.
+    """
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
+    root = logging.getLogger()
+    handlers = list(root.handlers)
     try:
         yield
     finally:
         logger.setLevel(before)
+        root.handlers[:] = handlers

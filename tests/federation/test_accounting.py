@@ -1,5 +1,6 @@
 """ε is the library's for the same events."""
 
+import subprocess
 import sys
 
 import pytest
@@ -39,3 +40,18 @@ def test_without_the_library_there_is_one_clear_line(monkeypatch):
     with pytest.raises(CafedclError, match="dp-accounting is not installed; install it") as error:
         Accountant(PrivacyOptions(), "privacy.kind = clients")
     assert "\n" not in str(error.value)
+
+
+def test_other_libraries_do_not_begin_to_print_their_messages():
+    """In a process of its own: pytest gives the root logger handlers."""
+    code = (
+        "import logging\n"
+        "from cafedcl.config.privacy_options import PrivacyOptions\n"
+        "from cafedcl.federation.accounting import Accountant\n"
+        "Accountant(PrivacyOptions(noise=1.0), 'privacy.kind').epsilon(0.1, 100)\n"
+        "logging.getLogger('other').warning('a message')\n"
+        "assert not logging.root.handlers\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == ""
+    assert "WARNING:other" not in ran.stderr
