@@ -22,8 +22,6 @@ COMPARED = (
     "federation.participation",
     "federation.dropout",
     "evaluate.protocol",
-    "data.images",
-    "data.size",
     "privacy.",
     "attack.",
     "defence.",
