@@ -58,7 +58,8 @@ def class_tables(scores: ScoreTable, full: bool = False) -> list[PlainTable]:
             ]
             note = (
                 "Further scores, mean over classes, one against the rest; Sens.: sensitivity at "
-                "the specificity of evaluate.specificity"
+                "the specificity of evaluate.specificity; Cal. ECE: of calibrated probabilities; "
+                "Prob. acc.: accuracy of the most probable class"
             )
             tables.append(PlainTable(f"{note}: {title}", heads, rows))
     return tables
