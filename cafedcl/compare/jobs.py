@@ -126,10 +126,11 @@ def other_option(tables: Mapping[str, Mapping[str, Any]], made: Mapping[str, Any
     """Return the first option that matters in which a run differs from a planned one."""
     planned = flattened(resolve(tables).to_plain())
     for name, value in planned.items():
-        # What is chosen when the run starts is not known here.
-        is_compared = name.startswith(COMPARED) and value != "auto"
-        if is_compared and made.get(name, value) != value:
-            return f"{name} = {to_toml(made[name])}, which is {to_toml(value)}"
+        found = made.get(name, value)
+        # What is chosen when a run starts is not known before.
+        is_known = "auto" not in (value, found)
+        if name.startswith(COMPARED) and is_known and found != value:
+            return f"{name} = {to_toml(found)}, which is {to_toml(value)}"
     return None
 
 

@@ -170,7 +170,7 @@ def test_among_its_own_classes_a_client_never_predicts_a_class_it_lacks(tiny, mo
         "cafedcl.engine.reference.count_correct",
         lambda predictions, *_: called.update(predictions) or {},
     )
-    federation = tiny("fedproto")
+    federation = tiny("fedproto", federation__participation=1.0)
     classes = [
         set(row.nonzero().flatten().tolist()) for row in federation.task.clients.shards.counts
     ]

@@ -186,6 +186,9 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     ScoresTooMany: ("scores", "its scores have the shape"),
     ServesByAPersonalHead: ("server's model", "personal weights change the scores"),
     ReadsAPlainNumber: ("engines", "engine gives another 'model/"),
-    ReadsSamples: ("engines", "a loss can read counts, most and total of visit.client, and not"),
+    ReadsSamples: (
+        "engines",
+        "a loss can read counts, most, total and images of visit.client, not",
+    ),
     Forgets: ("resume", "a resumed run differs in 'state/server/rounds'"),
 }
