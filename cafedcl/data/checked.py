@@ -13,7 +13,7 @@ from cafedcl.core.arrays import Array, Bytes, Ints, Mask
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.groups import NO_GROUPS, to_units, unit_owners, without_last_ones
+from cafedcl.data.groups import NO_GROUPS, as_it_looks, to_units, unit_owners, without_last_ones
 from cafedcl.data.pixels import to_bytes
 from cafedcl.data.scope import SCOPE
 
@@ -69,15 +69,14 @@ def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
     """
     seen: dict[str, str] = {}
     for name in names:
-        composed = unicodedata.normalize("NFC", name)
-        key = " ".join(composed.split())
+        key = as_it_looks(name)
         if what == "client":
             key = key.casefold()
         other = seen.setdefault(key, name)
         if other == name:
             continue
         difference = "case or blanks" if what == "client" else "blanks"
-        if unicodedata.normalize("NFC", other) == composed:
+        if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
             difference = "how their accents are encoded (Unicode NFC or NFD)"
         raise CafedclError(
             f"{where}: the {what} names '{other}' and '{name}' differ only by {difference}; "

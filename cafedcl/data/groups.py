@@ -68,6 +68,11 @@ def broken_group(groups: Ints, places: Ints) -> int | None:
     return int(names[broken[0]]) if len(broken) else None
 
 
+def as_it_looks(name: str) -> str:
+    """Return a name without what nobody sees: how accents are encoded, and repeated blanks."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
 def alike_groups(where: object, kind: str, groups: Iterable[str]) -> list[str]:
     """Return a remark on groups whose names differ only by case or blanks, such as P1 and p1.
 
@@ -75,8 +80,7 @@ def alike_groups(where: object, kind: str, groups: Iterable[str]) -> list[str]:
     """
     seen: dict[str, str] = {}
     for name in sorted(set(groups)):
-        key = " ".join(unicodedata.normalize("NFC", name).split()).casefold()
-        other = seen.setdefault(key, name)
+        other = seen.setdefault(as_it_looks(name).casefold(), name)
         if other != name:
             return [
                 f"{where}: values of {kind} '{other}' and '{name}' differ only by case, blanks or "

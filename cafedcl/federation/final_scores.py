@@ -34,6 +34,7 @@ from cafedcl.functional.calibration import (
     calibration_error,
     fit_calibration,
     log_frequencies,
+    probabilities,
     reliability,
 )
 from cafedcl.functional.metrics import Scores, confusion, recalls
@@ -228,7 +229,7 @@ class FinalScores:
         weighs all classes the same and the classes are not equally common.
         """
         fitted = under(SERVER, self.calibrations)
-        p = (values / fitted["temperature"] + fitted["prior"]).softmax(1)
+        p = probabilities(values, fitted["temperature"], fitted["prior"])
         recall = recalls(confusion(p.argmax(1), y, self.task.method.classes))
         return {
             "calibrated_ece": calibration_error(reliability(p, y)),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cafedcl.core.contract import Shape
 from cafedcl.core.tensors import Tensors
+from cafedcl.functional.calibration import probabilities
 from cafedcl.functional.novelty import pixel_statistics, strangeness
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
@@ -110,7 +111,7 @@ class ServedModel(nn.Module):
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return the probabilities that scores stand for, calibrated if that is known."""
-        return (scores / self.temperature + self.prior).softmax(-1)
+        return probabilities(scores, self.temperature, self.prior)
 
     def strangeness(self, x: Tensor) -> Tensor:
         """Return how strange each image is; only for a model that knows its limits."""

@@ -20,11 +20,16 @@ PRIOR_STEPS = 16
 
 
 class Calibration(NamedTuple):
-    """Turns scores into probabilities: softmax(scores / temperature + prior)."""
+    """What turns scores into probabilities (see `probabilities`)."""
 
     temperature: float
     prior: Tensor
     """What is added for each class: high for classes that are more common than scores alone say."""
+
+
+def probabilities(scores: Tensor, temperature: Tensor, prior: Tensor) -> Tensor:
+    """Return softmax(scores / temperature + prior)."""
+    return (scores / temperature + prior).softmax(-1)
 
 
 def reliability(p: Tensor, y: Tensor) -> Tensor:
@@ -74,7 +79,7 @@ def fit_calibration(scores: Tensor, y: Tensor, log_prior: Tensor) -> Calibration
         return _fit_temperature(scores, weight * offset, target)
 
     # Convex in (1/T, w) together, so the best T of each weight has a convex loss in the weight.
-    weight, _ = _golden_section(lambda w: fitted(w)[1], PRIOR_WEIGHTS, PRIOR_STEPS)
+    weight = _golden_section(lambda w: fitted(w)[1], PRIOR_WEIGHTS, PRIOR_STEPS)
     temperature, _ = fitted(weight)
     return Calibration(temperature, weight * offset)
 
@@ -103,14 +108,14 @@ def _fit_temperature(scores: Tensor, offset: Tensor, target: Tensor) -> tuple[fl
 
     low, high = TEMPERATURES
     # Convex in 1/T, so in log T it falls and then rises.
-    best, least = _golden_section(loss, (math.log(low), math.log(high)), TEMPERATURE_STEPS)
-    return math.exp(best), least
+    best = _golden_section(loss, (math.log(low), math.log(high)), TEMPERATURE_STEPS)
+    return math.exp(best), loss(best)
 
 
 def _golden_section(
     loss: Callable[[float], float], interval: tuple[float, float], steps: int
-) -> tuple[float, float]:
-    """Return where a function that falls and then rises is smallest in an interval, and its value.
+) -> float:
+    """Return where a function that falls and then rises is smallest in an interval.
 
     Of the two values in the interval, one stays for the next step, which computes only one more.
     """
@@ -133,5 +138,4 @@ def _golden_section(
             left_loss = right_loss
             right = low + ratio * (high - low)
             right_loss = loss(right)
-    middle = (low + high) / 2
-    return middle, loss(middle)
+    return (low + high) / 2

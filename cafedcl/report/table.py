@@ -277,22 +277,14 @@ def column(group: SettingGroup, protocol: str, which: str) -> Column:
     ranked = [row.label for row in contenders(group)]
     by = group.ranked_by
     for measure in (*TABLE_MEASURES, *FULL_MEASURES):
-        unranked = {}
-        for row in group.rows:
-            scores = row.scores(protocol, measure, which, by).values()
-            unranked[row.label] = Cell(tuple(100 * value for value in scores))
-        known = {
-            row.label: row.scores(protocol, measure, which, by)
-            for row in group.rows
-            if row.label in ranked
-        }
-        shared = on_shared_seeds(known)
+        scores = {row.label: row.scores(protocol, measure, which, by) for row in group.rows}
+        shared = on_shared_seeds({label: scores[label] for label in ranked})
         means = [
-            100 * mean(shared[label].values()) if shared.get(label) else None for label in unranked
+            100 * mean(shared[label].values()) if shared.get(label) else None for label in scores
         ]
         places = ranks(means, higher=measure not in LOWER_IS_BETTER)
-        for (label, cell), rank in zip(unranked.items(), places, strict=True):
-            cells[label][measure] = Cell(cell.values, rank)
+        for (label, values), rank in zip(scores.items(), places, strict=True):
+            cells[label][measure] = Cell(tuple(100 * value for value in values.values()), rank)
     classes = {row.label: row_classes(row, protocol, which, by) for row in group.rows}
     return Column(
         group=group,
