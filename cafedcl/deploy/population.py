@@ -135,9 +135,10 @@ class Population:
                 )
         for site in sites[1:]:
             if site.shape != sites[0].shape:
+                advice = same_shape_advice(site.shape, sites[0].shape)
                 raise CafedclError(
                     f"site {site.site}: its images are {site.shape}, but those of "
-                    f"{sites[0].site} are {sites[0].shape}; {same_shape_advice(site, sites[0])}"
+                    f"{sites[0].site} are {sites[0].shape}; {advice}"
                 )
         names = classes or tuple(sort_names({name for site in sites for name in site.names}))
         counts = torch.stack([align_counts(site.counts, site.names, names) for site in sites])
@@ -187,13 +188,13 @@ class Population:
         )
 
 
-def same_shape_advice(site: Enrolled, other: Enrolled) -> str:
-    """Return what to do about images of two sites that differ in shape."""
-    if site.shape[0] == other.shape[0]:
+def same_shape_advice(one: Shape, other: Shape) -> str:
+    """Return what to do about images of two places that differ in shape."""
+    if one[0] == other[0]:
         return "set data.size to resize all of them"
     return (
         "the first number is the channels, 1 for grey and 3 for RGB; convert the images at one of "
-        "the sites"
+        "the two"
     )
 
 
@@ -284,7 +285,7 @@ def prepare_server(config: Config, population: Population) -> Setup:
         if test.shape != population.shape:
             raise CafedclError(
                 f"data.test: its images are {test.shape}, but those of the sites are "
-                f"{population.shape}; set data.size"
+                f"{population.shape}; {same_shape_advice(test.shape, population.shape)}"
             )
         test = relabelled(test, population.names, "data.test")
         data = replace(data, test_x=test.test_x, test_y=test.test_y)

@@ -5,10 +5,10 @@ const FULL = [
   ["macro_f1", "macro-F1 ↑"],
   ["auroc", "AUROC ↑"],
   ["auprc", "AUPRC ↑"],
-  ["sensitivity", "sensitivity ↑"],
-  ["ece", "calibration error ↓"],
-  ["calibrated_ece", "after calibration ↓"],
-  ["probable_accuracy", "accuracy of the most probable class ↑"],
+  ["sensitivity", "sens. ↑"],
+  ["ece", "ECE ↓"],
+  ["calibrated_ece", "cal. ECE ↓"],
+  ["probable_accuracy", "prob. acc. ↑"],
 ];
 
 /** Scores that need every probability: one class against the rest, and calibration. */
@@ -21,10 +21,14 @@ function probabilitiesSection(add) {
     "Probabilities",
     "Each class against the rest, after the last round. Can a model’s probabilities be believed? On the diagonal, predictions of 80 % are right in 80 % of the cases; below it, the model is too sure of itself.",
   );
-  const table = card("w7", "Scores of probabilities", "Mean over classes, in %; mean ± std over seeds.");
+  const table = card(
+    "w7",
+    "Scores of probabilities",
+    "Mean over classes, in %; mean ± std over seeds. ECE: expected calibration error, before and after calibration. Sens.: sensitivity. Prob. acc.: accuracy if the most probable class is taken.",
+  );
   const scroll = el("div", { class: "scroll" });
   table.append(scroll);
-  const place = card("w5", "Reliability", "How often predictions are right, by the probability that the model gives them.");
+  const place = card("w5", "Reliability", "How often predictions are right, by the probability that the model gives them before calibration.");
   grid.append(table, place);
   chart(place, reliabilityOption, { tall: 360, small: 320, label: "reliability diagram" });
   const perClass = card("", "AUROC, AUPRC and sensitivity per class", "The server’s model, one class against the rest, in %.");
