@@ -63,6 +63,7 @@ NAMES = (
     "long-tail-tuning-2",
     "distill-tuning",
     "prior-tuning",
+    "prior-resnet-tuning",
     "resnet-tuning",
     "long_tail",
     "creff",

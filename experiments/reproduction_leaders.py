@@ -26,7 +26,7 @@ from cafedcl.compare.results import (
 
 LEADERS = ("server.balanced", "own.client_mean", "server.client_std", "own.client_std")
 """What methods are compared by. Where the test set is balanced, balanced accuracy is accuracy."""
-SHOWN = (*LEADERS, "own.prior_mean", "server.accuracy")
+SHOWN = (*LEADERS, "own.held_mean", "own.prior_mean", "server.accuracy")
 
 
 def means_of(records: Sequence[ResultRow], score: str) -> dict[str, float]:

@@ -36,6 +36,7 @@ TITLES = {
     "client_mean": "client mean",
     "client_std": "client std",
     "client_worst": "worst clients",
+    "held_mean": "client mean, own classes",
     "prior_mean": "client mean with prior",
 }
 OURS = ("cafedcl", "cafedcl:fixed-anchors", "cafedcl:best")

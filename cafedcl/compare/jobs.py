@@ -1,5 +1,6 @@
 """Planned runs: each is a `cafedcl run` or `cafedcl resume` of its own."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from typing import Any, Protocol
 
 from cafedcl.config.flags import FLAGS
 from cafedcl.config.options import flattened, to_toml
+from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder
@@ -27,6 +29,10 @@ COMPARED = (
     "defence.",
 )
 """Options in which runs of one row of a table must not differ."""
+COMPILED = ("method", "model", "augment", "train")
+"""Sections whose options are constants in compiled code."""
+RATES = ("lr", "schedule", "lr_decay", "lr_decay_in_round", "warmup", "epochs")
+"""Options of training that are no constants there: the learning rate of a step is in a table."""
 LOG_FOLDER = "logs"
 """The folder, next to the runs, for the standard error of each run."""
 
@@ -40,7 +46,9 @@ class RunSpec:
     arguments: tuple[str, ...]
     rounds: int
     code: tuple[str, ...] = ()
-    """Data, model and method: runs that agree in them can share compiled code."""
+    """Data, model and method: runs that agree in them can share most of the compiled code."""
+    constants: str = field(default="", repr=False)
+    """The options that are constants in it: runs that agree in them, too, share all of it."""
     alike: int = 1
     """How many runs of the plan share it."""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
@@ -64,9 +72,20 @@ class RunSpec:
                     arguments += [f"--{flags[name]}", str(value)]
                 else:
                     settings += ["--set", f"{name}={to_toml(value)}"]
-        code = config.data.name, config.model.name, config.method.name
-        rounds = config.federation.rounds
-        return cls(out, place, (*arguments, *settings), rounds, code, tables=tables)
+        return cls(
+            out,
+            place,
+            (*arguments, *settings),
+            config.federation.rounds,
+            (config.data.name, config.model.name, config.method.name),
+            compiled_constants(config),
+            tables=tables,
+        )
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """What a process has compiled after this run: another run with the same needs no more."""
+        return (*self.code, self.constants)
 
     @property
     def folder(self) -> Path:
@@ -132,6 +151,16 @@ def other_option(tables: Mapping[str, Mapping[str, Any]], made: Mapping[str, Any
         if name.startswith(COMPARED) and is_known and found != value:
             return f"{name} = {to_toml(found)}, which is {to_toml(value)}"
     return None
+
+
+def compiled_constants(config: Config) -> str:
+    """Return the options that are constants in a run's compiled code, as JSON."""
+    plain = config.to_plain()
+    sections = {name: plain[name] for name in COMPILED}
+    sections["train"] = {
+        name: value for name, value in sections["train"].items() if name not in RATES
+    }
+    return json.dumps(sections, sort_keys=True)
 
 
 def sharing_code(jobs: Sequence[RunSpec]) -> list[RunSpec]:

@@ -140,7 +140,7 @@ class Pool:
         here = self.compiled[slot.number]
         anywhere = set().union(*self.compiled.values())
         alike = (first, *(job for job in runs if job.seed == first.seed))
-        return min(alike, key=lambda job: (job.code not in here, job.code in anywhere))
+        return min(alike, key=lambda job: (job.compiled not in here, job.compiled in anywhere))
 
     def start(self, job: RunSpec) -> None:
         """Start or resume a run in a free slot."""
@@ -156,7 +156,7 @@ class Pool:
             ) from None
         tail = Tail(job.folder)
         tail.read()
-        self.compiled[slot.number].add(job.code)
+        self.compiled[slot.number].add(job.compiled)
         self.running.append(Running(job, slot, handle, tail, time.monotonic(), tail.rounds))
         self.view.started(job)
 

@@ -8,7 +8,14 @@ from cafedcl.core.errors import CafedclError
 
 NEWER_OPTIONS = {"rare_gain": 0.0, "lam_distill": 0.0, "own_classes": "all"}
 """Options of CAFedCL that runs before version 4 may lack, with what they stand for there."""
-FORMAT = 4
+BEST_BEFORE_5 = {
+    "calibrate": 0.5,
+    "smoothing": 1.0,
+    "weights": "confidence",
+    "own_classes": "all",
+}
+"""Options of the preset `best` before version 5 that it does not have today."""
+FORMAT = 5
 """The version of run folders that this code writes; it reads all versions before."""
 
 
@@ -20,7 +27,8 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
     latter is today's `cpu`. The preset `best` of version 2 is today's `fixed-anchors`. A run of
     CAFedCL before version 4 may lack options that are newer than it is, such as distillation; its
-    preset `best` did not have them.
+    preset `best` did not have them. Before version 5, that preset had a class prior and weights by
+    confidence.
     """
     recorded = "format" in tables or default < FORMAT
     version = tables.pop("format", default)
@@ -34,7 +42,10 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
     if version < 4 and isinstance(method, dict) and _is_cafedcl(method.get("name")):
         if version == 2 and method["name"] == "cafedcl:best":
             method["name"] = "cafedcl:fixed-anchors"
-        tables["method"] = {**NEWER_OPTIONS, **method}
+        method = {**NEWER_OPTIONS, **method}
+        tables["method"] = method
+    if version < 5 and isinstance(method, dict) and method.get("name") == "cafedcl:best":
+        tables["method"] = {**BEST_BEFORE_5, **method}
     engine = tables.get("engine")
     if version == 1 and isinstance(engine, dict):
         on_cpu = str(engine.get("device", "cpu")).startswith("cpu")

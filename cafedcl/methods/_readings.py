@@ -30,13 +30,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "best": {
         "anchors": "fixed",
         "tau": 0.3,
-        "calibrate": 0.5,
-        "smoothing": 1.0,
         "lam_align": 0.0,
         "lam_geo": 0.0,
         "inference": "fitted",
         "rare_gain": 0.3,
         "lam_distill": 3.0,
+        "weights": "uniform",
+        "own_classes": "held",
         "train.optimizer": "sgd",
         "train.lr": 0.025,
         "train.momentum": 0.5,
@@ -46,7 +46,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """``best`` scored highest on held-out images of two data sets, among as many candidates as every
 other method had (experiments/tuning_long_tail.toml, then tuning_long_tail_2.toml). ``lam_distill``
-was then chosen among four values (tuning_distill.toml).
+was then chosen among four values (tuning_distill.toml), and the class prior and weights by
+confidence were given up (tuning_prior.toml).
 """
 
 

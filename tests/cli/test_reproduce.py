@@ -246,7 +246,7 @@ def test_what_was_run_elsewhere_is_not_run_again(tmp_path: Path) -> None:
 def test_runs_of_another_preset_of_the_same_name_are_not_taken_from_elsewhere(
     tmp_path: Path,
 ) -> None:
-    """`cafedcl:best` has distillation since format 4; results files before had no number."""
+    """`cafedcl:best` has no class prior since format 5; results files before 4 had no number."""
     study = tmp_path / "mine.toml"
     setting = '[[settings]]\nname = "mine"\ndata = "digits"\nsplit = "iid"\n'
     study.write_text(f'title = "Mine"\nmethods = ["cafedcl:best"]\n{setting}', encoding="utf-8")
@@ -262,12 +262,13 @@ def test_runs_of_another_preset_of_the_same_name_are_not_taken_from_elsewhere(
     )
     own = {"study": "mine", "scale": {"name": "smoke"}, "environment": {"set": []}}
     words = [str(study), "--scale", "smoke", "--seeds", "1", "--quiet"]
-    old = results_file(tmp_path / "old.json", [made], **own)
-    answer = run(*words, "--out", str(tmp_path / "one"), "--from", old)
-    assert isinstance(answer.exception, CafedclError)
-    said = str(answer.exception)
-    assert "method.lam_distill = 0.0, which is 3.0 today" in said
-    assert "mine/cafedcl:best/s0" in said
+    for number in ({}, {"format": 4}):
+        old = results_file(tmp_path / "old.json", [made], **own, **number)
+        answer = run(*words, "--out", str(tmp_path / "one"), "--from", old)
+        assert isinstance(answer.exception, CafedclError)
+        said = str(answer.exception)
+        assert "method.calibrate = 0.5, which is 0.0 today" in said
+        assert "mine/cafedcl:best/s0" in said
     new = results_file(tmp_path / "new.json", [made], **own, format=FORMAT)
     out = tmp_path / "two"
     assert run(*words, "--out", str(out), "--from", new).exit_code == 0

@@ -31,6 +31,29 @@ def test_runs_of_one_method_model_and_data_set_share_compiled_code(
     assert [job.alike for job in jobs] == [6] * 12
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "same"),
+    [
+        ("method.tau", 0.2, False),
+        ("train.momentum", 0.5, False),
+        ("model.width", 0.5, False),
+        ("train.lr", 0.2, True),
+        ("train.epochs", 2, True),
+        ("server.momentum", 0.5, True),
+    ],
+)
+def test_runs_with_other_constants_in_their_code_are_compiled_anew(
+    option: str, value: float, same: bool, tmp_path: Path
+) -> None:
+    section, _, name = option.partition(".")
+    server = {"optimizer": "momentum"}
+    usual = {"method": {"name": "cafedcl"}, "server": server}
+    other = {**usual, section: {**usual.get(section, {}), name: value}}
+    one, two = (RunSpec.of(tmp_path, "x/s0", tables) for tables in (usual, other))
+    assert one.code == two.code
+    assert (one.compiled == two.compiled) == same
+
+
 def test_another_model_or_data_set_is_compiled_anew(plan: Comparison, tmp_path: Path) -> None:
     (job, *_) = plan.jobs(tmp_path)
     others = [("own", *job.code[1:]), (job.code[0], "mlp", job.code[2])]

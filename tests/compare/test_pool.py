@@ -84,7 +84,7 @@ def test_a_process_that_failed_has_compiled_nothing(
     crowd = Pool(LocalLauncher([DeviceShare("cuda")]), View())
     with polite(crowd):
         crowd.start(job)
-        assert crowd.compiled == {0: {job.code}}
+        assert crowd.compiled == {0: {job.compiled}}
         while crowd.running:
             crowd.wait()
         assert crowd.compiled == {0: set()}

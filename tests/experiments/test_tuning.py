@@ -271,12 +271,17 @@ def test_the_second_stage_begins_with_the_best_of_the_first(tuning: dict[str, An
         assert not {"method", "data"} & best.keys()
 
 
+BEFORE = {"method.calibrate": 0.5, "method.smoothing": 1.0, "method.weights": "confidence"}
+"""What `cafedcl:best` had until tuning_prior.toml."""
+
+
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
         ("tuning_distill.toml", {"method.lam_distill": 0.0}),
-        ("tuning_resnet.toml", {"method.lam_distill": 0.0}),
+        ("tuning_resnet.toml", {"method.lam_distill": 0.0, **BEFORE}),
         ("tuning_prior.toml", {"method.own_classes": "held", "method.calibrate": 0.5}),
+        ("tuning_prior_resnet.toml", {"method.own_classes": "held", "method.calibrate": 0.5}),
         ("tuning_baselines.toml", {}),
     ],
 )
@@ -289,6 +294,7 @@ def test_later_plans_begin_with_the_options_of_the_study(
         assert all(set(first) <= set(other) | {"server.momentum"} for other in others)
         if method == "cafedcl:best":  # The preset has its options, or what they were then.
             assert first == ours
+            assert {**plan.options, **first}.items() >= BEFORE.items()
         else:
             assert first == chosen[method]
         sweeps = {where: plan.sweep(method, where, 1, ()) for where in plan.settings}

@@ -70,6 +70,7 @@ def test_old_runs_are_reported() -> None:
     assert sorted(run.method for run in summary.runs) == [
         "cafedcl",
         "cafedcl:best",
+        "cafedcl:best",
         fixed,
         f"{fixed}+mixup",
         "fedbn",
@@ -91,6 +92,7 @@ def test_the_preset_best_of_format_3_had_no_distillation() -> None:
     best = {"name": "cafedcl:best", "tau": 0.5}
     options = resolve(upgrade({"format": 3, "method": dict(best)})).method.options
     assert (options.tau, options.rare_gain, options.lam_distill) == (0.5, 0.0, 0.0)
+    assert (options.calibrate, options.weights) == (0.5, "confidence")
     recorded = {**best, "rare_gain": 0.3, "lam_distill": 1.0}
     options = resolve(upgrade({"format": 3, "method": dict(recorded)})).method.options
     assert (options.rare_gain, options.lam_distill) == (0.3, 1.0)
@@ -101,6 +103,18 @@ def test_the_preset_best_of_format_3_had_no_distillation() -> None:
     assert other.items() <= today.items()
     assert upgrade({"format": 3, "method": {"name": "fedavg"}}) == {"method": {"name": "fedavg"}}
     assert resolve(upgrade({"method": dict(best)}, default=FORMAT)).method.options.lam_distill > 0
+
+
+def test_the_preset_best_of_format_4_had_a_class_prior_and_weights_by_confidence() -> None:
+    recorded = RunFolder.open(FOLDER / "format_4" / "with-class-prior").config().method.options
+    assert (recorded.calibrate, recorded.smoothing, recorded.weights) == (0.5, 1.0, "confidence")
+    # A results file lists only what differs from the preset of its time.
+    listed = {"name": "cafedcl:best", "weights": "counts"}
+    options = resolve(upgrade({"format": 4, "method": dict(listed)})).method.options
+    assert (options.calibrate, options.smoothing, options.weights) == (0.5, 1.0, "counts")
+    assert (options.own_classes, options.lam_distill) == ("all", 3.0)
+    today = resolve(upgrade({"method": dict(listed)}, default=FORMAT)).method.options
+    assert (today.calibrate, today.own_classes, today.weights) == (0.0, "held", "counts")
 
 
 def test_an_engine_keeps_its_meaning() -> None:
