@@ -123,7 +123,7 @@ def test_the_servers_model() -> None:
     assert SKIN in significant("server.accuracy")
     assert baselines(accuracy)[0] == "spherefed"
     said(
-        f"it is the last of {place(accuracy)}: {accuracy[BEST]:.1f} %, and SphereFed "
+        f"the last of {place(accuracy)}: {accuracy[BEST]:.1f} %, and SphereFed "
         f"{accuracy['spherefed']:.1f} %."
     )
     assert place(accuracy) == len(accuracy) - 1
