@@ -191,6 +191,15 @@ def test_the_speed_of_resnet_before_and_with_one_kernel_is_told_as_it_was() -> N
     assert f"and at {100 * small['ceiling']:.0f} % with batch 50" in text
 
 
+def test_the_steps_with_more_streams_are_those_of_the_result_files() -> None:
+    runs = [measured(f"h200-resnet-streams-{number}")["measurements"] for number in (0, 8, 12)]
+    small, large = ([f"{run[at]['step_ms']:.2f}" for run in runs] for at in (0, 1))
+    text = " ".join(SPEED.split())
+    assert f"a step takes {small[0]}, {small[1]} and {small[2]} ms with batch 50" in text
+    assert f"and {large[0]}, {large[1]} and {large[2]} ms with batch 250." in text
+    assert {m["task"] for run in runs for m in run[:1]} == {"resnet-50"}
+
+
 def test_the_kernels_of_a_step_are_those_of_the_result_file() -> None:
     result = measured("kernels")
     assert f"{' '.join(result['command'])} # benchmarks/results/kernels.json" in SPEED
