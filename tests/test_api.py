@@ -105,6 +105,12 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
     assert run.class_confidence is None
 
 
+def test_clients_that_all_weigh_the_same_have_no_confidence(finished: Run) -> None:
+    run = cafedcl.run("cafedcl:no-confagg-uniform", clients=3, rounds=1, settings=FAST)
+    assert run.state["server/confidence"].max() == 1
+    assert run.class_confidence is None
+
+
 def test_rounds_are_logged_where_asked(tmp_path) -> None:
     small = {"model.name": "mlp", "model.width": 0.1, "train.epochs": 1}
     quick = {"clients": 4, "settings": small, "callbacks": []}

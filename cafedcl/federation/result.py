@@ -179,6 +179,9 @@ class Run:
 
         It says how well the clients know a class, and nothing about a single image.
         """
+        # With other weights than confidence, the same entry holds these.
+        if getattr(self.config.method.options, "weights", "confidence") != "confidence":
+            return None
         return self.state.get("server/confidence")
 
     @property
