@@ -12,6 +12,8 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The same for NumPy's threads, which wait like this and cannot be told otherwise.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# With more, PyTorch's compiler starts processes that import all of it: seconds for each.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 import torch

@@ -34,6 +34,7 @@ def result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+@cache
 def by_seed(name: str, setting: str, method: str, score: str) -> dict[int, float]:
     """A score of the unchanged method in %, by seed."""
     protocol, key = score.split(".")

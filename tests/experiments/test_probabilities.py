@@ -53,7 +53,8 @@ def test_the_words_below_it_are_true(scores, section):
     best = max(
         max(mean(mine["accuracy"]), mean(mine["probable_accuracy"])) for mine in scores.values()
     )
-    assert 0.5 < best - ours["probable_accuracy"] < 1.5
+    assert "half a point less than the best" in text
+    assert 0.25 < best - ours["probable_accuracy"] < 0.75
     assert ours["balanced"] == max(mean(mine["balanced"]) for mine in scores.values())
     for mine in scores.values():
         assert mean(mine["calibrated_ece"]) < mean(mine["ece"])
