@@ -11,7 +11,7 @@ from cafedcl.compare.jobs import METHOD_SECTIONS
 from cafedcl.compare.plan import Tables, overlay
 from cafedcl.compare.study import Study, StudyScale
 from cafedcl.config.format import FORMAT, upgrade
-from cafedcl.config.options import to_toml
+from cafedcl.config.options import parse_value, to_toml
 from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
@@ -172,7 +172,12 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
         place = {name: value for name, value in content[WHERE].items() if name != "command"}
         # Files of earlier versions have no number.
         version = content.get("format", 3)
-        members = [member_of(record, place, version) for record in content["runs"] if size == scale]
+        options = content["scale"].get("options", {})
+        members = [
+            member_of(record, place, version, options)
+            for record in content["runs"]
+            if size == scale
+        ]
     except OSError as error:
         raise CafedclError(f"--from {path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -209,10 +214,17 @@ def of_its_own(record: ResultRow, shared: Sequence[str]) -> list[str]:
     ]
 
 
-def member_of(record: ResultRow, place: Mapping[str, Any], version: int) -> Member:
+def member_of(
+    record: ResultRow,
+    place: Mapping[str, Any],
+    version: int,
+    scale: Mapping[str, Any] | None = None,
+) -> Member:
     """Return the run of a line of a results file; it consists of its last round only.
 
     ``version`` is that of run folders when it was written: a preset may have changed since.
+    ``scale`` are the options of the file's scale. Those of the data are in no line, and with other
+    images a run would have another setting.
     """
     record = dict(record)
     environment = {**place, **record.pop(WHERE, {})}
@@ -226,7 +238,7 @@ def member_of(record: ResultRow, place: Mapping[str, Any], version: int) -> Memb
     overlay(
         tables, {f"split.{name}": value for name, value in parse_split(record["split"]).items()}
     )
-    overlay(tables, record["options"])
+    overlay(tables, {**data_options(scale or {}, where.get("set", ())), **record["options"]})
     tables = upgrade({"format": version, **tables})
     overlay(
         tables,
@@ -246,6 +258,17 @@ def member_of(record: ResultRow, place: Mapping[str, Any], version: int) -> Memb
     settings = settings_of(tables)
     summary = RunSummary(path, "finished", "", settings, [line], stored=stored)
     return Member(key, summary, record, where)
+
+
+def data_options(scale: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Return the options of the data of a scale and of `--set`, but for where the files are."""
+    given = (text.partition("=") for text in settings)
+    options = {**scale, **{name.strip(): parse_value(value.strip()) for name, _, value in given}}
+    return {
+        name: value
+        for name, value in options.items()
+        if name.startswith("data.") and name != "data.dir"
+    }
 
 
 def merged(sources: Iterable[Sequence[Member]], study: Study) -> list[Member]:

@@ -277,6 +277,32 @@ def test_runs_of_another_preset_of_the_same_name_are_not_taken_from_elsewhere(
     assert [one["server"]["accuracy"] for one in content["runs"]] == [0.5]
 
 
+def test_runs_of_a_results_file_and_of_run_folders_stand_in_one_table(tmp_path: Path) -> None:
+    """A line of a results file has no options of the data; they are those of its scale."""
+    fewer = ("--set", "data.images=200", "--set", "federation.rounds=1")
+    some = ("--scale", "smoke", "--seeds", "1", "--only", "cifar10-practical", "--quiet", *fewer)
+    first = tmp_path / "first"
+    assert run("table1", *some, "--methods", "fedavg", "--out", str(first)).exit_code == 0
+    content = json.loads((first / "results.json").read_text(encoding="utf-8"))
+    assert "data.images" not in content["runs"][0]["options"]
+    content["environment"]["set"].remove("data.images=200")
+    content["scale"]["options"]["data.images"] = 200
+    by_scale = tmp_path / "by-scale.json"
+    by_scale.write_text(json.dumps(content), encoding="utf-8")
+    for number, source in enumerate((first / "results.json", by_scale)):
+        out = tmp_path / f"both-{number}"
+        words = ["--methods", "fedavg,local", "--out", str(out), "--from", str(source)]
+        assert run("table1", *some, *words).exit_code == 0
+        assert not (out / "cifar10-practical" / "fedavg").exists(), "it is not run again"
+        text = (out / "table.md").read_text(encoding="utf-8")
+        head, *_ = [line for line in text.splitlines() if line.startswith("| method")]
+        assert head.count("Acc. ↑") == 1, "all runs are in one setting"
+        assert "digits (data.images=200)" in head
+        table = text[text.index(head) :].split("\n\n")[0]
+        assert "| fedavg |" in table
+        assert "| local |" in table
+
+
 def test_what_cannot_be_gathered_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     (tmp_path / "empty").mkdir()
