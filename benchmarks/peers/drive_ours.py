@@ -19,7 +19,8 @@ from cafedcl.task.build import prepare
 def options(task: Task) -> dict[str, Any]:
     """Return the job as a config.
 
-    It has one round more than is run: the last round evaluates, which is not timed.
+    It has one round more than is run: the last round evaluates, which is not timed. Clients' own
+    models are never scored, because the other systems do not score them either.
     """
     job = task.job
     rounds = task.rounds + 1
@@ -41,7 +42,7 @@ def options(task: Task) -> dict[str, Any]:
             "rounds": rounds,
             "participation": job.cohort / job.clients,
         },
-        "evaluate": {"every": rounds, "own_every": rounds},
+        "evaluate": {"every": rounds, "own_every": 0},
         "engine": {"device": task.device},
     }
 

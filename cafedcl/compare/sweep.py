@@ -136,6 +136,11 @@ class Sweep:
             )
         for method in self.methods:
             check_score(self.score, method)
+        if self.score.startswith("own.") and self.settings.get("evaluate.own_every") == 0:
+            raise CafedclError(
+                f"--score {self.score}: evaluate.own_every = 0, so clients' own models are not "
+                "scored; use at least 1"
+            )
         if self.on not in ("validation", "test"):
             raise CafedclError(
                 f"--on {self.on}: there is no such choice; validation or test is expected"

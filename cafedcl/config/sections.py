@@ -89,7 +89,11 @@ class EvaluateOptions:
         high=MOST_ROUNDS,
     )
     own_every: int = option(
-        1, "rounds between evaluations of the clients' own models", low=1, high=MOST_ROUNDS
+        1,
+        "rounds between evaluations of the clients' own models, which are also due in the last "
+        "round; 0: do not evaluate them",
+        low=0,
+        high=MOST_ROUNDS,
     )
     own_images: int = option(
         0,

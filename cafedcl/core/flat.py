@@ -199,9 +199,13 @@ class FlatNetwork:
             self.slices[name].of(vector).fill_(factor)
         return vector
 
-    def flat_gradient(self) -> Tensor:
-        """Return a vector of zeros into which `backward` adds the gradients of all weights."""
-        gradient = torch.zeros_like(self.vector)
-        for name, view in self.views(gradient).items():
-            self.leaves[name].grad = view
-        return gradient
+    def gradient_of(self, loss: Tensor, out: Tensor) -> None:
+        """Write the gradient of a loss into a vector; it is 0 for a weight that has no part in it.
+
+        Copying is less work than `backward`, which adds to a vector that has to be zeroed first.
+        """
+        gradients = torch.autograd.grad(
+            loss, list(self.leaves.values()), allow_unused=True, materialize_grads=True
+        )
+        for part, gradient in zip(self.slices.values(), gradients, strict=True):
+            part.of(out).copy_(gradient)

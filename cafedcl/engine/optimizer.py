@@ -106,10 +106,8 @@ class ClientOptimizer:
         self.gradient = gradient
         self.options = options
         self.state = start_state(weights, options)
-        self.gradient.zero_()
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Clip, decay, move, and zero the gradient for the next step."""
+        """Clip, decay and move. The gradient is written anew before the next step."""
         descend(self.weights, self.gradient, self.state, rate, self.options, self.factors)
-        self.gradient.zero_()

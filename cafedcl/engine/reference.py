@@ -15,6 +15,7 @@ from cafedcl.core.contract import Batch, Embed, Failure, Job, Part, Reply, Up, V
 from cafedcl.core.environment import is_arm
 from cafedcl.core.errors import in_words
 from cafedcl.core.flat import FlatNetwork
+from cafedcl.core.memory import keep_freed_memory
 from cafedcl.core.rng import stream, torch_stream
 from cafedcl.core.tensors import (
     ANCHORS,
@@ -41,11 +42,13 @@ class ReferenceEngine:
     name: ClassVar[str] = "reference"
 
     def __init__(self, task: Task) -> None:
+        if task.device.type == "cpu":
+            keep_freed_memory()
         self.task = task
         self.data = task.clients.inputs
         self.network = task.network
         self.flat = FlatNetwork(task.network)
-        self.gradient = self.flat.flat_gradient()
+        self.gradient = torch.empty_like(self.flat.vector)
         self.factors = self.flat.factors(ENCODER, task.schedule.options.encoder_factor)
         state = task.network.state_dict()
         self.tensors = {n: value.detach() for n, value in state.items() if n not in task.frozen}
@@ -164,7 +167,7 @@ class ReferenceEngine:
                 transformed = task.transforms.apply(batch_x, drawn)
                 batch = Batch(transformed, batch_y, batch_weight)
                 terms = task.method.objective(self.network, batch, visit)
-                reduce(torch.add, terms.values()).backward()
+                self.flat.gradient_of(reduce(torch.add, terms.values()), self.gradient)
                 optimizer.step(rate)
                 detached = {name: term.detach() for name, term in terms.items()}
                 last_epoch.append((len(batch_y), detached))

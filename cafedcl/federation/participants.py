@@ -19,7 +19,7 @@ class Participants:
         self.clients = clients
         self.schedule = check_schedule(config)
         self._known: tuple[int, dict[int, int]] = (-1, {})
-        """The last round that `_last_asked` was asked for, and its answer."""
+        """The first round of the last period that `_last_replies` was asked for, and its answer."""
 
     def __call__(self, round: int) -> tuple[list[int], list[int]]:
         """Return the clients that are asked, and those of them that drop out before they reply."""
@@ -43,22 +43,32 @@ class Participants:
         """
         if self._from_system:
             return set(range(self.clients)) if due else set()
-        every = self.config.evaluate.own_every
-        until = min(round + every - round % every, self.config.federation.rounds) - 1
-        last = self._last_asked(round if due else until)
-        return {client for client, asked in last.items() if asked == round}
+        if due:
+            return self._replying(round)
+        last = self._last_replies(round)
+        return {client for client, replied in last.items() if replied == round}
 
-    def _last_asked(self, until: int) -> dict[int, int]:
-        """Return the last round up to ``until`` in which each client replies."""
-        if self._known[0] != until:
+    def _replying(self, round: int) -> set[int]:
+        sampled, dropped = self(round)
+        return set(sampled) - set(dropped)
+
+    def _last_replies(self, round: int) -> dict[int, int]:
+        """Return each client's last reply in the period that ends when scores are due.
+
+        Only clients that reply in the period are in it. The answer for a period is kept: it is the
+        same for all its rounds.
+        """
+        every = self.config.evaluate.own_every
+        begin = round - round % every
+        end = min(begin + every, self.config.federation.rounds)
+        if self._known[0] != begin:
             found: dict[int, int] = {}
-            for round in range(until, -1, -1):
-                sampled, dropped = self(round)
-                for client in set(sampled) - set(dropped):
-                    found.setdefault(client, round)
+            for later in range(end - 1, begin - 1, -1):
+                for client in self._replying(later):
+                    found.setdefault(client, later)
                 if len(found) == self.clients:
                     break
-            self._known = (until, found)
+            self._known = (begin, found)
         return self._known[1]
 
     @property

@@ -185,8 +185,9 @@ class Federation:
         """Yield the results of the clients' jobs, in the order of clients."""
         if not clients:
             return
-        asked = self.sample.scored_in(down.round, due=self.own_is_due(down.round))
-        scored: set[int] = set() if self.method.pooled else asked
+        scored: set[int] = set()
+        if self.task.scores_own:
+            scored = self.sample.scored_in(down.round, due=self.own_is_due(down.round))
         kept = {client: without(OWN_MODEL, self.memories.get(client, {})) for client in clients}
         jobs = [Job(client, down, kept[client], client in scored) for client in clients]
         # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
@@ -262,7 +263,7 @@ class Federation:
         if any(reply.correct for reply in replies):
             own = {name: value.clone() for name, value in self.own.items()}
         for reply in replies:
-            if reply.correct and not self.method.pooled:
+            if reply.correct and self.task.scores_own:
                 for name, value in self.evaluator.own(reply.up.client, reply.correct).items():
                     own[name][reply.up.client] = value
                 own["round"][reply.up.client] = self.round
@@ -321,7 +322,7 @@ class Federation:
 
     def own_is_due(self, round: int) -> bool:
         """Return whether the clients' own models are scored in this round."""
-        return not self.method.pooled and self.is_due(round, self.config.evaluate.own_every)
+        return self.task.scores_own and self.is_due(round, self.config.evaluate.own_every)
 
     def commit(self, state: Tensors, own: Tensors, replies: list[Reply], record: Record) -> None:
         """Make a round's results the federation's own, and tell the callbacks."""

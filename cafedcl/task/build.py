@@ -34,6 +34,7 @@ from cafedcl.task.checks import (
     check_rates,
     check_replies,
     check_schedule,
+    check_scores,
     check_stored_models,
     check_trainable,
 )
@@ -347,11 +348,13 @@ def assemble(
         seed=config.run.seed,
         rounds=config.federation.rounds,
         eval_batch=config.evaluate.batch,
+        scores_own=config.evaluate.own_every > 0 and not method.pooled,
         threads=config.engine.threads,
         onednn=config.engine.onednn == "on",
         private_steps=private_steps(config),
         release=release,
     )
+    check_scores(task)
     if runs_once(task):
         task = behind_encoder(task, data_folder(config.data.dir))
     test_counts = tuple(shards.test.sizes.tolist())

@@ -5,6 +5,7 @@ from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.methods.base import Method
 from cafedcl.models import Network
+from cafedcl.task.task import Task
 
 
 def check_schedule(config: Config) -> dict[int, set[int]]:
@@ -65,6 +66,15 @@ def check_stored_models(config: Config) -> None:
     if config.store.own and config.privacy.kind != "none":
         raise CafedclError(
             "store.own: clients' own models are not private; leave out one of store.own and privacy"
+        )
+
+
+def check_scores(task: Task) -> None:
+    """Refuse a run in which no model is scored."""
+    if not task.scores_own and not task.has_server_model:
+        raise CafedclError(
+            f"evaluate.own_every = 0: the method {task.method.name} has no server model, so "
+            "nothing would be scored; use at least 1"
         )
 
 

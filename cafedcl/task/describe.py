@@ -75,7 +75,7 @@ def scoring_line(config: Config, task: Task) -> str:
     if task.clients.shards.test:
         images = everything // len(task.clients.shards)
     # Too few images to take long; an image is timed only where it may matter.
-    if task.method.pooled or task.clients.remote or images * clients < MANY_IMAGES:
+    if not task.scores_own or task.clients.remote or images * clients < MANY_IMAGES:
         return ""
     processes = 1
     if task.device.type == "cpu":
@@ -86,7 +86,7 @@ def scoring_line(config: Config, task: Task) -> str:
     return (
         f"scoring {clients:,} own models on {images:,} test images each takes about "
         f"{spoken(seconds)} whenever it is due; evaluate.own_images scores them on fewer images, "
-        "evaluate.own_every less often"
+        "evaluate.own_every less often or never"
     )
 
 

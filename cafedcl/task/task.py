@@ -247,6 +247,8 @@ class Task:
     rounds: int
     eval_batch: int
     """Images per evaluation batch."""
+    scores_own: bool
+    """Whether clients' own models are scored."""
     threads: int
     onednn: bool
     private_steps: PrivateSteps | None = None

@@ -56,9 +56,18 @@ def test_a_short_run_has_three_rounds_of_one_epoch_and_is_scored_once(tmp_path: 
     config = resolve(short.tables)
     assert (short.rounds, config.train.epochs) == (MEASURED_ROUNDS, 1)
     assert config.evaluate.every == config.evaluate.own_every == MEASURED_ROUNDS
+
     assert config.federation.clients == 3
     assert short.folder == tmp_path / "short" / "2" / "s0"
     assert resolve(job.tables).federation.rounds == 40, "the planned run stays as it was"
+
+
+def test_a_run_that_scores_no_own_models_costs_the_scoring_of_the_servers(tmp_path: Path) -> None:
+    tables = {"federation": {"rounds": 20}, "evaluate": {"every": 5, "own_every": 0}}
+    job = RunSpec.of(tmp_path, "one/s0", tables)
+    short = short_run(job, tmp_path / "short", 0)
+    assert resolve(short.tables).evaluate.own_every == 0
+    assert RunCost(start=1.0, round=0.0, scoring=2.0).seconds(job) == 1.0 + 4 * 2.0
 
 
 def ended(job: RunSpec, seconds: float, made: int = 40) -> RunOutcome:

@@ -411,6 +411,19 @@ def test_a_score_that_a_method_cannot_have_is_refused_before_training(
     check_score("server.accuracy", "fedrod")
 
 
+def test_a_score_of_own_models_needs_them_to_be_scored(tmp_path: Path) -> None:
+    with pytest.raises(
+        CafedclError, match="own.client_mean: evaluate.own_every = 0, .* at least 1"
+    ):
+        cafedcl.sweep(
+            "fedavg",
+            tmp_path / "sweep",
+            grid={"train.lr": [0.1]},
+            score="own.client_mean",
+            settings={"evaluate.own_every": 0},
+        )
+
+
 def test_every_score_of_a_run_can_be_chosen() -> None:
     run = cafedcl.run("fedavg", rounds=1, clients=3, callbacks=[])
     parts = {part: run.records[-1][part] for part in ("server", "own")}

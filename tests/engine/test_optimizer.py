@@ -30,11 +30,12 @@ def test_steps_equal_torch_sgd_after_clipping_the_norm(momentum, decay, clip):
     ours, theirs = network(), network()
     options = TrainOptions(momentum=momentum, weight_decay=decay, clip=clip)
     flat = FlatNetwork(ours)
-    sgd = ClientOptimizer(flat.vector, flat.flat_gradient(), options)
+    gradient = torch.empty_like(flat.vector)
+    sgd = ClientOptimizer(flat.vector, gradient, options)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
     for step in range(5):
         rate = 0.02 * 0.9**step
-        loss(ours, step).backward()
+        flat.gradient_of(loss(ours, step), gradient)
         sgd.step(rate)
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
@@ -60,11 +61,12 @@ def test_steps_equal_torch_adamw_after_clipping_the_norm(decay, clip, betas):
         beta2=betas[1],
     )
     flat = FlatNetwork(ours)
-    mine = ClientOptimizer(flat.vector, flat.flat_gradient(), options)
+    gradient = torch.empty_like(flat.vector)
+    mine = ClientOptimizer(flat.vector, gradient, options)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=betas, weight_decay=decay)
     for step in range(6):
         rate = 0.02 * 0.9**step
-        loss(ours, step).backward()
+        flat.gradient_of(loss(ours, step), gradient)
         mine.step(rate)
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
@@ -109,17 +111,18 @@ def test_flat_weights_are_the_network_and_outlive_loading():
     assert flat.tolist() == torch.cat([value.flatten() for value in state.values()]).tolist()
 
 
-def test_gradients_do_not_pile_up_over_steps_or_optimisers():
+def test_a_gradient_replaces_the_one_before_and_is_zero_where_a_weight_has_no_part():
     model = network()
     flat = FlatNetwork(model)
-    gradient = flat.flat_gradient()
-    loss(model, 0).backward()
-    assert gradient.any()
-    sgd = ClientOptimizer(flat.vector, gradient, TrainOptions())
-    assert not gradient.any()
-    loss(model, 1).backward()
-    sgd.step(0.1)
-    assert not gradient.any()
+    gradient = torch.full_like(flat.vector, torch.nan)
+    flat.gradient_of(loss(model, 0), gradient)
+    flat.gradient_of(loss(model, 1), gradient)
+    other = network()
+    loss(other, 1).backward()
+    expected = torch.cat([weight.grad.flatten() for weight in other.parameters()])
+    assert torch.equal(gradient, expected)
+    flat.gradient_of(model[2].bias.sum(), gradient)
+    assert gradient.tolist() == [0.0] * (len(gradient) - 3) + [1.0] * 3
 
 
 def test_frozen_weights_stay():
@@ -127,8 +130,9 @@ def test_frozen_weights_stay():
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
     flat = FlatNetwork(model)
-    sgd = ClientOptimizer(flat.vector, flat.flat_gradient(), TrainOptions(weight_decay=0.5))
-    loss(model, 0).backward()
+    gradient = torch.empty_like(flat.vector)
+    sgd = ClientOptimizer(flat.vector, gradient, TrainOptions(weight_decay=0.5))
+    flat.gradient_of(loss(model, 0), gradient)
     sgd.step(0.1)
     assert torch.equal(model[0].weight, before)
 

@@ -26,10 +26,9 @@ def one_by_one(engine, loss, batch):
     """Every image's gradient, by an ordinary backward pass."""
     rows = []
     for image in zip(*batch, strict=True):
-        engine.gradient.zero_()
-        loss(*image).backward()
-        rows.append(engine.gradient.clone())
-    engine.gradient.zero_()
+        leaves = list(engine.flat.leaves.values())
+        gradients = torch.autograd.grad(loss(*image), leaves)
+        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
     return torch.stack(rows)
 
 

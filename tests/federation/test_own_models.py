@@ -40,6 +40,25 @@ def test_the_stored_models_are_those_that_were_scored(
     assert own_accuracy(run, digits) == pytest.approx(scores["accuracy"], abs=1e-6)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedrod"])
+def test_own_models_need_not_be_scored(method: str, tiny: Tiny) -> None:
+    scored = tiny(method, federation__participation=1.0)
+    unscored = tiny(method, federation__participation=1.0, evaluate__own_every=0)
+    for round in range(2):
+        record = unscored.step()
+        assert record.own is None
+        assert record.server == scored.step().server, round
+    for name, value in scored.state.items():
+        assert torch.equal(value, unscored.state[name])
+
+
+def test_a_run_in_which_nothing_would_be_scored_is_refused(tiny: Tiny) -> None:
+    said = "own_every = 0: the method fedproto has no server model, .* use at least 1"
+    with pytest.raises(CafedclError, match=said):
+        tiny("fedproto", evaluate__own_every=0)
+    tiny("central", evaluate__own_every=0)
+
+
 def test_clients_that_were_not_in_the_last_round_keep_their_models(tiny: Tiny) -> None:
     federation = tiny("fedavg", federation__participation=0.5, store__own=True)
     federation.step()
