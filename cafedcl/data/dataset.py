@@ -166,8 +166,10 @@ class Dataset:
         if x.is_floating_point():
             return x
         # In place on a copy: half the time of three new tensors.
-        copy = x.to(torch.float32, copy=True, memory_format=layout)
-        return copy.div_(255).sub_(self.mean).div_(self.std)
+        copy = x.to(torch.float32, copy=True)
+        # Where channels are last, their means and deviations would be applied to three numbers at a
+        # time, which takes twice as long as changing the layout afterwards.
+        return copy.div_(255).sub_(self.mean).div_(self.std).to(memory_format=layout)
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the data set on a device."""
