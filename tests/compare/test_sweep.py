@@ -413,7 +413,7 @@ def test_a_score_that_a_method_cannot_have_is_refused_before_training(
 
 def test_a_score_of_own_models_needs_them_to_be_scored(tmp_path: Path) -> None:
     with pytest.raises(
-        CafedclError, match="own.client_mean: evaluate.own_every = 0, .* at least 1"
+        CafedclError, match=r"own.client_mean: evaluate.own_every = 0, .* at least 1"
     ):
         cafedcl.sweep(
             "fedavg",
