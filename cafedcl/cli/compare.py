@@ -176,7 +176,8 @@ def sweep(
     """
     from cafedcl.compare.plan import stored_plan
     from cafedcl.compare.run import Means, end_sweep, run_sweep
-    from cafedcl.compare.sweep import Sweep, parse_ranges, parse_values, sweep_settings
+    from cafedcl.compare.sweep import Sweep, sweep_settings
+    from cafedcl.compare.swept_values import parse_ranges, parse_values
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:

@@ -11,9 +11,20 @@ from cafedcl.config.sections import Config
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
-from cafedcl.core.tensors import Tensors, digest, pack, under, unpack
+from cafedcl.core.tensors import (
+    MODEL,
+    OPTIMIZER,
+    Tensors,
+    digest,
+    pack,
+    prefixed,
+    under,
+    unpack,
+    without,
+)
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.sparse_writing import with_all_rows
+from cafedcl.functional.reply_check import Kind, mismatch
 from cafedcl.methods import find_method
 from cafedcl.task.resolve import resolve
 from cafedcl.task.task import Task
@@ -138,6 +149,31 @@ def frozen_digest(task: Task) -> str:
     """Return a digest of the weights that nobody trains; empty if all are trained."""
     weights = task.frozen_weights()
     return digest(weights) if weights else ""
+
+
+def snapshot_of(state: Tensors, memories: Mapping[int, Tensors], own: Tensors) -> Tensors:
+    """Return in one table the server's state, what clients keep, and their last scores."""
+    kept = {
+        f"memory/{client}/{name}": value
+        for client, memory in memories.items()
+        for name, value in memory.items()
+    }
+    return {**prefixed("state/", state), **kept, **prefixed("own/", own)}
+
+
+def check_snapshot(snapshot: Tensors, state: Tensors, own: Tensors) -> None:
+    """Raise ValueError if a snapshot is not one of a federation with such a state and scores."""
+    kinds: dict[str, Kind] = {}
+    for name, value in {**prefixed("state/", state), **prefixed("own/", own)}.items():
+        shape = tuple(value.shape)
+        # The first axis of what a method keeps besides the model may grow.
+        fixed = name.startswith(("state/" + MODEL, "state/" + OPTIMIZER))
+        if name in snapshot and shape and not fixed:
+            shape = (*snapshot[name].shape[:1], *shape[1:])
+        kinds[name] = (shape, value.dtype)
+    problem = mismatch(without("memory/", snapshot), kinds)
+    if problem:
+        raise ValueError(problem)
 
 
 def memories_of(snapshot: Tensors) -> dict[int, Tensors]:

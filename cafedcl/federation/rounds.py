@@ -30,7 +30,7 @@ from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
 from cafedcl.federation.callback import Callback, Record, StoppedByCallback, notify
-from cafedcl.federation.checkpoint import memories_of
+from cafedcl.federation.checkpoint import check_snapshot, memories_of, snapshot_of
 from cafedcl.federation.client_privacy import ClientPrivacy, PrivateAggregator
 from cafedcl.federation.clock import Clock
 from cafedcl.federation.defence import Defence, DefendedAggregator, left_out
@@ -47,7 +47,7 @@ from cafedcl.federation.replies import (
 )
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.functional.metrics import Evaluator, Scores
-from cafedcl.functional.reply_check import Kind, all_finite, mismatch
+from cafedcl.functional.reply_check import all_finite
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.task import arithmetic
@@ -353,30 +353,14 @@ class Federation:
 
     def snapshot(self) -> tuple[Tensors, Header]:
         """Return all that is needed to go on from here."""
-        memories = {
-            f"memory/{client}/{name}": value
-            for client, memory in self.memories.items()
-            for name, value in memory.items()
-        }
-        tensors = {**prefixed("state/", self.state), **memories, **prefixed("own/", self.own)}
+        tensors = snapshot_of(self.state, self.memories, self.own)
         return tensors, {"round": self.round, "releases": self.privacy.releases}
 
     def restore(self, tensors: Tensors, header: Header) -> None:
         """Go back to a snapshot; raises ValueError if it is not one of this federation."""
         # A checkpoint of an earlier version may lack kinds of scores; they come with later rounds.
         tensors = {**prefixed("own/", self.evaluator.no_own()), **tensors}
-        fitting = {**prefixed("state/", self.state), **prefixed("own/", self.own)}
-        kinds: dict[str, Kind] = {}
-        for name, value in fitting.items():
-            shape = tuple(value.shape)
-            # The first axis of what a method keeps besides the model may grow.
-            fixed = name.startswith(("state/" + MODEL, "state/" + OPTIMIZER))
-            if name in tensors and shape and not fixed:
-                shape = (*tensors[name].shape[:1], *shape[1:])
-            kinds[name] = (shape, value.dtype)
-        problem = mismatch(without("memory/", tensors), kinds)
-        if problem:
-            raise ValueError(problem)
+        check_snapshot(tensors, self.state, self.own)
         self.round = int(header["round"])
         self.privacy.resume(self.round, int(header.get("releases", self.round)))
         stored = under("state/", tensors)

@@ -16,14 +16,8 @@ from cafedcl.cli.compare import sweep as command
 from cafedcl.compare import pool as schedule_pool
 from cafedcl.compare.jobs import DeviceShare, Handle, RunSpec
 from cafedcl.compare.pool import Pool, View
-from cafedcl.compare.sweep import (
-    SWEEP_SCORES,
-    Range,
-    Sweep,
-    check_score,
-    parse_ranges,
-    parse_values,
-)
+from cafedcl.compare.sweep import SWEEP_SCORES, Sweep, check_score
+from cafedcl.compare.swept_values import Range
 from cafedcl.compare.tune import Search
 from cafedcl.config.format import FORMAT
 from cafedcl.config.sections import read_file
@@ -107,7 +101,7 @@ TUNED = {"ranges": {"train.lr": "0.001..0.9:log"}, "choices": {"method.geo": ["b
 
 
 def test_a_grid_is_every_combination_in_folders_of_their_own(tmp_path: Path) -> None:
-    grid = parse_values(["method.lam_geo=0,0.1,1", "method.gamma = 0.2, 0.6"], "--grid")
+    grid = {"method.lam_geo": [0, 0.1, 1], "method.gamma": [0.2, 0.6]}
     plan = made(grid=grid, seeds=2)
     points = plan.points()
     assert len(points) == 6
@@ -121,22 +115,6 @@ def test_a_grid_is_every_combination_in_folders_of_their_own(tmp_path: Path) -> 
     assert both.place(both.points()[0]) == "momentum=0.0,lr=0.1,shots=100,-20"
     signs = made(grid={"method.lam": [-0.7, 0.7]}, settings={"method.name": "fedrcl"})
     assert [signs.place(point) for point in signs.points()] == ["lam=-0.7", "lam=0.7"]
-
-
-def test_values_may_be_words_numbers_and_lists() -> None:
-    assert parse_values(["a.b=1,x,true,[1,2]"], "--grid") == {"a.b": [1, "x", True, [1, 2]]}
-
-
-@pytest.mark.parametrize("text", ["lr=1,2", "train.lr", "train.lr=", "train.=3", ".lr=3"])
-def test_values_that_cannot_be_read_are_one_line(text: str) -> None:
-    with pytest.raises(CafedclError, match=r"section\.key=value,value is expected"):
-        parse_values([text], "--grid")
-
-
-@pytest.mark.parametrize("texts", [["train.lr=1,1"], ["train.lr=1", "train.lr=2"]])
-def test_the_same_value_or_option_twice_is_one_line(texts: list[str]) -> None:
-    with pytest.raises(CafedclError, match="given twice"):
-        parse_values(texts, "--grid")
 
 
 @pytest.mark.parametrize(
@@ -160,18 +138,12 @@ def test_ranges_that_cannot_be_are_one_line(name: str, text: str, said: str) -> 
         made(ranges={name: text})
 
 
-def test_ranges_are_read() -> None:
-    assert parse_ranges(["train.lr = 0.1..0.5:log"]) == {"train.lr": "0.1..0.5:log"}
+def test_ranges_have_the_type_of_their_option() -> None:
     plan = made(ranges={"train.lr": "0.1..0.5:log", "train.epochs": "1..5"})
     assert plan.space == [
         Range("train.lr", 0.1, 0.5, True, False),
         Range("train.epochs", 1, 5, False, True),
     ]
-    for texts in (["lr=0..1"], ["train.lr"]):
-        with pytest.raises(CafedclError, match=r"section\.key=low\.\.high"):
-            parse_ranges(texts)
-    with pytest.raises(CafedclError, match="given twice"):
-        parse_ranges(["train.lr=0..1", "train.lr=0..2"])
 
 
 @pytest.mark.parametrize(
