@@ -24,7 +24,7 @@ from quick import QUICK
 from torch import Tensor
 
 from cafedcl.config.sections import Config, DataOptions
-from cafedcl.core.contract import Client, Visit
+from cafedcl.core.contract import Census, Client, Visit
 from cafedcl.data import Dataset, load_dataset
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
@@ -152,7 +152,7 @@ def visit_with() -> Callable[..., Visit]:
             "progress": counts.new_zeros(()),
         }
         holds = counts.nonzero().flatten()
-        client = Client(0, int(counts.sum()), counts, holds, *told)
+        client = Client(0, int(counts.sum()), counts, holds, Census(*told))
         return Visit(client=client, **{**empty, **times, **parts})
 
     return make

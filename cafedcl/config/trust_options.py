@@ -15,6 +15,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
     "noise": ("clients", "claim", "factor", "since"),
     "swap": ("clients", "claim", "since"),
     "long": ("clients", "claim", "since"),
+    "sums": ("clients", "claim", "since"),
     "huge": ("clients", "claim", "since"),
     "counts": ("clients", "since"),
 }
@@ -39,8 +40,9 @@ class AttackOptions:
         "none",
         "what liars do. label-flip: train on class C−1−y instead of y; sign-flip: send the "
         "opposite of their update; scale: send a multiple of it; noise: send noise; swap: send the "
-        "prototype of a class as another's; long: prototypes of ±1 in every coordinate; huge: "
-        "weights of 3e38; counts: claim a billion images",
+        "prototype of a class as another's; long: prototypes of ±1 in every coordinate; sums: the "
+        "opposite of their sums over a class's images; huge: weights of 3e38; counts: claim a "
+        "billion images",
         choices=tuple(ATTACKS),
     )
     clients: int = option(0, "number of clients that lie, drawn at random", low=0, high=10_000_000)
@@ -69,9 +71,9 @@ class DefenceOptions:
     kind: str = option(
         "none",
         "how the server combines replies. none: as the method says; clip: clip updates, and "
-        "pull prototypes in, that are far beyond the median; peers: clip, and leave out clients "
-        "whose updates do not agree with those of clients with similar classes; trimmed-mean, "
-        "median: of every coordinate; "
+        "pull means of classes in, that are far beyond the median; peers: clip, and leave out "
+        "clients whose updates do not agree with those of clients with similar classes; "
+        "trimmed-mean, median: of every coordinate; "
         "krum, multi-krum: take the reply, or the replies, closest to the others",
         choices=tuple(DEFENCES),
     )

@@ -105,16 +105,14 @@ class Client:
     """What a client knows of itself, and what the server told it at enrolment.
 
     It has ``samples`` training images n_k, ``counts`` per class n_{k,c}, and ``holds`` lists the
-    classes it has. The server told it ``most``, ``total`` and ``images`` (see `Census`).
+    classes it has. The server told it the ``census`` of all clients.
     """
 
     index: int
     samples: int
     counts: Tensor
     holds: Tensor
-    most: Tensor
-    total: Tensor
-    images: Tensor
+    census: Census
 
 
 @dataclass(frozen=True)
@@ -122,15 +120,12 @@ class Enrolment:
     """What the server knows of all clients before the first round.
 
     ``counts`` and ``synthetic`` are (clients, classes): the training images n_{k,c}, and the new
-    samples that a tail augmentation may add at most. ``most``, ``total`` and ``images`` are what
-    clients are told (see `Census`).
+    samples that a tail augmentation may add at most. ``census`` is what clients are told.
     """
 
     counts: Tensor
     synthetic: Tensor
-    most: Tensor
-    total: Tensor
-    images: Tensor
+    census: Census
 
 
 Claims = dict[str, tuple[Tensor, Tensor]]
@@ -187,7 +182,11 @@ class Field:
     """The largest Euclidean length of a row."""
     summed: bool = False
     """Whether the server adds up what clients send. Honest sums differ as much as the images that
-    clients have, so no defence compares them; `Method.contradiction` has to bound them.
+    clients have, so `Method.contradiction` has to bound them.
+    """
+    by_class: bool = False
+    """Whether row c of such a sum is over the client's images of class c alone. Divided by their
+    number it is a mean, which defences compare with those of other clients.
     """
 
     @property

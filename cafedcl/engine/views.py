@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cafedcl.core.contract import Part, Weights
+from cafedcl.core.contract import Census, Part, Weights
 from cafedcl.core.errors import CafedclError
 
 
@@ -16,13 +16,11 @@ class LossView(NamedTuple):
     """The part of `Client` that a loss can see."""
 
     counts: Tensor
-    most: Tensor
-    total: Tensor
-    images: Tensor
+    census: Census
 
     def __getattr__(self, name: str) -> Tensor:
         raise AttributeError(
-            f"a loss can read counts, most, total and images of visit.client, not {name}: "
+            f"a loss can read counts and census of visit.client, not {name}: "
             "a plain number would stay that of the first client"
         )
 
@@ -35,9 +33,7 @@ class SummaryView(NamedTuple):
 
     counts: Tensor
     holds: Tensor
-    most: Tensor
-    total: Tensor
-    images: Tensor
+    census: Census
 
 
 def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:

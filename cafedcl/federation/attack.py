@@ -34,10 +34,12 @@ class Attack:
         needed = {
             **dict.fromkeys(("sign-flip", "scale", "noise", "huge"), bool(self.task.shared())),
             **dict.fromkeys(("swap", "long"), sends_vectors),
+            "sums": any(it.by_class for it in self.task.fields.values()),
         }
+        words = {"swap": "prototypes", "long": "prototypes", "sums": "sums over images"}
         name = self.task.method.name
         if not needed.get(kind, True):
-            what = "prototypes" if kind in ("swap", "long") else "weights"
+            what = words.get(kind, "weights")
             yield f"attack.kind = {kind}: {name} sends no {what}, so the attack changes nothing"
         if kind != "none" and self.options.claim != "honest" and not self.claims:
             claim = self.options.claim
@@ -57,6 +59,7 @@ class Attack:
             "noise": self.noise,
             "swap": self.swapped,
             "long": self.long,
+            "sums": self.opposite_sums,
             "huge": self.huge,
             "counts": self.counts,
         }[self.options.kind]
@@ -105,6 +108,16 @@ class Attack:
             name: change(up.tensors[name])
             for name, field in self.task.fields.items()
             if field.per_class and field.shape
+        }
+        return replace(up, tensors={**up.tensors, **changed})
+
+    def opposite_sums(self, up: Up, down: Down) -> Up:  # noqa: ARG002
+        """Return the opposite of the sums over each class's images, which such images could have.
+
+        A classifier that is fitted to them is to score images of a class low for this class.
+        """
+        changed: Tensors = {
+            name: -up.tensors[name] for name, field in self.task.fields.items() if field.by_class
         }
         return replace(up, tensors={**up.tensors, **changed})
 

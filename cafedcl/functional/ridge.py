@@ -63,7 +63,7 @@ def balanced_moments(z: Tensor, y: Tensor, client: Client, gain: float) -> Tenso
 
     With ``gain``, images of rare classes are to score higher than those of frequent ones.
     """
-    images = client.images.to(z)
+    images = client.census.images.to(z)
     target = rare_targets(images, gain) if gain else None
     return moments(z, y, told_weight(y, client.counts.to(z)) / images.clamp_min(1), target)
 
@@ -81,7 +81,7 @@ def moment_fields(classes: int, dim: int) -> dict[str, Field]:
     """Return the entries of a reply with moments."""
     return {
         "gram": Field((dim, dim), per_class=False, summed=True),
-        "targets": Field((classes, dim), per_class=False, summed=True),
+        "targets": Field((classes, dim), per_class=False, summed=True, by_class=True),
     }
 
 
@@ -115,7 +115,8 @@ def not_moments(sent: Tensors, weight: Tensor) -> str | None:
 
 def not_balanced_moments(up: Up, enrolment: Enrolment) -> str | None:
     """Return why a client's tensors are no balanced moments of its images, or None."""
-    return not_moments(up.tensors, enrolment.counts[up.client] / enrolment.images.clamp_min(1))
+    images = enrolment.census.images.clamp_min(1)
+    return not_moments(up.tensors, enrolment.counts[up.client] / images)
 
 
 def summed(ups: list[Up]) -> Tensors:

@@ -319,7 +319,8 @@ def class_trust(
     quality = signals.get("quality")
     n_eff = conf.effective_counts(client.counts, made, o.gamma)
     u = conf.uncertainty(logits, y, len(p), o.uncertainty, o.unvalidated)
-    data = conf.data_confidence(n_eff, client.most, client.total, o.data_scale, o.half)
+    census = client.census
+    data = conf.data_confidence(n_eff, census.most, census.total, o.data_scale, o.half)
     val = conf.validation_confidence(u, o.beta)
     blend = conf.confidence(data, val, o.w, quality, made, o.missing).clamp(*o.clip)
     trust = conf.trust(o.weights, blend, n_eff, client.counts, p)
@@ -338,7 +339,7 @@ def trust_range(options: CAFedCLOptions, enrolment: Enrolment) -> tuple[Tensor, 
     """Return the smallest and the largest confidence that each client can have in each class."""
     o = options
     n_eff = conf.effective_counts(enrolment.counts, enrolment.synthetic, o.gamma)
-    told = (enrolment.most, enrolment.total)
-    data = conf.largest_data_confidence(n_eff, *told, o.data_scale, o.half)
+    census = enrolment.census
+    data = conf.largest_data_confidence(n_eff, census.most, census.total, o.data_scale, o.half)
     most = conf.largest_confidence(data, enrolment.synthetic > 0, o.w).clamp(*o.clip)
     return conf.trust_range(o.weights, most, n_eff, enrolment.counts)

@@ -45,7 +45,7 @@ class FedYoYo(FedAvg):
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         own = shares(visit.client.counts)
-        everyone = shares(visit.client.total)
+        everyone = shares(visit.client.census.total)
         steps = visit.scratch["steps"]
         steps += 1
         rest = 1 - self.options.gamma

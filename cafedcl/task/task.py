@@ -78,9 +78,7 @@ class ClientData:
                 self._clients.clear()
             samples = int(self.shards.counts[index].sum())
             holds = self.holds[index].to(self._counts.device)
-            self._clients[index] = Client(
-                index, samples, self._counts[index], holds, **self._census._asdict()
-            )
+            self._clients[index] = Client(index, samples, self._counts[index], holds, self._census)
         return self._clients[index]
 
     @cached_property
@@ -291,8 +289,8 @@ class Task:
     def enrolment(self) -> Enrolment:
         """What the server knows of all clients before the first round, on the host."""
         counts = self.release.counts(self.clients.shards.counts.cpu())
-        census = (value.cpu() for value in self.clients.census)
-        return Enrolment(counts, self.tail.augmenter.new_samples(counts), *census)
+        census = Census(*(value.cpu() for value in self.clients.census))
+        return Enrolment(counts, self.tail.augmenter.new_samples(counts), census)
 
     @cached_property
     def most_tested(self) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cafedcl.config.data_options import DataOptions
 from cafedcl.config.sections import Config
-from cafedcl.core.contract import Batch, Down, Failure, Job, Part, Reply, Up, Visit, Weights
+from cafedcl.core.contract import Batch, Census, Down, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed, under, without
 from cafedcl.data import load_dataset
 from cafedcl.data.dataset import Dataset
@@ -162,10 +162,8 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
     sent = doubled(method.broadcast(federation.state))
     kept = doubled(federation.memories.get(0, {}))
     client = task.clients.client(0)
-    counts = {
-        name: getattr(client, name).double() for name in ("counts", "most", "total", "images")
-    }
-    client = replace(client, **counts)
+    census = Census(*(value.double() for value in client.census))
+    client = replace(client, counts=client.counts.double(), census=census)
     # The federation's own network stays as it is, for other checks.
     network = deepcopy(task.network).double().train()
     received = {**doubled(task.initial), **under(MODEL, sent), **under(MODEL, kept)}

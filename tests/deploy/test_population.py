@@ -101,7 +101,7 @@ def test_a_site_is_told_the_census_and_nobody_elses_counts(population):
     task = prepare_site(config(), SOUTH, assigned, "south")
     client = task.clients.client(1)
     assert client.counts.tolist() == [5, 18, 1]
-    assert client.most.tolist() == [5, 18, 3]
+    assert client.census.most.tolist() == [5, 18, 3]
     assert task.clients.shards.counts[0].sum() == 0
     assert torch.equal(task.clients.data.mean, population.mean)
     assert torch.equal(task.clients.data.std, population.std)

@@ -79,6 +79,18 @@ def test_a_swap_sends_prototypes_under_the_next_class(tiny: Tiny) -> None:
         )
 
 
+@pytest.mark.parametrize("method", ["spherefed", "cafedcl:best"])
+def test_opposite_sums_are_accepted_since_such_images_could_be(tiny: Tiny, method: str) -> None:
+    federation, _, honest, arrived = both(tiny, "sums", method)
+    for client, reply in arrived.items():
+        sign = -1 if client in federation.attack.liars else 1
+        sent, told = reply.up.tensors, honest[client].up.tensors
+        assert torch.equal(sent["targets"], sign * told["targets"])
+        assert torch.equal(sent["gram"], told["gram"])
+        assert told["targets"].any()
+    assert federation.step().failed == []
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -177,7 +177,7 @@ def test_a_cross_check_of_nothing_is_said(tiny: Tiny, method: str, told: bool) -
 
 
 @pytest.mark.parametrize("kind", ["clip", "trimmed-mean", "median", "peers"])
-def test_sums_over_images_are_added_up_as_they_are(tiny: Tiny, kind: str) -> None:
+def test_second_moments_of_all_images_are_added_up_as_they_are(tiny: Tiny, kind: str) -> None:
     """A coordinate's mean over clients with other classes would be no sum over anybody's images."""
     federation = tiny("cafedcl:best", defence__kind=kind, **EVERYONE)
     aggregator = federation.aggregator()
@@ -186,5 +186,79 @@ def test_sums_over_images_are_added_up_as_they_are(tiny: Tiny, kind: str) -> Non
         aggregator.add(up)
     by_client = {up.client: up.tensors for up in sent}
     for up in aggregator.defended():
-        for name in ("gram", "targets"):
-            assert torch.equal(up.tensors[name], by_client[up.client][name])
+        assert torch.equal(up.tensors["gram"], by_client[up.client]["gram"])
+
+
+def class_sums(federation: Federation, means: np.ndarray) -> list[np.ndarray]:
+    """The sums of a class that a server adds up, of clients whose images have these means in it."""
+    dim = federation.method.dim
+    counts = federation.counts.numpy()
+    counts[:, 1:] = 0
+    federation.task.enrolment.counts[:] = torch.from_numpy(counts)
+    aggregator = federation.aggregator()
+    for client, mean in enumerate(means):
+        targets = torch.zeros(10, dim)
+        targets[0, : len(mean)] = torch.from_numpy(counts[client, 0] * mean)
+        # Nothing that has no images may become NaN.
+        gram = torch.eye(dim)
+        model = {name: value.clone() for name, value in under(MODEL, federation.state).items()}
+        sums = {"gram": gram, "targets": targets}
+        aggregator.add(Up(client, int(counts[client].sum()), sums, model))
+    return [up.tensors["targets"].numpy() for up in aggregator.defended()]
+
+
+NEARBY = [[0.9, 0.1], [0.8, -0.1], [0.85, 0.0], [0.9, -0.2]]
+
+
+def middle_of(points: np.ndarray) -> np.ndarray:
+    """The geometric median, as the best point of a fine grid."""
+    axes = np.linspace(points.min(0), points.max(0), 401).T
+    grid = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
+    return grid[np.linalg.norm(grid[:, None] - points, axis=2).sum(1).argmin()]
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("clip", 2.0), ("clip", 1.5), ("peers", 2.0)])
+def test_the_opposite_sums_of_a_liar_are_pulled_in_to_those_of_the_others(
+    tiny: Tiny, kind: str, factor: float
+) -> None:
+    options = {"defence__kind": kind, "defence__factor": factor, "split__kind": "iid"}
+    federation = tiny("spherefed", **options, **EVERYONE)
+    means = np.array([*NEARBY, [-0.87, 0.05]])
+    images = federation.counts[:, 0].numpy()
+    found = class_sums(federation, means)
+    middle = middle_of(means)
+    lengths = np.linalg.norm(means - middle, axis=1)
+    limit = factor * np.median(lengths)
+    assert (lengths[:4] < limit).all(), "the example: only the liar is far from the others"
+    for client in range(4):
+        np.testing.assert_array_equal(
+            found[client][0, :2], (images[client] * means[client]).astype(np.float32)
+        )
+    pulled = found[4][0, :2] / images[4]
+    np.testing.assert_allclose(
+        pulled, middle + limit * (means[4] - middle) / lengths[4], atol=0.005
+    )
+    for sums in found:
+        assert not sums[1:].any()
+
+
+@pytest.mark.parametrize("kind", ["clip", "median", "trimmed-mean"])
+def test_of_two_holders_nobody_can_say_whose_sums_are_wrong(tiny: Tiny, kind: str) -> None:
+    federation = tiny("spherefed", defence__kind=kind, split__kind="iid", **EVERYONE)
+    means = np.array([NEARBY[0], [-0.9, 0.0], *[[0.0, 0.0]] * 3])
+    images = federation.counts[:, 0].numpy().copy()
+    federation.counts[2:, 0] = 0
+    found = class_sums(federation, means)
+    for client in range(2):
+        np.testing.assert_array_equal(
+            found[client][0, :2], (images[client] * means[client]).astype(np.float32)
+        )
+
+
+def test_a_median_of_sums_is_that_of_their_means(tiny: Tiny) -> None:
+    federation = tiny("spherefed", defence__kind="median", split__kind="iid", **EVERYONE)
+    means = np.array([*NEARBY, [-0.87, 0.05]])
+    images = federation.counts[:, 0].numpy()
+    middle = middle_of(means)
+    for client, sums in enumerate(class_sums(federation, means)):
+        np.testing.assert_allclose(sums[0, :2] / images[client], middle, atol=0.005)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cafedcl.core.contract import Client, Enrolment, Up
+from cafedcl.core.contract import Census, Client, Enrolment, Up
 from cafedcl.functional.ridge import (
     MOMENTS,
     balanced_moments,
@@ -180,7 +180,8 @@ def test_the_pull_is_accepted_with_the_images_for_it() -> None:
 def test_the_weight_of_balanced_moments_follows_from_enrolment() -> None:
     """Client 0 has three quarters of class 0 and half of class 2."""
     counts = torch.tensor([[3, 0, 1], [1, 0, 1]])
-    enrolment = Enrolment(counts, torch.zeros_like(counts), *2 * [counts.amax(0)], counts.sum(0))
+    census = Census(counts.amax(0), counts.amax(0), counts.sum(0))
+    enrolment = Enrolment(counts, torch.zeros_like(counts), census)
     z = torch.eye(DIM)[:1].expand(4, DIM)
     sums = moments(z, torch.tensor([0, 0, 0, 2]), torch.tensor([0.25, 0.0, 0.5]))
     assert not_balanced_moments(Up(0, 4, sums), enrolment) is None
@@ -326,9 +327,8 @@ def test_the_weights_are_of_real_images_whatever_counts_with_synthetic_ones_are(
     for number, own in enumerate(counts):
         y = torch.arange(3).repeat_interleave(own.long())
         z = torch.eye(DIM)[:1].expand(len(y), DIM)
-        client = Client(
-            number, len(y), own, own.nonzero().flatten(), counted, counted, counts.sum(0)
-        )
+        census = Census(counted, counted, counts.sum(0))
+        client = Client(number, len(y), own, own.nonzero().flatten(), census)
         sums.append(balanced_moments(z, y, client, 0.5))
     assert float(sum(part["gram"].trace() for part in sums)) == pytest.approx(3)
     targets = sum(part["targets"] for part in sums)[:, 0]

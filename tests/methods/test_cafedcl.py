@@ -471,10 +471,10 @@ class Fitting:
         part = torch.from_numpy(self.z[k]), torch.from_numpy(self.y[k])
         counts = np.bincount(self.y[k], minlength=CLASSES)
         visit = visit_with(
-            torch.from_numpy(counts).double(), anchors=self.anchors(), embed=lambda *_: part
-        )
-        visit = dataclasses.replace(
-            visit, client=dataclasses.replace(visit.client, images=torch.from_numpy(self.total))
+            torch.from_numpy(counts).double(),
+            images=torch.from_numpy(self.total),
+            anchors=self.anchors(),
+            embed=lambda *_: part,
         )
         return Up(k, len(part[1]), self.method.summarize(NETWORK, visit)[0])
 

@@ -96,7 +96,7 @@ def test_what_is_sent_does_not_depend_on_exact_counts(tiny):
         exact = task.clients.shards.counts[up.client]
         told = task.release.counts(exact)
         assert up.samples == int(told.sum()) != int(exact.sum())
-        most = task.enrolment.most[up.tensors["classes"]]
+        most = task.enrolment.census.most[up.tensors["classes"]]
         expected = told[up.tensors["classes"]] / most
         torch.testing.assert_close(up.tensors["confidence"].double(), expected.double())
         lengths = up.tensors["prototypes"].norm(dim=1)

@@ -188,7 +188,7 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     ReadsAPlainNumber: ("engines", "engine gives another 'model/"),
     ReadsSamples: (
         "engines",
-        "a loss can read counts, most, total and images of visit.client, not",
+        "a loss can read counts and census of visit.client, not",
     ),
     Forgets: ("resume", "a resumed run differs in 'state/server/rounds'"),
 }

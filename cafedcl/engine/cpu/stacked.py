@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from cafedcl.augment.base import SyntheticImages
-from cafedcl.core.contract import Batch, Client, Failure, Job, Reply, Visit
+from cafedcl.core.contract import Batch, Census, Client, Failure, Job, Reply, Visit
 from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.tensors import ANCHORS, ENCODER, MODEL, Tensors, prefixed, under, without
 from cafedcl.engine.base import Results
@@ -183,9 +183,7 @@ class StackedClients(ReferenceEngine):
             own |= {prefix + name: [tensors[name] for tensors in each] for name in each[0]}
         shared = {name: value for name, value in sent.items() if name not in personal_names}
         common = {
-            "most": clients[0].most,
-            "total": clients[0].total,
-            "images": clients[0].images,
+            **prefixed("census/", clients[0].census._asdict()),
             "round": torch.tensor(float(down.round)),
             "progress": torch.tensor(down.round / task.rounds),
             **prefixed("anchors/", under(ANCHORS, down.tensors)),
@@ -292,7 +290,7 @@ class StackedClients(ReferenceEngine):
         parameters = self.stack_weights.parameters.values()
         for parameter, value in zip(parameters, weights, strict=True):
             parameter.module._parameters[parameter.key] = cast(Any, value)
-        view = LossView(own["counts"], common["most"], common["total"], common["images"])
+        view = LossView(own["counts"], Census(**under("census/", common)))
         visit = Visit(
             client=cast(Client, view),
             round=common["round"],

@@ -99,7 +99,7 @@ class ClientSlot(Replica):
     def _static_visit(self, index: int, memory: Tensors) -> Visit:
         client = self.task.clients.client(index)
         broadcast = self.device_data.broadcast
-        view = LossView(client.counts.clone(), client.most, client.total, client.images)
+        view = LossView(client.counts.clone(), client.census)
         return Visit(
             client=cast(Client, view),
             round=broadcast.round,
@@ -282,8 +282,7 @@ class ClientSlot(Replica):
         size = rows.shape[1]
         known = captures.visit.client
         holds = torch.arange(self.task.method.classes, device=rows.device)
-        told = (known.most, known.total, known.images)
-        view = cast(Client, SummaryView(known.counts, holds, *told))
+        view = cast(Client, SummaryView(known.counts, holds, known.census))
         program = self.device_data.program
         program.functional.eval()
         # An uncaptured run shows which weights the method embeds with. They are embedded before the

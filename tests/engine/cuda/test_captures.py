@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cafedcl.core.contract import Visit
+from cafedcl.core.contract import Census, Visit
 from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.captures import LONG_CHAIN_PAYS, Captures
 from cafedcl.engine.views import LossView, embeds_nothing
@@ -11,7 +11,7 @@ from cafedcl.engine.views import LossView, embeds_nothing
 def plan() -> Captures:
     counts = torch.zeros(3)
     visit = Visit(
-        LossView(counts, counts, counts, counts),
+        LossView(counts, Census(counts, counts, counts)),
         torch.zeros(()),
         torch.zeros(()),
         {},
