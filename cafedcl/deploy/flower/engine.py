@@ -25,6 +25,7 @@ from cafedcl.deploy.flower.messages import (
 )
 from cafedcl.deploy.flower.records import OWN, SHARED
 from cafedcl.deploy.flower.secure_round import SecureRound
+from cafedcl.deploy.flower.uncounted import UncountedReplies
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds
@@ -46,11 +47,19 @@ class FlowerEngine:
 
     name: ClassVar[str] = "flower"
 
-    def __init__(self, task: Task, terms: Terms, mail: Mail, nodes: ClientNodes) -> None:
+    def __init__(
+        self,
+        task: Task,
+        terms: Terms,
+        mail: Mail,
+        nodes: ClientNodes,
+        uncounted: UncountedReplies,
+    ) -> None:
         self.task = task
         self.terms = terms
         self.mail = mail
         self.nodes = nodes
+        self.uncounted = uncounted
         self.local = ReferenceEngine(task)
         self._sum: Tensor | None = None
         self._sum_traffic: dict[str, int] = {}
@@ -71,7 +80,12 @@ class FlowerEngine:
         down = jobs[0].down
         shared = shared_request(TRAIN, down, self.terms)
         requests = {
-            node: {SHARED: shared, OWN: client_request(job.client, job.memory, job.evaluate)}
+            node: {
+                SHARED: shared,
+                OWN: client_request(
+                    job.client, job.memory, job.evaluate, **self.uncounted.told(job.client)
+                ),
+            }
             for node, job in asked.items()
         }
         for node, answer in self.mail.exchange(MessageType.TRAIN, requests, self.reply_limit(down)):
@@ -106,7 +120,7 @@ class FlowerEngine:
         bounds = ContributionBounds(self.terms.config.privacy, self.task)
         size = bounds.contributions(next(iter(asked.values())).down.tensors).size
         samples = self.task.enrolment.counts.sum(1).tolist()
-        secure = SecureRound(asked, self.terms, self.mail, size, samples)
+        secure = SecureRound(asked, self.terms, self.mail, size, samples, self.uncounted)
         self._sum, results = secure.run()
         self._sum_traffic = {"up_floats": size * len(secure.vectors), "up_bytes": secure.bytes}
         yield from results

@@ -75,9 +75,12 @@ def shared_request(kind: str, down: Down, terms: Terms) -> bytes:
     return pack(down.tensors, {"kind": kind, "round": down.round, "terms": terms.plain()})
 
 
-def client_request(client: int, ticket: Tensors, evaluate: bool, **secure: Any) -> bytes:
-    """Return the part of a request for one site; ``secure`` is what a phase of a sum needs."""
-    return pack(ticket, {"client": client, "evaluate": evaluate, **secure})
+def client_request(client: int, ticket: Tensors, evaluate: bool, **more: Any) -> bytes:
+    """Return the part of a request for one site.
+
+    ``more`` is what a phase of a secure sum needs, or why the site's last reply did not count.
+    """
+    return pack(ticket, {"client": client, "evaluate": evaluate, **more})
 
 
 def read_request(parts: MessageParts) -> Request:

@@ -23,6 +23,7 @@ from cafedcl.deploy.flower.messages import (
 )
 from cafedcl.deploy.flower.records import OWN, SHARED
 from cafedcl.deploy.flower.secure_sum import Masked, PublicKeys, threshold, unmasked_sum
+from cafedcl.deploy.flower.uncounted import UncountedReplies
 
 SMALL_REPLY = 1 << 20
 """Bytes of a reply without a vector, at most, and what a reply has besides the vector."""
@@ -36,7 +37,13 @@ class SecureRound:
     """Asks the sites of one round, phase by phase, and notes who is lost and why."""
 
     def __init__(
-        self, jobs: Mapping[int, Job], terms: Terms, mail: Mail, size: int, samples: Sequence[int]
+        self,
+        jobs: Mapping[int, Job],
+        terms: Terms,
+        mail: Mail,
+        size: int,
+        samples: Sequence[int],
+        uncounted: UncountedReplies,
     ) -> None:
         self.jobs = dict(jobs)
         """The job of every node."""
@@ -44,6 +51,7 @@ class SecureRound:
         self.mail = mail
         self.size = size
         self.samples = samples
+        self.uncounted = uncounted
         self.failures: list[Failure] = []
         self.keys: dict[int, PublicKeys] = {}
         self.tokens: dict[int, dict[int, str]] = {}
@@ -56,7 +64,7 @@ class SecureRound:
     def run(self) -> tuple[Tensor | None, list[Reply | Failure]]:
         """Return the sum, if enough sites stayed, and what became of every site."""
         try:
-            self._phase(KEYS, SMALL_REPLY, lambda _: {}, self._take_keys)
+            self._phase(KEYS, SMALL_REPLY, self.uncounted.told, self._take_keys)
             keys = {str(client): list(pair) for client, pair in self.keys.items()}
             limit = SMALL_REPLY + SHARE_BYTES * len(keys)
             self._phase(SHARES, limit, lambda _: {"keys": keys}, self._take_tokens)

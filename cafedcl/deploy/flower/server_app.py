@@ -15,6 +15,7 @@ from cafedcl.deploy.flower.engine import ClientNodes, FlowerEngine
 from cafedcl.deploy.flower.mail import Mail
 from cafedcl.deploy.flower.messages import Terms
 from cafedcl.deploy.flower.roster import Roster, SiteKeys, T, read_simulated_client
+from cafedcl.deploy.flower.uncounted import UncountedReplies
 from cafedcl.deploy.folders import read_server
 from cafedcl.deploy.population import EnrolmentLimits, Population, prepare_server
 from cafedcl.federation import runs
@@ -186,7 +187,9 @@ class GridHost:
         terms: Terms,
         nodes: ClientNodes,
     ) -> Federation:
-        return Federation(setup, callbacks, FlowerEngine(setup.task, terms, mail, nodes))
+        uncounted = UncountedReplies()
+        engine = FlowerEngine(setup.task, terms, mail, nodes, uncounted)
+        return Federation(setup, [*callbacks, uncounted], engine)
 
 
 def stored_population(folder: RunFolder) -> Population:

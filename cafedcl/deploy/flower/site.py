@@ -21,6 +21,7 @@ from cafedcl.data import Dataset, load_dataset
 from cafedcl.deploy.flower.messages import (
     ENROL,
     KEYS,
+    LONGEST_ERROR,
     MASKED,
     SHARES,
     SURVEY,
@@ -75,7 +76,7 @@ class Site:
         self._engine: tuple[str, ReferenceEngine] | None = None
         self._dataset: tuple[Header, Dataset] | None = None
         self._member: tuple[tuple[str, int, int], SecureMember] | None = None
-        self._said = ""
+        self._said: dict[str, str] = {}
 
     def answer(self, parts: MessageParts, client: int | None) -> MessageParts:
         """Return the answer to a request; an error is an answer too."""
@@ -115,9 +116,16 @@ class Site:
     def _say(self, line: str) -> None:
         # A simulated shard's errors are the run's own, which says them itself. What is asked again
         # in every round is said once.
-        if self.data and line != self._said:
+        kind = line.partition(":")[0]
+        if self.data and line != self._said.get(kind):
             print(printable(line), file=sys.stderr, flush=True)
-            self._said = line
+            self._said[kind] = line
+
+    def _say_if_uncounted(self, request: Request) -> None:
+        """Say why the server did not count this site's last reply: nobody else would know here."""
+        if "uncounted" in request.own:
+            reason = str(request.own["uncounted"])[:LONGEST_ERROR]
+            self._say(f"warning: the server did not count the last reply of this site: {reason}")
 
     def _enrol(self, request: Request, client: int | None) -> MessageParts:
         config = self._allowed(request.terms["config"])
@@ -129,6 +137,7 @@ class Site:
         job, terms = self._accepted(request, client)
         if terms.config.privacy.secure:
             raise RefusalError("this run sums securely; a single reply is not given")
+        self._say_if_uncounted(request)
         return answer_train(self._trained(request, job, terms), job.down.round)
 
     def _trained(self, request: Request, job: Job, terms: Terms) -> Reply:
@@ -147,6 +156,7 @@ class Site:
 
     def _secure_keys(self, request: Request, client: int | None) -> MessageParts:
         job, terms = self._accepted(request, client)
+        self._say_if_uncounted(request)
         member = SecureMember(job.client)
         # One sum at a time: the keys of an earlier one are forgotten.
         self._member = ((terms.run, job.down.round, job.client), member)

@@ -1,0 +1,34 @@
+"""Replies that do not count, and why: their sites are told with the next request."""
+
+from cafedcl.core.contract import Failure
+from cafedcl.federation.callback import Callback, Record
+from cafedcl.federation.rounds import Federation
+
+
+class UncountedReplies(Callback):
+    """Remembers of every client why its last reply did not count.
+
+    Only the server knows, but whoever looks after the site has to mend it. What a defence leaves
+    out is not told: a liar could try until it passes.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
+
+    def client_done(self, federation: Federation, client: int, failure: Failure | None) -> None:  # noqa: ARG002
+        """Remember why a reply did not count."""
+        if failure is None:
+            self.reasons.pop(client, None)
+        else:
+            self.reasons[client] = failure.reason
+
+    def round_done(self, federation: Federation, record: Record) -> None:  # noqa: ARG002
+        """Remember that a round counted for nobody."""
+        if record.reason:
+            replied = set(record.participants) - set(record.dropped) - self.reasons.keys()
+            self.reasons |= dict.fromkeys(replied, f"the round was skipped: {record.reason}")
+
+    def told(self, client: int) -> dict[str, str]:
+        """Return what a request tells a client of its last reply: nothing if it counted."""
+        reason = self.reasons.get(client)
+        return {} if reason is None else {"uncounted": reason}
