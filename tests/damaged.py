@@ -329,8 +329,16 @@ def every_tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[...
     )
 
 
+def flipped(value: torch.Tensor) -> torch.Tensor:
+    """Return what a bad disk makes of a tensor: one bit of its first number is another."""
+    spoilt = value.clone().contiguous()
+    if spoilt.numel():
+        spoilt.view(-1).view(torch.uint8)[0] ^= 1
+    return spoilt
+
+
 def sealed(change: Callable[..., Content]) -> Callable[..., Content]:
-    """Return the change of a checkpoint whose digest fits its new content."""
+    """Return the change of a file whose digest fits its new content."""
 
     def change_and_seal(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> Content:
         tensors, header = change(tensors, {k: v for k, v in header.items() if k != "digest"})
@@ -341,30 +349,35 @@ def sealed(change: Callable[..., Content]) -> Callable[..., Content]:
 
 PACKED: Mapping[str, Mapping[str, Callable[..., Content]]] = {
     "data.safetensors": {
-        "without counts": without_tensor("counts"),
-        "without the mean": without_tensor("mean"),
-        "without names": without_key("names"),
-        "without a shape": without_key("shape"),
-        "too few names": headed(names=["one"]),
-        "names that are a number": headed(names=5),
-        "names that are numbers": headed(names=list(range(10))),
-        "a shape that is text": headed(shape="1x8x8"),
-        "a shape of two numbers": headed(shape=[8, 8]),
-        "flat tensors": every_tensor(torch.flatten),
-        "negative counts": every_tensor(lambda value: -value - 1),
-        "tensors of text's type": every_tensor(lambda value: value.to(torch.uint8)),
+        "other numbers": every_tensor(flipped),
+        "other names": headed(names=list("abcdefghij")),
+        "a digest that is a number": headed(digest=3),
+        "without counts": sealed(without_tensor("counts")),
+        "without the mean": sealed(without_tensor("mean")),
+        "without names": sealed(without_key("names")),
+        "without a shape": sealed(without_key("shape")),
+        "too few names": sealed(headed(names=["one"])),
+        "names that are a number": sealed(headed(names=5)),
+        "names that are numbers": sealed(headed(names=list(range(10)))),
+        "a shape that is text": sealed(headed(shape="1x8x8")),
+        "a shape of two numbers": sealed(headed(shape=[8, 8])),
+        "flat tensors": sealed(every_tensor(torch.flatten)),
+        "negative counts": sealed(every_tensor(lambda value: -value - 1)),
+        "tensors of text's type": sealed(every_tensor(lambda value: value.to(torch.uint8))),
     },
     "evaluations/*": {
-        "without a header": lambda tensors, _: (tensors, {}),
-        "nothing in it": lambda _, header: ({}, header),
-        "flat tensors": every_tensor(torch.flatten),
-        "tensors that are numbers": every_tensor(lambda value: value.flatten()[0]),
-        "tensors without entries": every_tensor(lambda value: value[:0]),
-        "tensors with too few rows": every_tensor(lambda value: value[:-1]),
-        "NaN everywhere": every_tensor(lambda value: torch.full(value.shape, torch.nan)),
-        "another round": headed(round=99),
+        "other numbers": every_tensor(flipped),
+        "without a header": sealed(lambda tensors, _: (tensors, {})),
+        "nothing in it": sealed(lambda _, header: ({}, header)),
+        "flat tensors": sealed(every_tensor(torch.flatten)),
+        "tensors that are numbers": sealed(every_tensor(lambda value: value.flatten()[0])),
+        "tensors without entries": sealed(every_tensor(lambda value: value[:0])),
+        "tensors with too few rows": sealed(every_tensor(lambda value: value[:-1])),
+        "NaN everywhere": sealed(every_tensor(lambda value: torch.full(value.shape, torch.nan))),
+        "another round": sealed(headed(round=99)),
     },
     "checkpoints/*": {
+        "other numbers": every_tensor(flipped),
         "without a digest": without_key("digest"),
         "a wrong digest": headed(digest="0" * 32),
         "a digest that is a number": headed(digest=3),

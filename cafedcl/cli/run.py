@@ -86,7 +86,7 @@ def resume(
     load_torch(quiet or as_json)
     from cafedcl import api
     from cafedcl.federation.run_folder import RunFolder, check_learned
-    from cafedcl.federation.runs import change_config, unchanged_if_refused
+    from cafedcl.federation.runs import change_config, check_unchanged, unchanged_if_refused
 
     folder = RunFolder.open(path)
     changes = list(settings or [])
@@ -97,7 +97,9 @@ def resume(
             change_config(folder, changes)
         # What another accountant or budget allows is known only to the run itself.
         counts_anew = any(change.startswith("privacy.") for change in changes)
-        if not counts_anew and folder.is_finished(folder.config().federation.rounds):
+        config = folder.config()
+        if not counts_anew and folder.is_finished(config.federation.rounds):
+            check_unchanged(folder, config)
             _, about = folder.data()
             check_learned(folder.metrics(), path, about.get("clients", ()))
             if not quiet:

@@ -6,7 +6,6 @@ pickle.
 
 import json
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as _load
 from safetensors.torch import save as _save
 from torch import Tensor
+
+from cafedcl.core.digests import DIGEST, Entry, digest_of
 
 Tensors = dict[str, Tensor]
 """Tensors by name: the weights of a model, the state of a server, the terms of a loss."""
@@ -114,11 +115,27 @@ def spaced_rows(number: int, most: int) -> Tensor:
 
 def digest(tensors: Tensors, header: Mapping[str, Any] | None = None) -> str:
     """Return a digest of names, types, shapes and content, and of a header if one is given."""
-    hasher = blake2b(digest_size=16)
-    for name in sorted(tensors):
-        value: Tensor = tensors[name].detach().cpu().contiguous()
-        hasher.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        hasher.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
-    if header is not None:
-        hasher.update(json.dumps(header, sort_keys=True).encode())
-    return hasher.hexdigest()
+    return digest_of((_entry(name, value) for name, value in tensors.items()), header)
+
+
+def _entry(name: str, value: Tensor) -> Entry:
+    value = value.detach().cpu().contiguous()
+    content = value.flatten().view(torch.uint8).numpy().data if value.numel() else b""
+    return Entry(name, str(value.dtype), tuple(value.shape), content)
+
+
+def pack_with_digest(tensors: Tensors, header: Header) -> bytes:
+    """Return the content of a file from which a damaged one can be told."""
+    return pack(tensors, {**header, DIGEST: digest(tensors, header)})
+
+
+def unpack_checked(data: bytes) -> tuple[Tensors, Header]:
+    """Return what :func:`pack_with_digest` was given; raises ValueError if it is damaged.
+
+    Files of earlier versions have no digest.
+    """
+    tensors, header = unpack(data)
+    rest = {name: value for name, value in header.items() if name != DIGEST}
+    if header.get(DIGEST, "") not in ("", digest(tensors, rest)):
+        raise ValueError("its content does not match its digest")
+    return tensors, rest

@@ -10,7 +10,7 @@ from cafedcl.core.contract import TICKET
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
-from cafedcl.core.tensors import Tensors, pack, unpack
+from cafedcl.core.tensors import Tensors, pack_with_digest, unpack_checked
 from cafedcl.federation.result import Run
 from cafedcl.federation.run_files import reason
 from cafedcl.federation.run_folder import RunFolder
@@ -36,7 +36,7 @@ class MemoryFolder:
             return {}
         file = self.file(int(ticket[TICKET]))
         try:
-            return unpack(file.read_bytes())[0]
+            return unpack_checked(file.read_bytes())[0]
         except (OSError, ValueError) as error:
             line = f"warning: {file}: cannot be read ({error}); this client starts without memory"
             print(printable(line), file=sys.stderr, flush=True)
@@ -51,7 +51,7 @@ class MemoryFolder:
         if not memory:
             return {}
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(self.file(round), pack(memory, {"round": round}))
+        write_atomically(self.file(round), pack_with_digest(memory, {"round": round}))
         earlier = {int(file.stem): file for file in self.folder.glob("*.safetensors")}
         del earlier[round]
         counted = int(given[TICKET]) if given else -1
@@ -92,7 +92,7 @@ def with_site(run: Run, site: Path) -> tuple[Run, int]:
     (client,) = clients
     file = MemoryFolder.of(site, name, client).file(int(tickets[client]))
     try:
-        memory, _ = unpack(file.read_bytes())
+        memory, _ = unpack_checked(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CafedclError(f"{file}: cannot be read: {reason(error)}") from None
     return replace(run, memories={**run.memories, client: memory}), client

@@ -16,7 +16,7 @@ from cafedcl.core.tensors import (
     OPTIMIZER,
     Tensors,
     digest,
-    pack,
+    pack_with_digest,
     prefixed,
     under,
     unpack,
@@ -59,8 +59,7 @@ class Checkpoint:
             "config": {"format": FORMAT, **self.config},
             "record": self.record,
         }
-        header["digest"] = digest(self.tensors, header)
-        write_atomically(file, pack(self.tensors, header))
+        write_atomically(file, pack_with_digest(self.tensors, header))
 
     @classmethod
     def read(cls, file: Path) -> "Checkpoint":

@@ -9,7 +9,7 @@ from cafedcl.config.format import FORMAT
 from cafedcl.config.sections import Config
 from cafedcl.core.environment import environment
 from cafedcl.core.files import explained, write_atomically
-from cafedcl.core.tensors import digest, pack
+from cafedcl.core.tensors import digest, pack, pack_with_digest
 from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
@@ -52,7 +52,7 @@ class Recorder(Callback):
         about = environment(command, str(federation.task.device))
         about |= {"enrolment_bytes": federation.enrolment_bytes, **federation.about}
         with explained(self.path):
-            write_atomically(self.path / "data.safetensors", pack(tensors, header))
+            write_atomically(self.path / "data.safetensors", pack_with_digest(tensors, header))
             self._write_encoder(federation.task)
         self._write_frozen(federation)
         self._write_environment({**about, "notices": federation.notices})
@@ -117,7 +117,7 @@ class Recorder(Callback):
                     # The last round's file tells of all clients.
                     only=None if federation.finished else record.round,
                 )
-                packed = pack(tables, {"round": record.round})
+                packed = pack_with_digest(tables, {"round": record.round})
                 write_atomically(self.folder.evaluation_file(record.round), packed)
             if federation.is_due(record.round, federation.config.store.checkpoint_every):
                 self._write_checkpoint(federation)

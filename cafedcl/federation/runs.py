@@ -14,7 +14,7 @@ from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.environment import package_version
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
-from cafedcl.core.tensors import MODEL, Tensors, moved, under, unpack
+from cafedcl.core.tensors import MODEL, Tensors, moved, under, unpack_checked
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint, memories_of, retrain_command
@@ -116,10 +116,15 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
         for setting in settings:
             assign(tables, setting)
         config = resolve(tables)
-        saved = folder.newest(lambda _: None)
-        if saved is not None:
-            saved.check_config(config, folder.path)
+        check_unchanged(folder, config)
         Recorder(folder).write_config(config)
+
+
+def check_unchanged(folder: RunFolder, config: Config) -> None:
+    """Raise CafedclError if a config has options that may not differ from those of the run."""
+    saved = folder.newest(lambda _: None)
+    if saved is not None:
+        saved.check_config(config, folder.path)
 
 
 @contextmanager
@@ -376,7 +381,7 @@ def _last_tables(
         return {}
     file = folder.evaluation_file(lines[-1]["round"])
     try:
-        stored, header = unpack(file.read_bytes())
+        stored, header = unpack_checked(file.read_bytes())
         tables = whole_tables(stored, counts)
         check_calibrations(tables, header, lines[-1])
     except (OSError, ValueError) as error:

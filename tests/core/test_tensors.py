@@ -5,15 +5,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cafedcl.core.digests import checked_header
 from cafedcl.core.tensors import (
     floats,
     map_file,
     nbytes,
     pack,
+    pack_with_digest,
     prefixed,
     spaced_rows,
     under,
     unpack,
+    unpack_checked,
 )
 
 DTYPES = [
@@ -172,3 +175,41 @@ def test_rows_are_spaced_evenly():
     assert (rows[0], rows[-1]) == (0, 9999)
     gaps = rows.diff()
     assert gaps.max() - gaps.min() <= 1
+
+
+@given(
+    st.dictionaries(NAMES, tensors(), min_size=1, max_size=3),
+    st.dictionaries(st.text(max_size=5), JSON, max_size=2),
+    st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_file_with_a_digest_is_read_as_it_was_written_or_not_at_all(tensors, header, data):
+    header.pop("digest", None)
+    content = pack_with_digest(tensors, header)
+    read, told = unpack_checked(content)
+    assert told == header
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], value) for name, value in tensors.items())
+    spoilt = bytearray(content)
+    bit = data.draw(st.integers(0, 8 * len(spoilt) - 1))
+    spoilt[bit // 8] ^= 1 << bit % 8
+    try:
+        again, still = unpack_checked(bytes(spoilt))
+    except ValueError:
+        return
+    # The bit was one that says nothing, such as in the name of the entry with the digest.
+    assert still == header or b"digest" not in spoilt
+    assert all(torch.equal(again[name], value) for name, value in tensors.items())
+
+
+def test_numpy_finds_the_same_digest(tmp_path):
+    values = {name: value for name, value in EXAMPLE.items() if value.dtype != torch.bfloat16} | {
+        "mask": torch.zeros(2, 0, dtype=torch.bool),
+        "half": torch.ones(3).half(),
+    }
+    _, header = unpack(pack_with_digest(values, {"round": 3, "names": ["a", "ü"]}))
+    arrays = {name: value.numpy() for name, value in values.items()}
+    assert checked_header(arrays, header) == {"round": 3, "names": ["a", "ü"]}
+    arrays["known"] = ~arrays["known"]
+    with pytest.raises(ValueError, match="does not match its digest"):
+        checked_header(arrays, header)

@@ -91,6 +91,7 @@ def test_a_run_of_an_earlier_version_has_them_in_its_checkpoints(
     data = interrupted / "data.safetensors"
     tensors, header = unpack(data.read_bytes())
     del header["frozen"]
+    del header["digest"]
     data.write_bytes(pack(tensors, header))
     api.resume(interrupted, warn=lambda _: None)
     assert result(interrupted) == result(finished)

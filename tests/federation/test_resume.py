@@ -261,6 +261,17 @@ def test_a_changed_config_is_refused_by_the_name_of_what_changed(
     assert (copy / "metrics.jsonl").read_bytes() == before
 
 
+def test_an_interrupted_run_does_not_become_finished_by_fewer_rounds(
+    interrupted: Path, tmp_path: Path
+) -> None:
+    """With as many rounds as it has done, there would be nothing left to do."""
+    copy = Path(shutil.copytree(interrupted, tmp_path / "run"))
+    edit(copy, "rounds = 3\n", "rounds = 2\n")
+    done = CliRunner().invoke(app, ["resume", str(copy)])
+    assert isinstance(done.exception, CafedclError)
+    assert "federation.rounds = 2, but the run was made for 3" in str(done.exception)
+
+
 @pytest.mark.parametrize("content", ["", "format = 2\n", "[method]\nname = 'cafedcl'\n"])
 def test_a_config_that_is_not_whole_is_not_filled_with_defaults(copy: Path, content: str) -> None:
     (copy / "config.toml").write_text(content)
