@@ -4,6 +4,7 @@ import importlib
 import inspect
 
 from cafedcl.augment.base import Augmenter
+from cafedcl.config.options import refuse_unreadable
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import import_path
 
@@ -33,4 +34,5 @@ def find_augmenter(name: str) -> type[Augmenter]:
         raise CafedclError(
             f"augment '{name}': it is not a class derived from cafedcl.augment.base.Augmenter"
         )
+    refuse_unreadable(found.Options, f"augment '{name}'")
     return found

@@ -146,6 +146,47 @@ def fields_by_name(cls: Any) -> "Mapping[str, Field[Any]]":
     return _gathered_fields(cls)
 
 
+@cache
+def refuse_unreadable(cls: Any, owner: str) -> None:
+    """Raise CafedclError for options of somebody's own that a config could not hold.
+
+    A run writes all options, defaults included, and reads them again when it is used. ``owner`` is
+    the class that they belong to, in words.
+    """
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise CafedclError(f"{owner}: its Options are not a dataclass")
+    try:
+        hints = _type_hints(cls)
+    except (NameError, TypeError) as error:
+        raise CafedclError(f"{owner}: a type of its Options cannot be read: {error}") from None
+    for field in dataclasses.fields(cls):
+        where = f"{owner}: its option '{field.name}'"
+        if field.name == "name":
+            raise CafedclError(f"{where} has the name of a key that every config has; rename it")
+        if "limits" not in field.metadata:
+            raise CafedclError(
+                f"{where} is not declared with `option`; write {field.name}: float = "
+                "option(1.0, 'what it is'), with its own type and default"
+            )
+        if not _is_readable(hints[field.name]):
+            raise CafedclError(
+                f"{where}: its type is none that a config can hold; int, float, str, bool or a "
+                "tuple of one of them is expected, such as tuple[float, ...]"
+            )
+        value = _fit(hints[field.name], field.default, f"{where}: its default")
+        problem = field.metadata["limits"].problem(value)
+        if problem:
+            raise CafedclError(f"{where}: its default = {to_toml(value)}: {problem}")
+
+
+def _is_readable(hint: Any) -> bool:
+    plain = (int, float, str, bool)
+    if get_origin(hint) is tuple:
+        kinds = {kind for kind in get_args(hint) if kind is not ...}
+        return len(kinds) == 1 and kinds <= set(plain)
+    return hint in plain
+
+
 def read_options(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """Build options from plain values; a wrong key or value is a CafedclError of one line."""
     fields = fields_by_name(cls)

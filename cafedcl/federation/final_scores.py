@@ -7,7 +7,7 @@ limits beyond which an image is unlike those seen in training. Test images are n
 latter.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -83,6 +83,8 @@ class FinalScores:
     own: dict[int, Tensors] = field(default_factory=dict)
     """Scores of clients' own models."""
     calibrations: Tensors = field(default_factory=dict)
+    undefined: int = 0
+    """How many images had NaN among their scores: the first class counts as predicted there."""
 
     def __post_init__(self) -> None:
         if not self.due:
@@ -140,6 +142,15 @@ class FinalScores:
             own |= found
             tables |= behind
         return moved({**tables, **prefixed(CALIBRATION, self.calibrations)}, "cpu")
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what is wrong with the scores."""
+        if self.undefined:
+            first = self.task.clients.data.names[0]
+            yield (
+                f"the scores of {self.undefined} images are NaN, so they are taken for the class "
+                f"'{first}'; look at `scores` of the method {self.task.method.name}"
+            )
 
     def server(self, state: Tensors) -> tuple[Scores, Tensors]:
         """Return the scores of the server's model, and its tables."""
@@ -209,7 +220,9 @@ class FinalScores:
             return torch.cat([function(images(batch)).cpu() for batch in batches])
 
         def scores(x: Tensor) -> Tensor:
-            return in_batches(x, lambda z: method.scores(self.network, z, anchors, memory))
+            values = in_batches(x, lambda z: method.scores(self.network, z, anchors, memory))
+            self.undefined += int(values.isnan().any(1).sum())
+            return values
 
         def describe(rows: Tensor) -> Tensors:
             clients = self.task.clients

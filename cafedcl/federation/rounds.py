@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 from cafedcl.config.sections import Config
@@ -50,6 +51,7 @@ from cafedcl.functional.metrics import Evaluator, Scores
 from cafedcl.functional.reply_check import all_finite
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.build import Setup, prepare
+from cafedcl.task.checks import personal_remarks
 from cafedcl.task.task import arithmetic
 
 ServerStep = Aggregator | DefendedAggregator | PrivateAggregator
@@ -97,7 +99,8 @@ class Federation:
         self.own = self.evaluator.no_own()
         self.loop = BiasLoop(self.task, self.config.evaluate.loop)
         self.attack = Attack(self.config, self.task)
-        for remark in (*self.attack.remarks(), *self.defence.remarks()):
+        remarks = (personal_remarks(self.task), self.attack.remarks(), self.defence.remarks())
+        for remark in chain.from_iterable(remarks):
             self.notice(remark)
         self.validator = make_validator(self.config, self.task)
 
@@ -157,6 +160,8 @@ class Federation:
             scores, own, tables = self.evaluate(state, accepted)
             own_scores = self.evaluator.own_scores(own) if self.own_is_due(self.round) else None
             tables |= final.finish(state, scores, own_scores)
+        for remark in final.remarks():
+            self.notice(remark)
         record = Record(
             round=self.round,
             status="skipped" if reason else "ok",

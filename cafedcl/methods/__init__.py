@@ -6,6 +6,7 @@ import pkgutil
 from functools import cache
 from typing import Any
 
+from cafedcl.config.options import refuse_unreadable
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.imports import import_path, is_module
 
@@ -58,6 +59,7 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
             raise CafedclError(
                 f"method '{name}': it is not a class derived from cafedcl.extend.Method"
             )
+        refuse_unreadable(found.Options, f"method '{name}'")
         return found, {}
     if base not in method_names():
         hint = nearest(base, method_names())

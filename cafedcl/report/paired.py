@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
+ROUNDING = 5e-6
+"""Differences of scores that are this close are equal: scores are kept with six digits."""
+
 
 def on_shared_seeds(scores: Mapping[str, dict[int, float]]) -> dict[str, dict[int, float]]:
     """Return the scores of the seeds that all rows have, if there are any; else all of them.
@@ -34,8 +37,8 @@ def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, 
         stats = import_module("scipy.stats")
     except ImportError:
         return None, None, "significance needs scipy (pip install scipy)"
-    # scipy warns and returns NaN if all differences are equal, up to rounding.
-    varied = max(differences) - min(differences) > 1e-12
+    # Where all differences are equal, their spread is rounding, and scipy would test that.
+    varied = max(differences) - min(differences) > ROUNDING
     t = float(stats.ttest_1samp(differences, 0.0).pvalue) if varied else None
     ranked = float(stats.wilcoxon(differences).pvalue) if any(differences) else None
     if t is not None and not math.isfinite(t):

@@ -31,6 +31,7 @@ from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.checks import (
     check_attack,
     check_crop,
+    check_personal,
     check_rates,
     check_replies,
     check_schedule,
@@ -313,6 +314,7 @@ def assemble(
     check_crop(config, data.shape)
     check_stored_models(config)
     method, network, state = build(config, data.shape, data.classes, encoded=data.is_encoded)
+    check_personal(method)
     check_rates(config, method)
     check_trainable(config, method, network)
     if isinstance(network.encoder, PretrainedEncoder):

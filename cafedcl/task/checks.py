@@ -1,8 +1,12 @@
 """What a config must not ask for, as far as its data, its method and its network tell."""
 
+import re
+from collections.abc import Iterator
+
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.tensors import ENCODER
 from cafedcl.methods.base import Method
 from cafedcl.models import Network
 from cafedcl.task.task import Task
@@ -75,6 +79,29 @@ def check_scores(task: Task) -> None:
         raise CafedclError(
             f"evaluate.own_every = 0: the method {task.method.name} has no server model, so "
             "nothing would be scored; use at least 1"
+        )
+
+
+def check_personal(method: Method) -> None:
+    """Refuse a description of the weights that stay with their clients that nobody can read."""
+    try:
+        re.compile(method.personal)
+    except re.error as error:
+        raise CafedclError(
+            f"method {method.name}: personal = '{method.personal}' is no regular expression: "
+            f"{error}"
+        ) from None
+
+
+def personal_remarks(task: Task) -> Iterator[str]:
+    """Yield that no weight stays with its client, though the method describes some."""
+    pattern = task.method.personal
+    if pattern and not task.personal:
+        names = ", ".join(name for name in task.initial if not name.startswith(ENCODER))
+        yield (
+            f"method {task.method.name}: personal = '{pattern}' is the name of no weight of this "
+            f"model, so all are averaged; the names begin with {ENCODER}, or are "
+            f"{names or 'these alone'}"
         )
 
 

@@ -14,6 +14,7 @@ from cafedcl.config.options import (
     meaning,
     option,
     read_options,
+    refuse_unreadable,
     to_plain,
     to_toml,
     toml_section,
@@ -540,3 +541,56 @@ def test_an_advanced_option_is_left_out_of_help_while_it_has_its_default() -> No
     assert 'rare = "b"' in "\n".join(toml_section("rare", Rare(rare="b"), advanced=False))
     assert 'rare = "a"' in "\n".join(toml_section("rare", Rare(), explain=True, advanced=True))
     assert 'rare = "a"' in "\n".join(toml_section("rare", Rare())), "a run's config is complete"
+
+
+def made(**fields) -> type:
+    """Options of somebody's own: a type and a default for every field."""
+    return dataclasses.make_dataclass(
+        "Own", [(name, kind, default) for name, (kind, default) in fields.items()], frozen=True
+    )
+
+
+class NoDataclass:
+    strength = 0.1
+
+
+READABLE = {
+    "rate": (float, option(0.1, "a rate", low=0.0)),
+    "number": (int, option(2, "a number")),
+    "mode": (str, option("a", "a mode", choices=("a", "b"))),
+    "on": (bool, option(True, "a switch")),
+    "steps": (tuple[int, ...], option((1, 2), "steps")),
+    "pair": (tuple[float, float], option((0.5, 1.0), "a pair", high=1.0)),
+}
+
+
+@pytest.mark.parametrize("options", [made(**READABLE), made()], ids=["some", "none"])
+def test_options_of_ones_own_that_a_config_can_hold_are_taken(options):
+    refuse_unreadable(options, "method 'm:Own'")
+    text = "\n".join(toml_section("method", options()))
+    again = read_options(options, tomllib.loads(text)["method"], "method")
+    assert again == options()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (NoDataclass, "its Options are not a dataclass"),
+        (made(mu=(float, option(0.5, "x")))(), "its Options are not a dataclass"),
+        (made(mu=(float, 0.5)), "its option 'mu' is not declared with `option`"),
+        (made(name=(str, option("a", "x"))), "its option 'name' has the name of a key"),
+        (made(mu=(int, option(0.5, "x"))), "'mu': its default = 0.5: a whole number is expected"),
+        (made(mu=(float, option(0.5, "x", low=1.0))), "default = 0.5: it must be at least 1"),
+        (made(mode=(str, option("c", "x", choices=("a", "b")))), 'its default = "c": '),
+        (made(f=(object, option(None, "x"))), "its type is none that a config can hold"),
+        (made(mus=(list, option(None, "x"))), "its type is none that a config can hold"),
+        (made(mus=(list, dataclasses.field(default_factory=list))), "'mus' is not declared with"),
+        (made(both=(tuple[int, str], option((1, "a"), "x"))), "none that a config can hold"),
+        (made(mu=("Unknown", option(1, "x"))), "a type of its Options cannot be read: name"),
+    ],
+)
+def test_options_that_a_run_could_not_be_read_again_with_are_refused(options, said):
+    with pytest.raises(CafedclError) as told:
+        refuse_unreadable(options, "method 'm:Own'")
+    assert str(told.value).startswith("method 'm:Own': ")
+    assert said in str(told.value)

@@ -11,6 +11,7 @@ from cafedcl.data.shards import ClientRows
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.final_scores import FinalScores, images_each
 from cafedcl.federation.runs import _result
+from cafedcl.methods.fedavg import FedAvg
 
 FULL = {"auroc", "auprc", "sensitivity", "ece"}
 
@@ -160,3 +161,18 @@ def test_a_liar_has_no_own_scores(tiny) -> None:
 
 def test_many_own_models_are_run_on_fewer_images_each() -> None:
     assert [images_each(clients) for clients in (1, 5, 20, 100)] == [2000, 2000, 500, 200]
+
+
+def test_scores_that_are_no_numbers_are_told(tiny, monkeypatch) -> None:
+    """The first class counts as predicted there, which looks like a model that learned nothing."""
+
+    def without_the_first(self, model, x, anchors, memory):
+        scores = model(x)
+        scores[0] = torch.nan
+        return scores
+
+    assert not any("NaN" in notice for notice in two_rounds(tiny, "fedavg")[0].notices)
+    monkeypatch.setattr(FedAvg, "scores", without_the_first)
+    federation, _ = two_rounds(tiny, "fedavg")
+    (notice,) = [notice for notice in federation.notices if "NaN" in notice]
+    assert "are NaN, so they are taken for the class '0'; look at `scores` of" in notice
