@@ -160,6 +160,11 @@ def check_dataset(where: object, data: Dataset) -> None:
                 f"{where}: its images are {x.dtype} of shape {tuple(x.shape)}; "
                 "expected uint8 of shape (N, channels, height, width)"
             )
+        if x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+            raise CafedclError(
+                f"{where}: its images have the shape {tuple(x.shape)}, with the channels last, it "
+                "seems; expected (N, channels, height, width): use permute(0, 3, 1, 2)"
+            )
     for y in numbered:
         if y.dtype != torch.int64 or y.dim() != 1:
             raise CafedclError(

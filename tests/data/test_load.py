@@ -84,6 +84,7 @@ def test_something_that_is_no_function_is_refused(module, load):
         (changed(train_x=X.float()), r"torch.float32 of shape \(6, 1, 4, 4\); expected uint8"),
         (changed(test_x=X[:2, 0]), r"uint8 of shape \(2, 4, 4\); expected uint8 of shape"),
         (changed(train_x=X[:, :0]), "expected uint8 of shape"),
+        (changed(test_x=X[:2].permute(0, 2, 3, 1)), r"use permute\(0, 3, 1, 2\)"),
         (changed(train_y=Y.float()), "labels, owners or groups are torch.float32"),
         (changed(train_y=Y[:, None]), r"owners or groups are torch.int64 of shape \(6, 1\)"),
         (changed(train_y=Y[:5]), "6 training images but 5 labels"),
