@@ -71,6 +71,10 @@ class ComparisonResult:
                 rows.append({**place, "score": column.ranked_by, **tested})
         return pd.DataFrame(rows)
 
+    def __repr__(self) -> str:
+        tested = [it.comparison.text for it in self.scores.columns if it.comparison is not None]
+        return f"<ComparisonResult: {'; '.join(tested) or 'one method'}; see .table and .tests>"
+
     def _repr_html_(self) -> str:
         """Return the main scores and the tests, for notebooks."""
         shown = ["data", "split", "clients", "method", "seeds"]

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-ROUNDING = 5e-6
-"""Differences of scores that are this close are equal: scores are kept with six digits."""
+ROUNDING = 5e-4
+"""Points by which equal differences may vary: results files keep fractions with six digits."""
 
 
 def on_shared_seeds(scores: Mapping[str, dict[int, float]]) -> dict[str, dict[int, float]]:
@@ -31,6 +31,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, str]:
     """Return the p-values of a paired t-test and of Wilcoxon's test, or why there are none.
 
+    ``differences`` are in points, that is in hundredths.
     Both tests are two-sided. A p-value is None if it is undefined.
     """
     try:

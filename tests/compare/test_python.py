@@ -51,9 +51,12 @@ def test_the_tests_are_those_of_the_seeds(tmp_path: Path) -> None:
     # The standard error of the mean of two numbers is half their distance.
     t = mean(gaps) / (abs(gaps[0] - gaps[1]) / 2)
     assert row["p_ttest"] == pytest.approx(1 - 2 / pi * atan(abs(t)))
+    pair = f"{row['best']} against {row['runner_up']}"
     shown = found._repr_html_()
     assert "accuracy_mean" in shown
-    assert f"{row['best']} against {row['runner_up']}" in shown
+    assert pair in shown
+    assert repr(found).startswith(f"<ComparisonResult: {pair}: ")
+    assert len(repr(found)) < 300
 
 
 @pytest.mark.usefixtures("shared_processes")
