@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from theory_panels import STYLE
 
-METHODS = {"cafedcl": "CAFedCL", "fedavg": "FedAvg"}
+METHODS = {"cafedcl:best": "cafedcl:best", "cafedcl": "CAFedCL", "fedavg": "FedAvg"}
 ATTACKS = {
     "none": "nobody lies",
     "label-flip:4": "flipped labels",
@@ -24,6 +24,7 @@ ATTACKS = {
     "scale:4,claim=most": "update × −10",
     "noise:4,claim=most": "noise",
     "swap:4,claim=most": "swapped prototypes",
+    "sums:4": "opposite sums",
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a marker each.
 DEFENCES = {
@@ -39,7 +40,7 @@ DEFENCES = {
 def draw(result: GrowingResult[Key], path: Path) -> None:
     """Draw one panel per method: attacks down, accuracy across, a marker per defence."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+        figure = Figure(figsize=(10.5, 3.9), layout="constrained")
         panels = figure.subplots(1, len(METHODS), sharey=True)
         for axes, (method, title) in zip(panels, METHODS.items(), strict=True):
             draw_method(axes, accuracies(result, method))
@@ -59,12 +60,17 @@ def draw_method(axes: Axes, found: dict[tuple[str, str], list[float]]) -> None:
     axes.axvline(honest, color="#0072B2", linewidth=0.8)
     middle = (len(DEFENCES) - 1) / 2
     for number, (defence, (name, colour, marker)) in enumerate(DEFENCES.items()):
-        rows = [found[attack, defence] for attack in ATTACKS]
+        # Sums are sent by the first method only.
+        rows = {
+            place: found[attack, defence]
+            for place, attack in enumerate(ATTACKS)
+            if (attack, defence) in found
+        }
         axes.errorbar(
-            [mean(row) for row in rows],
+            [mean(row) for row in rows.values()],
             # A little apart, so that markers do not hide each other.
-            [place + 0.11 * (number - middle) for place in range(len(ATTACKS))],
-            xerr=[stdev(row) / len(row) ** 0.5 for row in rows],
+            [place + 0.11 * (number - middle) for place in rows],
+            xerr=[stdev(row) / len(row) ** 0.5 for row in rows.values()],
             fmt=marker,
             color=colour,
             markersize=5,
