@@ -39,6 +39,12 @@ class DataOptions:
         low=0,
         high=4096,
     )
+    colours: str = option(
+        "auto",
+        "grey or rgb: convert all images; auto: leave them as they are; your own are grey if all "
+        "image files are",
+        choices=("auto", "grey", "rgb"),
+    )
     client: str = option(
         "",
         "column of your own table whose values are the clients; empty: client, site, hospital or "

@@ -50,10 +50,11 @@ def load_dataset(options: DataOptions) -> Dataset:
     name = options.name
     if ":" in name and not name.startswith("hf:") and not is_path(name):
         _refuse_own_options(options)
-        return _import_dataset(name).reduced(options.images)
+        return _import_dataset(name).coloured(options.colours).reduced(options.images)
     try:
         data = _load(options)
-        return (data.ungrouped() if options.group == NONE else data).reduced(options.images)
+        data = data.ungrouped() if options.group == NONE else data
+        return data.coloured(options.colours).reduced(options.images)
     except OSError as error:
         where = error.filename or data_folder(options.dir)
         raise CafedclError(

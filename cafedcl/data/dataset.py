@@ -140,6 +140,20 @@ class Dataset:
             groups=self.groups[rows] if len(self.groups) else self.groups,
         )
 
+    def coloured(self, colours: str) -> "Dataset":
+        """Return the data set with all images ``grey`` or ``rgb``; ``auto`` leaves them."""
+        channels = {"grey": 1, "rgb": 3}.get(colours, self.shape[0])
+        if channels == self.shape[0]:
+            return self
+        if self.shape[0] not in (1, 3):
+            raise CafedclError(
+                f"data.colours = {colours}: the images have {self.shape[0]} channels, neither 1 "
+                "nor 3; leave it out"
+            )
+        train_x, test_x = (with_channels(x, channels) for x in (self.train_x, self.test_x))
+        mean, std = mean_and_std(*pixel_moments(train_x))
+        return replace(self, train_x=train_x, test_x=test_x, mean=mean, std=std)
+
     def ungrouped(self) -> "Dataset":
         """Return the data set without its groups."""
         return replace(self, groups=no_numbers(), test_groups=no_numbers(), group_kind="")
@@ -179,6 +193,16 @@ class Dataset:
     def tensors(self) -> Tensors:
         """Return all tensors by name, to be shared with worker processes."""
         return {name: getattr(self, name) for name in _FIELDS}
+
+
+def with_channels(x: Tensor, channels: int) -> Tensor:
+    """Return grey images as RGB, or RGB images as grey, with Pillow's weights of the colours."""
+    if channels == 3:
+        return x.expand(-1, 3, -1, -1).contiguous()
+    # Whole numbers of 32 bits need four times the memory, so not all images at once.
+    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32).view(1, 3, 1, 1)
+    parts = [(part.int() * weights).sum(1, keepdim=True) for part in x.split(1024)]
+    return torch.cat([((part + 0x8000) >> 16).to(torch.uint8) for part in parts])
 
 
 def pixel_moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -193,8 +193,8 @@ def same_shape_advice(one: Shape, other: Shape) -> str:
     if one[0] == other[0]:
         return "set data.size to resize all of them"
     return (
-        "the first number is the channels, 1 for grey and 3 for RGB; convert the images at one of "
-        "the two"
+        "the first number is the channels, 1 for grey and 3 for RGB; set data.colours = grey or "
+        "rgb to convert all of them"
     )
 
 

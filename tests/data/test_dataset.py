@@ -3,9 +3,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
-from cafedcl.data import Dataset
+from cafedcl.data import Dataset, load_dataset
 
 
 def data_with(counts, owners=False):
@@ -50,3 +52,33 @@ def test_images_of_another_type_are_told_before_they_are_measured(x):
     y = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(CafedclError, match=r"training images are .*; expected a uint8 tensor"):
         Dataset.of(x, y, x, y, ("a",))
+
+
+def test_colours_become_grey_as_in_an_image_file_and_grey_becomes_three_equal_channels():
+    rgb = torch.randint(0, 256, (7, 3, 5, 4), dtype=torch.uint8, generator=torch.manual_seed(0))
+    files = [Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L") for image in rgb]
+    grey = torch.from_numpy(np.stack([np.asarray(file) for file in files]))[:, None]
+    y = torch.arange(7) % 2
+    data = Dataset.of(rgb[:5], y[:5], rgb[5:], y[5:], ("a", "b"))
+    found = data.coloured("grey")
+    assert torch.equal(found.train_x, grey[:5])
+    assert torch.equal(found.test_x, grey[5:])
+    assert float(found.mean) == pytest.approx(float(grey[:5].double().mean()) / 255)
+    assert found.shape == (1, 5, 4)
+    again = found.coloured("rgb")
+    assert torch.equal(again.train_x, grey[:5].repeat(1, 3, 1, 1))
+    assert again.mean.flatten().tolist() == pytest.approx([float(found.mean)] * 3)
+    for same in ("auto", "rgb"):
+        assert data.coloured(same) is data
+
+
+def test_other_channels_have_no_colours():
+    x = torch.zeros(2, 4, 5, 5, dtype=torch.uint8)
+    data = Dataset.of(x, torch.tensor([0, 1]), x, torch.tensor([0, 1]), ("a", "b"))
+    with pytest.raises(CafedclError, match=r"data.colours = grey: the images have 4 channels"):
+        data.coloured("grey")
+
+
+def test_any_data_set_can_be_asked_for_in_colours():
+    assert load_dataset(DataOptions(colours="rgb")).shape == (3, 8, 8)
+    assert load_dataset(DataOptions(colours="grey")).shape == (1, 8, 8)

@@ -202,5 +202,5 @@ def test_advice_on_images_of_other_shapes_is_advice_that_helps(population):
     channels, height, width = north.shape
     with pytest.raises(CafedclError, match=r"set data.size to resize all of them"):
         Population.of([north, replace(south, shape=(channels, height + 1, width))])
-    with pytest.raises(CafedclError, match="convert the images at one of the two"):
+    with pytest.raises(CafedclError, match=r"set data.colours = grey or rgb to convert all"):
         Population.of([north, replace(south, shape=(channels + 2, height, width))])

@@ -142,6 +142,23 @@ def said(capsys):
     return [line.removeprefix(start) for line in lines if line.startswith(start)]
 
 
+def test_a_site_with_rgb_images_can_train_with_sites_whose_images_are_grey(
+    config, host, places, net, same
+):
+    grey = host(config("fedavg", **settings()), [], None)
+    grey.step()
+    (site,) = [site for site, _ in net.sites.values() if site.name == list(HOLDS)[1]]
+    stored = dict(np.load(site.data))
+    site.data = str(places / "rgb.npz")
+    np.savez(site.data, y=stored["y"], x=np.repeat(stored["x"], 3, axis=1))
+    with pytest.raises(CafedclError, match=r"set data.colours = grey or rgb to convert all"):
+        host(config("fedavg", **settings()), [], None)
+    converted = host(config("fedavg", **settings(data__colours="grey")), [], None)
+    converted.step()
+    # Three equal channels are the grey that they came from, to the bit.
+    same(converted, grey)
+
+
 def asks_to_train(asked):
     return asked.metadata.message_type == "train"
 
