@@ -41,18 +41,46 @@ SiteFolder = Annotated[
 ]
 
 
-def load_model(path: Path, site: Path | None, client: str | None) -> "tuple[Run, str | int | None]":
-    """Return a run, with what a site keeps of it, and the client whose model is used."""
+Labelled = Annotated[
+    str | None,
+    typer.Option(
+        "--calibrate",
+        metavar="DATA",
+        help="Fit the probabilities to labelled images: the path of your own data, or a data set's "
+        "name. Only its test images are used, as the others may have been trained on.",
+    ),
+]
+AllImages = Annotated[
+    bool,
+    typer.Option(
+        "--all-images",
+        help="--calibrate: use all images of DATA. The model must have been trained on none.",
+    ),
+]
+
+
+def load_model(
+    path: Path, site: Path | None, client: str | None, labelled: str | None, all_images: bool
+) -> "tuple[Run, str | int | None]":
+    """Return a run, with what a site keeps of it, and the client whose model is used.
+
+    The model is calibrated on labelled images, if there are any.
+    """
     from cafedcl import api
 
+    if all_images and labelled is None:
+        raise CafedclError("--all-images: of which data? add --calibrate DATA")
     run = api.load(path, warn)
-    if site is None:
-        return run, client
-    if client is not None:
-        raise CafedclError("--site: it says which client it is; leave out --client")
-    from cafedcl.deploy.site_memory import with_site
+    whose: str | int | None = client
+    if site is not None:
+        if client is not None:
+            raise CafedclError("--site: it says which client it is; leave out --client")
+        from cafedcl.deploy.site_memory import with_site
 
-    return with_site(run, site)
+        run, whose = with_site(run, site)
+    if labelled is not None:
+        run = run.calibrated(labelled, whose, all_images=all_images)
+    return run, whose
 
 
 def predict(
@@ -62,6 +90,8 @@ def predict(
     ],
     client: ClientModel = None,
     site: SiteFolder = None,
+    calibrate: Labelled = None,
+    all_images: AllImages = False,
     top: Annotated[
         int, typer.Option(min=1, help="How many of the most probable classes to print.")
     ] = 1,
@@ -109,7 +139,7 @@ def predict(
         raise CafedclError(f"--out {out}: a table is only printed; use --format csv or json")
     if out is not None:
         refuse_file_of_run(out)
-    loaded, whose = load_model(path, site, client)
+    loaded, whose = load_model(path, site, client, calibrate, all_images)
     found = loaded.predict(list(images), whose, cast(DecideBy, decide_by))
     for file, why in found.failed.items():
         warn(f"{file}: {why}; it is left out")
@@ -212,7 +242,12 @@ def calibration_words(model: "ServedModel") -> str:
     if not model.is_calibrated:
         return (
             "probabilities are not calibrated, because the run has no validation images for this "
-            "model, or is not finished"
+            "model, or is not finished; with labelled images of your own, add --calibrate DATA"
+        )
+    if model.calibrated_later:
+        return (
+            f"probabilities are calibrated on the {model.calibration_images} labelled images that "
+            "you gave. They hold where classes are as common as there"
         )
     return (
         f"probabilities are calibrated on {model.calibration_images} validation images, which "
@@ -236,6 +271,8 @@ def export(
     ] = None,
     client: ClientModel = None,
     site: SiteFolder = None,
+    calibrate: Labelled = None,
+    all_images: AllImages = False,
     licence: Annotated[str, typer.Option(help="Who may use the model, for its card.")] = "",
 ) -> None:
     """Write a run's model into one file that takes images and gives probabilities.
@@ -248,7 +285,7 @@ def export(
     from cafedcl.export.formats import ENDINGS
 
     check_choice("--to", to, tuple(ENDINGS))
-    loaded, whose = load_model(path, site, client)
+    loaded, whose = load_model(path, site, client, calibrate, all_images)
     file = out or path / f"model{ENDINGS[to or 'onnx']}"
     card = api.export(loaded, file, to, whose, licence)
     size = file.stat().st_size / 1e6

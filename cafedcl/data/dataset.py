@@ -154,6 +154,16 @@ class Dataset:
         mean, std = mean_and_std(*pixel_moments(train_x))
         return replace(self, train_x=train_x, test_x=test_x, mean=mean, std=std)
 
+    def relabelled(self, names: tuple[str, ...], whose: str) -> "Dataset":
+        """Return the data set with its classes numbered as in ``names``."""
+        unknown = [name for name in self.names if name not in names]
+        if unknown:
+            raise CafedclError(
+                f"{whose}: the class '{unknown[0]}' is not a class of this run: {', '.join(names)}"
+            )
+        order = torch.tensor([names.index(name) for name in self.names])
+        return replace(self, names=names, train_y=order[self.train_y], test_y=order[self.test_y])
+
     def ungrouped(self) -> "Dataset":
         """Return the data set without its groups."""
         return replace(self, groups=no_numbers(), test_groups=no_numbers(), group_kind="")

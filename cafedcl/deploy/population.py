@@ -222,17 +222,6 @@ def align_counts(counts: Tensor, names: tuple[str, ...], all_names: tuple[str, .
     return aligned
 
 
-def relabelled(data: Dataset, names: tuple[str, ...], whose: str) -> Dataset:
-    """Return a data set with its classes numbered as in ``names``."""
-    unknown = [name for name in data.names if name not in names]
-    if unknown:
-        raise CafedclError(
-            f"{whose}: the class '{unknown[0]}' is not a class of this run: {', '.join(names)}"
-        )
-    order = torch.tensor([names.index(name) for name in data.names])
-    return replace(data, names=names, train_y=order[data.train_y], test_y=order[data.test_y])
-
-
 def site_shards(config: Config, data: Dataset) -> Shards:
     """Return all images of a site as one shard, with validation images held out."""
     options = SplitOptions(kind="natural", validation=config.split.validation)
@@ -287,7 +276,7 @@ def prepare_server(config: Config, population: Population) -> Setup:
                 f"data.test: its images are {test.shape}, but those of the sites are "
                 f"{population.shape}; {same_shape_advice(test.shape, population.shape)}"
             )
-        test = relabelled(test, population.names, "data.test")
+        test = test.relabelled(population.names, "data.test")
         data = replace(data, test_x=test.test_x, test_y=test.test_y)
     clients = len(population.sites)
     nothing = ClientRows.of([NO_INDICES] * clients)
@@ -317,7 +306,7 @@ def prepare_site(config: Config, data: Dataset, assigned: SiteAssignment, site: 
     alone = site_shards(config, data)
     classes = len(assigned.names)
     data = replace(
-        relabelled(data, assigned.names, f"site {site}"),
+        data.relabelled(assigned.names, f"site {site}"),
         mean=torch.tensor(assigned.mean).view(1, -1, 1, 1),
         std=torch.tensor(assigned.std).view(1, -1, 1, 1),
     )

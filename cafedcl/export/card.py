@@ -207,7 +207,14 @@ def probabilities(model: ServedModel) -> str:
         "They are not calibrated: the run had no validation images for this model, or is not "
         "finished, or its images are at sites."
     ]
-    if model.is_calibrated:
+    if model.calibrated_later:
+        words = [
+            f"They are calibrated on {model.calibration_images} labelled images that were given "
+            f"after training: by a temperature of {float(model.temperature):.3f}, and by how "
+            "common the classes were there. Where classes are more or less common, they do not "
+            "hold."
+        ]
+    elif model.is_calibrated:
         words = [
             f"They are calibrated on {model.calibration_images} validation images that clients "
             f"held out of their training images: by a temperature of {float(model.temperature):.3f}"

@@ -17,6 +17,7 @@ from cafedcl.core.steps import step
 from cafedcl.core.tensors import ANCHORS, MODEL, OWN_MODEL, Tensors, method_memory, under
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.final_scores import CALIBRATION, OWN, SERVER
+from cafedcl.federation.own_calibration import calibration_on, load_labelled, recalibrated
 from cafedcl.federation.predictions import (
     DecideBy,
     Paths,
@@ -219,6 +220,21 @@ class Run:
             names=self.names,
             shape=self.shape,
         )
+
+    def calibrated(
+        self, data: str | Path, client: int | str | None = None, *, all_images: bool = False
+    ) -> "Run":
+        """Return the run with a model that is calibrated on labelled images, such as your own.
+
+        ``data`` is what ``cafedcl.run`` takes: the path of your images, for example. Its test
+        images are used, as the others may have been trained on. If none were: ``all_images=True``.
+        """
+        model = self.served(client)
+        images = load_labelled(data, self.shape, self.window, self.config.data.dir)
+        size = self.config.evaluate.batch
+        found = calibration_on(model, images, data, size, all_images=all_images)
+        part = SERVER if client is None else OWN.format(self.number_of(client))
+        return replace(self, tables=recalibrated(self.tables, CALIBRATION + part, found))
 
     def network(self, client: int | str | None = None) -> Network:
         """Return the bare network of the server, or the one that is stored for a client.

@@ -17,6 +17,9 @@ from cafedcl.functional.novelty import pixel_statistics, strangeness
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
+GIVEN = "given"
+"""The entry of a calibration that was made later, on images that somebody gave."""
+
 
 class BufferDict(nn.Module):
     """Tensors by name that belong to a module, but are not trained."""
@@ -61,6 +64,8 @@ class ServedModel(nn.Module):
         self.classes = tuple(names)
         self.shape = shape
         self.calibration_images = int(calibration.get("images", torch.zeros(1)))
+        self.calibrated_later = GIVEN in calibration
+        """Whether it was calibrated on images that somebody gave, and not on those of clients."""
         self.network = network
         self.anchors = BufferDict(anchors)
         self.memory = BufferDict(memory)

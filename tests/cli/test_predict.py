@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from cafedcl import api
+from cafedcl.core.tensors import pack_with_digest, unpack_checked
 from cafedcl.data import Dataset
 
 Call = Callable[..., tuple[int, str, str]]
@@ -78,11 +78,11 @@ def test_folders_are_searched_and_json_has_every_probability(call: Call) -> None
 def test_a_class_that_is_not_the_most_probable_one_is_explained(call: Call, home: Path) -> None:
     shutil.copytree(home / "run", home / "skewed")
     (file,) = sorted((home / "skewed" / "evaluations").iterdir())[-1:]
-    with safe_open(file, framework="pt") as opened:
-        header = opened.metadata()
+    tables, header = unpack_checked(file.read_bytes())
     favoured = torch.full((10,), -50.0)
     favoured[9] = 50.0
-    save_file({**load_file(file), "calibration/server/prior": favoured}, file, header)
+    tables["calibration/server/prior"] = favoured
+    file.write_bytes(pack_with_digest(tables, header))
     _, out, _ = call("predict", "skewed", "photos/0.png", "--top", 2)
     assert out.splitlines()[1].split()[:3] == ["photos/0.png", "0", "0.000"]
     assert "1 image has another class than the most probable one" in out
@@ -285,3 +285,24 @@ def test_two_formats_are_refused(call: Call) -> None:
     code, out, err = call("predict", "run", "photos", "--json", "--format", "csv")
     assert (code, out) == (2, "")
     assert "--json, --format csv: they say different things" in err
+
+
+def test_a_model_is_calibrated_on_images_of_ones_own(call: Call, home: Path) -> None:
+    mine = ("--calibrate", "digits")
+    _, before, _ = call("predict", "run", "photos", "--json", "--top", 10)
+    code, out, err = call("predict", "run", "photos", "--json", "--top", 10, *mine)
+    assert (code, err) == (0, "")
+    rows = [[json.loads(line) for line in text.splitlines()] for text in (before, out)]
+    assert [row["class"] for row in rows[0]] == [row["class"] for row in rows[1]]
+    assert [row["probability"] for row in rows[0]] != [row["probability"] for row in rows[1]]
+    _, out, _ = call("predict", "run", "photos/0.png", *mine)
+    assert "calibrated on the 359 labelled images that you gave" in out
+    _, out, _ = call("predict", "run", "photos/0.png", *mine, "--all-images")
+    assert "calibrated on the 1797 labelled images that you gave" in out
+    code, out, err = call("predict", "run", "photos/0.png", "--all-images")
+    assert (code, out) == (2, "")
+    assert err == "error: --all-images: of which data? add --calibrate DATA\n"
+    code, _, _ = call("export", "run", *mine, "--to", "torch", "--out", "own.pt2")
+    assert code == 0
+    card = Path("own.md").read_text(encoding="utf-8")
+    assert "calibrated on 359 labelled images that were given after" in card

@@ -17,7 +17,6 @@ from cafedcl.deploy.population import (
     enrol,
     prepare_server,
     prepare_site,
-    relabelled,
 )
 from cafedcl.task.resolve import resolve
 
@@ -123,7 +122,7 @@ def test_the_server_needs_no_images(population):
 
 def test_a_class_that_no_site_has_is_named(population):
     with pytest.raises(CafedclError, match="'eel' is not a class of"):
-        relabelled(images([1], ["eel"]), population.names, "data.test")
+        images([1], ["eel"]).relabelled(population.names, "data.test")
 
 
 def test_images_of_different_sizes_are_named():

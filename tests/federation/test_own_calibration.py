@@ -1,0 +1,117 @@
+"""A model's probabilities, fitted to labelled images that somebody has."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cafedcl
+from cafedcl.core.errors import CafedclError
+from cafedcl.data import Dataset
+from cafedcl.federation.result import Run
+
+SETTINGS = {
+    "model.name": "mlp",
+    "train.epochs": 1,
+    "engine.workers": 1,
+    "split.validation": 0.0,
+    "store.own": True,
+}
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """A run without validation images, as in a deployment."""
+    return cafedcl.run("cafedcl:best", clients=3, rounds=3, settings=SETTINGS, callbacks=[])
+
+
+def sample(digits: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images that the run has not seen, and their labels; of three classes only few are left."""
+    x, y = digits.test_x.numpy(), digits.test_y.numpy()
+    draws = np.random.default_rng(seed)
+    rows = np.flatnonzero((y > 2) | (draws.random(len(y)) < 0.15))
+    return x[rows], y[rows]
+
+
+def save(file: Path, x: np.ndarray, y: np.ndarray) -> Path:
+    """Write a data set whose test images these are; its training images are a part of them."""
+    names = y.astype(str)
+    np.savez(file, x_train=x[:200], y_train=names[:200], x_test=x, y_test=names)
+    return file
+
+
+@pytest.fixture
+def mine(tmp_path: Path, digits: Dataset) -> Path:
+    return save(tmp_path / "mine.npz", *sample(digits, 0))
+
+
+def cross_entropy(p: np.ndarray, y: np.ndarray) -> float:
+    return float(-np.log(p[np.arange(len(y)), y]).mean())
+
+
+def test_the_probabilities_are_the_best_of_their_family(
+    run: Run, mine: Path, digits: Dataset
+) -> None:
+    """A grid of temperatures and weights of the prior, computed anew, has none that are better."""
+    x, y = sample(digits, 0)
+    before = run.predict(x).probabilities.numpy()
+    after = run.calibrated(mine).predict(x).probabilities.numpy()
+    scores = run.model.scores(torch.from_numpy(x)).double().numpy()
+    prior = np.log((np.bincount(y, minlength=10) + 1) / (len(y) + 10))
+    losses = []
+    for temperature in np.geomspace(0.01, 10, 61):
+        for weight in np.linspace(0, 2, 41):
+            logits = scores / temperature + weight * prior
+            logits -= logits.max(1, keepdims=True)
+            p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            losses.append(cross_entropy(p, y))
+    assert cross_entropy(after, y) < cross_entropy(before, y) - 0.05
+    assert cross_entropy(after, y) == pytest.approx(min(losses), abs=0.01)
+
+
+def test_classes_stay_and_unusual_images_are_known(run: Run, mine: Path, digits: Dataset) -> None:
+    x, _ = sample(digits, 0)
+    assert run.predict(x).strangeness is None
+    calibrated = run.calibrated(mine)
+    found = calibrated.predict(x)
+    assert torch.equal(found.labels, run.predict(x).labels)
+    assert float((found.strangeness > 1).double().mean()) < 0.1
+    assert float(calibrated.predict(np.zeros((1, 8, 8), np.uint8)).strangeness) > 1
+    assert not run.model.is_calibrated, "the run itself stays as it was"
+    assert calibrated.model.calibration_images == len(x)
+
+
+def test_a_clients_own_model_has_a_calibration_of_its_own(run: Run, mine: Path) -> None:
+    calibrated = run.calibrated(mine, 1)
+    assert calibrated.served(1).calibrated_later
+    assert not calibrated.served(2).is_calibrated
+    assert not calibrated.model.is_calibrated
+
+
+def test_all_images_are_used_if_asked_for(run: Run, mine: Path, digits: Dataset) -> None:
+    x, _ = sample(digits, 0)
+    assert run.calibrated(mine, all_images=True).model.calibration_images == len(x) + 200
+
+
+def test_images_in_colour_become_what_the_model_takes(
+    run: Run, mine: Path, digits: Dataset, tmp_path: Path
+) -> None:
+    x, y = sample(digits, 0)
+    rgb = save(tmp_path / "rgb.npz", np.repeat(x, 3, axis=1), y)
+    one, other = (run.calibrated(file).predict(x).probabilities for file in (mine, rgb))
+    assert torch.equal(one, other)
+
+
+def test_images_that_cannot_serve_are_refused(run: Run, digits: Dataset, tmp_path: Path) -> None:
+    x, y = sample(digits, 0)
+    few = tmp_path / "few.npz"
+    names = y.astype(str)
+    np.savez(few, x_train=x, y_train=names, x_test=x[:19], y_test=names[:19])
+    with pytest.raises(CafedclError, match=r"few.npz: 19 images for testing; .* at least 20"):
+        run.calibrated(few)
+    other = tmp_path / "other.npz"
+    eels = np.where(y == 3, "eel", names)
+    np.savez(other, x_train=x, y_train=eels, x_test=x, y_test=eels)
+    with pytest.raises(CafedclError, match="the class 'eel' is not a class of this run"):
+        run.calibrated(other)
