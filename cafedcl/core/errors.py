@@ -1,9 +1,11 @@
 """The one exception that users see, and other exceptions in words."""
 
+import inspect
 import os
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
 
 from cafedcl.core.printable import printable
 
@@ -24,16 +26,17 @@ class CafedclError(Exception):
         super().__init__(printable(" ".join(message.split())))
 
 
-def in_words(error: BaseException) -> str:
+def in_words(error: BaseException, place: str = "") -> str:
     """Return an exception's kind and message, and where in the user's own code it happened.
 
-    An error in cafedcl or a package has no such place, unless own code called it. An error that was
-    written for people has no kind.
+    An error in cafedcl or a package has no such place, unless own code called it; then ``place`` is
+    named. An error that was written for people has no kind.
     """
     if isinstance(error, CafedclError):
         return str(error)
     own = own_frames(error)
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    if own:
+        place = _place(own[-1].filename, own[-1].lineno)
     return f"{type(error).__name__}: {error}{place}"
 
 
@@ -41,6 +44,23 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the places in the user's own code that an exception came through."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
+
+
+def place_of(function: Any) -> str:
+    """Return where a function of the user's own is, as the end of a message; empty for others.
+
+    For a class, that is where its ``__init__`` is.
+    """
+    if inspect.isclass(function):
+        function = vars(function).get("__init__")
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    if code is None or code.co_filename.startswith(INSTALLED):
+        return ""
+    return _place(code.co_filename, code.co_firstlineno)
+
+
+def _place(file: str, line: int | None) -> str:
+    return f" ({Path(file).name}, line {line})"
 
 
 def nearest(word: str, known: "list[str]") -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cafedcl.core.errors import CafedclError
+from cafedcl.core.errors import CafedclError, own_frames
 
 OWN_CODE: list[str] = []
 """The import paths of the user's own code in this process, for errors that it may be behind."""
@@ -88,8 +88,11 @@ def python_path() -> str:
 
 
 @contextmanager
-def explained_failure(what: str) -> Iterator[None]:
-    """Turn whatever someone else's code raises into one line, with the place where it happened."""
+def explained_failure(what: str, place: str = "") -> Iterator[None]:
+    """Turn whatever someone else's code raises into one line, with the place where it happened.
+
+    ``place`` is named if it happened in a package, in something that the user's code had made.
+    """
     try:
         yield
     except CafedclError as error:
@@ -103,7 +106,11 @@ def explained_failure(what: str) -> Iterator[None]:
             for frame in frames[2:]
             if frame.filename not in passed and not frame.filename.startswith("<frozen ")
         ]
-        place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+        # The user's own code is where to look, also if it failed in a package that it called.
+        own = own_frames(error)
+        if own or (theirs and not place):
+            last = (own or theirs)[-1]
+            place = f" ({last.filename}, line {last.lineno})"
         raise CafedclError(f"{what}: {type(error).__name__}: {error}{place}") from error
 
 

@@ -105,7 +105,7 @@ class ReferenceEngine:
         with torch.no_grad():
             seen = replace(visit, client=told, signals=signals)
             summary, notes = method.summary(self.network, seen)
-            kept = method.remember(self.network, visit)
+            kept = method.remembered(self.network, visit)
         shared, own = task.parted({name: value.clone() for name, value in self.tensors.items()})
         correct: Tensors = {}
         if job.evaluate:
@@ -167,7 +167,9 @@ class ReferenceEngine:
                 transformed = task.transforms.apply(batch_x, drawn)
                 batch = Batch(transformed, batch_y, batch_weight)
                 terms = task.method.objective(self.network, batch, visit)
-                self.flat.gradient_of(reduce(torch.add, terms.values()), self.gradient)
+                total = reduce(torch.add, terms.values())
+                task.method.check_gradient(total)
+                self.flat.gradient_of(total, self.gradient)
                 optimizer.step(rate)
                 detached = {name: term.detach() for name, term in terms.items()}
                 last_epoch.append((len(batch_y), detached))
@@ -290,7 +292,7 @@ class ReferenceEngine:
         found = []
         for batch in x.split(self.task.eval_batch):
             images = self._images(batch)
-            scores = self.task.method.scores(self.network, images, anchors, memory)
+            scores = self.task.method.scored(self.network, images, anchors, memory)
             found.append(predictions(scores, prior))
         by_kind = torch.cat(found).to(torch.int16).cpu()
         return dict(zip(KINDS, by_kind.unbind(1), strict=True))

@@ -100,7 +100,7 @@ class PrivateAggregator:
         state = {**self.inner.state, **self._model(sums)}
         mean = self._mean_reply(sums)
         if mean is not None:
-            state |= self.inner.method.update(self.inner.state, [mean])
+            state |= self.inner.method.updated(self.inner.state, [mean])
         return state
 
     def _model(self, sums: Tensors) -> Tensors:

@@ -90,7 +90,7 @@ class Contributor:
             clip = self.layout.parts["update"].longest
             update = self.updates.of(up).double().cpu()
             most = self.bounds.cap(self.bounds.averages.most)
-            weight = capped_weights(self.bounds.task.method.weigh([up]).cpu(), most)
+            weight = capped_weights(self.bounds.task.method.weighed([up]).cpu(), most)
             values["update"] = weight * clipped(update, clip)
             values["weight"] = weight
             within = torch.linalg.vector_norm(update) <= clip

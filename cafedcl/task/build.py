@@ -17,6 +17,7 @@ from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import explained_failure
 from cafedcl.core.paths import absolute, data_folder
+from cafedcl.core.returned import named_tensors
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
@@ -24,7 +25,7 @@ from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients, stratified_rows
 from cafedcl.data.splits import SplitWords, split
 from cafedcl.methods import find_method
-from cafedcl.methods.base import Method, wrong_result
+from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder
 from cafedcl.models.base import GivenFeatures
 from cafedcl.models.pretrained import PretrainedEncoder
@@ -38,6 +39,7 @@ from cafedcl.task.checks import (
     check_scores,
     check_stored_models,
     check_trainable,
+    checked_head,
 )
 from cafedcl.task.frozen_encoder import behind_encoder, runs_once
 from cafedcl.task.liars import with_flipped_labels
@@ -263,15 +265,9 @@ def build(
         clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
         method.label_smoothing = config.train.label_smoothing
-        head: object = method.head()
-        if not isinstance(head, nn.Module):
-            raise wrong_result(method, "head", head, "a module is expected")
-        network = Network(encoder, head)
+        network = Network(encoder, checked_head(method, method.head()))
         network.notes = tuple(notes)
-        state: object = method.start(network)
-        if not isinstance(state, dict):
-            raise wrong_result(method, "start", state, "a dict of tensors is expected")
-        return method, network, state
+        return method, network, named_tensors(method, "start", method.start(network))
 
 
 def prepare(config: Config, data: Dataset | None = None) -> Setup:

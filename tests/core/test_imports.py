@@ -57,6 +57,10 @@ def test_what_is_no_module_is_said(name, folder):
         ("def broken(:\n", "SyntaxError: invalid syntax"),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
         ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        (
+            "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    a: dict = {}\n",
+            r"ValueError: mutable default .*code.py, line 3\)$",
+        ),
         ("", "has no 'thing'"),
     ],
 )

@@ -154,6 +154,7 @@ class ClientSlot(Replica):
                 self.cursor,
                 captures.visit,
             )
+            self.task.method.check_gradient(loss)
             found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
         program.update(
             self.flat,

@@ -233,7 +233,7 @@ class Program:
 
     def summarize(self, network: Network, visit: Visit) -> tuple[Tensors, Tensors, Tensors]:
         """Return what the method sends up, its notes, and what the client keeps."""
-        return *self.method.summary(network, visit), self.method.remember(network, visit)
+        return *self.method.summary(network, visit), self.method.remembered(network, visit)
 
     def _embed(
         self, weights: StepWeights, images: Images, synthetic: Tensors, rows: Tensor
@@ -261,7 +261,7 @@ class Program:
         x, _, _ = images(rows.index_select(0, batch)[0], {})
 
         def act(network: Network) -> Tensor:
-            return self.method.scores(network, x, anchors, memory)
+            return self.method.scored(network, x, anchors, memory)
 
         scores = self._call(weights, act, None)
         by_kind = predictions(scores, prior)
