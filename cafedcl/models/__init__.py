@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from cafedcl.config.model_options import ModelOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.environment import total_memory
-from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.core.errors import CafedclError, in_words, nearest, place_of
 from cafedcl.core.imports import explained_failure, import_path
 from cafedcl.core.steps import step
 from cafedcl.models.base import Encoder, Factory, Network
@@ -23,6 +23,7 @@ __all__ = [
     "build_encoder",
     "feature_dim",
     "make_encoder",
+    "place_of_model",
 ]
 
 MODELS: dict[str, Factory] = {
@@ -90,7 +91,7 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
     except CafedclError as error:
         raise CafedclError(f"model '{name}': {error}") from None
     except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__}: {error}"
+        what = in_words(error, place_of(factory))
         raise CafedclError(
             f"model '{name}': building it for images of {shape} failed: {what}"
         ) from error
@@ -113,19 +114,26 @@ def _require_memory(factory: Factory, shape: Shape, width: float) -> None:
         )
 
 
-def feature_dim(encoder: nn.Module, shape: Shape) -> int:
-    """Return the number of features of an encoder."""
+def place_of_model(options: ModelOptions) -> str:
+    """Return where a model of the user's own is made, as the end of a message; empty for others."""
+    if options.source or ":" not in options.name:
+        return ""
+    return place_of(import_path(options.name, "model"))
+
+
+def feature_dim(encoder: nn.Module, shape: Shape, place: str = "") -> int:
+    """Return the number of features of an encoder; ``place`` says where the user made it."""
     training = encoder.training
-    with torch.no_grad(), explained_failure(f"it fails on images of {shape}"):
+    with torch.no_grad(), explained_failure(f"it fails on images of {shape}", place):
         features: Tensor = encoder.eval()(torch.zeros(2, *shape))
     encoder.train(training)
     if not isinstance(features, Tensor):
         raise CafedclError(
-            f"it must return a tensor (batch, features), and not {type(features).__name__}"
+            f"it must return a tensor (batch, features), and not {type(features).__name__}{place}"
         )
     if features.dim() != 2 or len(features) != 2 or not features.shape[1]:
         shape_found = tuple(features.shape)
         raise CafedclError(
-            f"it must return (batch, features); for 2 images it returned {shape_found}"
+            f"it must return (batch, features); for 2 images it returned {shape_found}{place}"
         )
     return features.shape[1]

@@ -110,7 +110,7 @@ class Network(nn.Module):
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return pooled features of every stage before its ReLU, and the encoder's features."""
         if not isinstance(self.encoder, Encoder):
-            raise CafedclError("this model has no stages; derive it from cafedcl.models.Encoder")
+            raise CafedclError("this model has no stages; derive it from cafedcl.extend.Encoder")
         levels, features = self.runner.levels(self.encoder, x)
         return [*levels[:-1], self._shifted(levels[-1])], self._shifted(features)
 

@@ -26,13 +26,14 @@ from cafedcl.data.shards import Shards, merge_clients, stratified_rows
 from cafedcl.data.splits import SplitWords, split
 from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
-from cafedcl.models import Network, auto_model, feature_dim, make_encoder
+from cafedcl.models import Network, auto_model, feature_dim, make_encoder, place_of_model
 from cafedcl.models.base import GivenFeatures
 from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.checks import (
     check_attack,
     check_crop,
     check_personal,
+    check_levels,
     check_rates,
     check_replies,
     check_schedule,
@@ -261,7 +262,7 @@ def build(
     cls, _ = find_method(config.method.name)
     with torch_stream(config.run.seed, "method"):
         with explained_failure(f"model '{config.model.name}'"):
-            dim = feature_dim(encoder, shape)
+            dim = feature_dim(encoder, shape, place_of_model(config.model))
         clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
         method.label_smoothing = config.train.label_smoothing
@@ -312,6 +313,7 @@ def assemble(
     method, network, state = build(config, data.shape, data.classes, encoded=data.is_encoded)
     check_personal(method)
     check_rates(config, method)
+    check_levels(config, method, network)
     check_trainable(config, method, network)
     if isinstance(network.encoder, PretrainedEncoder):
         # A pretrained encoder has its own normalisation instead of the data's.

@@ -13,7 +13,7 @@ from cafedcl.core.imports import explained_failure
 from cafedcl.core.returned import kind_of, wrong_result
 from cafedcl.core.tensors import ENCODER
 from cafedcl.methods.base import Method
-from cafedcl.models import Network
+from cafedcl.models import Encoder, Network
 from cafedcl.task.task import Task
 
 
@@ -128,6 +128,15 @@ def check_replies(config: Config, clients: int) -> None:
         raise CafedclError(
             f"federation.min_replies = {config.federation.min_replies}: only {sampled} of "
             f"{clients} clients take part in a round, so that every round would be skipped"
+        )
+
+
+def check_levels(config: Config, method: Method, network: Network) -> None:
+    """Refuse a model without stages for a method that uses features of several depths."""
+    if method.uses_levels and not isinstance(network.encoder, Encoder):
+        raise CafedclError(
+            f"model '{config.model.name}': it has no stages, which the method {method.name} needs; "
+            "derive it from cafedcl.extend.Encoder, or choose another model or method"
         )
 
 

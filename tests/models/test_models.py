@@ -3,8 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cafedcl.config.model_options import ModelOptions
 from cafedcl.core.errors import CafedclError
-from cafedcl.models import MODELS, Network, auto_model, build_encoder, feature_dim
+from cafedcl.models import MODELS, Network, auto_model, build_encoder, feature_dim, place_of_model
 from cafedcl.task.cost import operations
 
 SMALL = ("cnn4", "cnn8", "mlp")
@@ -229,13 +230,32 @@ def test_a_model_that_fails_on_images_is_one_line(encoder, words):
         feature_dim(encoder, (1, 8, 8))
 
 
+@pytest.mark.parametrize("factory", ["too_wide", "takes_one", "Pair"])
+def test_a_model_of_ones_own_that_fails_in_pytorch_is_named_with_its_file(
+    factory, tmp_path, monkeypatch
+):
+    (tmp_path / "own_models_that_fail.py").write_text(
+        "from torch import nn\n\ndef too_wide(shape, width):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(7, 8))\n\n"
+        "def takes_one(shape):\n    return nn.Flatten()\n\n"
+        "class Pair(nn.Flatten):\n    def __init__(self, shape, width):\n"
+        "        super().__init__()\n\n    def forward(self, x):\n        return x, x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_models_that_fail:{factory}"
+    with pytest.raises(CafedclError, match=r" \(own_models_that_fail\.py, line \d+\)$"):
+        feature_dim(
+            build_encoder(name, (1, 8, 8), 1.0), (1, 8, 8), place_of_model(ModelOptions(name=name))
+        )
+
+
 def exits(shape, width):
     raise SystemExit(3)
 
 
 def test_a_factory_that_ends_the_program_is_one_line(monkeypatch):
     monkeypatch.setitem(MODELS, "exits", exits)
-    with pytest.raises(CafedclError, match=r"'exits': building it .* failed: SystemExit: 3$"):
+    with pytest.raises(CafedclError, match=r"'exits': building it .* failed: SystemExit: 3 \(test_mod"):
         build_encoder("exits", (1, 8, 8), 1.0)
 
 

@@ -239,3 +239,15 @@ def test_a_model_without_weights_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     config = resolve({"model": {"name": "weightless:make"}, "method": {"name": "cafedcl"}})
     with pytest.raises(CafedclError, match="model 'weightless:make': it has no weights"):
         prepare(config)
+
+
+def test_a_model_without_stages_is_refused_before_a_method_that_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from torch import nn\n\ndef make(shape, width):\n    return "
+    code += "nn.Sequential(nn.Flatten(), nn.Linear(64, 8))\n"
+    (tmp_path / "stageless.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = resolve({"model": {"name": "stageless:make"}, "method": {"name": "fedrcl"}})
+    with pytest.raises(CafedclError, match=r"'stageless:make': it has no stages, .*cafedcl\.ext"):
+        prepare(config)
