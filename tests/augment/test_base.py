@@ -374,3 +374,20 @@ def test_synthetic_images_that_were_not_asked_for_are_named(
     good = SyntheticImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0]))
     assert good.problem(torch.Size((1, 2, 2)), wanted) == ""
     assert said in SyntheticImages(x, y).problem(torch.Size((1, 2, 2)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("step", "returned", "said"),
+    [
+        ("make", 3, "its make returns int; SyntheticImages(x, y) is expected (test_base.py, line"),
+        ("make", SyntheticImages(torch.zeros(1, 2), torch.zeros(1)), "its make returns images of"),
+        ("learn", None, "its learn returns NoneType; a dict of tensors is expected (test_base.py"),
+    ],
+)
+def test_what_an_augmenter_returns_is_said_with_its_step_and_place(
+    step: str, returned: Any, said: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Resample, step, lambda *_: returned)
+    federation = tiny("fedavg", augment__name="resample", split__kind="dirichlet")
+    failed = federation.step().failed
+    assert failed[0]["reason"].startswith(f"augment 'resample': {said}")
