@@ -172,7 +172,7 @@ class ReplyValidator:
             if not all_finite([value])
         )
         where, name = next(bad)
-        return f"{where} has NaN or Inf in '{name}'"
+        return f"{where} has NaN or Inf in '{name}'{_losses_not_finite(up.losses)}"
 
     def _not_enrolled(self, up: Up) -> str | None:
         """Return what it claims beyond the classes and counts that it enrolled with."""
@@ -270,6 +270,17 @@ def bad_losses(losses: Mapping[str, float]) -> str | None:
         if not isinstance(value, float) and not (isinstance(value, int) and abs(value) < 2**53):
             return f"its loss '{name}' is not a number"
     return None
+
+
+def _losses_not_finite(losses: Mapping[str, float]) -> str:
+    """Return which terms of the loss were not finite, where NaN often begins; else nothing."""
+    # Nothing was checked yet of what a client may have called its losses.
+    terms = [
+        f"'{name}' was {value:g}"
+        for name, value in list(losses.items())[:MOST_NAMES]
+        if isinstance(value, float) and not math.isfinite(value) and NAME.fullmatch(name)
+    ]
+    return f"; in its loss, {' and '.join(terms)}" if terms else ""
 
 
 def _bad_names(named: Mapping[str, object], what: str) -> str | None:

@@ -72,8 +72,11 @@ def test_a_method_that_sends_nothing_but_weights_needs_no_classes():
 def test_one_number_that_is_not_finite_is_named(name, bad):
     value = sent(good().up)[name].clone()
     value.view(-1)[-1] = bad
-    reason = problem(changed(**{name: value}))
+    reply = changed(**{name: value})
+    reason = problem(reply)
     assert reason == f"reply has NaN or Inf in '{name}'"
+    up = replace(reply.up, losses={"ce": math.nan, "pull": 1.0, "[/]": math.inf})
+    assert problem(replace(reply, up=up)) == f"{reason}; in its loss, 'ce' was nan"
 
 
 def test_nan_in_what_the_client_keeps_is_named():
