@@ -45,7 +45,7 @@ def methods(
         return
     method, preset = find_method(name)
     screen.print(headed(name, source_of(method)), soft_wrap=True)
-    screen.print(inspect.getdoc(method), soft_wrap=True)
+    screen.print(inspect.cleandoc(method.__doc__ or ""), soft_wrap=True)
     show_options(screen, method.Options, preset, advanced=advanced)
     for title, values in method.presets.items():
         words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
@@ -54,6 +54,9 @@ def methods(
 
 def source_of(method: "type[Method]") -> str:
     """Return the paper of a method with its year, or what it is if it has none."""
+    if "paper" not in vars(method):
+        # The paper that a class inherits is about the method that it was derived from.
+        return f"derived from {method.__bases__[0].__name__}"
     return f"{method.paper} ({method.year})" if method.year else method.paper
 
 

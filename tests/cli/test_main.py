@@ -152,6 +152,16 @@ def test_lists_name_everything_there_is(call: Call) -> None:
     assert call("--version")[1].startswith("cafedcl ")
 
 
+def test_a_method_of_ones_own_has_neither_the_paper_nor_the_words_of_the_one_it_is_derived_from(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = "from cafedcl.extend import FedAvg\n\nclass Pull(FedAvg):\n    name = 'pull'\n"
+    (tmp_path / "pull_in_test.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, _ = call("methods", "pull_in_test:Pull")
+    assert (code, out.split()) == (0, ["pull_in_test:Pull", "derived", "from", "FedAvg"])
+
+
 def test_show_tells_last_and_best_and_compares_several(call: Call) -> None:
     for method in ("fedavg", "cafedcl", "fedproto"):
         assert call("run", "--method", method, *SMALL, "--out", method, "-q")[0] == 0
