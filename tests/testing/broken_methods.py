@@ -183,7 +183,7 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
     BroadcastsAll: ("broadcast", "it broadcasts 'server/secret'"),
     ScoresNothing: ("scores", "its scores are NaN for some images"),
-    ScoresTooMany: ("scores", "its scores have the shape"),
+    ScoresTooMany: ("scores", "its scores returns a tensor of shape (359, 20)"),
     ServesByAPersonalHead: ("server's model", "personal weights change the scores"),
     ReadsAPlainNumber: ("engines", "engine gives another 'model/"),
     ReadsSamples: (
