@@ -255,7 +255,7 @@ def exits(shape, width):
 
 def test_a_factory_that_ends_the_program_is_one_line(monkeypatch):
     monkeypatch.setitem(MODELS, "exits", exits)
-    with pytest.raises(CafedclError, match=r"'exits': building it .* failed: SystemExit: 3 \(test_mod"):
+    with pytest.raises(CafedclError, match=r"'exits': building it .* failed: SystemExit: 3 \("):
         build_encoder("exits", (1, 8, 8), 1.0)
 
 

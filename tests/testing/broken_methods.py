@@ -171,7 +171,7 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     Nameless: ("description", "it has no name of its own"),
     UndeclaredOption: ("description", "its option 'strength' is not declared with `option`"),
     Raises: ("rounds", "no loss today"),
-    WeighsTooFew: ("rounds", "its weigh returns 1 weights for 3 replies"),
+    WeighsTooFew: ("rounds", "its weigh returns a tensor of shape (1,); a tensor of shape (3,)"),
     SendsUndeclared: ("rounds", "'extra' was not asked for; declare what `summarize` sends in"),
     GrowingState: ("rounds", "its state changes names, types or shapes: anchors/table"),
     NotFinite: ("rounds", "the server's step gave NaN or Inf in 'server/sum'"),
