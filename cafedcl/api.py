@@ -1,5 +1,6 @@
 """The Python API: run, resume, load, report, split and export."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,13 @@ def run(
 
 def check_text(argument: str, value: object, expected: str) -> None:
     """Raise an error unless an argument is text or a path."""
+    if inspect.isclass(value) or inspect.isfunction(value):
+        name = f"{value.__module__}:{value.__qualname__}"
+        use = f"use {argument}='{name}'"
+        if value.__module__ == "__main__" or "<" in name:
+            # Other processes of the run could not import it.
+            use = f"put it into a file, such as own.py, and use {argument}='own:{value.__name__}'"
+        raise CafedclError(f"{argument}: its name is expected, not the thing itself; {use}")
     if not isinstance(value, str | Path):
         raise CafedclError(f"{argument}: {expected} is expected, not {type(value).__name__}")
 

@@ -280,6 +280,8 @@ def test_scores_that_are_no_numbers_are_no_class(finished: Run, digits: Dataset)
     ("arguments", "said"),
     [
         ({"method": None}, "method: a name such as 'cafedcl' is expected, not NoneType"),
+        ({"method": FedAvg}, "; use method='cafedcl.methods.fedavg:FedAvg'$"),
+        ({"method": type("Pull", (), {"__module__": "__main__"})}, "use method='own:Pull'$"),
         ({"data": np.zeros((3, 8, 8))}, "data: a name, a path, .* is expected, not ndarray"),
         ({"settings": {3: 1}}, "settings: names such as 'train.lr' are expected, not 3"),
     ],

@@ -5,8 +5,8 @@ import inspect
 
 from cafedcl.augment.base import Augmenter
 from cafedcl.config.options import refuse_unreadable
-from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.core.imports import import_path
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import check_steps, import_path, nearest_name
 
 AUGMENTERS = {
     "none": "base:Nothing",
@@ -27,12 +27,14 @@ def find_augmenter(name: str) -> type[Augmenter]:
         return found
     if ":" not in name:
         raise CafedclError(
-            f"augment '{name}': there is no such augmentation; {nearest(name, list(AUGMENTERS))}"
+            f"augment '{name}': there is no such augmentation; "
+            f"{nearest_name(name, list(AUGMENTERS))}"
         )
     found = import_path(name, "augment")
     if not (inspect.isclass(found) and issubclass(found, Augmenter)):
         raise CafedclError(
-            f"augment '{name}': it is not a class derived from cafedcl.augment.base.Augmenter"
+            f"augment '{name}': it is not a class derived from cafedcl.extend.Augmenter"
         )
     refuse_unreadable(found.Options, f"augment '{name}'")
+    check_steps(found, Augmenter, f"augment '{name}'", "make")
     return found

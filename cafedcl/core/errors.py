@@ -65,7 +65,12 @@ def _place(file: str, line: int | None) -> str:
 
 def nearest(word: str, known: "list[str]") -> str:
     """Return «did you mean …?» for a misspelt name, or the list of all names."""
+    return close_name(word, known) or f"available: {', '.join(sorted(known))}"
+
+
+def close_name(word: str, known: "list[str]") -> str:
+    """Return «did you mean …?» for a misspelt name; empty if none is close."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"available: {', '.join(sorted(known))}"
+    return f"did you mean '{close[0]}'?" if close else ""

@@ -1,7 +1,9 @@
 """Your own models, methods and data sources, by import path."""
 
+import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cafedcl.core.errors import CafedclError, own_frames
+from cafedcl.core.errors import CafedclError, nearest, own_frames, place_of
 
 OWN_CODE: list[str] = []
 """The import paths of the user's own code in this process, for errors that it may be behind."""
@@ -23,7 +25,7 @@ def import_path(path: str, what: str) -> Any:
     if not is_module(module):
         raise CafedclError(
             f"{where}: cannot be imported: there is no Python module '{module}', neither in this "
-            "folder nor installed"
+            f"folder nor installed; {where_to_look(path)}"
         )
     with explained_failure(f"{where}: cannot be imported"):
         imported = importlib.import_module(module)
@@ -34,6 +36,69 @@ def import_path(path: str, what: str) -> Any:
     if path not in OWN_CODE:
         OWN_CODE.append(path)
     return getattr(imported, attribute)
+
+
+def check_steps(found: type, base: type, where: str, required: str) -> None:
+    """Refuse a class of the user's own that lacks a step, or has one with other arguments."""
+    if getattr(found, required) is getattr(base, required):
+        raise CafedclError(f"{where}: it defines no {required}{place_of(found)}")
+    for name, step in inspect.getmembers(found, inspect.isfunction):
+        inherited = getattr(base, name, None)
+        is_static = isinstance(inspect.getattr_static(found, name), staticmethod)
+        if step is inherited or is_static or not inspect.isfunction(inherited):
+            continue
+        expected = list(inspect.signature(inherited).parameters)
+        takes = inspect.signature(step)
+        try:
+            takes.bind(*expected)
+        except TypeError:
+            raise CafedclError(
+                f"{where}: its {name} takes ({', '.join(takes.parameters)}); "
+                f"({', '.join(expected)}) is expected{place_of(step)}"
+            ) from None
+
+
+def nearest_name(name: str, known: list[str]) -> str:
+    """Return «did you mean …?» for a name that means code of the user's own, or was misspelt."""
+    own = _in_this_folder(name)
+    return f"did you mean '{own}'?" if own else nearest(name, known)
+
+
+def where_to_look(path: str) -> str:
+    """Return what to do if an import path names no module."""
+    own = _in_this_folder(path)
+    if own:
+        return f"did you mean '{own}'?"
+    file = path.partition(":")[0].replace(".", "/") + ".py"
+    return f"execute this in the folder that {file} is in, or set PYTHONPATH to that folder"
+
+
+def _in_this_folder(name: str) -> str:
+    """Return the import path that a name such as ``pull``, ``pull.Pull`` or ``pull.py:Pull`` means
+    if there is such a file in the current folder; else an empty text.
+    """
+    module, _, attribute = name.partition(":")
+    module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not attribute and not _names_in(module):
+        module, _, attribute = module.rpartition(".")
+    names = _names_in(module)
+    if not names:
+        return ""
+    return f"{module}:{attribute or names[0]}"
+
+
+def _names_in(module: str) -> list[str]:
+    """Return the classes derived from others that a file of the current folder has, and then its
+    functions, without executing it.
+    """
+    if not all(part.isidentifier() for part in module.split(".")):
+        return []
+    try:
+        tree = ast.parse(Path(f"{module.replace('.', '/')}.py").read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.bases]
+    return classes + [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
 def is_module(name: str) -> bool:

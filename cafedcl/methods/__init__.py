@@ -7,8 +7,14 @@ from functools import cache
 from typing import Any
 
 from cafedcl.config.options import refuse_unreadable
-from cafedcl.core.errors import CafedclError, nearest
-from cafedcl.core.imports import import_path, is_module
+from cafedcl.core.errors import CafedclError, close_name, nearest
+from cafedcl.core.imports import (
+    check_steps,
+    import_path,
+    is_module,
+    nearest_name,
+    where_to_look,
+)
 
 
 @cache
@@ -47,6 +53,19 @@ def _method_class(name: str) -> type[Any]:
     return found
 
 
+def _own_method(name: str) -> type[Any]:
+    """Return a class of the user's own, and refuse one that cannot be a method."""
+    found = import_path(name, "method")
+    # Imported here because it needs PyTorch, as the user's own file does.
+    from cafedcl.methods.base import Method
+
+    if not (inspect.isclass(found) and issubclass(found, Method)):
+        raise CafedclError(f"method '{name}': it is not a class derived from cafedcl.extend.Method")
+    check_steps(found, Method, f"method '{name}'", "loss")
+    refuse_unreadable(found.Options, f"method '{name}'")
+    return found
+
+
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     """Return a method's class and its preset's options.
 
@@ -54,20 +73,15 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     """
     base, _, preset = name.partition(":")
     if is_import_path(name):
-        found = import_path(name, "method")
-        if not (inspect.isclass(found) and hasattr(found, "Options")):
-            raise CafedclError(
-                f"method '{name}': it is not a class derived from cafedcl.extend.Method"
-            )
-        refuse_unreadable(found.Options, f"method '{name}'")
-        return found, {}
+        return _own_method(name), {}
     if base not in method_names():
-        hint = nearest(base, method_names())
         if ":" in name:
+            close = close_name(base, method_names())
             raise CafedclError(
-                f"method '{name}': '{base}' is neither a method ({hint}) nor a Python module in "
-                "this folder or installed"
+                f"method '{name}': '{base}' is neither a method{f' ({close})' if close else ''} "
+                f"nor a Python module in this folder or installed; {where_to_look(name)}"
             )
+        hint = nearest_name(base, method_names())
         raise CafedclError(f"method '{base}': there is no such method; {hint}")
     method = _method_class(base)
     if ":" in name and preset not in method.presets:

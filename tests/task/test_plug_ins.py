@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
 
 PLUG_INS = {
@@ -101,12 +102,20 @@ def test_modules_of_the_current_folder_are_found_by_a_run_its_workers_and_the_jo
         (
             {"method": {"name": "fedavgg:Fast"}},
             "method 'fedavgg:Fast': 'fedavgg' is neither a method (did you mean 'fedavg'?) nor a "
-            "Python module in this folder or installed",
+            "Python module in this folder or installed; execute this in the folder that "
+            "fedavgg.py is in, or set PYTHONPATH to that folder",
+        ),
+        (
+            {"method": {"name": "stats:Stats"}},
+            "method 'stats:Stats': 'stats' is neither a method nor a Python module in this folder "
+            "or installed; execute this in the folder that stats.py is in, or set PYTHONPATH to "
+            "that folder",
         ),
         (
             {"method": {"name": "no_such.module:Fast"}},
             "method 'no_such.module:Fast': cannot be imported: there is no Python module "
-            "'no_such.module', neither in this folder nor installed",
+            "'no_such.module', neither in this folder nor installed; execute this in the folder "
+            "that no_such/module.py is in, or set PYTHONPATH to that folder",
         ),
         (
             {"method": {"name": "json:loads"}},
@@ -114,7 +123,7 @@ def test_modules_of_the_current_folder_are_found_by_a_run_its_workers_and_the_jo
         ),
         (
             {"augment": {"name": "json:loads"}},
-            "augment 'json:loads': it is not a class derived from cafedcl.augment.base.Augmenter",
+            "augment 'json:loads': it is not a class derived from cafedcl.extend.Augmenter",
         ),
     ],
 )
@@ -122,6 +131,64 @@ def test_a_name_that_is_not_found_names_what_it_could_have_been(tables, words) -
     with pytest.raises(CafedclError) as caught:
         resolve(tables)
     assert str(caught.value) == words
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "meant"),
+    [
+        ("method", "my_method", "my_method:Pull"),
+        ("method", "my_method.Pull", "my_method:Pull"),
+        ("method", "my_method.py", "my_method:Pull"),
+        ("method", "my_method.py:Pull", "my_method:Pull"),
+        ("method", "./my_method.py:Pull", "my_method:Pull"),
+        ("augment", "my_tail", "my_tail:Again"),
+        ("augment", "my_tail.py:Again", "my_tail:Again"),
+        ("model", "my_net.py:make", "my_net:make"),
+    ],
+)
+def test_a_file_of_ones_own_that_was_named_in_another_way_is_found(
+    section, name, meant, folder: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(CafedclError, match=rf"; did you mean '{meant}'\?$"):
+        prepare(resolve({section: {"name": name}}))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Lossless", r"method 'steps_in_test:Lossless': it defines no loss$"),
+        (
+            "Short",
+            r"its scores takes \(self, model, x\); \(self, model, x, anchors, memory\) is ex",
+        ),
+        ("Made", r"its __init__ takes \(self\); \(self, options, classes, dim, clients\) is ex"),
+        ("Idle", r"augment 'steps_in_test:Idle': it defines no make$"),
+        ("Eager", r"its make takes \(self\); \(self, client\) is expected \(steps_in_test\.py, li"),
+        ("Plain", "it is not a class derived from cafedcl.extend.Method"),
+    ],
+)
+def test_a_class_whose_steps_cannot_be_called_is_refused_before_a_run(
+    name, words, tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "steps_in_test.py").write_text(
+        "from cafedcl.extend import Augmenter, FedAvg, Method\n\n"
+        "class Lossless(Method):\n    name = 'lossless'\n\n"
+        "class Short(FedAvg):\n    def scores(self, model, x):\n        return model(x)\n\n"
+        "class Made(FedAvg):\n    def __init__(self):\n        pass\n\n"
+        "class Plain:\n    Options = object\n\n"
+        "class Idle(Augmenter):\n    name = 'idle'\n\n"
+        "class Eager(Augmenter):\n    def make(self):\n        pass\n\n"
+        "class Fine(FedAvg):\n    def __init__(self, *words, more=None, **named):\n"
+        "        super().__init__(*words, **named)\n\n"
+        "    @staticmethod\n    def scores(model, x, anchors, memory, more=None):\n"
+        "        return model(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    section = "augment" if name in ("Idle", "Eager") else "method"
+    with pytest.raises(CafedclError, match=words):
+        resolve({section: {"name": f"steps_in_test:{name}"}})
+    assert resolve({"method": {"name": "steps_in_test:Fine"}})
 
 
 def test_a_module_without_a_dot_is_no_preset(folder: Path, monkeypatch) -> None:
