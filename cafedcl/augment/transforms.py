@@ -14,7 +14,7 @@ from torch import Tensor
 from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import explained_failure, import_path
+from cafedcl.core.imports import check_steps, explained_failure, import_path
 from cafedcl.core.tensors import Tensors, prefixed, under
 
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -48,11 +48,11 @@ class Transform:
 
     def draw(self, images: int) -> Tensors:
         """Draw the random numbers of a batch: tensors with one row for every image."""
-        raise NotImplementedError(f"train.transform: {type(self).__name__} has no method draw")
+        raise NotImplementedError
 
     def apply(self, x: Tensor, draws: Tensors) -> Tensor:
         """Return normalised images (N, C, H, W), changed as was drawn."""
-        raise NotImplementedError(f"train.transform: {type(self).__name__} has no method apply")
+        raise NotImplementedError
 
 
 class Flip(Transform):
@@ -274,6 +274,7 @@ def own_transform(path: str) -> Transform:
         raise CafedclError(
             f"train.transform '{path}': it is not a class derived from cafedcl.extend.Transform"
         )
+    check_steps(found, Transform, f"train.transform '{path}'", "draw", "apply")
     with explained_failure(f"train.transform '{path}': cannot be made"):
         return found()
 

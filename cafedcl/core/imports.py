@@ -15,7 +15,9 @@ from typing import Any
 from cafedcl.core.errors import CafedclError, nearest, own_frames, place_of
 
 OWN_CODE: list[str] = []
-"""The import paths of the user's own code in this process, for errors that it may be behind."""
+"""The user's own code in this process, such as ``pull:Pull (pull.py)``, for errors that it may be
+behind.
+"""
 
 
 def import_path(path: str, what: str) -> Any:
@@ -33,15 +35,17 @@ def import_path(path: str, what: str) -> Any:
         raise CafedclError(
             f"{where}: cannot be imported: {_file_of(imported)} has no '{attribute}'"
         )
-    if path not in OWN_CODE:
-        OWN_CODE.append(path)
+    named = f"{path} ({Path(_file_of(imported)).name})"
+    if named not in OWN_CODE:
+        OWN_CODE.append(named)
     return getattr(imported, attribute)
 
 
-def check_steps(found: type, base: type, where: str, required: str) -> None:
+def check_steps(found: type, base: type, where: str, *required: str) -> None:
     """Refuse a class of the user's own that lacks a step, or has one with other arguments."""
-    if getattr(found, required) is getattr(base, required):
-        raise CafedclError(f"{where}: it defines no {required}{place_of(found)}")
+    for name in required:
+        if getattr(found, name) is getattr(base, name):
+            raise CafedclError(f"{where}: it defines no {name}{place_of(found)}")
     for name, step in inspect.getmembers(found, inspect.isfunction):
         inherited = getattr(base, name, None)
         is_static = isinstance(inspect.getattr_static(found, name), staticmethod)

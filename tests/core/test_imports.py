@@ -8,7 +8,7 @@ import pytest
 
 import cafedcl
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import import_path, is_module, python_command
+from cafedcl.core.imports import OWN_CODE, import_path, is_module, python_command
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_module_in_the_current_folder_is_found(folder):
     (folder / "plug_in_here.py").write_text("def make():\n    return 3\n")
     assert import_path("plug_in_here:make", "model")() == 3
+    assert "plug_in_here:make (plug_in_here.py)" in OWN_CODE, "an error may be due to it"
 
 
 def test_a_package_in_the_current_folder_is_found(folder):
