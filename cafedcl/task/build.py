@@ -32,8 +32,8 @@ from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.checks import (
     check_attack,
     check_crop,
-    check_personal,
     check_levels,
+    check_personal,
     check_rates,
     check_replies,
     check_schedule,
