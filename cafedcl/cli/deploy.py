@@ -1,6 +1,5 @@
 """`cafedcl deploy`: set up and run a federation across machines, on Flower."""
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
 from cafedcl.config.flags import Flags
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.interrupts import stop_signals_handled
 from cafedcl.core.printable import printable
 from cafedcl.core.slug import slug
 from cafedcl.terminal.console import console
@@ -260,15 +260,9 @@ def run(
 
 @contextmanager
 def stoppable() -> "Iterator[Any]":
-    """Exit quietly on Ctrl-C and SIGTERM; yields a function that prints a line at once."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield lambda line: print(printable(line), flush=True)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    """Exit quietly on Ctrl-C and its like; yields a function that prints a line at once."""
+    with stop_signals_handled():
+        try:
+            yield lambda line: print(printable(line), flush=True)
+        except KeyboardInterrupt:
+            sys.exit(130)

@@ -1,6 +1,5 @@
 """Helpers of the commands that run something: messages, progress, interrupts, folder names."""
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -12,6 +11,7 @@ from cafedcl.config.privacy_options import short_privacy
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.files import explained
+from cafedcl.core.interrupts import stop_signals_handled
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import step
 from cafedcl.terminal.console import console
@@ -34,14 +34,14 @@ def load_torch(silent: bool = False) -> None:
     Ctrl-C waits until it is there. PyTorch imports numpy in a way that swallows an interrupt and
     leaves numpy incomplete, which fails much later.
     """
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        with silent_steps() if silent else nullcontext(), step("loading PyTorch"):
-            import torch  # noqa: F401
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
+    asked: list[bool] = []
+    with (
+        stop_signals_handled(lambda: asked.append(True)),
+        silent_steps() if silent else nullcontext(),
+        step("loading PyTorch"),
+    ):
+        import torch  # noqa: F401
+    if asked:
         print("\ninterrupted; nothing had begun", file=sys.stderr)
         sys.exit(130)
 
@@ -107,7 +107,7 @@ def watching(quiet: bool, as_json: bool) -> "Iterator[list[Callback]]":
 
 @contextmanager
 def resumable(path: Path, resumed: bool = False) -> Iterator[None]:
-    """Print what is saved, and how to resume, when Ctrl-C or SIGTERM stops a run.
+    """Print what is saved, and how to resume, when Ctrl-C or another signal stops a run.
 
     ``resumed`` is whether the folder holds this run already.
     """
@@ -116,19 +116,13 @@ def resumable(path: Path, resumed: bool = False) -> Iterator[None]:
     folder = RunFolder(path)
     belongs_to_another = folder.begun and not resumed
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    # A SIGTERM becomes a KeyboardInterrupt, so that the run is saved as on Ctrl-C.
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        saved = "nothing is saved" if belongs_to_another else what_is_saved(folder)
-        print(printable(f"\ninterrupted; {saved}"), file=sys.stderr)
-        sys.exit(130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with stop_signals_handled():
+        try:
+            yield
+        except KeyboardInterrupt:
+            saved = "nothing is saved" if belongs_to_another else what_is_saved(folder)
+            print(printable(f"\ninterrupted; {saved}"), file=sys.stderr)
+            sys.exit(130)
 
 
 def what_is_saved(folder: "RunFolder") -> str:

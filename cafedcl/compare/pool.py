@@ -1,6 +1,5 @@
 """Many runs at a time: a pool that starts them, follows their progress and stops them."""
 
-import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from cafedcl.compare.jobs import (
     sharing_code,
 )
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.interrupts import stop_signals_handled
 from cafedcl.federation.metrics_file import MetricsLine, parse_line
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
 
@@ -305,27 +305,23 @@ def failed_if_untrained(outcome: RunOutcome) -> RunOutcome:
 
 @contextmanager
 def polite(pool: Pool) -> Iterator[None]:
-    """Run a block in which a first Ctrl-C or SIGTERM stops all runs, and a second one kills them.
+    """Run a block in which a first Ctrl-C or its like stops all runs, and a second one kills them.
 
     The first one is only noted; `Pool.wait` raises it as KeyboardInterrupt. Raised at once, it
     could hit while a run is being started, and nobody would stop that run.
     """
 
-    def interrupt(*_: object) -> None:
+    def stop() -> None:
         if pool.interrupted:
             raise KeyboardInterrupt
         pool.interrupted = True
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
+    with stop_signals_handled(stop):
         try:
-            pool.finish()
+            yield
         finally:
-            # Also if a second interrupt ends the wait: the service of a GPU would stay behind.
-            pool.launcher.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            try:
+                pool.finish()
+            finally:
+                # Also if a second interrupt ends the wait: the service of a GPU would stay behind.
+                pool.launcher.close()

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from cafedcl.core.interrupts import STOP_SIGNALS
+
 CHECK = 0.5
 """Seconds between two checks of whether the parent still runs."""
 PATIENCE = 5.0
@@ -21,7 +23,7 @@ def run(parent: int, command: Sequence[str]) -> int:
     """Run the command and return its status; end it when this process's parent ends."""
     child = subprocess.Popen(command)
     # The command gets these signals too: it is in the same process group.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
     while os.getppid() == parent:
         try:

@@ -350,7 +350,7 @@ import sys
 from cafedcl.cli.main import main
 
 words = sys.argv[1:]
-for folder in ("first", "second"):
+for folder in ("first", "second", "third"):
     sys.argv = ["cafedcl", "run", *words, "--out", folder]
     try:
         main()
@@ -360,7 +360,7 @@ for folder in ("first", "second"):
 
 
 def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path) -> None:
-    """One process for both signals, since PyTorch takes seconds to import."""
+    """One process for all signals, since PyTorch takes seconds to import."""
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED_RUNS, *SMALL, "--rounds", "5000"],
         cwd=tmp_path,
@@ -369,7 +369,7 @@ def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         for line in process.stdout:
             if line.startswith("round 3/"):
                 break
@@ -382,8 +382,8 @@ def test_an_interrupt_saves_and_says_how_to_resume(tmp_path: Path) -> None:
     assert process.returncode == 0
     # On a slow machine other lines say what takes so long.
     said = [line for line in err.splitlines() if line.startswith("interrupted")]
-    assert len(said) == 2
-    for folder, line in zip(("first", "second"), said, strict=True):
+    assert len(said) == 3
+    for folder, line in zip(("first", "second", "third"), said, strict=True):
         assert re.fullmatch(
             r"interrupted; \d+ rounds? (is|are) saved\. Resume with: cafedcl resume " + folder, line
         )

@@ -131,7 +131,7 @@ def test_a_job_that_cannot_be_started_is_one_line(
         outcomes_of(jobs(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_interrupt_stops_the_children_politely(
     stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cafedcl.core.interrupts import STOP_SIGNALS
 from cafedcl.deploy.guard import run
 
 STAY = "import time; print('here', flush=True); time.sleep(600)"
@@ -54,7 +55,7 @@ def test_a_command_whose_owner_ended_while_it_started_is_ended():
     """The owner gives its number, so it is missed even if it was gone before anyone looked. A
     command that was left to its end would give 0.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         assert run(os.getppid() + 1, [sys.executable, "-c", STAY]) == 1
     finally:

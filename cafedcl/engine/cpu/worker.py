@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from cafedcl.core.contract import Down
+from cafedcl.core.interrupts import stop_signals_end_process
 from cafedcl.core.tensors import map_file, under, unpack
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.shards import Shards
@@ -105,8 +106,7 @@ def _run(work: Callable[[], None]) -> None:
     try:
         # An interrupt in the terminal is for the parent, which ends its workers itself.
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stop_signals_end_process()
         # The collector would write to every object it visits, and so copy the parent's memory.
         gc.freeze()
         work()

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from cafedcl.core.interrupts import STOP_SIGNALS, stop_signals_handled
 from cafedcl.engine.cpu.worker import Forked
 
 
@@ -57,11 +58,11 @@ def test_a_forked_process_is_out_of_reach_of_the_terminals_signals() -> None:
     read, write = os.pipe()
 
     def tell() -> None:
-        os.write(
-            write, f"{os.getsid(0)} {signal.getsignal(signal.SIGINT) == signal.SIG_DFL}".encode()
-        )
+        ends = all(signal.getsignal(number) == signal.SIG_DFL for number in STOP_SIGNALS)
+        os.write(write, f"{os.getsid(0)} {ends}".encode())
 
-    process = Forked(tell)
+    with stop_signals_handled():
+        process = Forked(tell)
     assert process.wait() == 0
     assert os.read(read, 100).decode() == f"{process.pid} True"
     os.close(read)
