@@ -16,6 +16,7 @@ from cafedcl.core.interrupts import stop_signals_handled
 from cafedcl.core.printable import printable
 from cafedcl.core.slug import slug
 from cafedcl.terminal.console import console
+from cafedcl.terminal.streams import NoReaderError
 
 app = typer.Typer(help="Run across machines, on Flower.", no_args_is_help=True)
 
@@ -264,5 +265,5 @@ def stoppable() -> "Iterator[Any]":
     with stop_signals_handled():
         try:
             yield lambda line: print(printable(line), flush=True)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, NoReaderError):
             sys.exit(130)

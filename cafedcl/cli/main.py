@@ -23,6 +23,7 @@ from cafedcl.core.errors import CafedclError, in_words, own_frames
 from cafedcl.core.imports import OWN_CODE
 from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
+from cafedcl.terminal.streams import lasting_streams
 from cafedcl.terminal.waiting import showing_steps
 
 TRACEBACK = "CAFEDCL_TRACEBACK"
@@ -39,26 +40,23 @@ app = typer.Typer(
 
 def main() -> NoReturn:
     """Run the command line: a mistake is one line and exit code 2, never a traceback."""
-    try:
-        with showing_steps():
-            app()
-    except CafedclError as error:
-        fail(str(error))
-    except BrokenPipeError:
-        # Python flushes stdout once more at exit; without a reader that would be a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except Exception as error:
-        in_own_code = bool(own_frames(error))
-        # Without any code of the user's own, the error is ours, and its traceback says where.
-        if os.environ.get(TRACEBACK) or not (in_own_code or OWN_CODE):
-            raise
-        where = "in code of your own"
-        if not in_own_code:
-            where = f"perhaps caused by {' or '.join(OWN_CODE)}"
-        said = " ".join(in_words(error).split())
-        fail(f"{said}, {where}; {TRACEBACK}=1 shows the whole traceback")
-    sys.exit(0)
+    with lasting_streams():
+        try:
+            with showing_steps():
+                app()
+        except CafedclError as error:
+            fail(str(error))
+        except Exception as error:
+            in_own_code = bool(own_frames(error))
+            # Without any code of the user's own, the error is ours, and its traceback says where.
+            if os.environ.get(TRACEBACK) or not (in_own_code or OWN_CODE):
+                raise
+            where = "in code of your own"
+            if not in_own_code:
+                where = f"perhaps caused by {' or '.join(OWN_CODE)}"
+            said = " ".join(in_words(error).split())
+            fail(f"{said}, {where}; {TRACEBACK}=1 shows the whole traceback")
+        sys.exit(0)
 
 
 def fail(message: str) -> NoReturn:

@@ -15,6 +15,7 @@ from cafedcl.core.interrupts import stop_signals_handled
 from cafedcl.core.printable import printable
 from cafedcl.core.steps import step
 from cafedcl.terminal.console import console
+from cafedcl.terminal.streams import NoReaderError
 from cafedcl.terminal.waiting import silent_steps
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def resumable(path: Path, resumed: bool = False) -> Iterator[None]:
     with stop_signals_handled():
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, NoReaderError):
             saved = "nothing is saved" if belongs_to_another else what_is_saved(folder)
             print(printable(f"\ninterrupted; {saved}"), file=sys.stderr)
             sys.exit(130)

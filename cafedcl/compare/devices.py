@@ -15,7 +15,7 @@ from cafedcl.compare.pool import POLL
 from cafedcl.compare.processes import LocalLauncher
 from cafedcl.core.environment import QUEUES, cores
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import optional, python_command
+from cafedcl.core.imports import LOG_ENCODING, optional, python_command
 
 QUEUES_OF_MANY = "8"
 """Hardware queues for each of the runs that share a GPU. By default every process asks for all of
@@ -188,7 +188,7 @@ def work(arguments: list[str], variables: dict[str, str], home: str, log: str) -
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=home,
-            env={**os.environ, **variables},
+            env={**os.environ, **LOG_ENCODING, **variables},
             start_new_session=True,
         )
     # Ray cancels a task with an interrupt, which a cluster started in the background ignores.

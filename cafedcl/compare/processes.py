@@ -17,7 +17,7 @@ from typing import IO
 
 from cafedcl.compare.jobs import DeviceShare, Handle
 from cafedcl.compare.mps import MultiProcessService
-from cafedcl.core.imports import python_command
+from cafedcl.core.imports import LOG_ENCODING, python_command
 
 PROGRAM = python_command("cafedcl.cli.run_loop")
 """The command of a process that takes runs; `cafedcl.compare.run_loop` has the other end."""
@@ -72,7 +72,7 @@ class RunProcess:
                 stdout=subprocess.PIPE,
                 # What goes wrong before the first run begins is in the log of that run.
                 stderr=errors,
-                env={**os.environ, **slot.variables},
+                env={**os.environ, **LOG_ENCODING, **slot.variables},
                 # A session of its own: Ctrl-C in the terminal reaches only the parent, which asks
                 # the run once to save its state.
                 start_new_session=True,

@@ -24,6 +24,7 @@ from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.task.resolve import resolve
 from cafedcl.terminal.console import console
+from cafedcl.terminal.streams import NoReaderError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,9 +185,9 @@ def scheduled(
             pool = Pool(launcher, view)
             with polite(pool):
                 yield pool
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NoReaderError):
         print(printable(f"\ninterrupted; saved. Resume with: {on}"), file=sys.stderr)
-        raise
+        raise KeyboardInterrupt from None
 
 
 def fetch_data(tables: Sequence[Tables]) -> None:

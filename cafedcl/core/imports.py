@@ -142,6 +142,10 @@ def _look_in_current_folder() -> None:
     importlib.invalidate_caches()
 
 
+LOG_ENCODING = {"PYTHONIOENCODING": "utf-8"}
+"""The environment in which another process writes its log as we read it, whatever the locale."""
+
+
 def python_command(module: str) -> list[str]:
     """Return the command that runs a module of this package in another process.
 

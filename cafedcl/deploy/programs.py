@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import optional, python_command, python_path
+from cafedcl.core.imports import LOG_ENCODING, optional, python_command, python_path
 from cafedcl.deploy import FLOWER
 
 FLOWER_SETTINGS = {
@@ -42,6 +42,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     direct = [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]
     return {
         **os.environ,
+        **LOG_ENCODING,
         **FLOWER_SETTINGS,
         "FLWR_HOME": str(home),
         "PATH": os.pathsep.join(paths),

@@ -15,6 +15,7 @@ from cafedcl.cli import session
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.terminal.progress import PlainProgress
+from cafedcl.terminal.streams import NoReaderError
 
 RUN = [
     *("run", "--method", "fedavg", "--clients", "3", "--rounds", "3", "--device", "cpu"),
@@ -80,6 +81,18 @@ def test_what_is_said_is_true_and_works(
     again = ["resume", "run"] if "resume" in SAID[moment] else RUN
     assert call(*again) == (0, "")
     assert len(RunFolder("run").metrics()) == 3
+
+
+def test_a_run_whose_output_nobody_reads_any_more_is_interrupted(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise NoReaderError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainProgress, "round_done", leave)
+        assert call(*RUN) == (130, SAID["after round 1"])
+    assert call("resume", "run") == (0, "")
 
 
 @pytest.mark.parametrize("moment", ["before the first round", "after round 2"])

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from cafedcl import api
 from cafedcl.cli.compare import compare
 from cafedcl.compare.jobs import RunOutcome
+from cafedcl.terminal.streams import NoReaderError
 
 
 def app() -> typer.Typer:
@@ -63,11 +64,12 @@ def test_the_command_lists_failures_and_its_status_is_one(
     assert "--out: name the folder" in str(call("--methods", "fedavg").exception)
 
 
+@pytest.mark.parametrize("why", [KeyboardInterrupt, NoReaderError])
 def test_an_interrupted_command_says_how_to_go_on(
-    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: type[BaseException]
 ) -> None:
     def interrupt(*_: object) -> list[RunOutcome]:
-        raise KeyboardInterrupt
+        raise why
 
     monkeypatch.setattr("cafedcl.compare.run.run_all", interrupt)
     done = call("--methods", "fedavg", "--out", tmp_path / "out", "--devices", "cpu")

@@ -89,6 +89,7 @@ def test_a_process_that_takes_too_long_is_named(tmp_path):
 
 def test_flower_sends_nothing_home_and_finds_its_own_programs(tmp_path):
     made = flower_environment(tmp_path)
+    assert made["PYTHONIOENCODING"] == "utf-8", "logs are read as UTF-8"
     assert made["FLWR_TELEMETRY_ENABLED"] == "0"
     assert made["FLWR_HOME"] == str(tmp_path)
     assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)

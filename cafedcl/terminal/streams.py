@@ -1,0 +1,119 @@
+"""Standard output and standard error that never stop what a command does.
+
+Characters that they cannot encode are replaced, closed ones lead nowhere, and one that cannot be
+written, as on a full disk, is given up. Only a reader who has gone away, such as `head`, ends the
+command.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from cafedcl.core.printable import printable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+STDIN, STDOUT, STDERR = range(3)
+"""The descriptors of the three streams that a process begins with."""
+
+
+class NoReaderError(BrokenPipeError):
+    """Nobody reads standard output any more. It is raised once; what follows leads nowhere."""
+
+
+class OutputFile(io.FileIO):
+    """The file of an output stream, which leads nowhere after the first failed write."""
+
+    problem = ""
+    """Why it cannot be written."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write the data, or give the stream up."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            lead_nowhere(self.fileno())
+            self.problem = error.strerror or str(error)
+            if self.fileno() == STDOUT and isinstance(error, BrokenPipeError):
+                raise NoReaderError(error.errno, self.problem) from None
+        if self.fileno() == STDOUT:
+            line = f"error: standard output cannot be written: {self.problem}; it is given up"
+            print(printable(line), file=sys.stderr, flush=True)
+        return super().write(data)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Let standard output and standard error last while a block runs that ends in `sys.exit`.
+
+    Its exit status is 1 instead of 0 if something that it printed is lost.
+    """
+    for descriptor in (STDIN, STDOUT, STDERR):
+        _open_if_closed(descriptor)
+    before = sys.stdout, sys.stderr
+    sys.stdout = _lasting(sys.stdout, STDOUT)
+    sys.stderr = _lasting(sys.stderr, STDERR)
+    printed = sys.stdout
+    try:
+        try:
+            yield
+        finally:
+            # Python's own flush, after all this, could no longer tell of an error.
+            printed.flush()
+    except NoReaderError:
+        sys.exit(1)
+    except SystemExit as end:
+        if _was_given_up(printed) and not end.code:
+            sys.exit(1)
+        raise
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
+    """Return a lasting stream for a descriptor; one that leads elsewhere, as in a test, stays."""
+    if stream is None:
+        return io.TextIOWrapper(io.BufferedWriter(OutputFile(descriptor)), encoding="utf-8")
+    try:
+        leads_elsewhere = stream.fileno() != descriptor
+    except (OSError, ValueError):
+        leads_elsewhere = True
+    if leads_elsewhere:
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(OutputFile(descriptor)),
+        encoding=stream.encoding,
+        errors="replace",
+        line_buffering=bool(stream.line_buffering),
+    )
+
+
+def _was_given_up(stream: TextIO) -> bool:
+    file = getattr(getattr(stream, "buffer", None), "raw", None)
+    return isinstance(file, OutputFile) and bool(file.problem)
+
+
+def lead_nowhere(descriptor: int) -> None:
+    """Let a descriptor, open or closed, swallow what is written to it."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere == descriptor:
+        os.set_inheritable(descriptor, True)
+    else:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+def _open_if_closed(descriptor: int) -> None:
+    """Keep the number of a closed stream from the next file that is opened."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        lead_nowhere(descriptor)
