@@ -47,16 +47,28 @@ def main() -> NoReturn:
         except CafedclError as error:
             fail(str(error))
         except Exception as error:
-            in_own_code = bool(own_frames(error))
-            # Without any code of the user's own, the error is ours, and its traceback says where.
-            if os.environ.get(TRACEBACK) or not (in_own_code or OWN_CODE):
+            message = in_one_line(error)
+            # Any other error is ours, and its traceback says where.
+            if os.environ.get(TRACEBACK) or not message:
                 raise
-            where = "in code of your own"
-            if not in_own_code:
-                where = f"perhaps caused by {' or '.join(OWN_CODE)}"
-            said = " ".join(in_words(error).split())
-            fail(f"{said}, {where}; {TRACEBACK}=1 shows the whole traceback")
+            fail(message)
         sys.exit(0)
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error that is caused by a path or the user's own code in one line; empty for any
+    other error.
+    """
+    in_own_code = bool(own_frames(error))
+    if isinstance(error, OSError) and not in_own_code and isinstance(error.filename, str | bytes):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if not (in_own_code or OWN_CODE):
+        return ""
+    where = "in code of your own"
+    if not in_own_code:
+        where = f"perhaps caused by {' or '.join(OWN_CODE)}"
+    said = " ".join(in_words(error).split())
+    return f"{said}, {where}; {TRACEBACK}=1 shows the whole traceback"
 
 
 def fail(message: str) -> NoReturn:

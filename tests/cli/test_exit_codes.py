@@ -1,5 +1,7 @@
 """Every command that fails says why in one line on standard error, and its status is not 0."""
 
+import errno
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -138,6 +140,51 @@ def test_every_command_fails_in_one_line(words: tuple[str, ...], call: Call) -> 
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", LONG),
+        ("resume", LONG),
+        ("report", LONG),
+        ("table", LONG),
+        ("figures", LONG),
+        ("watch", LONG, "--port", "0"),
+        ("report", "good", "--out", f"{LONG}.html"),
+        ("run", "--out", LONG),
+        ("predict", LONG, "x.png"),
+        ("predict", "good", LONG),
+        ("compare", "--resume", LONG),
+        ("reproduce", f"{LONG}.toml"),
+        ("deploy", "site", LONG),
+        ("deploy", "init", LONG, "--site", "a"),
+    ],
+    ids=lambda words: " ".join(words).replace(LONG, "LONG"),
+)
+def test_a_name_that_is_too_long_is_one_line(words: tuple[str, ...], call: Call) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {LONG}")
+    assert "File name too long" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["show", "resume", "table"])
+def test_a_folder_that_may_not_be_entered_is_one_line(
+    command: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr("cafedcl.core.errors.INSTALLED", ("/",))
+    monkeypatch.setattr(Path, "stat", refuse)
+    code, out, err = call(command, "good")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: good(/config\.toml)?: Permission denied\n", err)
 
 
 OWN_METHOD = """
