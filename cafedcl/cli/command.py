@@ -1,7 +1,9 @@
-"""Commands that help who gives an option of the config as if it were a flag."""
+"""Commands that help who gives an option of the config as if it were a flag, or an empty path."""
 
-from click import Context, NoSuchOption
+from click import Context, NoSuchOption, Option, Path
 from typer.core import TyperCommand
+
+from cafedcl.core.errors import CafedclError
 
 
 class Command(TyperCommand):
@@ -10,7 +12,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Read the words of the command line."""
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
         except NoSuchOption as error:
             from cafedcl.config.sections import full_name
 
@@ -18,3 +20,16 @@ class Command(TyperCommand):
             if meant is not None and any("--set" in it.opts for it in self.params):
                 error.possibilities = [f"--set {meant}=…"]
             raise
+        self._refuse_empty_paths(ctx)
+        return left
+
+    def _refuse_empty_paths(self, ctx: Context) -> None:
+        """Raise an error for an empty path, such as an unset variable of a shell: it would be taken
+        for the current folder.
+        """
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            values = value if isinstance(value, list | tuple) else [value]
+            if isinstance(param.type, Path) and "" in values:
+                name = param.opts[0] if isinstance(param, Option) else param.make_metavar(ctx)
+                raise CafedclError(f"{name}: the path is empty; give the path of a file or folder")

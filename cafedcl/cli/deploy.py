@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cafedcl.cli.command import Command
 from cafedcl.cli.options import JsonRounds, Quiet, RunOut, Settings, with_flags
 from cafedcl.config.flags import Flags
 from cafedcl.core.commands import cafedcl_command
@@ -25,7 +26,7 @@ Folder = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="The folder to create; it must not exist yet.")
@@ -95,7 +96,7 @@ def init(
         print(printable(f"  {cafedcl_command('deploy', step, server)}"))
 
 
-@app.command()
+@app.command(cls=Command)
 def server(folder: Folder) -> None:
     """Run the server: a Flower SuperLink behind nginx, for the sites whose keys it knows."""
     from cafedcl.deploy.server import Server
@@ -116,7 +117,7 @@ def server(folder: Folder) -> None:
             running.stop()
 
 
-@app.command()
+@app.command(cls=Command)
 def site(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="The site's folder, made by `deploy init`.")
@@ -141,7 +142,7 @@ def site(
             running.stop()
 
 
-@app.command()
+@app.command(cls=Command)
 def status(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
@@ -171,7 +172,7 @@ def status(
         console().print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def revoke(
     folder: Folder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site to remove.")],
@@ -183,7 +184,7 @@ def revoke(
     print(printable(f"site {name} is removed; adapt federation.clients in run.toml"))
 
 
-@app.command()
+@app.command(cls=Command)
 def admit(
     folder: Folder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
@@ -198,7 +199,7 @@ def admit(
     print(printable(f"site {name} is admitted with the key {key}"))
 
 
-@app.command()
+@app.command(cls=Command)
 def renew(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="The folder of the server or of a site.")
@@ -219,7 +220,7 @@ def renew(
         print("then start the site again")
 
 
-@app.command()
+@app.command(cls=Command)
 @with_flags("method", "model", "defence", "rounds", "seed")
 def run(
     folder: Folder,

@@ -88,5 +88,14 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         raise CafedclError(
-            f"{where}: cannot be written: {error.strerror}; nothing already saved is lost"
+            f"{where}: cannot be written: {why_unwritten(error)}; nothing already saved is lost"
         ) from error
+
+
+def why_unwritten(error: OSError) -> str:
+    """Return why the operating system does not write a file or make a folder."""
+    if isinstance(error, FileExistsError) and isinstance(error.filename, str):
+        path = Path(error.filename)
+        if path.is_symlink() and not path.exists():
+            return "it is a link that leads nowhere; remove the link"
+    return error.strerror or str(error)

@@ -12,7 +12,7 @@ from typing import TextIO, TypeVar
 from cafedcl.config.options import option, read_options, toml_section
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained
+from cafedcl.core.files import explained, why_unwritten
 from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
 from cafedcl.deploy.proxy import write_proxy_config
 
@@ -183,7 +183,7 @@ def make_folders(
         return _write_folders(folder, server, sites, simulated)
     except OSError as error:
         raise CafedclError(
-            f"{error.filename or folder}: cannot be written: {error.strerror}"
+            f"{error.filename or folder}: cannot be written: {why_unwritten(error)}"
         ) from None
 
 

@@ -8,6 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import why_unwritten
 from cafedcl.core.fonts import save_figure
 from cafedcl.core.slug import slug
 from cafedcl.report import plots, plots_rounds
@@ -37,7 +38,7 @@ def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
                 written.append(path)
     except OSError as error:
         raise CafedclError(
-            f"{out}: cannot be written: {error.strerror}; choose another --out"
+            f"{out}: cannot be written: {why_unwritten(error)}; choose another --out"
         ) from None
     return written
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import write_atomically
+from cafedcl.core.files import why_unwritten, write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
 from cafedcl.report.collect import collect
@@ -38,7 +38,7 @@ def write_report(summary: Summary, out: Path) -> None:
         write_atomically(out, page(collect(summary)).encode())
     except OSError as error:
         raise CafedclError(
-            f"{out}: cannot be written: {error.strerror}; choose another --out"
+            f"{out}: cannot be written: {why_unwritten(error)}; choose another --out"
         ) from None
 
 

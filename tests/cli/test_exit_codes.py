@@ -173,6 +173,51 @@ def test_a_name_that_is_too_long_is_one_line(words: tuple[str, ...], call: Call)
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--out"),
+        ("compare", "--methods", "fedavg", "--out"),
+        ("figures", "good", "--out"),
+        ("deploy", "init", "--site", "a"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("target", ["nothing", "link"])
+def test_a_link_that_leads_nowhere_is_called_so(
+    target: str,
+    words: tuple[str, ...],
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    folder: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good").symlink_to(folder / "good")
+    (tmp_path / "link").symlink_to(target)
+    code, out, err = call(*words, "link")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: link: cannot be written: it is a link that leads nowhere; remove")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("run", "--out", ""), "--out"),
+        (("run", ""), "[CONFIG.toml]"),
+        (("show", "good", ""), "RUN…"),
+        (("report", "good", "--out="), "--out"),
+        (("deploy", "init", "", "--site", "a"), "FOLDER"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    words: tuple[str, ...], name: str, call: Call
+) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err == f"error: {name}: the path is empty; give the path of a file or folder\n"
+
+
 @pytest.mark.parametrize("command", ["show", "resume", "table"])
 def test_a_folder_that_may_not_be_entered_is_one_line(
     command: str, call: Call, monkeypatch: pytest.MonkeyPatch
