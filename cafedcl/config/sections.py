@@ -343,8 +343,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         # Some editors put a byte-order mark at the beginning; utf-8-sig leaves it out.
         text = Path(path).read_text(encoding="utf-8-sig")
         if "\0" in text:
-            # English text in UTF-16 is valid UTF-8 with a null after every letter.
-            raise CafedclError(f"{path}: not UTF-8 text but UTF-16, it seems; save it as UTF-8")
+            raise CafedclError(f"{path}: {_why_null(text)}")
         return deepcopy(_parsed(text))
     except UnicodeDecodeError as error:
         raise CafedclError(
@@ -354,6 +353,15 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise CafedclError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _why_null(text: str) -> str:
+    """Return why a text has null characters, and what to do."""
+    nulls = text[text.find("\0") : text.rfind("\0")]
+    if nulls.strip("\0"):
+        # English text in UTF-16 is valid UTF-8 with a null after every letter.
+        return "not UTF-8 text but UTF-16, it seems; save it as UTF-8"
+    return "damaged: it has a block of zero bytes, as after a power loss; restore it from a backup"
 
 
 def assign(tables: dict[str, Any], text: str) -> None:

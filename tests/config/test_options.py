@@ -368,6 +368,14 @@ def test_whoever_changes_the_tables_of_a_file_changes_only_their_own(tmp_path):
     assert read_file(path) == {"federation": {"drop": ["1:0"]}}
 
 
+@pytest.mark.parametrize("content", ["\0" * 40, "seed = 1\n\0\0\0", "seed = \0\0\0\n[run]\n", "\0"])
+def test_a_file_that_lost_its_content_in_a_power_cut_is_called_damaged(content, tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(CafedclError, match=r"config\.toml: damaged: .*zero bytes.* from a backup"):
+        read_file(file)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_another_encoding_is_one_line(encoding, tmp_path):
     path = tmp_path / "other.toml"
