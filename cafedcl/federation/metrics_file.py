@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cafedcl.core.commands import cafedcl_command
-from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import append_line, write_atomically
 
 METRICS = "metrics.jsonl"
@@ -107,16 +105,6 @@ class MetricsFile:
             except ValueError as error:
                 return MetricsRead(lines, f"{self.path}, line {number + 1}: {error}")
         return MetricsRead(lines)
-
-    def rounds(self) -> list[MetricsLine]:
-        """Return all rounds; raises CafedclError if a line is damaged."""
-        read = self.read()
-        if read.problem:
-            raise CafedclError(
-                f"{read.problem}; restore the file from a backup, or train the rounds again, if "
-                f"that is possible, with `{cafedcl_command('resume', self.path.parent)}`"
-            )
-        return read.lines
 
     def append(self, line: MetricsLine) -> None:
         """Add a round."""

@@ -26,7 +26,7 @@ from cafedcl.config.format import upgrade
 from cafedcl.config.sections import read_file
 from cafedcl.core.arrays import Array
 from cafedcl.core.client_names import client_title
-from cafedcl.core.commands import cafedcl_command
+from cafedcl.core.commands import cafedcl_command, retrain_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import TEMPORARY, explained
 from cafedcl.federation.metrics_file import METRICS, MetricsFile, MetricsLine, last_round
@@ -246,7 +246,23 @@ class RunFolder:
 
     def metrics(self) -> list[MetricsLine]:
         """Return the rounds written so far, without a last line that a crash cut off."""
-        return self.metrics_file.rounds()
+        read = self.metrics_file.read()
+        if read.problem:
+            raise CafedclError(f"{read.problem}; {self.advice_for_metrics(len(read.lines))}")
+        return read.lines
+
+    def advice_for_metrics(self, rounds: int) -> str:
+        """Return what to do if only the first ``rounds`` rounds of the metrics can be read."""
+        numbers: list[int] = []
+        # Where they cannot be listed, nothing can be resumed either.
+        with suppress(CafedclError):
+            numbers = [_number(file) for file in self.checkpoints()]
+        # A checkpoint of one round more has the line of that round.
+        if any(number <= rounds + 1 for number in numbers):
+            resume = cafedcl_command("resume", self.path)
+            return f"restore it from a backup, or train the rounds after it again with `{resume}`"
+        retrain = retrain_command(self.path)
+        return f"restore it from a backup, or train again in a new folder with `{retrain}`"
 
     def rewind(self, rounds: int) -> None:
         """Remove what was written after the given number of rounds, and unfinished files."""

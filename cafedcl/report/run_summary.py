@@ -256,7 +256,12 @@ def read_run(path: Path) -> RunSummary:
         return RunSummary(path, "damaged", problem)
     read = folder.metrics_file.read()
     run = RunSummary(path, "finished", "", settings, read.lines)
-    state, problem = state_of(run, read.problem or lost_rounds(folder, run))
+    damage = read.problem or lost_rounds(folder, run)
+    if damage:
+        return replace(
+            run, state="damaged", problem=f"{damage}; {folder.advice_for_metrics(len(run.lines))}"
+        )
+    state, problem = state_of(run)
     return replace(run, state=state, problem=problem)
 
 
@@ -279,11 +284,9 @@ def lost_rounds(folder: RunFolder, run: RunSummary) -> str:
     return ""
 
 
-def state_of(run: RunSummary, damage: str) -> tuple[str, str]:
-    """Return a run's state and problem; ``damage`` is what is wrong with its metrics."""
+def state_of(run: RunSummary) -> tuple[str, str]:
+    """Return the state and the problem of a run whose metrics are not damaged."""
     done = len(run.lines)
-    if damage:
-        return "damaged", f"{damage}; restore it from a backup, or try `cafedcl resume`"
     if not run.lines:
         return "unfinished", f"0 of {run.rounds} rounds are done"
     if not any_round_counted(run.lines):

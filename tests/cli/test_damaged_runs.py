@@ -109,3 +109,42 @@ def test_a_damaged_run_is_named_or_read_right(
         assert "Nothing to show yet" in page
     elif not shown["problems"] and shown["runs"][0]["state"] == "finished":
         assert shown["groups"] == expected["page"]["groups"]
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def zero_first_line(file: Path) -> None:
+    first, rest = file.read_bytes().split(b"\n", 1)
+    file.write_bytes(bytes(len(first)) + b"\n" + rest)
+
+
+def spoil_last_line(file: Path) -> None:
+    *before, last, _ = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([*before, bytes(len(last)), b""]))
+
+
+@pytest.mark.parametrize("command", ["show", "table", "report"])
+@pytest.mark.parametrize(
+    ("spoil", "resumable"),
+    [
+        (Path.unlink, False),
+        (lambda file: file.write_bytes(b""), False),
+        (zero, False),
+        (zero_first_line, False),
+        (spoil_last_line, True),
+    ],
+    ids=["missing", "empty", "zeros", "a first line of zeros", "a last line of zeros"],
+)
+@pytest.mark.usefixtures("copied")
+def test_the_advice_about_damaged_metrics_helps(
+    command: str, spoil: Callable[[Path], Any], resumable: bool, invoke: Call
+) -> None:
+    spoil(Path("run/metrics.jsonl"))
+    code, _, said = invoke(command, "run")
+    assert code == 2
+    *_, advised = re.findall("`(cafedcl .*)`", said)
+    expected = "resume run" if resumable else "run run/config.toml --out NEW"
+    assert advised == f"cafedcl {expected}"
+    assert invoke(*advised.split()[1:], "--quiet")[0] == 0

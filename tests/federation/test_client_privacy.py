@@ -246,7 +246,7 @@ def test_a_run_that_its_budget_ended_is_finished(tmp_path):
     config = config_of(federation__rounds=9, privacy__budget=8.0, privacy__noise=1.0)
     runs.start(config, tmp_path / "run", [])
     folder = runs.RunFolder.open(tmp_path / "run")
-    done = len(folder.metrics_file.rounds())
+    done = len(folder.metrics())
     assert 0 < done < 9
     assert folder.is_finished(9)
     finished = runs.resume(tmp_path / "run", warn=lambda _: None)
