@@ -86,7 +86,7 @@ def show(
             screen.print(part)
     else:
         (run,) = found
-        about = environment_of(run.path)
+        about = RunFolder(run.path).described(warn)
         screen.print(
             overview(
                 run.method,
@@ -114,17 +114,6 @@ def class_values(classes: "ClassScores | None", part: str) -> dict[str, Any]:
         "imbalance": classes.imbalance,
         "warning": classes.one_class.get(part),
     }
-
-
-def environment_of(path: Path) -> dict[str, Any]:
-    """Return where and how a run was made; nothing, with a warning, if its file is damaged."""
-    from cafedcl.federation.run_folder import RunFolder
-
-    try:
-        return RunFolder(path).environment()
-    except CafedclError as error:
-        warn(str(error))
-        return {}
 
 
 def table(

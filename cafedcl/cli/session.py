@@ -61,7 +61,8 @@ def _print_result(finished: "Run", path: Path) -> None:
     from cafedcl.terminal.overview import overview
 
     config = finished.config
-    about = RunFolder(path).environment()
+    # Whoever resumes a run is warned then if this is damaged.
+    about = RunFolder(path).described(lambda _: None)
     trust = trust_words(
         short_attack(asdict(config.attack)),
         short_defence(asdict(config.defence)),

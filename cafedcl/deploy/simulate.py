@@ -37,7 +37,14 @@ def simulate(config: Config, out: str | Path | None, callbacks: Sequence[Callbac
 
 def resume_on_flower(folder: RunFolder, callbacks: Sequence[Callback]) -> Run:
     """Resume a Flower run where it ran: in its deployment or as a simulation."""
-    deployment = folder.environment().get("flower", {}).get("deployment")
+    # Damaged or missing is the same here: what the sites keep of the run is found by it alone.
+    stored = folder.described(lambda _: None).get("flower")
+    if stored is None:
+        raise CafedclError(
+            f"{folder.path / 'environment.json'}: it does not say where this run on Flower ran, or "
+            "is missing or damaged; restore it from a backup"
+        )
+    deployment = stored.get("deployment")
     if deployment:
         return Server.of(Path(deployment)).run(None, folder.path, callbacks)
     return _run_simulation(None, folder.path, callbacks, folder.config().federation.clients)

@@ -75,12 +75,14 @@ class Recorder(Callback):
                 content = pack(frozen, {"digest": digest(frozen)})
                 write_atomically(self.path / FROZEN, content)
 
-    def go_on(self, federation: Federation) -> None:
-        """Write down what is new about where a resumed run is executed."""
+    def go_on(self, federation: Federation, about: dict[str, Any]) -> None:
+        """Write down what is new about where a resumed run is executed.
+
+        ``about`` is what is known so far: nothing if its file is missing or damaged.
+        """
         if not (self.path / FROZEN).is_file():
             # In runs of earlier versions, they are part of every checkpoint.
             self._write_frozen(federation)
-        about = self.folder.environment()
         known = about.get("notices", [])
         new = [message for message in federation.notices if message not in known]
         if about and new:

@@ -244,6 +244,14 @@ class RunFolder:
         """Return where and how the run was made; nothing if the file does not exist."""
         return read_environment(self.path / "environment.json")
 
+    def described(self, warn: Callable[[str], None]) -> dict[str, Any]:
+        """Return where and how the run was made; nothing, with a warning, if it is damaged."""
+        try:
+            return self.environment()
+        except CafedclError as error:
+            warn(str(error))
+            return {}
+
     def metrics(self) -> list[MetricsLine]:
         """Return the rounds written so far, without a last line that a crash cut off."""
         read = self.metrics_file.read()

@@ -10,14 +10,14 @@ import torch
 
 from cafedcl.config.sections import Config, assign
 from cafedcl.core.arrays import Array
-from cafedcl.core.commands import cafedcl_command
+from cafedcl.core.commands import cafedcl_command, retrain_command
 from cafedcl.core.environment import package_version
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import MODEL, Tensors, moved, under, unpack_checked
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.callback import Callback, Record
-from cafedcl.federation.checkpoint import Checkpoint, memories_of, retrain_command
+from cafedcl.federation.checkpoint import Checkpoint, memories_of
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.final_scores import check_calibrations
 from cafedcl.federation.metrics_file import MetricsLine, MetricsRead
@@ -88,7 +88,8 @@ def resume(
                 lost = saved.round < config.federation.rounds
                 again = f"the rounds after round {saved.round} are trained again"
                 warn(f"{metrics.problem}; {again if lost else 'what follows is removed'}")
-        made_with = folder.environment().get("packages", {}).get("torch")
+        about = folder.described(warn)
+        made_with = about.get("packages", {}).get("torch")
         torch_version = package_version("torch")
         if made_with not in (None, torch_version):
             warn(
@@ -98,10 +99,10 @@ def resume(
         recorder = Recorder(folder)
         with make_federation(config, callbacks, folder) as federation:
             if saved is None:
-                recorder.begin(federation, folder.environment().get("command", []))
+                recorder.begin(federation, about.get("command", []))
             else:
                 _restore(federation, folder, metrics, saved)
-                recorder.go_on(federation)
+                recorder.go_on(federation, about)
             federation.privacy.resume(federation.round, _released(metrics, saved))
             return _run_to_end(federation, recorder)
 

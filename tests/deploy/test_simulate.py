@@ -85,3 +85,14 @@ def test_a_simulation_has_no_sites_with_data(tmp_path):
             resolve({"engine": {"name": "flower"}, "data": {"name": "sites"}}), tmp_path / "run", []
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("about", [None, "damaged", "{}"])
+def test_a_run_on_flower_is_not_resumed_without_what_names_its_sites(about, tmp_path):
+    """Its clients would begin without what they kept, or be looked for in a simulation."""
+    config = resolve({"engine": {"name": "flower", "device": "cpu"}})
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    if about is not None:
+        (tmp_path / "environment.json").write_text(about, encoding="utf-8")
+    with pytest.raises(CafedclError, match=r"environment\.json: .* restore it from a backup"):
+        api.resume(tmp_path)

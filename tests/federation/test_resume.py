@@ -77,6 +77,19 @@ def test_a_damaged_run_ends_as_a_whole_one_or_is_refused_in_one_line(
         assert result(path, first=2) == end
 
 
+def test_a_file_that_only_describes_a_run_does_not_block_it(
+    interrupted: Path, end: tuple[Any, ...], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(interrupted, tmp_path / "run"))
+    about = path / "environment.json"
+    about.write_bytes(bytes(about.stat().st_size))
+    done = CliRunner().invoke(app, ["resume", str(path)])
+    assert done.exit_code == 0, done.output
+    said = [line for line in done.stderr.splitlines() if "environment.json" in line]
+    assert [line.partition(": damaged")[0] for line in said] == [f"warning: {about}"], "once"
+    assert result(path, first=2) == end
+
+
 @pytest.mark.parametrize("how", ["gone", "cut"])
 def test_a_finished_run_whose_last_checkpoint_is_lost_is_not_finished(
     copy: Path, finished: Path, how: str
