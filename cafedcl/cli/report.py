@@ -187,7 +187,7 @@ def report(
 
     summary = read_runs(runs)
     with step(f"writing the report of {len(summary.runs)} runs"):
-        write_report(summary, out)
+        write_report(summary, out, warn)
     screen = console()
     for run in summary.set_aside:
         screen.print(f"{run.state}: {run.path}: {run.problem}", style="yellow", soft_wrap=True)
@@ -209,7 +209,7 @@ def figures(
     check_choice("--format", form, FORMATS)
     summary = read_runs(runs)
     with step(f"drawing the figures of {len(summary.runs)} runs"):
-        written = write_figures(summary, out, form)
+        written = write_figures(summary, out, form, warn)
     screen = console()
     for path in written:
         screen.print(f"written: {path}", soft_wrap=True)

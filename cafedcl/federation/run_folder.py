@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from cafedcl.config.format import upgrade
@@ -105,6 +106,13 @@ class RunFolder:
         for name in ("evaluations", "checkpoints"):
             if not (self.path / name).is_dir():
                 (self.path / name).mkdir()
+
+    def refuse_unwritable(self) -> None:
+        """Raise CafedclError if files cannot be written, before a round is trained in vain."""
+        with explained(self.path):
+            self._make_folders()
+            for folder in (self.path, self.path / "evaluations", self.path / "checkpoints"):
+                TemporaryFile(dir=folder).close()
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":

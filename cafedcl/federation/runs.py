@@ -88,6 +88,7 @@ def resume(
                 lost = saved.round < config.federation.rounds
                 again = f"the rounds after round {saved.round} are trained again"
                 warn(f"{metrics.problem}; {again if lost else 'what follows is removed'}")
+        folder.refuse_unwritable()
         about = folder.described(warn)
         made_with = about.get("packages", {}).get("torch")
         torch_version = package_version("torch")

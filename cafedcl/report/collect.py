@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from cafedcl.core.errors import CafedclError
 from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.report import scenes
@@ -314,11 +313,7 @@ def collect_cost(row: TableRow) -> dict[str, Any]:
 
 def describe_run(run: RunSummary, problems: list[str]) -> dict[str, Any]:
     """Return the state of a run, and what is needed to find and to reproduce it."""
-    try:
-        about = RunFolder(run.path).environment()
-    except CafedclError as error:
-        problems.append(str(error))
-        about = {}
+    about = RunFolder(run.path).described(problems.append)
     command = about.get("command") or ["cafedcl", "run", str(run.path / "config.toml")]
     return {
         "path": str(run.path),

@@ -1,6 +1,6 @@
 """Every panel of the report as a figure for a paper, with the same data and colours."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,28 @@ from cafedcl.report.runs import Summary
 FORMATS = ("png", "svg", "pdf")
 
 
-def write_figures(summary: Summary, out: Path, form: str = "png") -> list[Path]:
-    """Draw all figures that the runs have data for, and return the files."""
+def write_figures(
+    summary: Summary,
+    out: Path,
+    form: str = "png",
+    warn: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Draw all figures that the runs have data for, and return the files.
+
+    ``warn`` is told which of the runs' files are damaged.
+    """
     if form not in FORMATS:
         raise CafedclError(f"--format {form}: there is no such format; choose {', '.join(FORMATS)}")
     summary.require_scores()
     written = []
     # Without dates, the same runs give the same files to the last byte.
     dates: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    data = collect(summary)
+    for problem in data["problems"]:
+        warn(problem)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        groups = collect(summary)["groups"]
+        groups = data["groups"]
         for group in groups:
             start = "" if len(groups) == 1 else file_name(group["title"]) + "-"
             for name, figure in setting_figures(group):

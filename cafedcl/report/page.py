@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+from collections.abc import Callable
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -28,14 +29,17 @@ MISSING_CODE = 65535
 """The code of a missing number in a packed array; base.js has the same one."""
 
 
-def write_report(summary: Summary, out: Path) -> None:
-    """Write the report of some runs into one HTML file."""
+def write_report(summary: Summary, out: Path, warn: Callable[[str], None] = lambda _: None) -> None:
+    """Write the report of some runs into one HTML file; ``warn`` is told of damaged files too."""
     summary.require_scores()
     if out.exists() and out.suffix.lower() not in (".html", ".htm"):
         raise CafedclError(f"--out {out}: it exists and is no HTML file; choose another name")
+    data = collect(summary)
+    for problem in data["problems"]:
+        warn(problem)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, page(collect(summary)).encode())
+        write_atomically(out, page(data).encode())
     except OSError as error:
         raise CafedclError(
             f"{out}: cannot be written: {why_unwritten(error)}; choose another --out"

@@ -111,6 +111,17 @@ def test_a_damaged_run_is_named_or_read_right(
         assert shown["groups"] == expected["page"]["groups"]
 
 
+@pytest.mark.parametrize("command", ["show", "table", "report", "figures"])
+@pytest.mark.usefixtures("copied")
+def test_every_command_says_that_the_file_of_the_data_is_missing(
+    command: str, invoke: Call
+) -> None:
+    Path("run/data.safetensors").unlink()
+    code, _, err = invoke(command, "run")
+    assert code == 0
+    assert err.startswith("warning: run/data.safetensors: damaged: No such file")
+
+
 def zero(file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
 

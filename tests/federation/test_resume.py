@@ -3,6 +3,8 @@
 A run is never silently another one: lr, seed or data of a run cannot change between its rounds.
 """
 
+import errno
+import io
 import json
 import shutil
 from contextlib import suppress
@@ -75,6 +77,23 @@ def test_a_damaged_run_ends_as_a_whole_one_or_is_refused_in_one_line(
         assert bytes_of(path / "metrics.jsonl") == before
     else:
         assert result(path, first=2) == end
+
+
+@pytest.mark.parametrize("name", ["", "evaluations", "checkpoints"])
+def test_a_folder_that_cannot_be_written_is_told_before_a_round_is_trained(
+    interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = Path(shutil.copytree(interrupted, tmp_path / "run"))
+
+    def refuse(dir: Path) -> io.BytesIO:
+        if dir == path / name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+        return io.BytesIO()
+
+    monkeypatch.setattr("cafedcl.federation.run_folder.TemporaryFile", refuse)
+    monkeypatch.setattr(Federation, "step", lambda _: pytest.fail("a round was trained"))
+    with pytest.raises(CafedclError, match=f"{path / name}: cannot be written: Permission denied"):
+        api.resume(path)
 
 
 def test_a_file_that_only_describes_a_run_does_not_block_it(
