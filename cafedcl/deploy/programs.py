@@ -30,6 +30,21 @@ take a minute to start. A process that has ended is noticed at once.
 """
 
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+RAISED = "raised: "
+"""What the frames of a traceback in a log are replaced by; the exception comes next."""
+FRAMES = re.compile(
+    r"Traceback \(most recent call last\):(?:\n(?:[ \t].*|(?:INFO|WARNING)\s*:.*))*(?:\n|\Z)"
+)
+"""A traceback without its last line; lines of other threads may be in between."""
+LOGGED_ERROR = re.compile(
+    r"^ERROR\s*:\s*(.+?)(?=\n\s*\n|\n[A-Z]+\s*:|\Z)", re.DOTALL | re.MULTILINE
+)
+RAISED_ERROR = re.compile(rf"^.*{RAISED}(.*: .*)$", re.MULTILINE)
+"""An exception with a message: one without, such as CancelledError, is due to the shutdown."""
+PLAIN_LINE = re.compile(rf"^(?!.*{RAISED})\S.*$", re.MULTILINE)
+
+
 def require_flower() -> None:
     """Raise an error that says what to install if Flower is missing."""
     optional("flwr", FLOWER, "engine.name = flower")
@@ -100,12 +115,12 @@ class ServerProcess:
     def last_error(self) -> str:
         """Return the last logged error, or else the last line, and the path of the log."""
         text = self.log.read_bytes()[self.begins :].decode(errors="replace")
-        text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-        errors = re.findall(r"ERROR\s*:\s*(.+?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+        text = FRAMES.sub(RAISED, COLOUR.sub("", text))
         # What is shut down because of an error may log a traceback after it, which says nothing.
-        errors = [each for each in errors if not each.startswith("Traceback")] or errors
-        last = errors[-1] if errors else text.strip().rpartition("\n")[2]
-        return f"{' '.join(last.split()) or 'the log is empty'} (see {self.log})"
+        errors = [each for each in LOGGED_ERROR.findall(text) if not each.startswith(RAISED)]
+        said = errors or RAISED_ERROR.findall(text) or PLAIN_LINE.findall(text)
+        last = " ".join(said[-1].split()) if said else "the log is empty"
+        return f"{last} (see {self.log})"
 
     def stop(self, patience: float = 15.0) -> None:
         """Stop the process and its children: SIGTERM first, then SIGKILL."""

@@ -78,6 +78,52 @@ def test_a_traceback_of_the_shutdown_does_not_hide_the_error(tmp_path):
     assert process.last_error() == f"No key. (see {tmp_path}/log)"
 
 
+LOST_SERVER = """INFO :      Starting Flower SuperNode
+WARNING :   Connection attempt failed, retrying in 13.00 seconds
+Exception in thread Thread-2 (_run):
+Traceback (most recent call last):
+  File "threading.py", line 1045, in _bootstrap_inner
+INFO :      SuperNode terminated gracefully.
+    self.run()
+  File "httpx/_models.py", line 829, in raise_for_status
+httpx.HTTPStatusError: Client error '401 Unauthorized' for url 'http://127.0.0.1:18473/v1/fleet'
+For more information check: https://developer.mozilla.org
+INFO:     Shutting down
+INFO:     Finished server process [10336]
+"""
+SHUT_DOWN = """ERROR:    Traceback (most recent call last):
+  File "starlette/routing.py", line 638, in lifespan
+    await receive()
+asyncio.exceptions.CancelledError
+
+"""
+IN_A_REQUEST = """ERROR:    Exception in ASGI application
+Traceback (most recent call last):
+  File "starlette/routing.py", line 638, in app
+    raise exc
+RuntimeError: no space left
+INFO:     Shutting down
+"""
+
+
+@pytest.mark.parametrize(
+    ("logged", "said"),
+    [
+        (LOST_SERVER, "httpx.HTTPStatusError: Client error '401 Unauthorized' for url "),
+        (LOST_SERVER + SHUT_DOWN, "httpx.HTTPStatusError: Client error '401 Unauthorized' for url"),
+        (IN_A_REQUEST, "Exception in ASGI application raised: RuntimeError: no space left (see "),
+        (f"INFO: bye\n{SHUT_DOWN}", "INFO: bye (see "),
+    ],
+    ids=["lost server", "and shut down", "in a request", "only shut down"],
+)
+def test_of_a_traceback_only_the_exception_is_quoted(logged, said, tmp_path):
+    process = ServerProcess(
+        [sys.executable, "-c", f"print({logged!r}, end='')"], tmp_path, tmp_path / "log"
+    )
+    process.popen.wait()
+    assert process.last_error().startswith(said)
+
+
 def test_a_process_that_takes_too_long_is_named(tmp_path):
     process = ServerProcess(
         [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, tmp_path / "log"
