@@ -9,10 +9,8 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
-
-from cafedcl.core.printable import printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -45,7 +43,9 @@ class OutputFile(io.FileIO):
                 raise NoReaderError(error.errno, self.problem) from None
         if self.fileno() == STDOUT:
             line = f"error: standard output cannot be written: {self.problem}; it is given up"
-            print(printable(line), file=sys.stderr, flush=True)
+            # Not by way of `sys.stderr`: a live view leads that to this very stream.
+            with suppress(OSError):
+                os.write(STDERR, f"{line}\n".encode())
         return super().write(data)
 
 
@@ -81,19 +81,23 @@ def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
     """Return a lasting stream for a descriptor; one that leads elsewhere, as in a test, stays."""
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(OutputFile(descriptor)), encoding="utf-8")
-    try:
-        leads_elsewhere = stream.fileno() != descriptor
-    except (OSError, ValueError):
-        leads_elsewhere = True
-    if leads_elsewhere:
+    if not isinstance(stream, io.TextIOWrapper) or not _leads_to(stream, descriptor):
         return stream
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(OutputFile(descriptor)),
         encoding=stream.encoding,
         errors="replace",
-        line_buffering=bool(stream.line_buffering),
+        # With PYTHONUNBUFFERED, every write is passed on at once.
+        line_buffering=stream.line_buffering or stream.write_through,
     )
+
+
+def _leads_to(stream: TextIO, descriptor: int) -> bool:
+    try:
+        return stream.fileno() == descriptor
+    except (OSError, ValueError):
+        return False
 
 
 def _was_given_up(stream: TextIO) -> bool:

@@ -24,13 +24,13 @@ full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/ful
 
 
 def work(
-    folder: Path, redirected: str, code: str = WORK, encoding: str = "utf-8"
+    folder: Path, redirected: str, code: str = WORK, encoding: str = "utf-8", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     """Run some code whose streams a shell has redirected."""
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", f'"$0" -c "$1" {redirected}', sys.executable, code],
         cwd=folder,
-        env={**os.environ, "PYTHONIOENCODING": encoding},
+        env={**os.environ, "PYTHONIOENCODING": encoding, **variables},
         capture_output=True,
         encoding="utf-8",
         check=False,
@@ -47,10 +47,14 @@ def test_a_full_disk_is_told_once_and_nothing_else_is_lost(tmp_path: Path) -> No
 
 
 @full
-def test_output_that_is_written_at_the_very_end_is_missed_too(tmp_path: Path) -> None:
-    done = work(tmp_path, "> /dev/full", WORK.replace(", flush=True", ""))
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_without_a_buffer_is_missed_at_once(unbuffered: str, tmp_path: Path) -> None:
+    code = WORK.replace(", flush=True", "")
+    done = work(tmp_path, "> /dev/full", code, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(LOST)
+    said = [line.startswith(LOST) for line in done.stderr.splitlines()]
+    assert said.index(True) == (0 if unbuffered else 3)
+    assert sum(said) == 1
 
 
 @full
@@ -98,3 +102,29 @@ def test_a_short_command_whose_output_is_lost_fails_in_one_line(words: list[str]
     assert done.returncode == 1
     # On a slow machine other lines say what takes so long.
     assert done.stderr.splitlines()[-1].startswith(LOST)
+
+
+LIVE = """
+import os, pty, sys
+import rich.console, rich.live
+from cafedcl.terminal.streams import lasting_streams
+
+ours, terminal = pty.openpty()
+os.dup2(terminal, 1)
+os.close(terminal)
+with lasting_streams():
+    console = rich.console.Console(force_terminal=True)
+    with rich.live.Live("view", console=console, auto_refresh=False) as live:
+        os.close(ours)
+        live.update("another view", refresh=True)
+    print("done", file=sys.stderr)
+    sys.exit(130)
+"""
+
+
+def test_a_live_view_ends_well_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    """A live view leads standard error to its own terminal."""
+    done = work(tmp_path, "", LIVE)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[0].startswith("error: standard output cannot be written: Inp")
+    assert done.stderr.splitlines()[1:] == ["done"]
