@@ -531,8 +531,8 @@ def test_robustness_in_sentences() -> None:
 
     ours = worst_of("cafedcl:best")
     said(
-        f"loses at most {worst_of('cafedcl'):.1f} points on the digits (`cafedcl:best` {ours:.1f}),",
-        f"and {lost('digits', 'none'):.1f} if nobody lies",
+        f"loses at most {worst_of('cafedcl'):.1f} points on the digits",
+        f"(`cafedcl:best` {ours:.1f}), and {lost('digits', 'none'):.1f} if nobody lies",
         f"which cost {lost('cifar10', 'label-flip:4'):.1f} points on CIFAR-10",
     )
 
