@@ -61,6 +61,7 @@ def lasting_streams() -> Iterator[None]:
     sys.stdout = _lasting(sys.stdout, STDOUT)
     sys.stderr = _lasting(sys.stderr, STDERR)
     printed = sys.stdout
+    told = sys.stderr
     try:
         try:
             yield
@@ -74,6 +75,7 @@ def lasting_streams() -> Iterator[None]:
             sys.exit(1)
         raise
     finally:
+        told.flush()
         sys.stdout, sys.stderr = before
 
 

@@ -128,3 +128,21 @@ def test_a_live_view_ends_well_when_its_terminal_is_closed(tmp_path: Path) -> No
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[0].startswith("error: standard output cannot be written: Inp")
     assert done.stderr.splitlines()[1:] == ["done"]
+
+
+TWICE = """
+import os, sys
+from cafedcl.terminal.streams import lasting_streams
+
+try:
+    with lasting_streams():
+        print("first", end=" ", file=sys.stderr)
+        sys.exit(0)
+finally:
+    os.write(2, b"then")
+"""
+
+
+def test_what_a_command_told_is_not_kept_back_when_it_ends(tmp_path: Path) -> None:
+    """A process of a comparison goes on with its next run, and its next log."""
+    assert work(tmp_path, "", TWICE).stderr == "first then"
