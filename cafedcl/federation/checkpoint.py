@@ -8,7 +8,7 @@ from typing import Any
 from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.config.options import flattened, to_toml
 from cafedcl.config.sections import Config
-from cafedcl.core.commands import cafedcl_command
+from cafedcl.core.commands import retrain_command
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import write_atomically
 from cafedcl.core.tensors import (
@@ -133,11 +133,6 @@ class Checkpoint:
                 f"{before}, and {who} trains differently for another number; change it "
                 f"back, or start a new run with `{retrain_command(where)}`"
             )
-
-
-def retrain_command(folder: Path) -> str:
-    """Return the command that trains a run once more, in a new folder."""
-    return cafedcl_command("run", folder / "config.toml", "--out", "NEW")
 
 
 def _shown(options: Mapping[str, Any], name: str) -> str:
