@@ -54,7 +54,8 @@ AllImages = Annotated[
     bool,
     typer.Option(
         "--all-images",
-        help="--calibrate: use all images of DATA. The model must have been trained on none.",
+        help="With --calibrate: use all images of DATA. Only if the model was trained on none of "
+        "them.",
     ),
 ]
 

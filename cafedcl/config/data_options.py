@@ -41,8 +41,8 @@ class DataOptions:
     )
     colours: str = option(
         "auto",
-        "grey or rgb: convert all images; auto: leave them as they are; your own are grey if all "
-        "image files are",
+        "grey or rgb: convert all images; auto: leave them as they are; own images stay grey if "
+        "all files are grey",
         choices=("auto", "grey", "rgb"),
     )
     client: str = option(
@@ -58,7 +58,8 @@ class DataOptions:
     window: str = option(
         "auto",
         "grey values LOW,HIGH of your own images with more than 8 bits that become black and "
-        "white; auto: a DICOM file's own window, else the range of all images",
+        "white; auto: a DICOM file's own window, else the range of all images; auto:LOW,HIGH: a "
+        "DICOM file's own window, else these values",
     )
     strict: bool = option(
         False, "refuse your own data if an image is corrupt, instead of skipping the image"
@@ -67,16 +68,19 @@ class DataOptions:
     @property
     def limits(self) -> tuple[float, ...]:
         """The lowest and the highest grey value of the window; empty if it is chosen."""
-        return _numbers(self.window)
+        return _numbers(self.window.removeprefix("auto:"))
 
     def contradiction(self) -> str | None:
         """Return what is wrong with the window, or None."""
         if self.window == "auto":
             return None
-        limits = _numbers(self.window)
+        limits = self.limits
         if len(limits) == 2 and limits[0] < limits[1]:
             return None
-        return f'window = "{self.window}": auto or LOW,HIGH is expected, such as -160,240'
+        return (
+            f'window = "{self.window}": auto, LOW,HIGH or auto:LOW,HIGH is expected, such as '
+            "-160,240"
+        )
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -163,7 +163,7 @@ def refuse_unreadable(cls: Any, owner: str) -> None:
         where = f"{owner}: its option '{field.name}'"
         if field.name == "name":
             raise CafedclError(f"{where} has the name of a key that every config has; rename it")
-        if "limits" not in field.metadata:
+        if "limits" not in field.metadata or field.default is dataclasses.MISSING:
             raise CafedclError(
                 f"{where} is not declared with `option`; write {field.name}: float = "
                 "option(1.0, 'what it is'), with its own type and default"

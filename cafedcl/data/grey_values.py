@@ -54,7 +54,13 @@ class Window:
     @classmethod
     def of(cls, limits: Sequence[float], option: str) -> "Window":
         """Return the window of a run: its limits, and the option data.window that it was given."""
-        return cls(tuple(limits), prefers_own=option == "auto")
+        return cls(tuple(limits), prefers_own=option.startswith("auto"))
+
+    @property
+    def option(self) -> str:
+        """The option data.window that reads images in the same way."""
+        limits = ",".join(map(repr, map(float, self.limits)))
+        return ":".join(filter(None, ("auto" if self.prefers_own else "", limits)))
 
     def needs_range(self, grey: GreyValues) -> bool:
         """Return whether an image's values have to be looked at to find the limits."""

@@ -195,20 +195,18 @@ class DefendedAggregator:
         counts = self.defence.task.enrolment.counts[[up.client for up in ups]]
         tensors = [dict(up.tensors) for up in ups]
         for name in names:
-            for entries in tensors:
-                entries[name] = entries[name].clone()
+            table = torch.stack([up.tensors[name] for up in ups])
             for label, column in enumerate(counts.T):
-                holders = column.nonzero().flatten().tolist()
-                if not holders:
-                    continue
-                sums = torch.stack([tensors[number][name][label] for number in holders])
+                holders = column.nonzero().flatten()
+                sums = table[holders.to(table.device), label]
                 images = column[holders, None].to(sums)
                 means = sums / images
                 safe = self._safe_points(means)
                 # Bit for bit what the client sent where nothing is wrong with it.
                 found = torch.where((safe == means).all(1, keepdim=True), sums, safe * images)
-                for number, row in zip(holders, found, strict=True):
-                    tensors[number][name][label] = row
+                table[holders.to(table.device), label] = found
+            for entries, rows in zip(tensors, table, strict=True):
+                entries[name] = rows
         return [replace(up, tensors=entries) for up, entries in zip(ups, tensors, strict=True)]
 
     def _cross_check(

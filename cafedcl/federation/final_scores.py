@@ -83,8 +83,8 @@ class FinalScores:
     own: dict[int, Tensors] = field(default_factory=dict)
     """Scores of clients' own models."""
     calibrations: Tensors = field(default_factory=dict)
-    undefined: int = 0
-    """How many images had NaN among their scores: the first class counts as predicted there."""
+    undefined: bool = False
+    """Whether an image had NaN among its scores: the first class counts as predicted there."""
 
     def __post_init__(self) -> None:
         if not self.due:
@@ -148,7 +148,7 @@ class FinalScores:
         if self.undefined:
             first = self.task.clients.data.names[0]
             yield (
-                f"the scores of {self.undefined} images are NaN, so they are taken for the class "
+                f"some images have NaN among their scores, so they are taken for the class "
                 f"'{first}'; look at `scores` of the method {self.task.method.name}"
             )
 
@@ -221,7 +221,7 @@ class FinalScores:
 
         def scores(x: Tensor) -> Tensor:
             values = in_batches(x, lambda z: method.scores(self.network, z, anchors, memory))
-            self.undefined += int(values.isnan().any(1).sum())
+            self.undefined |= bool(values.isnan().any())
             return values
 
         def describe(rows: Tensor) -> Tensors:

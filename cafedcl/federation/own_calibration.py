@@ -6,43 +6,57 @@ these, and the limits of what is usual.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cafedcl.config.data_options import DataOptions
+from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.rng import stream
 from cafedcl.core.steps import step
-from cafedcl.core.tensors import Tensors
-from cafedcl.data import Dataset, load_dataset
-from cafedcl.data.grey_values import WHOLE_16_BITS, Window
+from cafedcl.core.tensors import Tensors, spaced_rows
+from cafedcl.data import Dataset, is_own, load_dataset
+from cafedcl.data.grey_values import Window
 from cafedcl.federation.final_scores import MOST_DESCRIBED
 from cafedcl.federation.served_model import GIVEN, ServedModel
 from cafedcl.functional.calibration import fit_calibration, log_frequencies
 from cafedcl.functional.novelty import LEAST, fit_limits, pixel_statistics
 
 
-def load_labelled(name: str | Path, shape: Shape, window: Window, folder: str) -> Dataset:
+def load_labelled(
+    name: str | Path, options: DataOptions, shape: Shape, window: Window, *, all_images: bool
+) -> Dataset:
     """Return labelled images as a run's model takes them.
 
-    ``window`` is the run's, and ``folder`` where data files are.
+    ``options``, ``shape`` and ``window`` are the run's. With its columns of clients and groups, the
+    same images are for testing as in training.
     """
-    channels, height, width = shape
-    limits = ",".join(f"{limit:g}" for limit in window.limits)
-    data = load_dataset(
-        DataOptions(
-            name=str(name),
-            dir=folder,
-            size=height if height == width else 0,
-            colours={1: "grey", 3: "rgb"}.get(channels, "auto"),
-            window="auto" if window.limits == WHOLE_16_BITS.limits or not limits else limits,
-        )
+    _, height, width = shape
+    if all_images:
+        # Which of them are for testing does not matter.
+        options = replace(options, client=NONE, group=NONE)
+    chosen = replace(
+        options,
+        name=str(name),
+        images=0,
+        size=height if height == width else 0,
+        colours={1: "grey", 3: "rgb"}.get(shape[0], "auto"),
+        # Public data sets have 8 bits, and take no window.
+        window=window.option if is_own(str(name)) else "auto",
     )
+    data = load_dataset(chosen)
     if data.shape != shape:
         raise CafedclError(
             f"{name}: its images have the shape {data.shape}, but those of the run have {shape}"
+        )
+    if data.window and not window.limits:
+        raise CafedclError(
+            f"{name}: its images have more than 8 bits, and those of the run had not, so no window "
+            "says which values are black and white; save them with 8 bits"
         )
     return data
 
@@ -52,12 +66,14 @@ def calibration_on(
 ) -> Tensors:
     """Return the calibration of a model on the test images of a data set, or on all its images.
 
-    A site that took part in training has trained on the others.
+    A site that took part in training has trained on the others. What the model knows of what is
+    usual it keeps: nobody knows it better than the images of training.
     """
     data = data.relabelled(model.classes, str(where))
-    x, y = data.test_x, data.test_y
+    x, y, groups = data.test_x, data.test_y, data.test_groups
     if all_images:
         x, y = torch.cat([data.train_x, x]), torch.cat([data.train_y, y])
+        groups = torch.cat([data.groups, groups])
     if len(y) < LEAST:
         which = "images" if all_images else "images for testing"
         raise CafedclError(f"{where}: {len(y)} {which}; a calibration needs at least {LEAST}")
@@ -68,15 +84,13 @@ def calibration_on(
     with step("calibrating", len(y), "images"), torch.no_grad():
         counts = torch.bincount(y, minlength=len(model.classes))
         temperature, prior = fit_calibration(each(model.scores), y, log_frequencies(counts))
-        described = {
-            "features": each(lambda part: model.network.features(model.normalised(part))),
-            "pixels": each(lambda part: pixel_statistics(model.normalised(part))),
-        }
-    # One half says where the classes are, and the other how far from there images usually are.
-    halves = torch.arange(len(y)) % 2 == 0
-    known = {name: points[halves][:MOST_DESCRIBED] for name, points in described.items()}
-    other = {name: points[~halves] for name, points in described.items()}
-    limits = fit_limits(known, y[halves][:MOST_DESCRIBED], other, len(model.classes))
+        limits = model.limits.tensors()
+        if not limits:
+            described = {
+                "features": each(lambda part: model.network.features(model.normalised(part))),
+                "pixels": each(lambda part: pixel_statistics(model.normalised(part))),
+            }
+            limits = _limits(described, y, groups, len(model.classes))
     return {
         "temperature": torch.tensor([temperature]),
         "prior": prior.float(),
@@ -84,6 +98,26 @@ def calibration_on(
         GIVEN: torch.ones(1),
         **limits,
     }
+
+
+def _limits(described: Tensors, y: Tensor, groups: Tensor, classes: int) -> Tensors:
+    """Return limits of what is usual: half of the images say where the classes are, and the other
+    half how far from there images are.
+
+    Images of one group, such as a patient, are in the same half.
+    """
+    numbers = groups.numpy() if len(groups) else np.arange(len(y))
+    each = np.unique(numbers)
+    drawn = stream(0, "halves of labelled images").permutation(each)[: len(each) // 2]
+    first = torch.from_numpy(np.isin(numbers, drawn))
+    known = first.nonzero().flatten()
+    known = known[spaced_rows(len(known), MOST_DESCRIBED)]
+    return fit_limits(
+        {name: points[known] for name, points in described.items()},
+        y[known],
+        {name: points[~first] for name, points in described.items()},
+        classes,
+    )
 
 
 def recalibrated(tables: Tensors, prefix: str, calibration: Tensors) -> Tensors:

@@ -228,9 +228,11 @@ class Run:
 
         ``data`` is what ``cafedcl.run`` takes: the path of your images, for example. Its test
         images are used, as the others may have been trained on. If none were: ``all_images=True``.
+        What counts as unusual is fitted too if the run does not know it.
         """
         model = self.served(client)
-        images = load_labelled(data, self.shape, self.window, self.config.data.dir)
+        options = self.config.data
+        images = load_labelled(data, options, self.shape, self.window, all_images=all_images)
         size = self.config.evaluate.batch
         found = calibration_on(model, images, data, size, all_images=all_images)
         part = SERVER if client is None else OWN.format(self.number_of(client))

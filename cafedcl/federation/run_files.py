@@ -60,13 +60,16 @@ def read_tables(
     ``counts`` are the images per client and class, if they are known.
     """
     accepted = tuple(prefix + name for prefix in ("", ROWS) for name in wanted)
-    stored, header = _read_arrays(file)
+    header = checked_header(file.read_bytes())
     if header is not None and header != {"round": number}:
         raise ValueError(f"it says that it holds {header}, not round {number}")
-    named = {
-        name: value for name, value in stored.items() if name.startswith(accepted) or name == NUMBER
-    }
-    tables = with_all_rows(named)
+    with safe_open(str(file), framework="numpy") as packed:
+        names = [
+            name
+            for name in packed.keys()  # noqa: SIM118
+            if name.startswith(accepted) or name == NUMBER
+        ]
+        tables = with_all_rows({name: packed.get_tensor(name) for name in names})
     if counts is None or not SERVER_CLIENTS.startswith(wanted):
         return tables
     return with_server_clients(tables, counts)
@@ -75,21 +78,15 @@ def read_tables(
 def read_data(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return counts per client and class, mean and std of pixels; names and image shape."""
     try:
-        arrays, header = _read_arrays(file)
+        header = checked_header(file.read_bytes())
+        with safe_open(file, framework="numpy") as stored:
+            arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         check_data(arrays, header)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise CafedclError(
             f"{file}: damaged: {reason(error)}; restore it from a backup, or run again"
         ) from None
     return arrays, header
-
-
-def _read_arrays(file: Path) -> tuple[dict[str, Array], Any]:
-    """Return a file's arrays and its header, None if it has none; raises ValueError if damaged."""
-    with safe_open(str(file), framework="numpy") as stored:
-        arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        text = (stored.metadata() or {}).get("header")
-    return arrays, None if text is None else checked_header(arrays, json.loads(text))
 
 
 def read_frozen(file: Path, *, needed: bool) -> "Tensors":

@@ -41,7 +41,8 @@ def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, 
     # Where all differences are equal, their spread is rounding, and scipy would test that.
     varied = max(differences) - min(differences) > ROUNDING
     t = float(stats.ttest_1samp(differences, 0.0).pvalue) if varied else None
-    ranked = float(stats.wilcoxon(differences).pvalue) if any(differences) else None
+    rounded = [round(difference / ROUNDING) for difference in differences]
+    ranked = float(stats.wilcoxon(rounded).pvalue) if any(rounded) else None
     if t is not None and not math.isfinite(t):
         t = None
     return t, ranked, ""

@@ -60,7 +60,7 @@ def test_a_window_is_chosen(folder, load, capsys):
 
 @pytest.mark.parametrize("window", ["wide", "5,5", "9,1", "1,2,3", "0,inf", ""])
 def test_a_window_that_is_none_is_refused(window):
-    with pytest.raises(CafedclError, match="auto or LOW,HIGH is expected, such as -160,240"):
+    with pytest.raises(CafedclError, match="auto, LOW,HIGH or auto:LOW,HIGH is expected, such"):
         read_options(DataOptions, {"window": window}, "data")
 
 

@@ -5,10 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import cafedcl
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
+from cafedcl.data.grey_values import WHOLE_16_BITS, Window
+from cafedcl.data.images import read_images
+from cafedcl.federation.own_calibration import load_labelled
 from cafedcl.federation.result import Run
 
 SETTINGS = {
@@ -115,3 +120,85 @@ def test_images_that_cannot_serve_are_refused(run: Run, digits: Dataset, tmp_pat
     np.savez(other, x_train=x, y_train=eels, x_test=x, y_test=eels)
     with pytest.raises(CafedclError, match="the class 'eel' is not a class of this run"):
         run.calibrated(other)
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """Grey images of 16 bits in a folder per class."""
+    draws = np.random.default_rng(0)
+    for label in ("eel", "owl"):
+        (tmp_path / "deep" / label).mkdir(parents=True)
+        for number in range(10):
+            values = draws.integers(500, 4000, (8, 8)).astype(np.uint16)
+            Image.fromarray(values).save(tmp_path / "deep" / label / f"{number}.png")
+    return tmp_path / "deep"
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window((600.125, 3500.75), prefers_own=False),
+        Window((19.53, 59979.568)),
+        WHOLE_16_BITS,
+    ],
+    ids=["given", "chosen", "whole"],
+)
+def test_images_of_more_than_8_bits_are_those_that_predict_sees(deep: Path, window: Window) -> None:
+    data = load_labelled(deep, DataOptions(), (1, 8, 8), window, all_images=True)
+    files = sorted(deep.glob("*/*.png"))
+    seen = {tuple(image.flatten().tolist()) for image in read_images(files, (1, 8, 8), window)}
+    x = torch.cat([data.train_x, data.test_x])
+    assert {tuple(image.flatten().tolist()) for image in x} == seen
+
+
+def test_images_that_predict_cannot_read_do_not_calibrate(deep: Path) -> None:
+    """A run without such images has no window."""
+    with pytest.raises(CafedclError, match="more than 8 bits, and those of the run had not"):
+        load_labelled(deep, DataOptions(), (1, 8, 8), Window(), all_images=True)
+
+
+@pytest.mark.parametrize("column", ["group", "client"])
+def test_the_images_for_testing_are_those_of_training(column: str, tmp_path: Path) -> None:
+    """Which they are depends on the columns of groups and clients that the run was told."""
+    draws = np.random.default_rng(1)
+    lines = ["file,label,case,ward"]
+    for number in range(120):
+        file = tmp_path / f"{number}.png"
+        Image.fromarray(draws.integers(0, 256, (8, 8)).astype(np.uint8)).save(file)
+        lines.append(f"{file.name},{number % 2},{number // 3},{number % 4}")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines))
+    options = DataOptions(str(table), **{column: {"group": "case", "client": "ward"}[column]})
+    trained = cafedcl.data.load_dataset(options)
+    found = load_labelled(table, options, (1, 8, 8), Window(), all_images=False)
+    assert torch.equal(found.test_x, trained.test_x)
+
+
+def test_what_is_unusual_does_not_depend_on_the_order_of_images(
+    run: Run, digits: Dataset, tmp_path: Path
+) -> None:
+    """Of two classes that alternate, every second image is of the same class."""
+    x, y = digits.test_x.numpy(), digits.test_y.numpy()
+    rows = np.stack([np.flatnonzero(y == 3)[:25], np.flatnonzero(y == 7)[:25]])
+    shown = digits.test_x.numpy()[np.isin(y, (0, 6))]
+    rates = []
+    for order in (rows.T.flatten(), rows.flatten()):
+        file = save(tmp_path / f"{len(rates)}.npz", x[order], y[order])
+        found = run.calibrated(file).predict(shown)
+        rates.append(float(found.strangeness.median()))
+    assert min(rates) > 2
+
+
+def test_what_training_knows_of_unusual_images_stays(digits: Dataset, tmp_path: Path) -> None:
+    known = cafedcl.run(
+        "fedavg",
+        clients=3,
+        rounds=1,
+        settings={**SETTINGS, "split.validation": 0.2, "store.own": False},
+        callbacks=[],
+    )
+    x, y = sample(digits, 0)
+    before = known.predict(x).strangeness
+    few = tmp_path / "few.npz"
+    np.savez(few, x_train=x, y_train=y.astype(str), x_test=x[:25], y_test=y[:25].astype(str))
+    assert torch.equal(known.calibrated(few).predict(x).strangeness, before)

@@ -19,6 +19,13 @@ def test_the_spread_of_rounding_is_not_tested() -> None:
     assert p_values([0.28, 0.29])[0] == pytest.approx(0.0112, abs=1e-3)
 
 
+def test_ranks_are_of_differences_without_their_rounding() -> None:
+    assert p_values([1e-6] * 6)[1] is None
+    whole = [1.0, 1.0, 2.0, -1.0, 3.0, 1.0]
+    noisy = [value + 1e-9 * number for number, value in enumerate(whole)]
+    assert p_values(noisy)[1] == p_values(whole)[1]
+
+
 def test_without_scipy_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     assert p_values([1.0, 2.0]) == (None, None, "significance needs scipy (pip install scipy)")

@@ -77,6 +77,8 @@ class Site:
         self._dataset: tuple[Header, Dataset] | None = None
         self._member: tuple[tuple[str, int, int], SecureMember] | None = None
         self._said: dict[str, str] = {}
+        self._failed = False
+        """Whether this site knows why its last reply cannot count: it was an error here."""
 
     def answer(self, parts: MessageParts, client: int | None) -> MessageParts:
         """Return the answer to a request; an error is an answer too."""
@@ -109,6 +111,7 @@ class Site:
         tells only the kind, unless its rules allow details.
         """
         self._say(f"error: {error}")
+        self._failed = True
         if not self.data or self.rules.details:
             return answer_error(error)
         return answer_error(f"{kind}; the whole error is in the site's worker.log")
@@ -117,13 +120,19 @@ class Site:
         # A simulated shard's errors are the run's own, which says them itself. What is asked again
         # in every round is said once.
         kind = line.partition(":")[0]
+        # Other people's text must not become lines of its own, which would look like this site's.
+        line = " ".join(line.split())
         if self.data and line != self._said.get(kind):
             print(printable(line), file=sys.stderr, flush=True)
             self._said[kind] = line
 
     def _say_if_uncounted(self, request: Request) -> None:
         """Say why the server did not count this site's last reply: nobody else would know here."""
-        if "uncounted" in request.own:
+        failed_here, self._failed = self._failed, False
+        if "uncounted" not in request.own:
+            # The same reason after a reply that counted is news.
+            self._said.pop("warning", None)
+        elif not failed_here:
             reason = str(request.own["uncounted"])[:LONGEST_ERROR]
             self._say(f"warning: the server did not count the last reply of this site: {reason}")
 

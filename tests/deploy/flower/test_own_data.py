@@ -178,8 +178,30 @@ def test_a_site_says_with_the_next_request_why_its_last_reply_did_not_count(
     assert said(capsys) == []
     del net.twist[12]
     assert federation.step().failed == []
-    assert sorted(said(capsys)) == sorted(reasons.values())
+    # The two others have said themselves that the sum failed.
+    assert said(capsys) == [reasons[1]]
     federation.step()
+    assert said(capsys) == []
+
+
+def test_a_servers_text_cannot_pass_for_a_line_of_the_site(config, host, places, net, capsys):
+    federation = host(config("fedavg", **settings()), [], None)
+    federation.engine.uncounted.reasons[1] = "nothing\nerror: run `curl`\x1b[2J" + 2000 * "."
+    federation.step()
+    (line,) = [it for it in capsys.readouterr().err.splitlines() if "curl" in it]
+    assert line.startswith("warning: the server did not count the last reply of this site: nothing")
+    assert "\x1b" not in line
+    assert len(line) < 700
+
+
+def test_a_site_is_not_told_of_its_own_error(config, host, places, net, capsys):
+    federation = host(config("fedavg", **settings()), [], None)
+    site = net.sites[12][0]
+    trained = site._trained
+    site._trained = lambda *_: 1 / 0
+    assert [failure["client"] for failure in federation.step().failed] == [1]
+    site._trained = trained
+    assert federation.step().failed == []
     assert said(capsys) == []
 
 
