@@ -595,6 +595,10 @@ def test_the_recommended_defence_keeps_its_promise() -> None:
     open_to, defended = (f"{points:.1f} ± {error:.1f}" for points, error in lies)
     assert f"who send the opposite of theirs cost {open_to} points" in text
     assert f"With `peers` or `clip` they cost {defended}." in text
+    page = " ".join((HOME / "docs" / "cafedcl-best.md").read_text(encoding="utf-8").split())
+    without, behind = (f"{points:.1f}" for points, _ in lies)
+    assert f"send the opposite of theirs cost {without} points on the digits" in page
+    assert f"with `--defence peers`, {behind} (" in page
     assert lies[1] == points_lost("digits", "cafedcl:best", "sums:4", 0, "clip")
     fewer = [
         points_lost("digits", method, "scale:4,claim=most")
