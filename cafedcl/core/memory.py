@@ -18,8 +18,8 @@ def keep_freed_memory() -> None:
 
     A training step frees its activations and allocates new ones of the same sizes in the next step.
     By default the GNU C library returns large blocks to the system in between. The system then has
-    to find and clear every page again, which took 5 to 20 % of a step where it was measured, and
-    more on virtual machines. Other C libraries have no such setting, and are left alone.
+    to find and clear every page again, which is a visible part of a step, above all on virtual
+    machines. Other C libraries have no such setting, and are left alone.
     """
     if not sys.platform.startswith("linux"):
         return
