@@ -192,6 +192,8 @@ class DefendedAggregator:
     def _class_sums(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies with safe sums over the images of a class: their means are safe."""
         names = [name for name, field in self.fields.items() if field.by_class]
+        if not names:
+            return ups
         counts = self.defence.task.enrolment.counts[[up.client for up in ups]]
         tensors = [dict(up.tensors) for up in ups]
         for name in names:

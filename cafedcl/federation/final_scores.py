@@ -32,8 +32,7 @@ from cafedcl.federation.metrics_file import MetricsLine
 from cafedcl.functional.calibration import (
     BINS,
     calibration_error,
-    fit_calibration,
-    log_frequencies,
+    fitted_calibration,
     probabilities,
     reliability,
 )
@@ -148,7 +147,7 @@ class FinalScores:
         if self.undefined:
             first = self.task.clients.data.names[0]
             yield (
-                f"some images have NaN among their scores, so they are taken for the class "
+                "some images have NaN among their scores, so they are taken for the class "
                 f"'{first}'; look at `scores` of the method {self.task.method.name}"
             )
 
@@ -260,15 +259,10 @@ class FinalScores:
         class.
         """
         data = self.task.clients.inputs
-        fitted: Tensors = {}
         if not len(validation):
-            return fitted
+            return {}
         x = data.train_x[validation]
-        y = data.train_y[validation].cpu()
-        temperature, prior = fit_calibration(model.scores(x), y, log_frequencies(counts.cpu()))
-        fitted["temperature"] = torch.tensor([temperature])
-        fitted["prior"] = prior.float()
-        fitted["images"] = torch.tensor([len(validation)])
+        fitted = fitted_calibration(model.scores(x), data.train_y[validation].cpu(), counts)
         rows = train[spaced_rows(len(train), MOST_DESCRIBED).to(train.device)]
         limits = fit_limits(
             model.describe(rows),

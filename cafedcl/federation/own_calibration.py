@@ -5,7 +5,6 @@ model is used than where it was trained. So whoever has labelled images can fit 
 these, and the limits of what is usual.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cafedcl.config.data_options import NONE, DataOptions
+from cafedcl.config.data_options import DataOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import stream
@@ -23,8 +22,8 @@ from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.grey_values import Window
 from cafedcl.federation.final_scores import MOST_DESCRIBED
 from cafedcl.federation.served_model import GIVEN, ServedModel
-from cafedcl.functional.calibration import fit_calibration, log_frequencies
-from cafedcl.functional.novelty import LEAST, fit_limits, pixel_statistics
+from cafedcl.functional.calibration import fitted_calibration
+from cafedcl.functional.novelty import DESCRIPTIONS, LEAST, fit_limits
 
 
 def load_labelled(
@@ -35,16 +34,16 @@ def load_labelled(
     ``options``, ``shape`` and ``window`` are the run's. With its columns of clients and groups, the
     same images are for testing as in training.
     """
-    _, height, width = shape
+    channels, height, width = shape
     if all_images:
-        # Which of them are for testing does not matter.
-        options = replace(options, client=NONE, group=NONE)
+        # Which of them are for testing does not matter, so these columns need not be there.
+        options = replace(options, client="", group="")
     chosen = replace(
         options,
         name=str(name),
         images=0,
         size=height if height == width else 0,
-        colours={1: "grey", 3: "rgb"}.get(shape[0], "auto"),
+        colours={1: "grey", 3: "rgb"}.get(channels, "auto"),
         # Public data sets have 8 bits, and take no window.
         window=window.option if is_own(str(name)) else "auto",
     )
@@ -78,26 +77,16 @@ def calibration_on(
         which = "images" if all_images else "images for testing"
         raise CafedclError(f"{where}: {len(y)} {which}; a calibration needs at least {LEAST}")
 
-    def each(function: Callable[[Tensor], Tensor]) -> Tensor:
-        return torch.cat([function(part) for part in x.split(at_a_time)])
-
+    parts = x.split(at_a_time)
     with step("calibrating", len(y), "images"), torch.no_grad():
         counts = torch.bincount(y, minlength=len(model.classes))
-        temperature, prior = fit_calibration(each(model.scores), y, log_frequencies(counts))
+        scores = torch.cat([model.scores(part) for part in parts])
         limits = model.limits.tensors()
         if not limits:
-            described = {
-                "features": each(lambda part: model.network.features(model.normalised(part))),
-                "pixels": each(lambda part: pixel_statistics(model.normalised(part))),
-            }
+            found = [model.described(part) for part in parts]
+            described = {name: torch.cat([one[name] for one in found]) for name in DESCRIPTIONS}
             limits = _limits(described, y, groups, len(model.classes))
-    return {
-        "temperature": torch.tensor([temperature]),
-        "prior": prior.float(),
-        "images": torch.tensor([len(y)]),
-        GIVEN: torch.ones(1),
-        **limits,
-    }
+        return {**fitted_calibration(scores, y, counts), GIVEN: torch.ones(1), **limits}
 
 
 def _limits(described: Tensors, y: Tensor, groups: Tensor, classes: int) -> Tensors:

@@ -120,12 +120,15 @@ class ServedModel(nn.Module):
 
     def strangeness(self, x: Tensor) -> Tensor:
         """Return how strange each image is; only for a model that knows its limits."""
+        return strangeness(self.described(x), self.limits.tensors())
+
+    def described(self, x: Tensor) -> Tensors:
+        """Return the two descriptions of each image that say how strange it is."""
         normalised = self.normalised(x)
-        described = {
+        return {
             "features": self.network.features(normalised),
             "pixels": pixel_statistics(normalised),
         }
-        return strangeness(described, self.limits.tensors())
 
     def normalised(self, x: Tensor) -> Tensor:
         """Return images as the network was trained on them."""

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cafedcl.core.tensors import Tensors
+
 BINS = 15
 """Bins of equal width, as in Guo et al. 2017."""
 TEMPERATURES = (0.02, 50.0)
@@ -82,6 +84,19 @@ def fit_calibration(scores: Tensor, y: Tensor, log_prior: Tensor) -> Calibration
     weight = _golden_section(lambda w: fitted(w)[1], PRIOR_WEIGHTS, PRIOR_STEPS)
     temperature, _ = fitted(weight)
     return Calibration(temperature, weight * offset)
+
+
+def fitted_calibration(scores: Tensor, y: Tensor, counts: Tensor) -> Tensors:
+    """Return what a run keeps of a calibration on images with these scores and labels.
+
+    ``counts`` are the images of each class where the model is used.
+    """
+    temperature, prior = fit_calibration(scores, y, log_frequencies(counts.cpu()))
+    return {
+        "temperature": torch.tensor([temperature]),
+        "prior": prior.float(),
+        "images": torch.tensor([len(y)]),
+    }
 
 
 def _smoothed(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

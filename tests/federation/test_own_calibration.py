@@ -172,6 +172,10 @@ def test_the_images_for_testing_are_those_of_training(column: str, tmp_path: Pat
     trained = cafedcl.data.load_dataset(options)
     found = load_labelled(table, options, (1, 8, 8), Window(), all_images=False)
     assert torch.equal(found.test_x, trained.test_x)
+    # With all images nothing is chosen for testing, and what is a patient still counts.
+    table.write_text(table.read_text().replace("case", "patient"))
+    whole = load_labelled(table, options, (1, 8, 8), Window(), all_images=True)
+    assert len(whole.groups) + len(whole.test_groups) == 120
 
 
 def test_what_is_unusual_does_not_depend_on_the_order_of_images(
