@@ -23,12 +23,17 @@ SCALAR_NOTES = frozenset({"generated_round"})
 """Notes that are one number; every other is one per class."""
 
 
+NO_CONSTANTS: Tensors = {}
+
+
 class Batch(NamedTuple):
     """Images, labels and weights of one step. Padding has weight 0: weight every mean."""
 
     x: Tensor
     y: Tensor
     weight: Tensor
+    constants: Tensors = NO_CONSTANTS
+    """What `Method.constants` returned for these images."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def summed_gradients(
 
     total = flat.vector.new_zeros(len(flat.vector))
     per_image = vmap(grad(loss_of), in_dims=(None, 0, 0, 0), randomness="different")
-    parts = zip(*(part.split(AT_A_TIME) for part in batch), strict=True)
+    images = (batch.x, batch.y, batch.weight)
+    parts = zip(*(part.split(AT_A_TIME) for part in images), strict=True)
     for x, y, weight in parts:
         if not len(y):
             continue

@@ -31,6 +31,7 @@ from cafedcl.core.tensors import (
 from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.optimizer import ClientOptimizer
 from cafedcl.engine.private_steps import LossOfOneImage, summed_gradients
+from cafedcl.engine.views import embeds_nothing
 from cafedcl.functional.metrics import KINDS, count_correct, predictions
 from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.task import Task, arithmetic
@@ -74,33 +75,18 @@ class ReferenceEngine:
         task = self.task
         method = task.method
         job = task.tail.learn(job)
-        received = {
-            **task.initial,
-            **self._device(under(MODEL, job.down.tensors)),
-            **self._device(under(MODEL, job.memory)),
-        }
-        self.load(received)
-        client = task.clients.client(job.client)
+        visit = self.visit(job)
+        self.load(visit.received)
         synthetic = task.tail.synthetic_images(job, lambda: self._features(job.client))
-        visit = Visit(
-            client=client,
-            round=torch.tensor(float(job.down.round), device=task.device),
-            progress=torch.tensor(job.down.round / task.rounds, device=task.device),
-            received=received,
-            anchors=self._device(under(ANCHORS, job.down.tensors)),
-            memory=self._device(method_memory(job.memory)),
-            scratch=method.scratch(client),
-            embed=self._embedder(job.client, received, synthetic),
-            rates=task.rates(job.client, job.down.round),
-            signals=synthetic.signals,
-        )
+        embed = self._embedder(job.client, visit.received, synthetic)
+        visit = replace(visit, embed=embed, signals=synthetic.signals)
         with torch_stream(task.seed, "client", job.client, job.down.round):
             if task.private_steps:
                 losses = self._private_epochs(job, visit, task.private_steps)
             else:
                 losses = self._epochs(job, visit, synthetic)
         self.network.eval()
-        told = task.release.client(client)
+        told = task.release.client(visit.client)
         signals = task.told_signals(told, synthetic.signals)
         with torch.no_grad():
             seen = replace(visit, client=told, signals=signals)
@@ -126,6 +112,27 @@ class ReferenceEngine:
         reply = Reply(up, {**prefixed(MODEL, own), **kept, **augmentation}, correct)
         return task.release.reply(reply, told, task.fields)
 
+    def visit(self, job: Job) -> Visit:
+        """Return what a method sees of a visit before training."""
+        task = self.task
+        client = task.clients.client(job.client)
+        received = {
+            **task.initial,
+            **self._device(under(MODEL, job.down.tensors)),
+            **self._device(under(MODEL, job.memory)),
+        }
+        return Visit(
+            client=client,
+            round=torch.tensor(float(job.down.round), device=task.device),
+            progress=torch.tensor(job.down.round / task.rounds, device=task.device),
+            received=received,
+            anchors=self._device(under(ANCHORS, job.down.tensors)),
+            memory=self._device(method_memory(job.memory)),
+            scratch=task.method.scratch(client),
+            embed=embeds_nothing,
+            rates=task.rates(job.client, job.down.round),
+        )
+
     def load(self, weights: Tensors) -> None:
         """Make these the network's weights and buffers; those that never change are in place."""
         for name, tensor in self.tensors.items():
@@ -148,6 +155,7 @@ class ReferenceEngine:
         if synthetic.shift is not None:
             # Real images come first, and their features are not shifted.
             shift = F.pad(synthetic.shift, (0, 0, len(shard), 0))
+        constants = self.constants(x, shift, visit)
         size = task.schedule.batch_size(len(y))
         draws = stream(task.seed, "batches", job.client, job.down.round)
         optimizer = ClientOptimizer(self.flat.vector, self.gradient, options, self.factors)
@@ -160,12 +168,15 @@ class ReferenceEngine:
                 tensor.zero_()
             last_epoch.clear()
             shifts = split_optional(None if shift is None else shift[order], len(y), size)
-            parts = (part[order].split(size) for part in (x, y, weight))
-            for batch_x, batch_y, batch_weight, batch_shift in zip(*parts, shifts, strict=True):
+            parts = (part.split(size) for part in (x[order], y[order], weight[order], order))
+            for batch_x, batch_y, batch_weight, rows, batch_shift in zip(
+                *parts, shifts, strict=True
+            ):
                 self.network.shift = batch_shift
                 drawn = self._device(task.transforms.draw(len(batch_y)))
                 transformed = task.transforms.apply(batch_x, drawn)
-                batch = Batch(transformed, batch_y, batch_weight)
+                batch_constants = {name: values[rows] for name, values in constants.items()}
+                batch = Batch(transformed, batch_y, batch_weight, batch_constants)
                 terms = task.method.objective(self.network, batch, visit)
                 total = reduce(torch.add, terms.values())
                 task.method.check_gradient(total)
@@ -179,6 +190,23 @@ class ReferenceEngine:
             name: sum(images * float(terms[name]) for images, terms in last_epoch) / len(y)
             for name in names
         }
+
+    @torch.no_grad()
+    def constants(self, x: Tensor, shift: Tensor | None, visit: Visit) -> Tensors:
+        """Return the method's constants of all images of a visit.
+
+        There are none if random transforms change the images: then every step computes its own.
+        """
+        if self.task.transforms or not self.task.method.has_constants:
+            return {}
+        size = self.task.eval_batch
+        found = []
+        shifts = split_optional(shift, len(x), size)
+        for images, its_shift in zip(x.split(size), shifts, strict=True):
+            self.network.shift = its_shift
+            found.append(self.task.method.found_constants(self.network, images, visit))
+        self.network.shift = None
+        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
     def _private_epochs(self, job: Job, visit: Visit, private: PrivateSteps) -> dict[str, float]:
         """Train locally with DP-SGD. It returns no losses: they would have no noise."""

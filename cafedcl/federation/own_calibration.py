@@ -69,9 +69,12 @@ def calibration_on(
     usual it keeps: nobody knows it better than the images of training.
     """
     data = data.relabelled(model.classes, str(where))
-    x, y, groups = data.test_x, data.test_y, data.test_groups
+    x = data.test_x
+    y = data.test_y
+    groups = data.test_groups
     if all_images:
-        x, y = torch.cat([data.train_x, x]), torch.cat([data.train_y, y])
+        x = torch.cat([data.train_x, x])
+        y = torch.cat([data.train_y, y])
         groups = torch.cat([data.groups, groups])
     if len(y) < LEAST:
         which = "images" if all_images else "images for testing"

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.config.options import option
-from cafedcl.core.contract import Averages, ClassMeans, Client, Enrolment
+from cafedcl.core.contract import Averages, ClassMeans, Client, Enrolment, Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
 from cafedcl.functional import contrast
+from cafedcl.models.base import Network
 
 WEIGHTS = ("confidence", "uniform", "counts", "inverse-variance")
 """The kinds of client weights."""
@@ -305,6 +306,14 @@ def head_parts(options: CAFedCLOptions, classes: int, dim: int) -> nn.ModuleDict
     if options.classifier == "ce":
         parts["classify"] = classify
     return parts
+
+
+def received_features(options: CAFedCLOptions, model: Network, x: Tensor, visit: Visit) -> Tensors:
+    """Return the features, of length 1, that distillation holds images at; nothing without it."""
+    if not options.lam_distill:
+        return {}
+    parts = ("project",) if options.features == "projected" else ()
+    return {"received": contrast.unit(model.frozen(visit.received, x, *parts))}
 
 
 def class_trust(

@@ -164,12 +164,43 @@ class Method:
         """Return the mean cross-entropy of a batch, with the run's label smoothing."""
         return cross_entropy(logits, batch.y, batch.weight, self.label_smoothing)
 
+    def constants(self, model: Network, x: Tensor, visit: Visit) -> Tensors:
+        """Return what the loss needs of images that local training does not change, row by row.
+
+        An example are their features under ``visit.received``. The loss has it as
+        ``batch.constants``. If no random transform changes the images, it is computed once in a
+        visit instead of in every step.
+        """
+        return {}
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether the class defines ``constants``."""
+        return type(self).constants is not Method.constants
+
+    @torch.no_grad()
+    def found_constants(self, model: Network, x: Tensor, visit: Visit) -> Tensors:
+        """Return what ``constants`` returns; raises CafedclError if that has no row per image."""
+        found = named_tensors(self, "constants", self.constants(model, x, visit))
+        for name, value in found.items():
+            if not value.dim() or len(value) != len(x):
+                what = f"{kind_of(value)} as '{name}'"
+                raise wrong_result(
+                    self, "constants", what, f"{len(x)} rows are expected, one per image"
+                )
+        return found
+
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         """Return the weighted terms of the client's objective by name; their sum is minimised."""
         raise NotImplementedError
 
     def objective(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        """Return the terms of ``loss``; raises CafedclError if they are not numbers by name."""
+        """Return the terms of ``loss``; raises CafedclError if they are not numbers by name.
+
+        Constants that the batch comes without are computed first.
+        """
+        if self.has_constants and not batch.constants:
+            batch = batch._replace(constants=self.found_constants(model, batch.x, visit))
         terms = self.loss(model, batch, visit)
         if not isinstance(terms, dict) or not terms:
             expected = "terms by name are expected, such as {'ce': term}"

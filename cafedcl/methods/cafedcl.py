@@ -90,6 +90,9 @@ class CAFedCL(Method):
     def scratch(self, client: Client) -> Tensors:
         return contrast.start_sums(client.counts, self.dim)
 
+    def constants(self, model: Network, x: Tensor, visit: Visit) -> Tensors:
+        return readings.received_features(self.options, model, x, visit)
+
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         o = self.options
         raw = self.embed(model, batch.x)
@@ -111,8 +114,7 @@ class CAFedCL(Method):
             geo = contrast.geometry(o.geo, q, present, p, known, o.margin, o.geo_reduction, o.prior)
             terms["geo"] = o.lam_geo * geo
         if o.lam_distill:
-            parts = ("project",) if o.features == "projected" else ()
-            before = unit(model.frozen(visit.received, batch.x, *parts))
+            before = batch.constants["received"]
             terms["distill"] = o.lam_distill * contrast.distillation(z, before, batch.weight)
         if o.classifier == "ce":
             terms["ce"] = self.cross_entropy(model.part("classify")(raw), batch)
@@ -193,9 +195,8 @@ class CAFedCL(Method):
         alpha = self.alphas(sent)
         seen = trust.sum(0) > 0
         kept = torch.where(seen, (alpha * trust).sum(0).float(), state["server/confidence"])
-        classifier: Tensors = {}
-        if self.fits:
-            classifier = ridge.refitted(state, ups, len(ups) / self.clients, o.ridge)
+        share = len(ups) / self.clients
+        classifier = ridge.refitted(state, ups, share, o.ridge) if self.fits else {}
         if o.anchors == "fixed":
             return {"server/confidence": kept, **classifier}
         fresh = unit(mean_prototypes(sent["prototypes"], alpha, seen, old))

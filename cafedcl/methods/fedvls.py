@@ -37,15 +37,17 @@ class FedVLS(FedAvg):
     Options = FedVLSOptions
     paper = "Guo et al., Exploring Vacant Classes in Label-Skewed Federated Learning"
 
+    def constants(self, model: Network, x: Tensor, visit: Visit) -> Tensors:
+        received = visit.received
+        h = model.frozen(received, x)
+        return {"teacher": F.linear(h, received["head.weight"], received["head.bias"])}
+
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         counts = visit.client.counts
         share = shares(counts)
         prior = (share + 1e-9).log()
         logits = model(batch.x)
-        head = visit.received
-        h = model.frozen(head, batch.x)
-        teacher = F.linear(h, head["head.weight"], head["head.bias"])
-        kept = vacant_distillation(logits, teacher, counts <= 0)
+        kept = vacant_distillation(logits, batch.constants["teacher"], counts <= 0)
         spread = suppression(logits - prior, batch, share)
         return {
             "ce": self.cross_entropy(logits + prior, batch),

@@ -57,15 +57,19 @@ class Moon(Method):
     def embed(self, model: Network, x: Tensor) -> Tensor:
         return model.part("project")(super().embed(model, x))  # type: ignore[no-any-return]
 
+    def constants(self, model: Network, x: Tensor, visit: Visit) -> Tensors:
+        previous = under("previous/", visit.memory)
+        if not previous:
+            return {}
+        weights = {"received": visit.received, "previous": previous}
+        return {name: unit(model.frozen(other, x, "project")) for name, other in weights.items()}
+
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         z = self.embed(model, batch.x)
         terms = {"ce": self.cross_entropy(model.part("classify")(z), batch)}
-        previous = under("previous/", visit.memory)
-        if previous:
-            others = [
-                model.frozen(weights, batch.x, "project") for weights in (visit.received, previous)
-            ]
-            cosines = torch.stack([(unit(z) * unit(other)).sum(1) for other in others], 1)
+        if batch.constants:
+            others = [batch.constants[name] for name in ("received", "previous")]
+            cosines = torch.stack([(unit(z) * other).sum(1) for other in others], 1)
             contrast = -F.log_softmax(cosines / self.options.tau, 1)[:, 0]
             terms["moon"] = self.options.mu * weighted_average(contrast, batch.weight)
         return terms

@@ -180,7 +180,7 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
         embed=refuse_to_embed,
     )
     torch.manual_seed(0)
-    terms = method.loss(network, batch, visit)
+    terms = method.objective(network, batch, visit)
     torch.stack(list(terms.values())).sum().backward()
     gradients = {
         name: parameter.grad.clone()

@@ -117,13 +117,19 @@ def check_only_padding(case: Case) -> None:
 def check_no_value_is_read(case: Case) -> None:
     """A loss reads no tensor's value, so that it can be captured once and replayed."""
     federation = case.after_one_round
-    loss = federation.method.loss
+    method = federation.method
 
-    def guarded(*arguments: Any) -> Tensors:
-        with no_value_is_read(case):
-            return loss(*arguments)
+    def guarded(step: Callable[..., Tensors]) -> Callable[..., Tensors]:
+        def call(*arguments: Any) -> Tensors:
+            with no_value_is_read(case):
+                return step(*arguments)
 
-    with patch.object(federation.method, "loss", guarded):
+        return call
+
+    with (
+        patch.object(method, "loss", guarded(method.loss)),
+        patch.object(method, "found_constants", guarded(method.found_constants)),
+    ):
         loss_and_gradient(federation, batch_of(federation, 4))
 
 

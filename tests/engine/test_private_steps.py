@@ -25,7 +25,7 @@ def site(tiny, visit_with):
 def one_by_one(engine, loss, batch):
     """Every image's gradient, by an ordinary backward pass."""
     rows = []
-    for image in zip(*batch, strict=True):
+    for image in zip(*batch[:3], strict=True):
         leaves = list(engine.flat.leaves.values())
         gradients = torch.autograd.grad(loss(*image), leaves)
         rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
@@ -54,13 +54,13 @@ def test_removing_any_image_moves_the_sum_by_at_most_the_longest_gradient(site):
     total = summed_gradients(engine.flat, loss, batch, 0.3)
     for image in range(len(batch.y)):
         rest = torch.arange(len(batch.y)) != image
-        without = summed_gradients(engine.flat, loss, Batch(*(p[rest] for p in batch)), 0.3)
+        without = summed_gradients(engine.flat, loss, Batch(*(p[rest] for p in batch[:3])), 0.3)
         assert float((total - without).norm()) <= 0.3 * (1 + 1e-5)
 
 
 def test_a_step_without_images_has_a_gradient_of_zero(site):
     engine, loss, batch = site
-    none = Batch(*(part[:0] for part in batch))
+    none = Batch(*(part[:0] for part in batch[:3]))
     assert not summed_gradients(engine.flat, loss, none, 1.0).any()
 
 

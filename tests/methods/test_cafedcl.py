@@ -100,7 +100,7 @@ def test_distillation_holds_features_where_the_received_model_has_them(scene, fe
     visit = scene.visit(
         method, received={name: torch.from_numpy(value) for name, value in received.items()}
     )
-    terms = method.loss(network, scene.batch, visit)
+    terms = method.objective(network, scene.batch, visit)
     z, before = scene.x @ scene.weight.T, scene.x @ received["encoder.weight"].T
     if features == "projected":
         layer = network.head["project"]

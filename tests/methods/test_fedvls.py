@@ -32,7 +32,7 @@ class Scene:
         method = FedVLS(FedVLSOptions(**options), CLASSES, CLASSES)
         self.leaf = torch.from_numpy(self.x.copy()).requires_grad_()
         batch = Batch(self.leaf, torch.from_numpy(self.y), torch.from_numpy(self.weight))
-        return method.loss(self.network, batch, self.visit)
+        return method.objective(self.network, batch, self.visit)
 
 
 def softmax(values):

@@ -128,7 +128,8 @@ class Site:
 
     def _say_if_uncounted(self, request: Request) -> None:
         """Say why the server did not count this site's last reply: nobody else would know here."""
-        failed_here, self._failed = self._failed, False
+        failed_here = self._failed
+        self._failed = False
         if "uncounted" not in request.own:
             # The same reason after a reply that counted is news.
             self._said.pop("warning", None)

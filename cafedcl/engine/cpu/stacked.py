@@ -38,6 +38,8 @@ OPTIMIZER_STATE = "optimizer/"
 """Prefixes of what each client of a stack has of its own, along the first axis, and of what all
 share.
 """
+CONSTANTS = "constants/"
+"""The prefix of a batch's constants."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,15 @@ class StackedClients(ReferenceEngine):
         rows = torch.cat(shards)
         images = self.data.images(self.data.train_x[rows])
         labels = self.data.train_y[rows]
+        parts = images.split([len(shard) for shard in shards])
+        each = [
+            self.constants(x, None, self.visit(job)) for job, x in zip(group, parts, strict=True)
+        ]
+        constants = {name: torch.cat([one[name] for one in each]) for name in each[0]}
         tensors = self.receive(group)
         steps = [schedule.steps for schedule in schedules]
-        log, names = self.run_steps(steps, stack_tables(schedules), images, labels, tensors)
+        by_image = {"x": images, "y": labels, **prefixed(CONSTANTS, constants)}
+        log, names = self.run_steps(steps, stack_tables(schedules), by_image, tensors)
         seconds = (time.perf_counter() - began) / len(group)
         scratch = under(OWN + "scratch/", tensors)
         return {
@@ -200,22 +208,24 @@ class StackedClients(ReferenceEngine):
 
     @torch.no_grad()
     def run_steps(
-        self, steps: list[int], tables: Tensors, images: Tensor, labels: Tensor, tensors: Tensors
+        self, steps: list[int], tables: Tensors, by_image: Tensors, tensors: Tensors
     ) -> tuple[Tensor, tuple[str, ...]]:
-        """Take all steps; return the log of loss terms (steps, clients, terms), and their names."""
+        """Take all steps; return the log of loss terms (steps, clients, terms), and their names.
+
+        ``by_image`` has images, labels and constants, a row per image.
+        """
         transforms = self.task.transforms
         log: list[Tensor] = []
         names: tuple[str, ...] = ()
         for start, stop, active in stretches(steps):
             now = {name: table[start:stop, :active] for name, table in tables.items()}
             rows = now.pop("rows")
-            x = images.index_select(0, rows.flatten())
+            chosen = {n: values.index_select(0, rows.flatten()) for n, values in by_image.items()}
             if transforms:
                 drawn = {name: value.flatten(0, 2) for name, value in under("draw/", now).items()}
-                x = transforms.apply(x, drawn)
+                chosen["x"] = transforms.apply(chosen["x"], drawn)
                 now = without("draw/", now)
-            now["x"] = x.view(*rows.shape, *x.shape[1:])
-            now["y"] = labels.index_select(0, rows.flatten()).view_as(rows)
+            now |= {n: value.view(*rows.shape, *value.shape[1:]) for n, value in chosen.items()}
             given = {
                 name: value if name.startswith(COMMON) else value[:active]
                 for name, value in tensors.items()
@@ -269,7 +279,7 @@ class StackedClients(ReferenceEngine):
         common = under(COMMON, tensors)
         for value in under("scratch/", own).values():
             value.masked_fill_(tensors["first"].view(-1, *[1] * (value.dim() - 1)), 0)
-        batch = Batch(tensors["x"], tensors["y"], tensors["weight"])
+        batch = Batch(tensors["x"], tensors["y"], tensors["weight"], under(CONSTANTS, tensors))
         with torch.enable_grad():
             named: Tensors = vmap(self.loss, in_dims=(0, 0, 0, None))(leaves, batch, own, common)
             terms = torch.stack(list(named.values()), 1)
@@ -283,9 +293,7 @@ class StackedClients(ReferenceEngine):
         descend(flat, gradient, state, rate, options, common.get("factors"))
         return terms.detach(), tuple(named)
 
-    def loss(
-        self, weights: list[Tensor], batch: tuple[Tensor, ...], own: Tensors, common: Tensors
-    ) -> Tensors:
+    def loss(self, weights: list[Tensor], batch: Batch, own: Tensors, common: Tensors) -> Tensors:
         """Return the terms of one client's objective, as vmap sees it."""
         parameters = self.stack_weights.parameters.values()
         for parameter, value in zip(parameters, weights, strict=True):
@@ -302,7 +310,7 @@ class StackedClients(ReferenceEngine):
             embed=embeds_nothing,
             rates=float("nan"),
         )
-        return self.task.method.objective(self.stack_network, Batch(*batch), visit)
+        return self.task.method.objective(self.stack_network, batch, visit)
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:

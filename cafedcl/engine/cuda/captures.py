@@ -11,6 +11,7 @@ from cafedcl.core.contract import Visit
 from cafedcl.core.tensors import Tensors
 from cafedcl.device.lane import Lane
 from cafedcl.device.packed_bytes import PackedBytes
+from cafedcl.engine.cuda.constants import VisitConstants
 
 CHAINS = (1, 4, 16)
 """How many repetitions one capture holds: longer chains need fewer launches."""
@@ -40,6 +41,8 @@ class Captures:
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
         self.kept: Tensors = {}
+        self.constants: VisitConstants | None = None
+        """None until the steps are captured."""
         self.loss_names: tuple[str, ...] = ()
         self.loss_log = torch.zeros(0)
         """The terms of the loss at every step, (steps, terms)."""
@@ -93,3 +96,4 @@ class Captures:
     def close(self) -> None:
         """Free the captures now: they refer to this object, and a cycle would keep them longer."""
         self.calls.clear()
+        self.constants = None

@@ -26,6 +26,7 @@ from cafedcl.engine.base import Pending
 from cafedcl.engine.cuda.batch_tables import BatchTables
 from cafedcl.engine.cuda.broadcast import SHAPES_KEPT, copy_into, shapes
 from cafedcl.engine.cuda.captures import Captures, VisitResult
+from cafedcl.engine.cuda.constants import VisitConstants
 from cafedcl.engine.cuda.device_data import DeviceData
 from cafedcl.engine.cuda.replica import CapturedEmbedder, Replica
 from cafedcl.engine.cuda.step import Summarize
@@ -143,6 +144,8 @@ class ClientSlot(Replica):
     def step(self, captures: Captures, width: int) -> None:
         """One optimizer step: gather, forward, loss, backward, clip, update. This is captured."""
         program = self.device_data.program
+        constants = captures.constants
+        assert constants is not None
         tables = self.batch_tables(width).tables
         asked = [*self.leaves.values(), *self.halves.values()]
         with torch.enable_grad():
@@ -153,6 +156,7 @@ class ClientSlot(Replica):
                 tables,
                 self.cursor,
                 captures.visit,
+                constants.tables,
             )
             self.task.method.check_gradient(loss)
             found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
@@ -196,6 +200,7 @@ class ClientSlot(Replica):
     def prepare(self, captures: Captures, width: int) -> None:
         """Capture the steps of a width, unless that was done before. It moves the weights."""
         if not captures.loss_names:
+            constants = captures.constants = self._visit_constants(captures)
             self.cursor.zero_()
             captures.loss_names = self.device_data.program.loss_names(
                 self.weights,
@@ -204,6 +209,7 @@ class ClientSlot(Replica):
                 self.batch_tables(width).tables,
                 self.cursor,
                 captures.visit,
+                constants.tables,
             )
             shape = (self.device_data.steps, len(captures.loss_names))
             captures.loss_log = self.flat.new_zeros(shape)
@@ -219,6 +225,31 @@ class ClientSlot(Replica):
             self.device_data.steps,
             lambda: self.step(captures, width),
             rewind,
+        )
+
+    def _visit_constants(self, captures: Captures) -> VisitConstants:
+        """Return what keeps the constants of these captures' visits."""
+        task = self.task
+        device_data = self.device_data
+
+        def compute() -> Tensors:
+            # Random transforms change the images in every step, so it computes its own.
+            if task.transforms or not task.method.has_constants:
+                return {}
+            return device_data.program.constants(
+                self.weights,
+                device_data.training,
+                self.synthetic,
+                self.embed_rows,
+                captures.visit,
+            )
+
+        return VisitConstants(
+            self.lane,
+            self.embed_rows,
+            compute,
+            most=int(task.tail.sizes.max()),
+            images=len(task.clients.data.train_y) + device_data.most_synthetic,
         )
 
     # the client's result

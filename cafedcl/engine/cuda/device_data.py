@@ -86,9 +86,14 @@ class DeviceData:
             return own_rows
         return self.all_test_rows
 
+    @property
+    def most_synthetic(self) -> int:
+        """The largest number of synthetic images of any client."""
+        return int(self.task.tail.synthetic_counts.sum(1).max())
+
     def synthetic_room(self) -> Tensors:
         """Return tensors with room for any client's synthetic images; empty if nobody has any."""
-        most = int(self.task.tail.synthetic_counts.sum(1).max())
+        most = self.most_synthetic
         if not most:
             return {}
         device = self.task.device

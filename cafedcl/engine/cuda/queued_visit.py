@@ -84,11 +84,21 @@ class QueuedVisit:
         slot.receive(self.server_weights, self.job)
         self.synthetic = task.tail.synthetic_images(self.job, lambda: slot.features(client))
         slot.device_data.load_synthetic(self.synthetic, slot.synthetic)
+        assert self.captures.constants is not None
+        self.captures.constants.load(self._rows())
         self.schedule = make_schedule(
             task, task.tail.rows[client], client, self.job.down.round, width
         )
         slot.batch_tables(width).fill(self.schedule)
         self.captures.repeat(STEP, width, self.schedule.steps)
+
+    def _rows(self) -> Tensor:
+        """Return the rows of the client's images; synthetic ones are behind the training set."""
+        clients = self.slot.task.clients
+        own = clients.shards.train[self.job.client]
+        first = len(clients.data.train_y)
+        made = torch.arange(first, first + len(self.synthetic), device=own.device)
+        return torch.cat([own, made])
 
     def _summarize(self) -> None:
         slot = self.slot

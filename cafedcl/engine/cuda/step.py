@@ -17,6 +17,7 @@ from cafedcl.augment.transforms import TransformChain
 from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under
+from cafedcl.engine.cuda.constants import ConstantsTables
 from cafedcl.engine.cuda.fused_norm import use_fused_norm
 from cafedcl.engine.cuda.im2col import use_im2col
 from cafedcl.engine.optimizer import descend
@@ -137,6 +138,7 @@ class Program:
                 setattr(settings, limit, max(getattr(settings, limit), RECOMPILE_LIMIT))
         self.functional = FunctionalNetwork(network, dtype, fast=compiled and dtype.itemsize == 2)
         self.objective = self._compiled(self._objective)
+        self.constants = self._compiled(self._constants)
         self.update = self._compiled(self._update)
         self.embed = self._compiled(self._embed)
         self.predict = self._compiled(self._predict)
@@ -161,9 +163,10 @@ class Program:
         tables: Tensors,
         cursor: Tensor,
         visit: Visit,
+        constants: ConstantsTables,
     ) -> tuple[str, ...]:
         """Return the names of the terms of the loss."""
-        return tuple(self._loss(weights, images, synthetic, tables, cursor, visit))
+        return tuple(self._loss(weights, images, synthetic, tables, cursor, visit, constants))
 
     def _objective(
         self,
@@ -173,9 +176,10 @@ class Program:
         tables: Tensors,
         cursor: Tensor,
         visit: Visit,
+        constants: ConstantsTables,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the next batch, and its terms: gather, augment, forward."""
-        named = self._loss(weights, images, synthetic, tables, cursor, visit)
+        named = self._loss(weights, images, synthetic, tables, cursor, visit, constants)
         terms = torch.stack(list(named.values()))
         return terms.sum(), terms.detach()
 
@@ -187,15 +191,28 @@ class Program:
         tables: Tensors,
         cursor: Tensor,
         visit: Visit,
+        constants: ConstantsTables,
     ) -> Tensors:
         now = {name: table.index_select(0, cursor)[0] for name, table in tables.items()}
         x, y, shift = images(now["rows"], synthetic)
-        batch = Batch(self.transforms.apply(x, under("draw/", now)), y, now["weight"])
+        x = self.transforms.apply(x, under("draw/", now))
+        batch = Batch(x, y, now["weight"], constants.of(now["rows"]))
         for tensor in visit.scratch.values():
             tensor.masked_fill_(now["first"], 0)
 
         def act(network: Network) -> Tensors:
             return self.method.objective(network, batch, visit)
+
+        return self._call(weights, act, shift)  # type: ignore[no-any-return]
+
+    def _constants(
+        self, weights: StepWeights, images: Images, synthetic: Tensors, rows: Tensor, visit: Visit
+    ) -> Tensors:
+        """Return the method's constants of images."""
+        x, _, shift = images(rows, synthetic)
+
+        def act(network: Network) -> Tensors:
+            return self.method.found_constants(network, x, visit)
 
         return self._call(weights, act, shift)  # type: ignore[no-any-return]
 

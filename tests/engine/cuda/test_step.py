@@ -13,6 +13,7 @@ from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Batch, Down, Job, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, under
 from cafedcl.engine.cuda.client_slot import STEP
+from cafedcl.engine.cuda.constants import NO_TABLES
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.cuda.step import Images, Program, StepWeights
 from cafedcl.engine.optimizer import start_state
@@ -150,7 +151,7 @@ EVERY_OPTION = {
 }
 
 
-@pytest.mark.parametrize("name", ["fedavg", "cafedcl", "every option"])
+@pytest.mark.parametrize("name", ["fedavg", "cafedcl", "moon", "every option"])
 def test_a_step_is_compiled_in_one_piece(
     after_a_round: Callable[[str], Federation], tiny: Tiny, name: str
 ) -> None:
@@ -177,7 +178,9 @@ def test_a_step_is_compiled_in_one_piece(
         part: torch.compile(getattr(program, part), backend="eager", fullgraph=True)
         for part in ("objective", "update")
     }
-    loss, terms = whole["objective"](given, images_of(task, torch.float32), {}, tables, at, visit)
+    loss, terms = whole["objective"](
+        given, images_of(task, torch.float32), {}, tables, at, visit, NO_TABLES
+    )
     found = torch.autograd.grad(loss, list(weights.values()))
     flat = torch.cat([weight.detach().flatten() for weight in weights.values()])
     log = torch.zeros(len(tables["rows"]), len(terms))
@@ -241,15 +244,19 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
     tables, visit = tables_of(task), visit_of(federation)
     weights = moved_away(visit.received)
     given, at = StepWeights(weights, under("encoder.", weights)), torch.tensor([step])
-    loss, terms = program.objective(given, images_of(task, torch.float32), {}, tables, at, visit)
+    loss, terms = program.objective(
+        given, images_of(task, torch.float32), {}, tables, at, visit, NO_TABLES
+    )
     found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
 
     network = task.network.train()
     network.load_state_dict(weights)
     network.zero_grad()
-    plain = federation.method.loss(network, batch_at(task, tables, step), visit_of(federation))
+    plain = federation.method.objective(network, batch_at(task, tables, step), visit_of(federation))
     sum(plain.values()).backward()
-    names = program.loss_names(given, images_of(task, torch.float32), {}, tables, at, visit)
+    names = program.loss_names(
+        given, images_of(task, torch.float32), {}, tables, at, visit, NO_TABLES
+    )
     assert names == tuple(plain)
     assert not terms.requires_grad
     assert float(loss.detach()) == pytest.approx(float(terms.sum()), rel=1e-6)
@@ -283,7 +290,13 @@ def test_scratch_is_zeroed_at_the_first_step_of_an_epoch_and_only_there(tiny: Ti
     tables, seen = tables_of(task), []
     for step in range(6):
         program.objective(
-            given, images_of(task, torch.float32), {}, tables, torch.tensor([step]), visit
+            given,
+            images_of(task, torch.float32),
+            {},
+            tables,
+            torch.tensor([step]),
+            visit,
+            NO_TABLES,
         )
         seen.append(float(visit.scratch["seen"]))
     sizes = tables["weight"].sum(1).tolist()
@@ -308,7 +321,13 @@ def test_images_are_augmented_as_was_drawn(tiny: Tiny) -> None:
     federation.step()
     federation.memories.setdefault(0, {})
     program.objective(
-        given, images_of(task, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
+        given,
+        images_of(task, torch.float32),
+        {},
+        tables,
+        torch.tensor([0]),
+        visit_of(federation),
+        NO_TABLES,
     )
     plain = images_of(task, torch.float32)(tables["rows"][0], {})[0]
     drawn = zip(
@@ -359,7 +378,7 @@ def test_in_bf16_only_the_encoder_is_in_bf16(
     visit, tables = visit_of(federation), tables_of(task)
     given = in_both(moved_away(visit.received))
     loss, terms = program.objective(
-        given, images_of(task, HALF), {}, tables, torch.tensor([0]), visit
+        given, images_of(task, HALF), {}, tables, torch.tensor([0]), visit, NO_TABLES
     )
     asked = [*given.network.values(), *given.encoder.values()]
     gradients = torch.autograd.grad(loss, asked, allow_unused=True)
@@ -377,7 +396,13 @@ def test_in_bf16_only_the_encoder_is_in_bf16(
     )
     single = StepWeights(given.network, under("encoder.", given.network))
     exact, _ = full.objective(
-        single, images_of(task, torch.float32), {}, tables, torch.tensor([0]), visit_of(federation)
+        single,
+        images_of(task, torch.float32),
+        {},
+        tables,
+        torch.tensor([0]),
+        visit_of(federation),
+        NO_TABLES,
     )
     assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=0.02)
     assert float(loss.detach()) != float(exact.detach())
@@ -468,6 +493,7 @@ def test_a_loss_on_weights_has_its_gradient_through_them_and_the_rest_through_th
         tables,
         torch.tensor([1]),
         visit,
+        NO_TABLES,
     )
     found = torch.autograd.grad(loss, [*weights.values(), *body.values()])
     through = dict(zip([*weights, *(f"body.{name}" for name in body)], found, strict=True))
