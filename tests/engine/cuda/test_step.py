@@ -13,7 +13,7 @@ from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Batch, Down, Job, Visit
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, under
 from cafedcl.engine.cuda.client_slot import STEP
-from cafedcl.engine.cuda.constants import NO_TABLES
+from cafedcl.engine.cuda.constants import NO_TABLES, ConstantsTables
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.cuda.step import Images, Program, StepWeights
 from cafedcl.engine.optimizer import start_state
@@ -190,6 +190,43 @@ def test_a_step_is_compiled_in_one_piece(
     assert at.tolist() == [2]
     assert not torch.equal(flat, before)
     assert torch.equal(log[1], terms)
+
+
+@pytest.mark.parametrize("name", ["cafedcl:best", "moon", "fedvls"])
+def test_constants_are_compiled_in_one_piece_and_a_step_reads_them(
+    after_a_round: Callable[[str], Federation], name: str
+) -> None:
+    federation = after_a_round(name)
+    task, visit = federation.task, visit_of(federation)
+    program = Program(
+        task.network,
+        federation.method,
+        task.schedule.options,
+        task.transforms,
+        torch.float32,
+        compiled=False,
+    )
+    whole = {
+        part: torch.compile(getattr(program, part), backend="eager", fullgraph=True)
+        for part in ("constants", "objective")
+    }
+    tables, at = tables_of(task), torch.tensor([1])
+    weights = moved_away(visit.received)
+    given, images = StepWeights(weights, under("encoder.", weights)), images_of(task, torch.float32)
+    rows = tables["rows"].unique().flip(0)
+    found = whole["constants"](given, images, {}, rows, visit)
+    assert all(len(value) == len(rows) for value in found.values())
+    places = torch.zeros(len(task.clients.data.train_y), dtype=torch.int64)
+    places[rows] = torch.arange(len(rows))
+    losses = [
+        whole["objective"](given, images, {}, tables, at, visit, constants)[1]
+        for constants in (NO_TABLES, ConstantsTables(places, found))
+    ]
+    assert losses[0].count_nonzero() > 1
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-6, rtol=1e-5)
+    wrong = ConstantsTables(places, {name: value.flip(0) for name, value in found.items()})
+    other = whole["objective"](given, images, {}, tables, at, visit, wrong)[1]
+    assert not torch.allclose(other, losses[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cafedcl"])
