@@ -13,10 +13,10 @@ What a method is made of
 
 Losses and prototypes
     `unit` (x/‖x‖), `weighted_average` and `cross_entropy` (by batch.weight), `class_sums` and
-    `class_means` (Eq. 1), `start_sums` and `running_means` (over an epoch, in scratch tensors),
-    `cosine_logits`, `i2p_loss` (Eq. 4), `log_prior` (calibrates logits to a client's labels),
-    `align_loss` (Eq. 14), `geometry_loss` (Eq. 15), `distances` (all pairs); fixed anchors:
-    `simplex` (equiangular tight frame), `orthonormal`.
+    `class_means` (Eq. 1), `class_scatter` (variance per class), `start_sums` and `running_means`
+    (over an epoch, in scratch tensors), `cosine_logits`, `i2p_loss` (Eq. 4), `log_prior`
+    (calibrates logits to a client's labels), `align_loss` (Eq. 14), `geometry_loss` (Eq. 15),
+    `distances` (all pairs); fixed anchors: `simplex` (equiangular tight frame), `orthonormal`.
 
 Server steps
     `Aggregator`, `Average` (Eq. 12), `Entries` (what clients sent per class, as tables),
@@ -25,14 +25,14 @@ Server steps
     first); a server that trains: `draw_batches`, `minimise`; `k_means`.
 
 Models, augmentations, data
-    `Encoder`, `Network`, `Shape`; `Augmenter`, `ClientImages`, `SyntheticImages`; `Transform`
-    (a random change of training images); `Dataset`.
+    `Encoder`, `Network`, `Shape`; `Augmenter`, `TailOptions` (what its options derive from),
+    `ClientImages`, `SyntheticImages`; `Transform` (a random change of training images); `Dataset`.
 
 Names of tensors
     `under`, `without` and `prefixed` select and rename entries of a dict of tensors.
 """
 
-from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
+from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages, TailOptions
 from cafedcl.augment.transforms import Transform
 from cafedcl.config.options import option
 from cafedcl.core.contract import (
@@ -61,6 +61,7 @@ from cafedcl.functional.aggregation import (
 from cafedcl.functional.contrast import (
     align_loss,
     class_means,
+    class_scatter,
     class_sums,
     cosine_logits,
     cross_entropy,
@@ -102,12 +103,14 @@ __all__ = [
     "NoOptions",
     "Shape",
     "SyntheticImages",
+    "TailOptions",
     "Tensors",
     "Transform",
     "Up",
     "Visit",
     "align_loss",
     "class_means",
+    "class_scatter",
     "class_sums",
     "cosine_logits",
     "cross_entropy",

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 
-from cafedcl.augment.base import Augmenter
+from cafedcl.augment.base import Augmenter, NoTail, TailOptions
 from cafedcl.config.options import refuse_unreadable
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import check_steps, import_path, nearest_name
@@ -34,6 +34,12 @@ def find_augmenter(name: str) -> type[Augmenter]:
     if not (inspect.isclass(found) and issubclass(found, Augmenter)):
         raise CafedclError(
             f"augment '{name}': it is not a class derived from cafedcl.extend.Augmenter"
+        )
+    if not {TailOptions, NoTail} & {*found.Options.__mro__}:
+        raise CafedclError(
+            f"augment '{name}': its options class {found.Options.__name__} is not derived from "
+            "cafedcl.extend.TailOptions, which has the options of every augmentation; "
+            f"write class {found.Options.__name__}(TailOptions)"
         )
     refuse_unreadable(found.Options, f"augment '{name}'")
     check_steps(found, Augmenter, f"augment '{name}'", "make")

@@ -141,16 +141,30 @@ class ServerProcess:
 
 def descendants(pid: int) -> list[int]:
     """Return the ids of a process's children, their children and so on."""
-    table = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
-    ).stdout
-    pairs = [tuple(map(int, line.split())) for line in table.splitlines()]
+    pairs = _children_and_parents()
     found: list[int] = []
     generation = {pid}
     while generation:
         generation = {child for child, parent in pairs if parent in generation}
         found += generation
     return found
+
+
+def _children_and_parents() -> list[tuple[int, int]]:
+    # Small containers have no `ps`, and systems other than Linux no /proc.
+    pairs = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            stat = (process / "stat").read_text(errors="replace")
+            # The name, in brackets, may hold spaces and brackets itself.
+            _, parent = stat.rpartition(")")[2].split()[:2]
+            pairs.append((int(process.name), int(parent)))
+    if pairs:
+        return pairs
+    command = ["ps", "-A", "-o", "pid=,ppid="]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    numbers = list(map(int, table.split()))
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _spawn(command: Sequence[str], home: Path, out: BinaryIO) -> "subprocess.Popen[bytes]":

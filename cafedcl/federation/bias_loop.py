@@ -84,8 +84,9 @@ class BiasLoop:
         ``notes`` are the client notes, one row for every client of the run. A class that nobody
         reported is NaN. Without prototypes there is nothing to measure.
         """
-        # Under secure aggregation nobody sees what a client has sent.
-        ups = [up for up in ups if up.tensors]
+        # Under secure aggregation nobody sees what a client has sent, and a method may call its
+        # anchors prototypes although clients send none.
+        ups = [up for up in ups if {"classes", "prototypes"} <= up.tensors.keys()]
         if not self.per_class or not ups or PROTOTYPES not in after:
             return {}
         if self.task.clients.remote and self.task.has_server_model:

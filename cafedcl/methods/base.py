@@ -57,7 +57,8 @@ class Method:
     separable: bool = True
     """Whether a client's weight follows from its own reply.
 
-    Then its model can be averaged in and freed before all replies are there.
+    Then its model can be averaged in and freed before all replies are there. A subclass that
+    overrides ``weigh`` has to say so itself.
     """
     replayed: ClassVar[bool] = True
     """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client.
@@ -121,6 +122,8 @@ class Method:
             cls.replayed = False
         if {"loss", "summarize"} & vars(cls).keys() and "per_image" not in vars(cls):
             cls.per_image = False
+        if "weigh" in vars(cls) and "separable" not in vars(cls):
+            cls.separable = False
         server_step = {"summarize", "weigh", "update", "aggregator"}
         if server_step & vars(cls).keys() and "averages" not in vars(cls):
             cls.averages = None

@@ -8,7 +8,7 @@ found by name in functional/contrast.py, confidence.py and aggregation.py.
 import torch
 from torch import Tensor, nn
 
-from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, Visit
+from cafedcl.core.contract import Averages, Batch, Claims, Client, Enrolment, Field, Up, Visit
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional import confidence as conf
@@ -41,15 +41,15 @@ class CAFedCL(Method):
     Options = CAFedCLOptions
     presets = PRESETS
     replayed = True
-    averages = None
+    averages: Averages | None = Averages()
+    separable = True
 
     def __init__(self, options: CAFedCLOptions, classes: int, dim: int, clients: int = 1) -> None:
         super().__init__(options, classes, dim, clients)
         self.epsilon = options.epsilon
-        self.separable = options.encoder_weight == "raw"
-        self.fits = options.inference == "fitted"
-        self.server_trains = self.fits
-        self.averages = readings.averages_of(options)
+        self.separable &= options.encoder_weight == "raw"
+        self.fits = self.server_trains = options.inference == "fitted"
+        self.averages = self.averages and readings.averages_of(options)
         by_others = options.data_scale in ("max", "sum")
         self.uses_census = self.fits or (options.weights == "confidence" and by_others)
         self.sends_absent = options.absent == "literal"

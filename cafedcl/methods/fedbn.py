@@ -37,6 +37,7 @@ class FedBN(FedAvg):
     sends = "model without normalisation"
     personal = r".*(norm|bn)\d*\..*"
     averages = Averages()
+    separable = True
 
     def __init__(self, options: FedBNOptions, classes: int, dim: int, clients: int = 1) -> None:
         super().__init__(options, classes, dim, clients)

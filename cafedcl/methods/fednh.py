@@ -59,6 +59,7 @@ class FedNH(Method):
     replayed = True
     paper = "Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes"
     sends = "model, prototypes, counts"
+    separable = True
     averages = Averages(most=1.0, classes=ClassMeans(weights="counts", most=float("inf")))
     predicts = "nearest prototype (cosine)"
 

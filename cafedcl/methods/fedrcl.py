@@ -44,6 +44,7 @@ class FedRCL(Method):
     Options = FedRCLOptions
     paper = "Seo et al., Relaxed Contrastive Learning for Federated Learning"
     averages = Averages(most=1.0)
+    separable = True
     uses_levels = True
 
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:

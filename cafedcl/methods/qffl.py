@@ -38,6 +38,7 @@ class QFFL(FedAvg):
     Options = QFFLOptions
     paper = "Li et al., Fair Resource Allocation in Federated Learning"
     sends = "model, loss"
+    separable = True
 
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         h, y = visit.embed("train", "received")

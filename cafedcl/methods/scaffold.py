@@ -23,6 +23,7 @@ class Scaffold(FedAvg):
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
     sends = "model, control variates"
     replayed = True
+    separable = True
     needs_one_rate = True
     reveals = "control variates, which tell how many steps a client made"
 

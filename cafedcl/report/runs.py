@@ -36,8 +36,11 @@ class TableRow:
     @property
     def label(self) -> str:
         """The method, with the values of the options that vary."""
-        settings = self.runs[0].settings
-        words = [f"{name.removeprefix('method.')}={settings.get(name)}" for name in self.varied]
+        values = {name: self.runs[0].settings.get(name) for name in self.varied}
+        words = [
+            f"{name.removeprefix('method.')}={'none' if value is None else value}"
+            for name, value in values.items()
+        ]
         return f"{self.method} ({', '.join(words)})" if words else self.method
 
     @property
@@ -262,14 +265,19 @@ def row_order(row: TableRow) -> list[tuple[str, float, str]]:
 def with_swept_values(rows: Sequence[TableRow]) -> list[TableRow]:
     """Return the rows of a method; in a sweep, all of them are named by their values.
 
-    A sweep is rows that differ in the same options and have equally many seeds. Elsewhere the main
-    variant has the method's plain name, and every other row says what differs from it.
+    A sweep is rows with equally many seeds that differ in the same options, or are all combinations
+    of the options' values. Elsewhere the main variant has the method's plain name, and every other
+    row says what differs from it.
     """
     differences = {tuple(row.changed) for row in rows if row.changed}
-    seeds = {len(row.runs) for row in rows}
-    if len(differences) != 1 or len(seeds) != 1:
+    if not differences or len({len(row.runs) for row in rows}) != 1:
         return list(rows)
-    (names,) = differences
+    names = max(differences, key=len)
+    points = {tuple(str(row.runs[0].settings.get(name)) for name in names) for row in rows}
+    combinations = math.prod(len(set(values)) for values in zip(*points, strict=True))
+    grid = set().union(*differences) == set(names) and len(rows) == len(points) == combinations
+    if len(differences) != 1 and not grid:
+        return list(rows)
     return [replace(row, varied=names) for row in rows]
 
 

@@ -168,6 +168,34 @@ def check_order(case: Case) -> None:
             raise case.fail(f"the order of replies changes '{name}' of its state")
 
 
+def check_weights(case: Case) -> None:
+    """A reply has the same weight whatever others come with it, if the method says so."""
+    federation = case.begun
+    method = federation.method
+    if not method.separable:
+        return
+    ups = [reply.up for reply in case.replies]
+    apart = torch.cat([method.weighed([up]) for up in ups])
+    if not torch.allclose(method.weighed(ups).double(), apart.double(), atol=1e-6, rtol=1e-6):
+        raise case.fail("`weigh` depends on the replies beside one; set `separable = False`")
+
+
+def check_rounds_ahead(case: Case) -> None:
+    """A round does not depend on how many are to follow, if the method says so."""
+    federation = case.finished
+    if federation.method.depends_on_rounds or federation.config.train.depends_on_rounds:
+        return
+    longer = case.federation(**{"federation.rounds": federation.config.federation.rounds + 1})
+    for _ in federation.history:
+        longer.step()
+    name = first_difference(federation.state, longer.state)
+    if name is not None:
+        raise case.fail(
+            f"'{name}' of its state depends on the number of rounds, as through `visit.progress`; "
+            "set `depends_on_rounds = True`"
+        )
+
+
 def check_broadcast(case: Case) -> None:
     """Only weights and anchors are sent, and personal weights stay with their clients."""
     federation = case.after_one_round
@@ -305,6 +333,8 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "only padding": check_only_padding,
     "reply": check_reply,
     "order": check_order,
+    "weights": check_weights,
+    "rounds ahead": check_rounds_ahead,
     "broadcast": check_broadcast,
     "scores": check_scores,
     "server's model": check_server_model,

@@ -1,6 +1,6 @@
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from cafedcl.augment.base import (
     TailOptions,
     missing_images,
 )
+from cafedcl.config.options import option
 from cafedcl.core.contract import Down, Reply
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import AUGMENT, under
@@ -391,3 +392,21 @@ def test_what_an_augmenter_returns_is_said_with_its_step_and_place(
     federation = tiny("fedavg", augment__name="resample", split__kind="dirichlet")
     failed = federation.step().failed
     assert failed[0]["reason"].startswith(f"augment 'resample': {said}")
+
+
+# classes of one's own
+
+
+@dataclass(frozen=True)
+class BareOptions:
+    strength: float = option(1.0, "how much brighter", low=0.0)
+
+
+class BareAugmenter(Resample):
+    name = "bare"
+    Options = BareOptions
+
+
+def test_options_without_those_of_every_augmentation_are_refused() -> None:
+    with pytest.raises(CafedclError, match=r"write class BareOptions\(TailOptions\)$"):
+        find_augmenter(f"{__name__}:BareAugmenter")

@@ -1,6 +1,8 @@
 """Processes that are started, awaited, and stopped with everything they started."""
 
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,7 +34,8 @@ def running(pid):
     "manner", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"]
 )
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs /proc")
-def test_a_process_is_stopped_with_children_that_left_its_group(manner, tmp_path):
+def test_a_process_is_stopped_with_children_that_left_its_group(manner, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # small containers have no `ps`
     process = ServerProcess(
         [sys.executable, "-c", CHILD.format(manner)], tmp_path / "home", tmp_path / "log"
     )
@@ -48,6 +51,15 @@ def test_a_process_is_stopped_with_children_that_left_its_group(manner, tmp_path
     while running(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(child)
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_children_are_found_without_proc(monkeypatch):
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = descendants(os.getpid())
+        child.communicate(b"\n")
+    assert child.pid in found
 
 
 def test_a_process_that_ends_too_early_is_quoted(tmp_path):

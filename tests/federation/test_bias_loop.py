@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cafedcl.federation.bias_loop import Injection, decompose, reference_rows
 from cafedcl.federation.callback import Callback
 from cafedcl.functional.contrast import class_scatter
+from cafedcl.methods.fedavg import FedAvg
 
 PARTS = ("feedback", "heterogeneity", "variance")
 
@@ -164,3 +165,20 @@ def test_measuring_changes_nothing(tiny):
         federation.run()
         states.append(federation.state)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+class FixedTable(FedAvg):
+    """Calls its anchors prototypes, although clients send none."""
+
+    name = "fixed-table"
+
+    def start(self, model):
+        return {"anchors/prototypes": torch.eye(self.classes)}
+
+
+def test_nothing_is_measured_where_clients_send_no_prototypes(tiny):
+    tables = Tables()
+    federation = tiny(f"{__name__}:FixedTable")
+    federation.callbacks = [tables]
+    federation.run()
+    assert tables.rounds == [{}] * len(tables.rounds)

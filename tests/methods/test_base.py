@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from cafedcl.config.sections import EngineOptions
+from cafedcl.core.contract import Up
 from cafedcl.core.errors import CafedclError, in_words
 from cafedcl.engine.cpu.stacked import StackedClients
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.methods import find_method
 from cafedcl.methods.base import Method
 from cafedcl.methods.fedavg import FedAvg
 
@@ -168,3 +170,22 @@ def test_a_step_that_returns_something_else(step, returned, words, tiny, monkeyp
 
 def test_an_error_for_people_has_no_kind():
     assert in_words(CafedclError("what to do")) == "what to do"
+
+
+def test_weights_of_a_class_of_ones_own_are_computed_from_all_replies_together():
+    class Ranked(FedAvg):
+        def weigh(self, ups):
+            return torch.arange(1.0, len(ups) + 1)
+
+    class RankedCAFedCL(find_method("cafedcl")[0]):
+        weigh = Ranked.weigh
+
+    assert FedAvg.separable
+    assert not Ranked.separable
+    assert not RankedCAFedCL(RankedCAFedCL.Options(), 3, 8).separable
+    method = Ranked(FedAvg.Options(), 3, 8)
+    aggregator = method.aggregator({"model/w": torch.zeros(1)})
+    for client in range(10):
+        aggregator.add(Up(client, 1, {}, {"w": torch.full((1,), float(client))}))
+    expected = sum((k + 1) * k for k in range(10)) / sum(range(1, 11))
+    assert float(aggregator.finish()["model/w"]) == pytest.approx(expected)

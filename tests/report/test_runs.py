@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,21 @@ def test_every_row_of_a_grid_shows_its_values(make_run: Maker, tmp_path: Path) -
         "fedavg (train.lr=0.3)",
         "fedprox",
     ]
+
+
+def test_every_row_of_a_grid_of_two_options_shows_its_values(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    grid = [(lr, momentum) for lr in (0.1, 0.3) for momentum in (0.0, 0.5, 0.9)]
+    for lr, momentum in grid:
+        make_run(tmp_path / f"{lr}-{momentum}", train__lr=lr, train__momentum=momentum)
+    (group,) = read_runs([tmp_path]).groups
+    assert [row.label for row in group.rows] == [
+        f"fedavg (train.lr={lr}, train.momentum={momentum})" for lr, momentum in grid
+    ]
+    shutil.rmtree(tmp_path / "0.3-0.5")
+    (group,) = read_runs([tmp_path]).groups
+    assert [row.label for row in group.rows].count("fedavg") == 1
 
 
 def test_another_engine_is_the_same_experiment(make_run: Maker, tmp_path: Path) -> None:

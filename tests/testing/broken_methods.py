@@ -98,6 +98,18 @@ class FirstComeFirstServed(FedAvg):
         return {"server/first": torch.tensor([float(ups[0].client)])}
 
 
+class WeighsByShare(FedAvg):
+    separable = True
+
+    def weigh(self, ups: list[Up]) -> Tensor:
+        return torch.softmax(super().weigh(ups), 0)
+
+
+class SlowsDown(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        return {"ce": super().loss(model, batch, visit)["ce"] * (1 - visit.progress)}
+
+
 class BroadcastsAll(FedAvg):
     def start(self, model: Network) -> Tensors:
         return {"server/secret": torch.zeros(1)}
@@ -181,6 +193,8 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     ReadsAValue: ("no value is read", "its loss reads a tensor's value"),
     SendsSomethingElse: ("reply", "'mean' has shape (3,), expected (2,); see `fields`"),
     FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
+    WeighsByShare: ("weights", "depends on the replies beside one; set `separable = False`"),
+    SlowsDown: ("rounds ahead", "of its state depends on the number of rounds"),
     BroadcastsAll: ("broadcast", "it broadcasts 'server/secret'"),
     ScoresNothing: ("scores", "its scores are NaN for some images"),
     ScoresTooMany: ("scores", "its scores returns a tensor of shape (359, 20)"),
