@@ -205,7 +205,11 @@ def renew(
         Path, typer.Argument(metavar="FOLDER", help="The folder of the server or of a site.")
     ],
 ) -> None:
-    """Make new keys: the server's certificate, or a site's key."""
+    """Make new keys: the server's certificate, or a site's key.
+
+    Stop a server first; then copy its new ca.crt into the folder of every site.
+    Send a site's new .pub file to the operator, who runs `cafedcl deploy admit`.
+    """
     from cafedcl.deploy.server import Server
     from cafedcl.deploy.site import renew_key
 

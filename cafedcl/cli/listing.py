@@ -171,7 +171,10 @@ def datasets(*, flags: Flags) -> None:
 
 @with_flags("method", "augment")
 def config(*, flags: Flags, advanced: Advanced = False) -> None:
-    """Print all options with their defaults and meanings, as a config file for `cafedcl run`."""
+    """Print the options with their defaults and meanings, as a config file for `cafedcl run`.
+
+    Options that few people need are left out; --advanced prints them too.
+    """
     from cafedcl.task.resolve import gather
 
     text = gather(**flags).to_toml(explain=True, advanced=advanced)

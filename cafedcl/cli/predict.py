@@ -268,7 +268,10 @@ def export(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file; by default model.… in the run folder.")
+        Path | None,
+        typer.Option(
+            help="The file; by default model.onnx, .pt2 or .safetensors in the run folder."
+        ),
     ] = None,
     client: ClientModel = None,
     site: SiteFolder = None,

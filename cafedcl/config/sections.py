@@ -156,7 +156,7 @@ class EngineOptions:
         "auto",
         "how clients are trained. auto: chosen by the device; cuda: captured steps on a GPU; "
         "cpu: stacks of clients in worker processes; reference: plain PyTorch, one client after "
-        "another; flower: across machines",
+        "another; flower: simulated on Flower and Ray (`cafedcl deploy` runs across machines)",
         choices=("auto", "reference", "cpu", "cuda", "flower"),
     )
     device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:1 or mps")

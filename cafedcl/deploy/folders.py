@@ -203,7 +203,7 @@ def _write_folders(
         server_folder, server.listen_address, server.port, server.superlink, server.insecure
     )
     run = [
-        "# `cafedcl config` prints all options",
+        "# `cafedcl config --advanced` prints all options",
         "",
         "[data]",
         'name = "digits"' if simulated else 'name = "sites"',
