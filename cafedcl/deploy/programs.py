@@ -24,6 +24,8 @@ FLOWER_SETTINGS = {
     "NO_COLOR": "1",
     "PYTHONUNBUFFERED": "1",
 }
+LOCAL = ("127.0.0.1", "localhost")
+"""What is never asked through a web proxy: it runs on this machine."""
 PATIENCE = 300.0
 """Seconds that a Flower process may take to start or to answer: on a busy machine, Python alone can
 take a minute to start. A process that has ended is noticed at once.
@@ -53,8 +55,7 @@ def require_flower() -> None:
 def flower_environment(home: Path) -> dict[str, str]:
     """Return the environment variables of a Flower process with its files in ``home``."""
     paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    # What runs on this machine is never asked through a proxy.
-    direct = [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]
+    direct = [os.environ.get("NO_PROXY", ""), *LOCAL]
     return {
         **os.environ,
         **LOG_ENCODING,

@@ -3,12 +3,10 @@
 import re
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.request import getproxies, proxy_bypass
 
 from cafedcl.core.commands import cafedcl_command
 from cafedcl.core.errors import CafedclError
@@ -25,6 +23,7 @@ from cafedcl.deploy.keys import (
     write_secret,
 )
 from cafedcl.deploy.programs import ServerProcess
+from cafedcl.deploy.reach import unreachable
 from cafedcl.deploy.superlink import Address, free_port
 
 MOST_CRASHES = 5
@@ -78,17 +77,6 @@ def renew_key(folder: Path) -> Path:
     public = folder / f"{options.name}.pub"
     make_node_key(folder / "node.key", public)
     return public
-
-
-def unreachable(host: str, port: int) -> str:
-    """Return why nobody answers at an address; empty if somebody does, or behind a web proxy."""
-    if "https" in getproxies() and not proxy_bypass(host):
-        return ""
-    try:
-        socket.create_connection((host, port), timeout=3.0).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 class RunningSite:

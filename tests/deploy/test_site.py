@@ -1,6 +1,5 @@
 """A site's two processes, played by short scripts: they are restarted unless that is useless."""
 
-import socket
 import stat
 import sys
 
@@ -131,16 +130,6 @@ def test_a_server_that_nobody_can_reach_is_told_once_and_when_it_is_there(site, 
     assert heard[0].startswith("nobody answers at 127.0.0.1:8000 (Connection refused)")
     assert heard[1] == "the server at 127.0.0.1:8000 answers"
     running.stop()
-
-
-def test_who_listens_can_be_reached(monkeypatch):
-    monkeypatch.setattr(module, "getproxies", dict)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert module.unreachable("127.0.0.1", port) == ""
-    assert module.unreachable("127.0.0.1", port) == "Connection refused"
-    monkeypatch.setattr(module, "getproxies", lambda: {"https": "http://proxy:3128"})
-    assert module.unreachable("fl.example.org", port) == "", "only the proxy can tell"
 
 
 def test_a_server_with_another_certificate_is_told_once_with_what_to_do(site):
