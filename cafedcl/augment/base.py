@@ -10,8 +10,6 @@ from torch import Tensor
 
 from cafedcl.config.options import option
 from cafedcl.core.arrays import Array, Ints
-from cafedcl.core.errors import CafedclError, place_of
-from cafedcl.core.returned import named_tensors, wrong_result
 from cafedcl.core.tensors import Tensors
 
 
@@ -151,24 +149,9 @@ class Augmenter:
         """
         return client.memory
 
-    def learned(self, client: ClientImages) -> Tensors:
-        """Return what ``learn`` returns; raises CafedclError if that is no dict of tensors."""
-        return named_tensors(self, "learn", self.learn(client))
-
     def make(self, client: ClientImages) -> SyntheticImages:
         """Return the synthetic images that the client trains on."""
         raise NotImplementedError
-
-    def made(self, client: ClientImages) -> SyntheticImages:
-        """Return what ``make`` returns; raises CafedclError if those are not the images wanted."""
-        images: object = self.make(client)
-        if not isinstance(images, SyntheticImages):
-            expected = "SyntheticImages(x, y) is expected"
-            raise wrong_result(self, "make", type(images).__name__, expected)
-        problem = images.problem(client.x.shape[1:], client.synthetic_counts)
-        if problem:
-            raise CafedclError(f"{self.title}: its make returns {problem}{place_of(self.make)}")
-        return images
 
     def remarks(
         self,

@@ -22,7 +22,7 @@ from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds
 from cafedcl.federation.privacy import check_privacy
 from cafedcl.functional.metrics import count_correct
-from cafedcl.methods import find_method
+from cafedcl.methods import checked, find_method
 
 IMAGES_PER_CLASS = 10
 """Made-up images of every class that the site has."""
@@ -108,7 +108,7 @@ def disclosed(config: Config, shape: Shape, classes: int) -> list[Disclosed]:
     task = prepare_site(setup.config, own, assigned, "a site")
     site = ReferenceEngine(task)
     state = setup.start()
-    result = site.attempt(Job(0, Down(0, task.method.broadcast(state)), {}, evaluate=True))
+    result = site.attempt(Job(0, Down(0, checked.broadcast(task.method, state)), {}, evaluate=True))
     if isinstance(result, Failure):
         raise CafedclError(f"a made-up site cannot train: {result.reason}")
     if result.memory:

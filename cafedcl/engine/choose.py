@@ -18,6 +18,7 @@ from cafedcl.engine.cpu.workers import CpuEngine
 from cafedcl.engine.cuda.engine import CudaEngine, capture_obstacle
 from cafedcl.engine.cuda.several import SeveralGpus
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.methods import checked
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.task import Task, arithmetic
 
@@ -115,7 +116,7 @@ def _try_captured(
     try:
         # As in a round: the compiler would compile everything again for another number of threads.
         with step(what, expected=expected), arithmetic(setup.task):
-            engine.trial(Down(0, setup.task.method.broadcast(setup.start())))
+            engine.trial(Down(0, checked.broadcast(setup.task.method, setup.start())))
     except Exception as error:
         engine.close()
         return None, f"{type(error).__name__}: {error}".splitlines()[0]

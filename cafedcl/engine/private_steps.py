@@ -7,6 +7,7 @@ from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.flat import FlatNetwork
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.private_sums import clipped
+from cafedcl.methods import checked
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
@@ -26,7 +27,7 @@ class LossOfOneImage(nn.Module):
     def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Return the sum of the loss's terms."""
         batch = Batch(x[None], y[None], weight[None])
-        terms = list(self.method.objective(self.network, batch, self.visit).values())
+        terms = list(checked.loss(self.method, self.network, batch, self.visit).values())
         total = terms[0]
         for term in terms[1:]:
             total = total + term

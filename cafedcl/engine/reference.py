@@ -33,6 +33,7 @@ from cafedcl.engine.optimizer import ClientOptimizer
 from cafedcl.engine.private_steps import LossOfOneImage, summed_gradients
 from cafedcl.engine.views import embeds_nothing
 from cafedcl.functional.metrics import KINDS, count_correct, predictions
+from cafedcl.methods import checked
 from cafedcl.task.private_steps import PrivateSteps
 from cafedcl.task.task import Task, arithmetic
 
@@ -90,8 +91,8 @@ class ReferenceEngine:
         signals = task.told_signals(told, synthetic.signals)
         with torch.no_grad():
             seen = replace(visit, client=told, signals=signals)
-            summary, notes = method.summary(self.network, seen)
-            kept = method.remembered(self.network, visit)
+            summary, notes = checked.summarize(method, self.network, seen)
+            kept = checked.remember(method, self.network, visit)
         shared, own = task.parted({name: value.clone() for name, value in self.tensors.items()})
         correct: Tensors = {}
         if job.evaluate:
@@ -128,7 +129,7 @@ class ReferenceEngine:
             received=received,
             anchors=self._device(under(ANCHORS, job.down.tensors)),
             memory=self._device(method_memory(job.memory)),
-            scratch=task.method.scratch(client),
+            scratch=checked.scratch(task.method, client),
             embed=embeds_nothing,
             rates=task.rates(job.client, job.down.round),
         )
@@ -177,9 +178,9 @@ class ReferenceEngine:
                 transformed = task.transforms.apply(batch_x, drawn)
                 batch_constants = {name: values[rows] for name, values in constants.items()}
                 batch = Batch(transformed, batch_y, batch_weight, batch_constants)
-                terms = task.method.objective(self.network, batch, visit)
+                terms = checked.loss(task.method, self.network, batch, visit)
                 total = reduce(torch.add, terms.values())
-                task.method.check_gradient(total)
+                checked.check_gradient(task.method, total)
                 self.flat.gradient_of(total, self.gradient)
                 optimizer.step(rate)
                 detached = {name: term.detach() for name, term in terms.items()}
@@ -197,14 +198,14 @@ class ReferenceEngine:
 
         There are none if random transforms change the images: then every step computes its own.
         """
-        if self.task.transforms or not self.task.method.has_constants:
+        if self.task.transforms or not self.task.method.defines("constants"):
             return {}
         size = self.task.eval_batch
         found = []
         shifts = split_optional(shift, len(x), size)
         for images, its_shift in zip(x.split(size), shifts, strict=True):
             self.network.shift = its_shift
-            found.append(self.task.method.found_constants(self.network, images, visit))
+            found.append(checked.constants(self.task.method, self.network, images, visit))
         self.network.shift = None
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
@@ -269,7 +270,7 @@ class ReferenceEngine:
         return z, y
 
     def _embedding(self, x: Tensor) -> Tensor:
-        return self.task.method.embed(self.network, x)
+        return checked.embed(self.task.method, self.network, x)
 
     def _in_batches(
         self, x: Tensor, function: Callable[[Tensor], Tensor], shift: Tensor | None = None
@@ -320,7 +321,7 @@ class ReferenceEngine:
         found = []
         for batch in x.split(self.task.eval_batch):
             images = self._images(batch)
-            scores = self.task.method.scored(self.network, images, anchors, memory)
+            scores = checked.scores(self.task.method, self.network, images, anchors, memory)
             found.append(predictions(scores, prior))
         by_kind = torch.cat(found).to(torch.int16).cpu()
         return dict(zip(KINDS, by_kind.unbind(1), strict=True))

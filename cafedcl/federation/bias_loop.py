@@ -19,6 +19,7 @@ from cafedcl.core.tensors import Tensors, moved
 from cafedcl.data.shards import Shards
 from cafedcl.engine.base import Engine
 from cafedcl.functional.aggregation import Entries, combined, normalise
+from cafedcl.methods import checked
 from cafedcl.task.task import Task
 
 PROTOTYPES = "anchors/prototypes"
@@ -101,7 +102,7 @@ class BiasLoop:
         counts = self.task.clients.shards.counts[clients].double()
         sent = entries["prototypes"].double()
         held = entries.held
-        alpha = method.alphas(entries)
+        alpha = checked.alphas(method, entries)
         centre = self.centre(engine, after, normalise(counts * held), sent).to(new.dtype)
         noise = torch.zeros(len(new))
         tables: Tensors = {}
@@ -124,7 +125,8 @@ class BiasLoop:
         if not self.task.has_server_model:
             return combined(share, sent)
         labels = self.task.clients.data.train_y.cpu()[self.reference]
-        return self.task.method.centre(engine.embed(state, self.reference).cpu(), labels)
+        z = engine.embed(state, self.reference).cpu()
+        return checked.centre(self.task.method, z, labels)
 
 
 @dataclass(frozen=True)

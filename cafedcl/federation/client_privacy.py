@@ -22,6 +22,7 @@ from cafedcl.federation.accounting import Accountant
 from cafedcl.federation.contributions import CLIP, ContributionBounds, Contributor
 from cafedcl.federation.spending import Spending
 from cafedcl.functional.private_sums import clipped, next_clip, system_normal
+from cafedcl.methods import checked
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.task import Task
 
@@ -100,7 +101,7 @@ class PrivateAggregator:
         state = {**self.inner.state, **self._model(sums)}
         mean = self._mean_reply(sums)
         if mean is not None:
-            state |= self.inner.method.updated(self.inner.state, [mean])
+            state |= checked.update(self.inner.method, self.inner.state, [mean])
         return state
 
     def _model(self, sums: Tensors) -> Tensors:

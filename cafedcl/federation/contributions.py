@@ -15,6 +15,7 @@ from cafedcl.functional.private_sums import (
     capped_weights,
     clipped,
 )
+from cafedcl.methods import checked
 from cafedcl.task.task import Task
 
 DENOMINATORS = 0.1
@@ -90,7 +91,7 @@ class Contributor:
             clip = self.layout.parts["update"].longest
             update = self.updates.of(up).double().cpu()
             most = self.bounds.cap(self.bounds.averages.most)
-            weight = capped_weights(self.bounds.task.method.weighed([up]).cpu(), most)
+            weight = capped_weights(checked.weigh(self.bounds.task.method, [up]).cpu(), most)
             values["update"] = weight * clipped(update, clip)
             values["weight"] = weight
             within = torch.linalg.vector_norm(update) <= clip

@@ -33,6 +33,7 @@ from cafedcl.federation.run_folder import ENCODER_FOLDER, check_learned
 from cafedcl.federation.run_html import html, rounds_done, short_text
 from cafedcl.federation.served_model import ServedModel
 from cafedcl.functional.metrics import recalls
+from cafedcl.methods import checked
 from cafedcl.methods.base import Method
 from cafedcl.models import Network
 from cafedcl.task.build import build
@@ -364,7 +365,7 @@ class Run:
                         f"{self.path or 'this run'}: its model has scores that are no numbers "
                         "(NaN), so it cannot classify these images"
                     )
-                similarity = model.method.similarity(scores)
+                similarity = checked.similarity(model.method, scores)
                 probabilities = model.probabilities(scores)
                 label = (similarity if decide_by == "score" else probabilities).argmax(1)
                 labels.append(label)

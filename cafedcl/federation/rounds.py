@@ -49,6 +49,7 @@ from cafedcl.federation.replies import (
 from cafedcl.federation.server_optimizer import ServerOptimizer
 from cafedcl.functional.metrics import Evaluator, Scores
 from cafedcl.functional.reply_check import all_finite
+from cafedcl.methods import checked
 from cafedcl.methods.base import Aggregator
 from cafedcl.task.build import Setup, prepare
 from cafedcl.task.checks import personal_remarks
@@ -184,7 +185,7 @@ class Federation:
 
     def down(self) -> Down:
         """Return what the server sends to clients in this round."""
-        return Down(self.round, self.method.broadcast(self.server.sent(self.state)))
+        return Down(self.round, checked.broadcast(self.method, self.server.sent(self.state)))
 
     def train(self, down: Down, clients: list[int]) -> Iterator[Reply | Failure]:
         """Yield the results of the clients' jobs, in the order of clients."""
@@ -235,7 +236,7 @@ class Federation:
 
     def aggregator(self) -> ServerStep:
         """Start the server step of a round: the method's own, private or behind a defence."""
-        plain = self.method.aggregator(self.server.sent(self.state))
+        plain = checked.aggregator(self.method, self.server.sent(self.state))
         if isinstance(self.privacy, ClientPrivacy):
             return self.privacy.aggregator(plain, self.round, self.engine)
         return self.defence.aggregator(plain)

@@ -16,13 +16,18 @@ from cafedcl.core.imports import (
     where_to_look,
 )
 
+SHARED = ("base", "checked")
+"""Modules that are no methods; neither is one whose name begins with an underscore."""
+
 
 @cache
 def _method_names() -> tuple[str, ...]:
     """Look through the folder once: every config that is read asks several times."""
     modules = (module.name for module in pkgutil.iter_modules(__path__))
     names = (
-        name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_")
+        name.replace("_", "-")
+        for name in modules
+        if name not in SHARED and not name.startswith("_")
     )
     return tuple(sorted(names))
 

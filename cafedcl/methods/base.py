@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.core.contract import Averages, Batch, Claims, Client, Enrolment, Field, Up, Visit
-from cafedcl.core.returned import kind_of, named_tensors, wrong_result
+from cafedcl.core.returned import wrong_result
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
 from cafedcl.functional.contrast import class_means, cross_entropy
+from cafedcl.methods import checked
 from cafedcl.models.base import Network
 
 REPLIES_AT_A_TIME = 8
@@ -139,6 +140,11 @@ class Method:
         """What a message calls the method."""
         return f"method {getattr(self, 'name', type(self).__name__)}"
 
+    @classmethod
+    def defines(cls, step: str) -> bool:
+        """Return whether the class, or one that it derives from, overrides a step."""
+        return getattr(cls, step) is not getattr(Method, step)
+
     def head(self) -> nn.Module:
         """Build the head that the encoder's features go to."""
         return nn.Linear(self.dim, self.classes)
@@ -176,65 +182,13 @@ class Method:
         """
         return {}
 
-    @property
-    def has_constants(self) -> bool:
-        """Whether the class defines ``constants``."""
-        return type(self).constants is not Method.constants
-
-    @torch.no_grad()
-    def found_constants(self, model: Network, x: Tensor, visit: Visit) -> Tensors:
-        """Return what ``constants`` returns; raises CafedclError if that has no row per image."""
-        found = named_tensors(self, "constants", self.constants(model, x, visit))
-        for name, value in found.items():
-            if not value.dim() or len(value) != len(x):
-                what = f"{kind_of(value)} as '{name}'"
-                raise wrong_result(
-                    self, "constants", what, f"{len(x)} rows are expected, one per image"
-                )
-        return found
-
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         """Return the weighted terms of the client's objective by name; their sum is minimised."""
         raise NotImplementedError
 
-    def objective(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
-        """Return the terms of ``loss``; raises CafedclError if they are not numbers by name.
-
-        Constants that the batch comes without are computed first.
-        """
-        if self.has_constants and not batch.constants:
-            batch = batch._replace(constants=self.found_constants(model, batch.x, visit))
-        terms = self.loss(model, batch, visit)
-        if not isinstance(terms, dict) or not terms:
-            expected = "terms by name are expected, such as {'ce': term}"
-            raise wrong_result(self, "loss", type(terms).__name__, expected)
-        one_number = "a tensor with one number"
-        for name, term in named_tensors(self, "loss", terms, one_number).items():
-            if term.dim():
-                what = f"{kind_of(term)} as '{name}'"
-                raise wrong_result(self, "loss", what, f"{one_number} is expected")
-        return terms
-
-    def check_gradient(self, total: Tensor) -> None:
-        """Raise CafedclError if the sum of the terms of ``loss`` depends on no weight."""
-        if not total.requires_grad:
-            expected = "one must, and without .item() or .detach() on the way"
-            raise wrong_result(self, "loss", "no term that depends on a weight", expected)
-
     def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
         """Return what the client sends besides the weights, and its notes for people to read."""
         return {}, {}
-
-    def summary(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
-        """Return what ``summarize`` returns; raises CafedclError if that is not two dicts of
-        tensors.
-        """
-        found = self.summarize(model, visit)
-        if not isinstance(found, tuple) or [type(part) for part in found] != [dict, dict]:
-            expected = "two dicts of tensors are expected: what is sent, and notes"
-            raise wrong_result(self, "summarize", type(found).__name__, expected)
-        sent, notes = found
-        return named_tensors(self, "summarize", sent), named_tensors(self, "summarize", notes)
 
     def fields(self, model: Network) -> dict[str, Field]:
         """Describe what ``summarize`` sends, so that bad replies are rejected."""
@@ -260,41 +214,13 @@ class Method:
         """Return what the client keeps for its next visit besides its personal weights."""
         return {}
 
-    def remembered(self, model: Network, visit: Visit) -> Tensors:
-        """Return what ``remember`` returns; raises CafedclError if that is no dict of tensors."""
-        return named_tensors(self, "remember", self.remember(model, visit))
-
     def weigh(self, ups: list[Up]) -> Tensor:
         """Return each client's weight in the average of models, n_k; they need not sum to 1."""
         return torch.tensor([up.samples for up in ups], dtype=torch.float64)
 
-    def weighed(self, ups: list[Up]) -> Tensor:
-        """Return what ``weigh`` returns; raises CafedclError if that is not one weight a reply."""
-        weights: object = self.weigh(ups)
-        if not isinstance(weights, Tensor) or weights.shape != (len(ups),):
-            expected = f"a tensor of shape {(len(ups),)} is expected, one weight a reply"
-            raise wrong_result(self, "weigh", kind_of(weights), expected)
-        # NaN and infinity make the new state useless, so the round is skipped.
-        if (weights < 0).any():
-            expected = "numbers from 0 on are expected"
-            raise wrong_result(self, "weigh", f"{float(weights.min()):g}", expected)
-        return weights
-
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         """Return the entries of the state that change besides the model, as new tensors."""
         return {}
-
-    def updated(self, state: Tensors, ups: list[Up]) -> Tensors:
-        """Return what ``update`` returns; raises CafedclError if that is no dict of tensors, or
-        weights do not fit the model.
-        """
-        changed = named_tensors(self, "update", self.update(state, ups))
-        for name, value in changed.items():
-            if name.startswith(MODEL) and name in state and value.shape != state[name].shape:
-                what = f"{kind_of(value)} as '{name}'"
-                expected = f"{tuple(state[name].shape)} is expected"
-                raise wrong_result(self, "update", what, expected)
-        return changed
 
     def aggregator(self, state: Tensors) -> "Aggregator":
         """Start the server step of a round."""
@@ -315,17 +241,6 @@ class Method:
     def scores(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
         """Return a score per class, the largest of which is the prediction."""
         return model(x)  # type: ignore[no-any-return]
-
-    def scored(self, model: Network, x: Tensor, anchors: Tensors, memory: Tensors) -> Tensor:
-        """Return what ``scores`` returns; raises CafedclError if that is not one number per image
-        and class.
-        """
-        found: object = self.scores(model, x, anchors, memory)
-        shape = (len(x), self.classes)
-        if not isinstance(found, Tensor) or found.shape != shape:
-            expected = f"a tensor of shape {shape} is expected (images, classes)"
-            raise wrong_result(self, "scores", kind_of(found), expected)
-        return found
 
     def similarity(self, scores: Tensor) -> Tensor:
         """Return scores in a unit that people understand: here, probabilities."""
@@ -375,13 +290,13 @@ class Aggregator:
             expected = "at least one reply must count"
             raise wrong_result(self.method, "weigh", "0 for every reply", expected)
         model = prefixed(MODEL, self.average.result())
-        update = self.method.updated(self.state, self.counted)
+        update = checked.update(self.method, self.state, self.counted)
         return {**self.state, **model, **update}
 
     def _average_waiting(self) -> None:
         if not self.waiting:
             return
-        weights = self.method.weighed(self.waiting).tolist()
+        weights = checked.weigh(self.method, self.waiting).tolist()
         self.weight += sum(weights)
         for up, weight in zip(self.waiting, weights, strict=True):
             self.average.add(up.model, weight)

@@ -17,14 +17,13 @@ from cafedcl.core.environment import QUEUES, is_arm
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import explained_failure
 from cafedcl.core.paths import absolute, data_folder
-from cafedcl.core.returned import named_tensors
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients, stratified_rows
 from cafedcl.data.splits import SplitWords, split
-from cafedcl.methods import find_method
+from cafedcl.methods import checked, find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder, place_of_model
 from cafedcl.models.base import GivenFeatures
@@ -40,7 +39,6 @@ from cafedcl.task.checks import (
     check_scores,
     check_stored_models,
     check_trainable,
-    checked_head,
 )
 from cafedcl.task.frozen_encoder import behind_encoder, runs_once
 from cafedcl.task.liars import with_flipped_labels
@@ -266,9 +264,9 @@ def build(
         clients = config.federation.clients
         method: Method = cls(config.method.options, classes, dim, clients)
         method.label_smoothing = config.train.label_smoothing
-        network = Network(encoder, checked_head(method, method.head()))
+        network = Network(encoder, checked.head(method))
         network.notes = tuple(notes)
-        return method, network, named_tensors(method, "start", method.start(network))
+        return method, network, checked.start(method, network)
 
 
 def prepare(config: Config, data: Dataset | None = None) -> Setup:
@@ -325,7 +323,7 @@ def assemble(
     augmenter = make_augmenter(config.augment.options, data.classes, data.shape, config.run.seed)
     release = Release(config.release.settled(own_data=config.at_sites))
     told = release.counts(mine.counts)
-    effective = method.effective_counts(told, augmenter.new_samples(told))
+    effective = checked.effective_counts(method, told, augmenter.new_samples(told))
     clients = ClientData(
         data=data.to(device),
         shards=_to(mine, device),

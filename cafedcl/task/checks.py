@@ -3,14 +3,9 @@
 import re
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor, nn
-
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Shape
-from cafedcl.core.errors import CafedclError, place_of
-from cafedcl.core.imports import explained_failure
-from cafedcl.core.returned import kind_of, wrong_result
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import ENCODER
 from cafedcl.methods.base import Method
 from cafedcl.models import Encoder, Network
@@ -155,22 +150,3 @@ def check_trainable(config: Config, method: Method, network: Network) -> None:
             + ("set method.features = projected, " if can_project else "")
             + "or choose another method"
         )
-
-
-def checked_head(method: Method, head: object) -> nn.Module:
-    """Return a method's head; refuse one that does not turn features into a score per class."""
-    if not isinstance(head, nn.Module):
-        raise wrong_result(method, "head", type(head).__name__, "a module is expected")
-    if type(method).scores is not Method.scores:
-        # Such scores may use the head in parts, or for something else.
-        return head
-    training = head.training
-    what = f"{method.title}: its head fails on rows of {method.dim} features"
-    with torch.no_grad(), explained_failure(what, place_of(method.head)):
-        found: object = head.eval()(torch.zeros(2, method.dim))
-    head.train(training)
-    if not isinstance(found, Tensor) or found.shape != (2, method.classes):
-        returned = f"a module that turns 2 rows of features into {kind_of(found)}"
-        expected = f"{(2, method.classes)} is expected (images, classes)"
-        raise wrong_result(method, "head", returned, expected)
-    return head

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from cafedcl.augment import checked as checked_tail
 from cafedcl.augment.base import Augmenter, ClientImages, SyntheticImages
 from cafedcl.augment.transforms import TransformChain
 from cafedcl.core.contract import Census, Claims, Client, Enrolment, Field, Job, Up
@@ -23,6 +24,7 @@ from cafedcl.core.tensors import AUGMENT, ENCODER, Tensors, prefixed, under
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.shards import Shards
 from cafedcl.functional.contrast import shares
+from cafedcl.methods import checked
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network, frozen_names
 from cafedcl.task.local_schedule import LocalSchedule
@@ -184,7 +186,7 @@ class TailAugmentation:
         """Return the job of a client that has learned what its tail augmentation needs."""
         if not self.augmented[job.client]:
             return job
-        memory = self.augmenter.learned(self._own(job, "learn", lambda: torch.zeros(0)))
+        memory = checked_tail.learn(self.augmenter, self._own(job, "learn", lambda: torch.zeros(0)))
         return replace(job, memory={**job.memory, **prefixed(AUGMENT, memory)})
 
     def synthetic_images(self, job: Job, features: Callable[[], Tensor]) -> SyntheticImages:
@@ -193,7 +195,7 @@ class TailAugmentation:
         """
         if not self.augmented[job.client]:
             return self._nothing
-        return self.augmenter.made(self._own(job, "augment", features))
+        return checked_tail.make(self.augmenter, self._own(job, "augment", features))
 
     @cached_property
     def _nothing(self) -> SyntheticImages:
@@ -271,7 +273,7 @@ class Task:
     @cached_property
     def fields(self) -> dict[str, Field]:
         """What clients send besides the weights."""
-        return self.method.fields(self.network)
+        return checked.fields(self.method, self.network)
 
     @cached_property
     def per_class(self) -> frozenset[str]:
@@ -308,11 +310,11 @@ class Task:
     @cached_property
     def claims(self) -> Claims:
         """What each client may claim, by the method, from its enrolment."""
-        return self.method.claims(self.enrolment)
+        return checked.claims(self.method, self.enrolment, self.fields)
 
     def contradiction(self, up: Up) -> str | None:
         """Return why a reply cannot come from what its client enrolled with, or None."""
-        return self.method.contradiction(up, self.enrolment)
+        return checked.contradiction(self.method, up, self.enrolment)
 
     def shared(self) -> Tensors:
         """Return the initial weights that are averaged; the others stay with their clients."""

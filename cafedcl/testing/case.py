@@ -19,6 +19,7 @@ from cafedcl.data import load_dataset
 from cafedcl.data.dataset import Dataset
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
+from cafedcl.methods import checked
 from cafedcl.methods.base import Method
 from cafedcl.task.build import prepare
 from cafedcl.task.resolve import resolve
@@ -93,7 +94,7 @@ class Case:
         """The replies of all clients in the first round, on the reference engine."""
         federation = self.begun
         engine = ReferenceEngine(federation.task)
-        down = Down(0, federation.method.broadcast(federation.state))
+        down = Down(0, checked.broadcast(federation.method, federation.state))
         replies = []
         for client in range(len(federation.task.clients.shards)):
             result = engine.attempt(Job(client, down, {}, True))
@@ -159,7 +160,7 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
     """
     task = federation.task
     method = federation.method
-    sent = doubled(method.broadcast(federation.state))
+    sent = doubled(checked.broadcast(method, federation.state))
     kept = doubled(federation.memories.get(0, {}))
     client = task.clients.client(0)
     census = Census(*(value.double() for value in client.census))
@@ -176,11 +177,11 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
         received=received,
         anchors=under(ANCHORS, sent),
         memory=without(MODEL, kept),
-        scratch=method.scratch(client),
+        scratch=checked.scratch(method, client),
         embed=refuse_to_embed,
     )
     torch.manual_seed(0)
-    terms = method.objective(network, batch, visit)
+    terms = checked.loss(method, network, batch, visit)
     torch.stack(list(terms.values())).sum().backward()
     gradients = {
         name: parameter.grad.clone()

@@ -19,7 +19,7 @@ from cafedcl.engine.cpu.stacked import StackedClients
 from cafedcl.engine.cuda.engine import CudaEngine
 from cafedcl.federation.replies import make_validator
 from cafedcl.federation.rounds import Federation
-from cafedcl.methods import find_method
+from cafedcl.methods import checked, find_method
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 from cafedcl.testing.case import (
@@ -128,7 +128,7 @@ def check_no_value_is_read(case: Case) -> None:
 
     with (
         patch.object(method, "loss", guarded(method.loss)),
-        patch.object(method, "found_constants", guarded(method.found_constants)),
+        patch.object(method, "constants", guarded(method.constants)),
     ):
         loss_and_gradient(federation, batch_of(federation, 4))
 
@@ -175,8 +175,9 @@ def check_weights(case: Case) -> None:
     if not method.separable:
         return
     ups = [reply.up for reply in case.replies]
-    apart = torch.cat([method.weighed([up]) for up in ups])
-    if not torch.allclose(method.weighed(ups).double(), apart.double(), atol=1e-6, rtol=1e-6):
+    together = checked.weigh(method, ups).double()
+    apart = torch.cat([checked.weigh(method, [up]) for up in ups]).double()
+    if not torch.allclose(together, apart, atol=1e-6, rtol=1e-6):
         raise case.fail("`weigh` depends on the replies beside one; set `separable = False`")
 
 
@@ -199,7 +200,7 @@ def check_rounds_ahead(case: Case) -> None:
 def check_broadcast(case: Case) -> None:
     """Only weights and anchors are sent, and personal weights stay with their clients."""
     federation = case.after_one_round
-    sent = federation.method.broadcast(federation.state)
+    sent = checked.broadcast(federation.method, federation.state)
     others = without((MODEL, ANCHORS), sent)
     if others:
         raise case.fail(f"it broadcasts '{min(others)}', which is neither a weight nor an anchor")
@@ -286,7 +287,7 @@ def captured_engine(case: Case, federation: Federation) -> CudaEngine:
     options = EngineOptions(precision="fp32", streams=2, device="cpu")
     engine = CudaEngine(federation.task, options, 5, compiled=False)
     try:
-        engine.trial(Down(0, federation.method.broadcast(federation.state)))
+        engine.trial(Down(0, checked.broadcast(federation.method, federation.state)))
     except Exception as error:
         engine.close()
         raise case.fail(f"a step cannot be captured: {type(error).__name__}: {error}") from error

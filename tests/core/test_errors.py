@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cafedcl.core.errors import in_words
+from cafedcl.core.errors import CafedclError, in_words
 
 
 def test_an_error_in_own_code_is_told_with_its_place(tmp_path: Path) -> None:
@@ -23,3 +23,7 @@ def test_an_error_that_no_own_code_is_part_of_has_no_place() -> None:
     assert trace is not None
     inside = caught.value.with_traceback(trace.tb_next)
     assert in_words(inside) == f"JSONDecodeError: {caught.value}"
+
+
+def test_an_error_for_people_has_no_kind() -> None:
+    assert in_words(CafedclError("what to do")) == "what to do"

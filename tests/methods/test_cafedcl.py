@@ -8,6 +8,7 @@ from torch import nn
 
 from cafedcl.core.contract import Batch, Down, Up
 from cafedcl.core.errors import CafedclError
+from cafedcl.methods import checked
 from cafedcl.methods._readings import CAFedCLOptions
 from cafedcl.methods.cafedcl import CAFedCL
 from cafedcl.models import Network
@@ -100,7 +101,7 @@ def test_distillation_holds_features_where_the_received_model_has_them(scene, fe
     visit = scene.visit(
         method, received={name: torch.from_numpy(value) for name, value in received.items()}
     )
-    terms = method.objective(network, scene.batch, visit)
+    terms = checked.loss(method, network, scene.batch, visit)
     z, before = scene.x @ scene.weight.T, scene.x @ received["encoder.weight"].T
     if features == "projected":
         layer = network.head["project"]

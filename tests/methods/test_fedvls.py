@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from cafedcl.core.contract import Batch
+from cafedcl.methods import checked
 from cafedcl.methods.fedvls import FedVLS, FedVLSOptions
 from cafedcl.models import Network
 
@@ -32,7 +33,7 @@ class Scene:
         method = FedVLS(FedVLSOptions(**options), CLASSES, CLASSES)
         self.leaf = torch.from_numpy(self.x.copy()).requires_grad_()
         batch = Batch(self.leaf, torch.from_numpy(self.y), torch.from_numpy(self.weight))
-        return method.objective(self.network, batch, self.visit)
+        return checked.loss(method, self.network, batch, self.visit)
 
 
 def softmax(values):

@@ -9,6 +9,7 @@ from torch import nn
 from cafedcl.core.contract import Batch, Reply
 from cafedcl.core.tensors import under
 from cafedcl.engine.reference import ReferenceEngine
+from cafedcl.methods import checked
 from cafedcl.methods.base import NoOptions
 from cafedcl.methods.fedavg import FedAvg
 from cafedcl.methods.moon import Moon, MoonOptions
@@ -94,7 +95,7 @@ def test_the_loss_is_cross_entropy_and_the_contrast_of_received_and_previous_pro
     ce = 0.0
     for row, c, w in zip(logits, scene.y, scene.weight, strict=True):
         ce += w * math.log(sum(math.exp(v - row[c]) for v in row)) / scene.weight.sum()
-    terms = scene.method.objective(scene.network, scene.batch, scene.visit)
+    terms = checked.loss(scene.method, scene.network, scene.batch, scene.visit)
     expected = {"ce": ce, "moon": 0.7 * contrast(z, z_glob, z_prev, scene.weight)}
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(expected, abs=1e-10)
 
@@ -108,7 +109,7 @@ def test_the_gradient_in_z_is_that_of_finite_differences(scene):
             seen.append(z)
 
     scene.network.part("project").register_forward_hook(keep)
-    scene.method.objective(scene.network, scene.batch, scene.visit)["moon"].backward()
+    checked.loss(scene.method, scene.network, scene.batch, scene.visit)["moon"].backward()
     (z,) = seen
     values, z_glob, z_prev = (
         project(w, scene.x) for w in (scene.now, scene.received, scene.previous)
@@ -125,7 +126,7 @@ def test_the_gradient_in_z_is_that_of_finite_differences(scene):
 
 def test_where_previous_and_received_model_agree_the_contrast_is_log_2_without_gradient(visit_with):
     scene = Scene(visit_with, 2, 2)
-    term = scene.method.objective(scene.network, scene.batch, scene.visit)["moon"]
+    term = checked.loss(scene.method, scene.network, scene.batch, scene.visit)["moon"]
     assert term.item() == pytest.approx(0.7 * math.log(2), abs=1e-12)
     term.backward()
     gradients = [p.grad for p in scene.network.parameters() if p.grad is not None]
@@ -159,7 +160,7 @@ def test_the_classifier_sees_z_as_it_is(scene):
 
 def test_a_first_visit_has_no_contrast(scene, visit_with):
     visit = visit_with([1.0] * CLASSES, received=tensors(scene.received))
-    assert scene.method.objective(scene.network, scene.batch, visit).keys() == {"ce"}
+    assert checked.loss(scene.method, scene.network, scene.batch, visit).keys() == {"ce"}
 
 
 def test_round_0_is_fedavg_on_the_same_network(tiny):

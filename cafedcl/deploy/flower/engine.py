@@ -30,6 +30,7 @@ from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.contributions import ContributionBounds
 from cafedcl.functional.reply_check import MOST_TESTED
+from cafedcl.methods import checked
 from cafedcl.task.task import Task
 
 EXTRA_BYTES = 1 << 20
@@ -153,7 +154,8 @@ class FlowerEngine:
         """
         nodes = self.nodes()
         clients = {node: client for client, node in nodes.items()}
-        shared = shared_request(SURVEY, Down(0, self.task.method.broadcast(tensors)), self.terms)
+        down = Down(0, checked.broadcast(self.task.method, tensors))
+        shared = shared_request(SURVEY, down, self.terms)
         requests = {
             node: {SHARED: shared, OWN: client_request(client, {}, False)}
             for node, client in clients.items()

@@ -26,6 +26,7 @@ from cafedcl.engine.optimizer import descend, start_state
 from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.engine.schedule import Schedule, make_schedule
 from cafedcl.engine.views import LossView, embeds_nothing
+from cafedcl.methods import checked
 from cafedcl.task.task import Task, arithmetic
 
 STEPS_GATHERED = 16
@@ -181,7 +182,7 @@ class StackedClients(ReferenceEngine):
                     view.copy_(weights.get(name, view))
         parts = {
             "memory/": [without(MODEL, job.memory) for job in group],
-            "scratch/": [task.method.scratch(client) for client in clients],
+            "scratch/": [checked.scratch(task.method, client) for client in clients],
             "received/": [
                 {name: {**sent, **weights}[name] for name in personal_names} for weights in personal
             ],
@@ -310,7 +311,7 @@ class StackedClients(ReferenceEngine):
             embed=embeds_nothing,
             rates=float("nan"),
         )
-        return self.task.method.objective(self.stack_network, batch, visit)
+        return checked.loss(self.task.method, self.stack_network, batch, visit)
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:

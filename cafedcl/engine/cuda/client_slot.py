@@ -35,6 +35,7 @@ from cafedcl.engine.schedule import make_schedule
 from cafedcl.engine.views import LossView, SummaryView, embeds_nothing
 from cafedcl.functional.metrics import KINDS
 from cafedcl.functional.reply_check import numbers_are_valid
+from cafedcl.methods import checked
 
 STEP = "step"
 SUMMARY = "summary"
@@ -108,7 +109,7 @@ class ClientSlot(Replica):
             received=self.network_weights.views(self.received),
             anchors=broadcast.anchors,
             memory={name: value.to(self.task.device, copy=True) for name, value in memory.items()},
-            scratch=self.task.method.scratch(client),
+            scratch=checked.scratch(self.task.method, client),
             embed=embeds_nothing,
             rates=torch.ones((), device=self.task.device),
         )
@@ -158,7 +159,7 @@ class ClientSlot(Replica):
                 captures.visit,
                 constants.tables,
             )
-            self.task.method.check_gradient(loss)
+            checked.check_gradient(self.task.method, loss)
             found = torch.autograd.grad(loss, asked, self.one, allow_unused=True)
         program.update(
             self.flat,
@@ -234,7 +235,7 @@ class ClientSlot(Replica):
 
         def compute() -> Tensors:
             # Random transforms change the images in every step, so it computes its own.
-            if task.transforms or not task.method.has_constants:
+            if task.transforms or not task.method.defines("constants"):
                 return {}
             return device_data.program.constants(
                 self.weights,

@@ -22,6 +22,7 @@ from cafedcl.engine.cuda.fused_norm import use_fused_norm
 from cafedcl.engine.cuda.im2col import use_im2col
 from cafedcl.engine.optimizer import descend
 from cafedcl.functional.metrics import predictions
+from cafedcl.methods import checked
 from cafedcl.methods.base import Method
 from cafedcl.models.base import Encoder, Network, Runner
 
@@ -201,7 +202,7 @@ class Program:
             tensor.masked_fill_(now["first"], 0)
 
         def act(network: Network) -> Tensors:
-            return self.method.objective(network, batch, visit)
+            return checked.loss(self.method, network, batch, visit)
 
         return self._call(weights, act, shift)  # type: ignore[no-any-return]
 
@@ -212,7 +213,7 @@ class Program:
         x, _, shift = images(rows, synthetic)
 
         def act(network: Network) -> Tensors:
-            return self.method.found_constants(network, x, visit)
+            return checked.constants(self.method, network, x, visit)
 
         return self._call(weights, act, shift)  # type: ignore[no-any-return]
 
@@ -250,7 +251,8 @@ class Program:
 
     def summarize(self, network: Network, visit: Visit) -> tuple[Tensors, Tensors, Tensors]:
         """Return what the method sends up, its notes, and what the client keeps."""
-        return *self.method.summary(network, visit), self.method.remembered(network, visit)
+        sent, notes = checked.summarize(self.method, network, visit)
+        return sent, notes, checked.remember(self.method, network, visit)
 
     def _embed(
         self, weights: StepWeights, images: Images, synthetic: Tensors, rows: Tensor
@@ -259,7 +261,7 @@ class Program:
         x, _, shift = images(rows, synthetic)
 
         def act(network: Network) -> Tensor:
-            return self.method.embed(network, x)
+            return checked.embed(self.method, network, x)
 
         return self._call(weights, act, shift)  # type: ignore[no-any-return]
 
@@ -278,7 +280,7 @@ class Program:
         x, _, _ = images(rows.index_select(0, batch)[0], {})
 
         def act(network: Network) -> Tensor:
-            return self.method.scored(network, x, anchors, memory)
+            return checked.scores(self.method, network, x, anchors, memory)
 
         scores = self._call(weights, act, None)
         by_kind = predictions(scores, prior)

@@ -19,7 +19,7 @@ from cafedcl.engine.cuda.step import Images, Program, StepWeights
 from cafedcl.engine.optimizer import start_state
 from cafedcl.engine.schedule import make_schedule
 from cafedcl.federation.rounds import Federation
-from cafedcl.methods import method_names
+from cafedcl.methods import checked, method_names
 from cafedcl.task.task import Task
 
 Tiny = Callable[..., Federation]
@@ -151,6 +151,13 @@ EVERY_OPTION = {
 }
 
 
+@pytest.fixture
+def nothing_compiled() -> None:
+    """Dynamo compiles a function eight times at most, whichever tests asked for it before."""
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("name", ["fedavg", "cafedcl", "moon", "every option"])
 def test_a_step_is_compiled_in_one_piece(
     after_a_round: Callable[[str], Federation], tiny: Tiny, name: str
@@ -192,6 +199,7 @@ def test_a_step_is_compiled_in_one_piece(
     assert torch.equal(log[1], terms)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("name", ["cafedcl:best", "moon", "fedvls"])
 def test_constants_are_compiled_in_one_piece_and_a_step_reads_them(
     after_a_round: Callable[[str], Federation], name: str
@@ -289,7 +297,9 @@ def test_the_objective_is_the_methods_loss_on_the_plain_network(
     network = task.network.train()
     network.load_state_dict(weights)
     network.zero_grad()
-    plain = federation.method.objective(network, batch_at(task, tables, step), visit_of(federation))
+    plain = checked.loss(
+        federation.method, network, batch_at(task, tables, step), visit_of(federation)
+    )
     sum(plain.values()).backward()
     names = program.loss_names(
         given, images_of(task, torch.float32), {}, tables, at, visit, NO_TABLES
