@@ -141,7 +141,7 @@ class TrainingOnly:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.method, name)
 
-    def summary(self, _model: Network, _visit: Visit) -> tuple[Tensors, Tensors]:
+    def summarize(self, _model: Network, _visit: Visit) -> tuple[Tensors, Tensors]:
         """Return nothing."""
         return {}, {}
 
