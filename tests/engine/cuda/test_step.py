@@ -200,7 +200,7 @@ def test_a_step_is_compiled_in_one_piece(
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize("name", ["cafedcl:best", "moon", "fedvls"])
+@pytest.mark.parametrize("name", ["cafedcl:best", "fedvls"])
 def test_constants_are_compiled_in_one_piece_and_a_step_reads_them(
     after_a_round: Callable[[str], Federation], name: str
 ) -> None:
