@@ -1,5 +1,6 @@
 """What a method is: a client objective, what goes up, a server step, and how it predicts."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cafedcl.core.contract import Averages, Batch, Claims, Client, Enrolment, Field, Up, Visit
+from cafedcl.core.errors import CafedclError, place_of
 from cafedcl.core.returned import wrong_result
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed
 from cafedcl.functional.aggregation import Average, Entries
@@ -219,7 +221,10 @@ class Method:
         return torch.tensor([up.samples for up in ups], dtype=torch.float64)
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        """Return the entries of the state that change besides the model, as new tensors."""
+        """Return the entries of the state that change besides the model, as new tensors.
+
+        The state is that of before the round, and the replies come without their models.
+        """
         return {}
 
     def aggregator(self, state: Tensors) -> "Aggregator":
@@ -253,6 +258,29 @@ def own_mark(client: Client) -> Tensors:
     The server's model is scored with an empty memory.
     """
     return {"own": torch.ones_like(client.counts[:1])}
+
+
+class AveragedModel(Mapping[str, Tensor]):
+    """Stands for the model of a reply that is averaged in and freed: whoever reads it is told."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def __getitem__(self, name: str) -> Tensor:
+        raise self._error()
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._error()
+
+    def __len__(self) -> int:
+        raise self._error()
+
+    def _error(self) -> CafedclError:
+        return CafedclError(
+            f"{self.method.title}: its update reads `up.model`, but models are averaged in and "
+            "freed by then; to combine them in another way, override `aggregator`"
+            f"{place_of(self.method.update)}"
+        )
 
 
 class Aggregator:
@@ -300,5 +328,5 @@ class Aggregator:
         self.weight += sum(weights)
         for up, weight in zip(self.waiting, weights, strict=True):
             self.average.add(up.model, weight)
-            self.counted.append(replace(up, model={}))
+            self.counted.append(replace(up, model=AveragedModel(self.method)))
         self.waiting.clear()

@@ -174,13 +174,20 @@ def weigh(method: "Method", ups: list[Up]) -> Tensor:
 
 
 def update(method: "Method", state: Tensors, ups: list[Up]) -> Tensors:
-    """Return the entries of the state that change; weights fit the model."""
+    """Return the entries of the state that change; each is like the one before, but may be longer
+    if it is no weight.
+    """
     changed = named_tensors(method, "update", method.update(state, ups))
-    for name, value in changed.items():
-        if name.startswith(MODEL) and name in state and value.shape != state[name].shape:
-            what = f"{kind_of(value)} as '{name}'"
-            expected = f"{tuple(state[name].shape)} is expected"
-            raise wrong_result(method, "update", what, expected)
+    for name in changed.keys() & state.keys():
+        value, before = changed[name], state[name]
+        grows = not name.startswith(MODEL) and value.dim() and before.dim()
+        fits = value.shape[1:] == before.shape[1:] if grows else value.shape == before.shape
+        if not fits:
+            expected = f"{tuple(before.shape)} is expected, as before"
+            raise wrong_result(method, "update", f"{kind_of(value)} as '{name}'", expected)
+        if value.dtype != before.dtype:
+            expected = f"{before.dtype} is expected, as before"
+            raise wrong_result(method, "update", f"{value.dtype} as '{name}'", expected)
     return changed
 
 
@@ -200,7 +207,16 @@ def centre(method: "Method", z: Tensor, y: Tensor) -> Tensor:
 def alphas(method: "Method", sent: Entries) -> Tensor | None:
     """Return the weights of the clients' prototypes, (clients, classes); None if there are none."""
     found: object = method.alphas(sent)
-    return None if found is None else of_shape(method, "alphas", found, tuple(sent.held.shape))
+    if found is None:
+        return None
+    weights = of_shape(method, "alphas", found, tuple(sent.held.shape))
+    sums = weights.sum(0)[sent.held.any(0)]
+    # Less than 1 is what an ε in the denominator gives.
+    if not (sums <= 1 + 1e-3).all():
+        most = float(sums.max())
+        expected = "they sum to 1 over the clients that have the class; see `normalise`"
+        raise wrong_result(method, "alphas", f"weights of a class that sum to {most:g}", expected)
+    return weights
 
 
 def scores(

@@ -21,7 +21,7 @@ from cafedcl.engine.reference import ReferenceEngine
 from cafedcl.federation.rounds import Federation
 from cafedcl.methods import checked
 from cafedcl.methods.base import Method
-from cafedcl.task.build import prepare
+from cafedcl.task.build import Setup, prepare
 from cafedcl.task.resolve import resolve
 
 TINY: dict[str, dict[str, Any]] = {
@@ -67,8 +67,13 @@ class Case:
 
     def federation(self, **others: Any) -> Federation:
         """Return a small federation on the reference engine."""
-        setup = prepare(self.config(**others), self.digits)
-        return Federation(setup, engine=ReferenceEngine(setup.task))
+        return of_setup(prepare(self.config(**others), self.digits))
+
+    def untold(self) -> Federation:
+        """Return a small federation whose clients are told nothing of each other."""
+        setup = prepare(self.config(), self.digits)
+        nothing = Census(*map(torch.zeros_like, setup.task.clients.census))
+        return of_setup(replace(setup, task=setup.task.with_clients(census=nothing)))
 
     @cached_property
     def begun(self) -> Federation:
@@ -106,6 +111,11 @@ class Case:
     def fail(self, reason: str) -> ConformanceError:
         """Return the error that says what is wrong."""
         return ConformanceError(f"method '{self.method}': {reason}")
+
+
+def of_setup(setup: Setup) -> Federation:
+    """Return a federation on the reference engine."""
+    return Federation(setup, engine=ReferenceEngine(setup.task))
 
 
 def result_of(federation: Federation) -> Tensors:
@@ -153,10 +163,11 @@ def refuse_to_embed(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
     raise ConformanceError("its loss embeds the client's data; it must use its batch only")
 
 
-def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
+def loss_and_gradient(federation: Federation, batch: Batch, seed: int = 0) -> Tensors:
     """Return the terms of client 0's loss, the gradient and the scratch tensors, in float64.
 
-    Exact arithmetic shows what rounding errors would hide.
+    ``seed`` is for random numbers that a loss draws although it should not. Exact arithmetic shows
+    what rounding errors would hide.
     """
     task = federation.task
     method = federation.method
@@ -180,7 +191,7 @@ def loss_and_gradient(federation: Federation, batch: Batch) -> Tensors:
         scratch=checked.scratch(method, client),
         embed=refuse_to_embed,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     terms = checked.loss(method, network, batch, visit)
     torch.stack(list(terms.values())).sum().backward()
     gradients = {

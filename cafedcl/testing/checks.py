@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cafedcl.config.sections import EngineOptions
-from cafedcl.core.contract import Batch, Down, Reply
-from cafedcl.core.errors import CafedclError, in_words
+from cafedcl.core.contract import Down, Reply, Up
+from cafedcl.core.errors import CafedclError, in_words, nearest
 from cafedcl.core.rng import torch_stream
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, pack, under, unpack, without
 from cafedcl.engine.cpu.groups import stacking_obstacle
@@ -26,11 +26,14 @@ from cafedcl.testing.case import (
     Case,
     ConformanceError,
     aggregated,
-    batch_of,
     first_difference,
-    loss_and_gradient,
-    no_value_is_read,
     result_of,
+)
+from cafedcl.testing.loss_checks import (
+    check_no_chance,
+    check_no_value_is_read,
+    check_only_padding,
+    check_padding,
 )
 
 ENGINE_TOLERANCE = 1e-4
@@ -69,6 +72,13 @@ def check_rounds(case: Case) -> None:
     if before != after:
         names = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
         raise case.fail(f"its state changes names, types or shapes: {', '.join(names)}")
+    trained = federation.task.shared().keys() & federation.task.network.state_dict().keys()
+    model = [MODEL + name for name in trained]
+    if model and all(torch.equal(case.begun.state[n], federation.state[n]) for n in model):
+        raise case.fail(
+            "its model is the same after every round; the state that `update` gets is that of "
+            "before the round, so it must not return the weights in it"
+        )
 
 
 def check_seed(case: Case) -> None:
@@ -82,55 +92,6 @@ def check_seed(case: Case) -> None:
         raise case.fail(f"two runs with the same seed differ in '{name}'")
     if first_difference(one, other) is None:
         raise case.fail("two runs with different seeds give the same result")
-
-
-def check_padding(case: Case) -> None:
-    """Images of weight 0 change neither the loss, nor its gradient, nor the scratch tensors."""
-    federation = case.after_one_round
-    batch = batch_of(federation, 12)
-    generator = torch.Generator().manual_seed(0)
-    junk = 3 * torch.randn(5, *batch.x.shape[1:], generator=generator, dtype=torch.float64)
-    labels = torch.arange(5) * 2 % federation.method.classes
-    padded = Batch(
-        torch.cat([batch.x, junk]),
-        torch.cat([batch.y, labels]),
-        torch.cat([batch.weight, torch.zeros(5).double()]),
-    )
-    plain = loss_and_gradient(federation, batch)
-    if not any(value.any() for value in under("gradient of ", plain).values()):
-        raise case.fail("its loss has no gradient")
-    for name, value in loss_and_gradient(federation, padded).items():
-        if not torch.allclose(value, plain[name], atol=1e-10, rtol=1e-9, equal_nan=True):
-            raise case.fail(f"padding changes '{name}'; weight every mean by batch.weight")
-
-
-def check_only_padding(case: Case) -> None:
-    """A batch of padding alone gives finite losses and gradients."""
-    federation = case.after_one_round
-    batch = batch_of(federation, 6)
-    empty = batch._replace(weight=torch.zeros_like(batch.weight))
-    for name, value in loss_and_gradient(federation, empty).items():
-        if not value.isfinite().all():
-            raise case.fail(f"a batch of padding alone makes '{name}' infinite or NaN")
-
-
-def check_no_value_is_read(case: Case) -> None:
-    """A loss reads no tensor's value, so that it can be captured once and replayed."""
-    federation = case.after_one_round
-    method = federation.method
-
-    def guarded(step: Callable[..., Tensors]) -> Callable[..., Tensors]:
-        def call(*arguments: Any) -> Tensors:
-            with no_value_is_read(case):
-                return step(*arguments)
-
-        return call
-
-    with (
-        patch.object(method, "loss", guarded(method.loss)),
-        patch.object(method, "constants", guarded(method.constants)),
-    ):
-        loss_and_gradient(federation, batch_of(federation, 4))
 
 
 def check_reply(case: Case) -> None:
@@ -158,11 +119,24 @@ def check_order(case: Case) -> None:
     """The order in which replies arrive changes the new state by rounding errors only."""
     federation = case.begun
     ups = [reply.up for reply in case.replies]
-    # A server that draws random numbers has the same ones in both cases, as in a round.
-    with torch_stream(0, "server", 0):
-        one = aggregated(federation.method, federation.state, ups)
-    with torch_stream(0, "server", 0):
-        other = aggregated(federation.method, federation.state, ups[::-1])
+
+    def after(replies: list[Up]) -> Tensors:
+        # A server that draws random numbers has the same ones in all cases, as in a round.
+        with torch_stream(0, "server", 0):
+            return aggregated(federation.method, federation.state, replies)
+
+    before = {name: value.clone() for name, value in federation.state.items()}
+    one = after(ups)
+    name = first_difference(before, federation.state)
+    if name is not None:
+        raise case.fail(f"`update` changes '{name}' in place; it must return a new tensor")
+    name = first_difference(one, after(ups))
+    if name is not None:
+        raise case.fail(
+            f"the same replies give another '{name}' the second time; what is kept must be in the "
+            "state, and not on `self`"
+        )
+    other = after(ups[::-1])
     for name, value in one.items():
         if not torch.allclose(value.double(), other[name].double(), atol=1e-6, rtol=1e-6):
             raise case.fail(f"the order of replies changes '{name}' of its state")
@@ -179,6 +153,20 @@ def check_weights(case: Case) -> None:
     apart = torch.cat([checked.weigh(method, [up]) for up in ups]).double()
     if not torch.allclose(together, apart, atol=1e-6, rtol=1e-6):
         raise case.fail("`weigh` depends on the replies beside one; set `separable = False`")
+
+
+def check_census(case: Case) -> None:
+    """Clients do not use what they are told of others, if the method says so."""
+    if case.begun.method.uses_census:
+        return
+    untold = case.untold()
+    untold.step()
+    name = first_difference(case.after_one_round.state, untold.state)
+    if name is not None:
+        raise case.fail(
+            f"'{name}' of its state depends on `client.census`; set `uses_census = True`, so that "
+            "privacy of clients, which leaves the census empty, refuses it"
+        )
 
 
 def check_rounds_ahead(case: Case) -> None:
@@ -330,11 +318,13 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "rounds": check_rounds,
     "seed": check_seed,
     "no value is read": check_no_value_is_read,
+    "no chance": check_no_chance,
     "padding": check_padding,
     "only padding": check_only_padding,
     "reply": check_reply,
     "order": check_order,
     "weights": check_weights,
+    "census": check_census,
     "rounds ahead": check_rounds_ahead,
     "broadcast": check_broadcast,
     "scores": check_scores,
@@ -357,6 +347,12 @@ def check_method(
     ``settings`` sets options by their names in the config, such as ``{"method.mu": 0.1}``; ``only``
     is the name of a single check in `CHECKS`.
     """
+    if only is not None and only not in CHECKS:
+        raise CafedclError(
+            f"only = '{only}': there is no such check; {nearest(only, list(CHECKS))}"
+        )
+    if not isinstance(method, str | type):
+        raise CafedclError(f"{type(method).__name__}: give the class, and not an instance of it")
     name = method if isinstance(method, str) else f"{method.__module__}:{method.__qualname__}"
     case = Case(name, dict(settings or {}))
     for title, check in CHECKS.items():
@@ -364,8 +360,10 @@ def check_method(
             continue
         try:
             check(case)
-        except (ConformanceError, CafedclError):
+        except ConformanceError:
             raise
+        except CafedclError as error:
+            raise ConformanceError(str(error)) from None
         except Exception as error:
             # What a method returns is used far from it, so the error may not name it.
             raise case.fail(f"the check '{title}' ends with {in_words(error)}") from error

@@ -90,6 +90,11 @@ def test_what_a_client_cannot_use_is_said_with_its_step_and_place(
     [
         ("weigh", lambda weights: weights[:-1], "a tensor of shape (2,); a tensor of shape (3,)"),
         ("weigh", lambda weights: weights[:, None], "a tensor of shape (3, 1); a tensor of shape"),
+        (
+            "update",
+            lambda _: {"model/head.bias": torch.ones(10, dtype=torch.int64)},
+            "torch.int64 as 'model/head.bias'; torch.float32 is expected",
+        ),
         ("update", lambda _: {"anchors/x": 2.0}, "float as 'anchors/x'; a tensor is expected"),
         (
             "update",
@@ -232,6 +237,12 @@ def test_a_contradiction_that_is_no_reason(tiny, monkeypatch):
         ("centre", None, "its centre returns NoneType; a tensor of shape"),
         ("centre", torch.ones(3, 2), "its centre returns a tensor of shape"),
         ("alphas", [1.0], "its alphas returns list; a tensor of shape"),
+        (
+            "alphas",
+            torch.full((3, 10), 0.5),
+            "its alphas returns weights of a class that sum to 1.5",
+        ),
+        ("alphas", torch.full((3, 10), torch.nan), "its alphas returns weights of .* to nan"),
     ],
 )
 def test_what_the_bias_loop_cannot_use(step, returned, words, tiny, monkeypatch):

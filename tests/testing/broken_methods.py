@@ -38,7 +38,12 @@ class GrowingState(FedAvg):
         return {"anchors/table": torch.zeros(2, 2)}
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
-        return {"anchors/table": torch.zeros(2, state["anchors/table"].shape[1] + 1)}
+        return {"anchors/other": torch.zeros(2)}
+
+
+class WideningState(GrowingState):
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {"anchors/table": torch.zeros(2, 3)}
 
 
 class NotFinite(FedAvg):
@@ -96,6 +101,35 @@ class FirstComeFirstServed(FedAvg):
 
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         return {"server/first": torch.tensor([float(ups[0].client)])}
+
+
+class UpdatesInPlace(FedAvg):
+    def start(self, model: Network) -> Tensors:
+        return {"server/rounds": torch.zeros(1)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {"server/rounds": state["server/rounds"].add_(1)}
+
+
+class Rolls(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        return {"ce": super().loss(model, batch, visit)["ce"] * torch.rand(())}
+
+
+class KeepsTheOldModel(FedAvg):
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {name: value for name, value in state.items() if name.startswith("model/")}
+
+
+class ReadsModels(FedAvg):
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {f"model/{name}": value for name, value in ups[0].model.items()}
+
+
+class LooksAtOthers(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        share = visit.client.counts.sum() / visit.client.census.images.sum().clamp_min(1)
+        return {"ce": super().loss(model, batch, visit)["ce"] * share}
 
 
 class WeighsByShare(FedAvg):
@@ -162,6 +196,10 @@ class Forgets(FedAvg):
         return {"server/rounds": torch.tensor([float(self.rounds)])}
 
 
+class CountsCalls(Forgets):
+    """The same, as the server's step shows."""
+
+
 @dataclass(frozen=True)
 class PullOptions:
     mu: float = option(0.01, "weight of the pull towards the received model", low=0.0)
@@ -185,7 +223,8 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     Raises: ("rounds", "no loss today"),
     WeighsTooFew: ("rounds", "its weigh returns a tensor of shape (1,); a tensor of shape (3,)"),
     SendsUndeclared: ("rounds", "'extra' was not asked for; declare what `summarize` sends in"),
-    GrowingState: ("rounds", "its state changes names, types or shapes: anchors/table"),
+    GrowingState: ("rounds", "its state changes names, types or shapes: anchors/other"),
+    WideningState: ("rounds", "a tensor of shape (2, 3) as 'anchors/table'; (2, 2) is expected"),
     NotFinite: ("rounds", "the server's step gave NaN or Inf in 'server/sum'"),
     DrawsItsOwn: ("seed", "two runs with the same seed differ in 'state/server/noise'"),
     PlainMean: ("padding", "padding changes 'ce'; weight every mean by batch.weight"),
@@ -195,6 +234,11 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
     WeighsByShare: ("weights", "depends on the replies beside one; set `separable = False`"),
     SlowsDown: ("rounds ahead", "of its state depends on the number of rounds"),
+    UpdatesInPlace: ("order", "`update` changes 'server/rounds' in place"),
+    Rolls: ("no chance", "'ce' differs when it is computed again"),
+    KeepsTheOldModel: ("rounds", "its model is the same after every round"),
+    ReadsModels: ("rounds", "its update reads `up.model`, but models are averaged in and freed"),
+    LooksAtOthers: ("census", "of its state depends on `client.census`; set `uses_census = True`"),
     BroadcastsAll: ("broadcast", "it broadcasts 'server/secret'"),
     ScoresNothing: ("scores", "its scores are NaN for some images"),
     ScoresTooMany: ("scores", "its scores returns a tensor of shape (359, 20)"),
@@ -204,5 +248,6 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
         "engines",
         "a loss can read counts and census of visit.client, not",
     ),
+    CountsCalls: ("order", "the same replies give another 'server/rounds' the second time"),
     Forgets: ("resume", "a resumed run differs in 'state/server/rounds'"),
 }
