@@ -1,6 +1,5 @@
 """From arrays to a data set: shapes, types and labels are checked."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +11,9 @@ from torch import Tensor
 from cafedcl.core.arrays import Array, Bytes, Ints, Mask
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.rng import draw_by_class, stream
+from cafedcl.data.alike import refuse_similar
 from cafedcl.data.dataset import Dataset
-from cafedcl.data.groups import NO_GROUPS, as_it_looks, to_units, unit_owners, without_last_ones
+from cafedcl.data.groups import NO_GROUPS, to_units, unit_owners, without_last_ones
 from cafedcl.data.pixels import to_bytes
 from cafedcl.data.scope import SCOPE
 
@@ -60,28 +60,6 @@ def checked_dataset(
         owner_names=tuple(owner_names),
         **more,
     )
-
-
-def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
-    """Refuse names of classes or clients that look the same; most likely a typing error.
-
-    Clients' names must differ by more than upper and lower case, too.
-    """
-    seen: dict[str, str] = {}
-    for name in names:
-        key = as_it_looks(name)
-        if what == "client":
-            key = key.casefold()
-        other = seen.setdefault(key, name)
-        if other == name:
-            continue
-        difference = "case or blanks" if what == "client" else "blanks"
-        if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
-            difference = "how their accents are encoded (Unicode NFC or NFD)"
-        raise CafedclError(
-            f"{where}: the {what} names '{other}' and '{name}' differ only by {difference}; "
-            "rename one of them"
-        )
 
 
 def check_groups(where: object, groups: tuple[Ints, Ints], images: tuple[int, int]) -> None:

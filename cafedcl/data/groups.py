@@ -4,9 +4,6 @@ A split assigns and holds out whole groups. Every group is then one unit, with o
 of its images that is rarest in the data, so that rare classes are assigned and held out evenly.
 """
 
-import unicodedata
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -66,24 +63,3 @@ def broken_group(groups: Ints, places: Ints) -> int | None:
     names, unit = np.unique(groups[used], return_inverse=True)
     broken = np.flatnonzero(unit_owners(unit, places[used]) > places.max())
     return int(names[broken[0]]) if len(broken) else None
-
-
-def as_it_looks(name: str) -> str:
-    """Return a name without what nobody sees: how accents are encoded, and repeated blanks."""
-    return " ".join(unicodedata.normalize("NFC", name).split())
-
-
-def alike_groups(where: object, kind: str, groups: Iterable[str]) -> list[str]:
-    """Return a remark on groups whose names differ only by case or blanks, such as P1 and p1.
-
-    They count as two, so that images of one patient may be in training and in test.
-    """
-    seen: dict[str, str] = {}
-    for name in sorted(set(groups)):
-        other = seen.setdefault(as_it_looks(name).casefold(), name)
-        if other != name:
-            return [
-                f"{where}: values of {kind} '{other}' and '{name}' differ only by case, blanks or "
-                "accents and count as two; write them alike if they are one"
-            ]
-    return []

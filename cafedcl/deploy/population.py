@@ -12,6 +12,7 @@ from cafedcl.core.contract import Census, Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors
 from cafedcl.data import Dataset, load_dataset
+from cafedcl.data.alike import alike_classes
 from cafedcl.data.dataset import mean_and_std, pixel_moments
 from cafedcl.data.own.items import sort_names
 from cafedcl.data.shards import NO_ROWS, ClientRows, Shards
@@ -120,6 +121,8 @@ class Population:
     std: Tensor
     tested: Tensor | None
     """Test images per site and class; None in a run of an earlier version."""
+    remarks: tuple[str, ...] = ()
+    """What may be wrong with what the sites enrolled with."""
 
     @classmethod
     def of(cls, sites: list[Enrolled], classes: tuple[str, ...] = ()) -> "Population":
@@ -148,7 +151,9 @@ class Population:
         square = (share * torch.stack([site.square for site in sites])).sum(0)
         mean, std = mean_and_std(mean, square)
         titles = tuple(site.site for site in sites)
-        return cls(titles, names, sites[0].shape, counts, mean, std, tested)
+        holders = {name: {site.site for site in sites if name in site.names} for name in names}
+        remarks = tuple(alike_classes("the sites", holders))
+        return cls(titles, names, sites[0].shape, counts, mean, std, tested, remarks)
 
     def check(self, site: Enrolled) -> None:
         """Raise ValueError if a site of this population does not have the images it had."""

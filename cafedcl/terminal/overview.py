@@ -88,19 +88,27 @@ def split_map(
     ``clients`` are the clients' names; without names they are numbered.
     """
     table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
-    table.add_column("client ", justify="left" if clients else "right", style="dim")
-    for name in names[:40]:
-        # Four letters and a space: full columns would run into one word.
-        table.add_column(f"{printable(name)[:4]:^4} ", justify="center")
+    table.add_column("client ", style="dim")
+    # Four letters and a space: full columns would run into one word.
+    heads = [printable(name)[:4] for name in names[:40]]
+    legend = ""
+    if len(set(heads)) < len(heads):
+        heads = [str(number) for number in range(1, len(heads) + 1)]
+        known = zip(heads, names, strict=False)
+        legend = ", ".join(f"{number} {printable(name)}" for number, name in known)
+    for head in heads:
+        table.add_column(f"{head:^4} ", justify="center")
     table.add_column("  images", justify="right", style="dim")
     peak = max(int(counts.max()), 1)
     for client, row in enumerate(counts[:most].tolist()):
         cells = [count_cell(count, peak) for count in row[:40]]
-        who = printable(clients[client])[:WIDEST_NAME] if clients else str(client)
+        who = printable(clients[client])[:WIDEST_NAME] if clients else f"{client:>6}"
         table.add_row(Text(f"{who} "), *cells, f"  {sum(row)}")
     parts: list[RenderableType] = [table]
     if len(counts) > most:
         parts.append(Text(f"… and {len(counts) - most} more clients", style="dim"))
+    if legend:
+        parts.append(Text(f"classes: {legend}", style="dim"))
     return Group(*parts)
 
 

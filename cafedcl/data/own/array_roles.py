@@ -11,8 +11,9 @@ import numpy as np
 from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.errors import CafedclError, nearest
+from cafedcl.data.alike import alike_groups
 from cafedcl.data.files.formats import NPZ_NAMES
-from cafedcl.data.groups import alike_groups, broken_group
+from cafedcl.data.groups import broken_group
 from cafedcl.data.own.columns import ADVICE, TABLE_WORDS, role_of_lookalike
 from cafedcl.data.own.items import sort_names
 

@@ -11,12 +11,13 @@ from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.arrays import Ints
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.paths import data_folder
+from cafedcl.data.alike import alike_classes, alike_groups, refuse_similar
 from cafedcl.data.cache import Remarks, cached, choice_digest
-from cafedcl.data.checked import checked_dataset, choose_test, refuse_similar
+from cafedcl.data.checked import checked_dataset, choose_test
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.duplicates import duplicates_remark
 from cafedcl.data.grey_values import Window
-from cafedcl.data.groups import NO_GROUPS, alike_groups, unit_owners
+from cafedcl.data.groups import NO_GROUPS, unit_owners
 from cafedcl.data.images import DecodedImages, Opener, decode_images
 from cafedcl.data.own.file_names import patients_remark
 from cafedcl.data.scope import refuse_other_tasks
@@ -98,6 +99,10 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     if natural and "" in clients:
         raise CafedclError(f"{where}: some training images have a client and some have none")
     _refuse_broken_groups(where, items, collection.group_kind)
+    holders = {
+        name: {item.client for item in items if item.label == name} - {""} for name in classes
+    }
+    remarks += alike_classes(where, holders)
     if collection.group_kind:
         remarks += alike_groups(where, collection.group_kind, (item.group for item in items))
     if not collection.group_kind and options.group != NONE:

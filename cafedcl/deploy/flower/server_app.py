@@ -137,6 +137,8 @@ class GridHost:
         population = stored or Population.of(found, limits.classes)
         # A site that comes back must have the images that it enrolled with.
         roster.check = population.check
+        for remark in population.remarks:
+            self.say(f"warning: {remark}")
         if population.unreported:
             self.say(
                 f"warning: no site reports training images of {', '.join(population.unreported)}: "

@@ -1,0 +1,87 @@
+"""Names that look alike: of classes, clients and groups. Most likely somebody mistyped one."""
+
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from itertools import combinations
+
+from cafedcl.core.errors import CafedclError
+
+LIKENESS = 0.8
+"""From which similarity on two names may be one, between 0 and 1: benign and bening have 0.83."""
+SHORTEST = 4
+"""Shorter names are alike by chance."""
+
+
+def as_it_looks(name: str) -> str:
+    """Return a name without what nobody sees: how accents are encoded, and repeated blanks."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
+    """Refuse names of classes or clients that look the same; most likely a typing error.
+
+    Clients' names must differ by more than upper and lower case, too.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        key = as_it_looks(name)
+        if what == "client":
+            key = key.casefold()
+        other = seen.setdefault(key, name)
+        if other == name:
+            continue
+        difference = "case or blanks" if what == "client" else "blanks"
+        if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
+            difference = "how their accents are encoded (Unicode NFC or NFD)"
+        raise CafedclError(
+            f"{where}: the {what} names '{other}' and '{name}' differ only by {difference}; "
+            "rename one of them"
+        )
+
+
+def alike_groups(where: object, kind: str, groups: Iterable[str]) -> list[str]:
+    """Return a remark on groups whose names differ only by case or blanks, such as P1 and p1.
+
+    They count as two, so that images of one patient may be in training and in test.
+    """
+    seen: dict[str, str] = {}
+    for name in sorted(set(groups)):
+        other = seen.setdefault(as_it_looks(name).casefold(), name)
+        if other != name:
+            return [
+                f"{where}: values of {kind} '{other}' and '{name}' differ only by case, blanks or "
+                "accents and count as two; write them alike if they are one"
+            ]
+    return []
+
+
+def alike_classes(where: object, holders: Mapping[str, Collection[str]]) -> list[str]:
+    """Return a remark on two classes that may be one; ``holders`` are the clients that have each.
+
+    Their names differ only by case, or are similar and no client has both.
+    """
+    for one, other in combinations(sorted(holders), 2):
+        by_case = one.casefold() == other.casefold()
+        if by_case or (_similar(one, other) and _apart(holders[one], holders[other])):
+            found = " and ".join(_held(name, holders[name]) for name in (one, other))
+            return [f"{where}: the classes {found} count as two; name them alike if they are one"]
+    return []
+
+
+def _similar(one: str, other: str) -> bool:
+    both = one.casefold(), other.casefold()
+    # Classes that are numbered, such as grade 1 and grade 2, are meant to be alike.
+    if any(len(name) < SHORTEST or any(map(str.isdigit, name)) for name in both):
+        return False
+    return SequenceMatcher(None, *both).ratio() >= LIKENESS
+
+
+def _apart(one: Collection[str], other: Collection[str]) -> bool:
+    return bool(one) and bool(other) and not set(one) & set(other)
+
+
+def _held(name: str, clients: Collection[str]) -> str:
+    few = sorted(clients)[:3]
+    more = ", …" if len(clients) > len(few) else ""
+    return f"'{name}' ({', '.join(few)}{more})" if few else f"'{name}'"

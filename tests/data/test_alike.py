@@ -1,0 +1,41 @@
+"""Classes that may be one, although their names differ."""
+
+import pytest
+
+from cafedcl.data.alike import alike_classes
+
+EVERYONE = {"North", "South", "West"}
+
+
+@pytest.mark.parametrize(
+    ("holders", "expected"),
+    [
+        (
+            {"Benign": {"South"}, "benign": {"North", "West"}},
+            "'Benign' (South) and 'benign' (North",
+        ),
+        ({"A": set(), "a": set()}, "the classes 'A' and 'a' count as two"),
+        ({"bening": {"West"}, "benign": {"North"}}, "'benign' (North) and 'bening' (West)"),
+        ({"melanoma": {"a", "b", "c", "d"}, "melanomas": {"e"}}, "(a, b, c, …) and"),
+    ],
+)
+def test_names_of_what_may_be_one_class(holders: dict[str, set[str]], expected: str) -> None:
+    (remark,) = alike_classes("photos", holders)
+    assert remark.startswith("photos: the classes ")
+    assert expected in remark
+    assert remark.endswith("count as two; name them alike if they are one")
+
+
+@pytest.mark.parametrize(
+    "holders",
+    [
+        {"typical": EVERYONE, "atypical": EVERYONE},
+        {"typical": {"North"}, "atypical": {"North", "South"}},
+        {"typical": set(), "atypical": set()},
+        {"grade 1": {"North"}, "grade 2": {"South"}},
+        {"cat": {"North"}, "car": {"South"}},
+        {"melanoma": {"North"}, "naevus": {"South"}},
+    ],
+)
+def test_names_of_two_classes(holders: dict[str, set[str]]) -> None:
+    assert not alike_classes("photos", holders)
