@@ -37,10 +37,12 @@ REFUSAL_LIMIT = 150.0
 """Seconds after which a refused site gives up. Flower counts a killed node as online for 100 s."""
 UNTRUSTED = re.compile(r"certificate verify failed: ([^(.]+)")
 """Python's message for a server whose certificate cannot be verified, and why."""
-FOR_PEOPLE = ("error: ", "refused: ", "warning: ")
+FOR_PEOPLE = ("enrolled: ", "error: ", "refused: ", "warning: ")
 """How those lines of the worker's log begin that are shown as well."""
 PROBE = 5.0
 """Seconds between two attempts to reach the server, until there is one."""
+LATER_PROBE = 30.0
+"""Seconds between two attempts from then on: the SuperNode tries again without a word."""
 ADDRESS = "address"
 CA = "ca.crt"
 READY = "ready"
@@ -106,7 +108,8 @@ class RunningSite:
         self.crashes: list[float] = []
         self.refused_since: float | None = None
         self.next_probe = 0.0
-        self.was_unreachable = False
+        self.was_unreachable: bool | None = None
+        """None until it has been tried."""
         self.was_untrusted = False
         self.worker: ServerProcess | None = None
         self.node: ServerProcess | None = None
@@ -170,13 +173,13 @@ class RunningSite:
             time.sleep(pause)
 
     def _look_for_server(self, say: Callable[[str], None]) -> None:
-        """Say if there is no server, and when there is one: the SuperNode waits without a word."""
+        """Say if there is no server, and when there is one."""
         where = f"{self.options.host}:{self.options.port}"
         why = unreachable(self.options.host, self.options.port)
-        self.next_probe = time.monotonic() + PROBE if why else float("inf")
+        self.next_probe = time.monotonic() + (PROBE if why else LATER_PROBE)
         if why and not self.was_unreachable:
             say(f"nobody answers at {where} ({why}); trying until the server does")
-        elif not why and self.was_unreachable:
+        elif not why and self.was_unreachable is not False:
             say(f"the server at {where} answers")
         self.was_unreachable = bool(why)
 

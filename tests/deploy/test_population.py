@@ -203,3 +203,10 @@ def test_advice_on_images_of_other_shapes_is_advice_that_helps(population):
         Population.of([north, replace(south, shape=(channels, height + 1, width))])
     with pytest.raises(CafedclError, match=r"set data.colours = grey or rgb to convert all"):
         Population.of([north, replace(south, shape=(channels + 2, height, width))])
+
+
+def test_classes_that_may_be_one_are_remarked_on():
+    two = (images([4, 3], ("Benign", "naevus")), images([4, 3], ("benign", "naevus")))
+    found = Population.of([enrol(config(), data, f"site-{i}") for i, data in enumerate(two)])
+    (remark,) = found.remarks
+    assert remark.startswith("the sites: the classes 'Benign' (site-0) and 'benign' (site-1)")

@@ -40,7 +40,9 @@ def site(tmp_path, monkeypatch):
         monkeypatch.setattr(RunningSite, "_start_node", begun("node", list(nodes)))
         monkeypatch.setattr(module, "RETRY", 0.0)
         monkeypatch.setattr(module, "unreachable", lambda host, port: "")
-        return RunningSite(tmp_path, SiteOptions(name="north", client=0, insecure=True))
+        running = RunningSite(tmp_path, SiteOptions(name="north", client=0, insecure=True))
+        running.was_unreachable = False
+        return running
 
     yield start
     for process in made:
@@ -129,6 +131,20 @@ def test_a_server_that_nobody_can_reach_is_told_once_and_when_it_is_there(site, 
         running.watch(say, 0.01)
     assert heard[0].startswith("nobody answers at 127.0.0.1:8000 (Connection refused)")
     assert heard[1] == "the server at 127.0.0.1:8000 answers"
+    running.stop()
+
+
+def test_a_server_that_answers_is_told_once_and_when_it_has_gone(site, monkeypatch):
+    heard, say = enough_after(2)
+    running = site([STAY], [STAY])
+    running.was_unreachable = None
+    answers = ["", "", "", "Connection refused"]
+    monkeypatch.setattr(module, "unreachable", lambda host, port: answers.pop(0))
+    monkeypatch.setattr(module, "LATER_PROBE", 0.0)
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert heard[0] == "the server at 127.0.0.1:8000 answers"
+    assert heard[1].startswith("nobody answers at 127.0.0.1:8000 (Connection refused)")
     running.stop()
 
 

@@ -59,6 +59,11 @@ class SiteKeys:
             raise ValueError(f"its name is {name}, but it has another site's key")
 
     @property
+    def number(self) -> int:
+        """How many sites have keys that are admitted; 0 where sites have none."""
+        return len(self._names())
+
+    @property
     def are_known(self) -> bool:
         """Whether the server knows the sites that there are."""
         return bool(self._names())
@@ -138,6 +143,13 @@ class Roster(Generic[T]):
 
         Raises an error before that if nobody is missing but those who cannot take part.
         """
+        keys = self.keys.number
+        if 0 < keys < number:
+            raise CafedclError(
+                f"federation.clients = {number}: only {keys} sites have keys that the server "
+                f"admits; set federation.clients = {keys}, or admit the others with "
+                "`cafedcl deploy admit`"
+            )
         began = time.monotonic()
         next_reminder = began + REMINDER
         stuck: float | None = None
@@ -159,7 +171,10 @@ class Roster(Generic[T]):
                 )
             if now > next_reminder:
                 next_reminder = now + REMINDER
-                self.notice(self._waiting(found, number, patience - (now - began)))
+                until = (
+                    began + patience if stuck is None else min(began + patience, stuck + MENDING)
+                )
+                self.notice(self._waiting(found, number, until - now))
             time.sleep(PAUSE)
 
     def _missing(self) -> list[str]:
@@ -172,7 +187,7 @@ class Roster(Generic[T]):
         parts = [f"not here: {', '.join(missing)}"] if missing else []
         parts += [f"cannot take part: {', '.join(titles)}"] if titles else []
         which = f" ({'; '.join(parts)})" if parts else ""
-        return f"{len(found)} of {number} sites are connected{which}; waiting {left:.0f} s more"
+        return f"{len(found)} of {number} sites are ready{which}; waiting {left:.0f} s more"
 
 
 def site_title(found: int | Enrolled) -> str:

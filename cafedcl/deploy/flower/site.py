@@ -140,7 +140,10 @@ class Site:
     def _enrol(self, request: Request, client: int | None) -> MessageParts:
         config = self._allowed(request.terms["config"])
         if config.at_sites:
-            return answer_plain(*enrol(config, self._own_data(config), self.name).packed())
+            answer = answer_plain(*enrol(config, self._own_data(config), self.name).packed())
+            self._said.pop("enrolled", None)  # it may be another run like the last one
+            self._say(f"enrolled: {config.method.name}, {config.federation.rounds} rounds")
+            return answer
         return answer_plain({}, {"client": client})
 
     def _train(self, request: Request, client: int | None) -> MessageParts:

@@ -39,7 +39,8 @@ def refused(clock, config, net, places, journal, deployment):
         chosen = config(**settings(engine__deadline=deadline))
         with pytest.raises(CafedclError, match=error):
             GridHost(net, journal.say, str(deployment))(chosen, [], None)
-        return (journal.path / "events.jsonl").read_text()
+        said = journal.path / "events.jsonl"
+        return said.read_text() if said.exists() else ""
 
     return start
 
@@ -47,7 +48,13 @@ def refused(clock, config, net, places, journal, deployment):
 def test_the_run_says_whom_it_waits_for(refused, net):
     del net.sites[13]
     said = refused({"a": "11", "b": "12", "c": "99"}, 12, "2 of 3 sites")
-    assert said.count("2 of 3 sites are connected (not here: c)") == 2
+    assert said.count("2 of 3 sites are ready (not here: c)") == 2
+
+
+def test_a_run_of_more_sites_than_have_keys_is_refused_at_once(refused, clock):
+    error = r"federation.clients = 3: only 2 sites have keys .* set federation.clients = 2"
+    refused({"a": "11", "b": "12"}, 600, error)
+    assert clock.now < 1
 
 
 def test_more_sites_than_were_waited_for_all_take_part(config, host, places, journal):
@@ -60,7 +67,7 @@ def test_more_sites_than_were_waited_for_all_take_part(config, host, places, jou
 def test_a_site_that_cannot_take_part_is_not_called_absent(refused, places):
     (places / "c.npz").write_bytes(b"")
     said = refused({"a": "11", "b": "12", "c": "13"}, 12, "2 of 3 sites")
-    assert said.count("2 of 3 sites are connected (cannot take part: site c)") == 2
+    assert said.count("2 of 3 sites are ready (cannot take part: site c)") == 2
 
 
 def test_a_run_does_not_wait_long_for_sites_that_cannot_take_part(refused, places, clock):
