@@ -49,7 +49,9 @@ def methods(
     show_options(screen, method.Options, preset, advanced=advanced)
     for title, values in method.presets.items():
         words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
-        screen.print(f"{method.name}:{title}  {words}")
+        # One's own method is chosen by its module and class.
+        base = method.name if method.name in method_names() else ":".join(name.split(":")[:2])
+        screen.print(f"{base}:{title}  {words}")
 
 
 def source_of(method: "type[Method]") -> str:

@@ -69,6 +69,11 @@ def check_groups(where: object, groups: tuple[Ints, Ints], images: tuple[int, in
             raise CafedclError(
                 f"{where}: {number} {part} images but {len(found)} of them have a group"
             )
+    both = np.intersect1d(*groups)
+    if len(both):
+        raise CafedclError(
+            f"{where}: group {both[0]} has images in training and in test; move them to one side"
+        )
 
 
 def check_parts(

@@ -101,7 +101,10 @@ def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
     """Return the options in the config file of a deployment's folder."""
     path = folder / file
     if not path.exists():
-        raise CafedclError(f"{folder}: there is no {file}; create one with `cafedcl deploy init`")
+        # People give the deployment's folder, or are in the one above it.
+        near = [*folder.glob(f"*/{file}"), *folder.parent.glob(f"*/{folder.name}/{file}")]
+        advice = f"did you mean {min(near).parent}?" if near else "`cafedcl deploy init` makes one"
+        raise CafedclError(f"{folder}: there is no {file}; {advice}")
     tables = read_file(path)
     if tables.keys() != {section}:
         raise CafedclError(f"{path}: one section [{section}] is expected")

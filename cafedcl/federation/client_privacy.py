@@ -177,7 +177,8 @@ def check_clients(config: Config, task: Task) -> None:
         raise CafedclError(
             f"privacy.kind = clients: the server step of {config.method.name} is not made of "
             "weighted means, so one client's influence has no bound; use fedavg, fedprox, fedlc, "
-            "fedproto, or cafedcl with method.data_scale = 'saturating', for example"
+            "fedproto, or cafedcl with method.data_scale = 'saturating', for example. A method of "
+            "your own says by `averages` and `separable` that its step takes such means"
         )
     if method.uses_census:
         raise CafedclError(

@@ -115,7 +115,8 @@ def check_records(config: Config, task: Task) -> None:
         raise CafedclError(
             f"privacy.kind = records: the loss of {method.name} is not a mean over single images, "
             "or it sends more than weights, which noise in the steps does not cover; use fedavg, "
-            "fedprox, fedbn or moon"
+            "fedprox, fedbn, moon or local. A method of your own whose loss is such a mean says so "
+            "by `per_image = True`"
         )
     if config.augment.name != "none":
         raise CafedclError(

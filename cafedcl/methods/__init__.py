@@ -74,11 +74,14 @@ def _own_method(name: str) -> type[Any]:
 def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
     """Return a method's class and its preset's options.
 
-    The name is ``fedavg``, ``cafedcl:no-geo``, or ``module:Class`` for a method of your own.
+    The name is ``fedavg``, ``cafedcl:no-geo``, or for a method of your own ``module:Class`` or
+    ``module:Class:preset``.
     """
     base, _, preset = name.partition(":")
     if is_import_path(name):
-        return _own_method(name), {}
+        module, cls, *presets = name.split(":", 2)
+        found = _own_method(f"{module}:{cls}")
+        return found, _preset(name, found, presets[0]) if presets else {}
     if base not in method_names():
         if ":" in name:
             close = close_name(base, method_names())
@@ -89,8 +92,12 @@ def find_method(name: str) -> tuple[type[Any], dict[str, Any]]:
         hint = nearest_name(base, method_names())
         raise CafedclError(f"method '{base}': there is no such method; {hint}")
     method = _method_class(base)
-    if ":" in name and preset not in method.presets:
+    return method, _preset(name, method, preset) if ":" in name else {}
+
+
+def _preset(name: str, method: type[Any], preset: str) -> dict[str, Any]:
+    if preset not in method.presets:
         known = list(method.presets)
-        hint = nearest(preset, known) if known else f"{base} has none"
+        hint = nearest(preset, known) if known else f"{method.name} has none"
         raise CafedclError(f"method '{name}': there is no such preset; {hint}")
-    return method, dict(method.presets[preset]) if preset else {}
+    return dict(method.presets[preset])

@@ -72,7 +72,7 @@ def setting_figures(group: PlotGroup) -> Iterator[tuple[str, Figure]]:
                 yield f"reliability-{protocol}", plots.plot_reliability(group, protocol)
             for family in group["ablation"]:
                 yield (
-                    f"ablation-{family['base']}-{protocol}",
+                    f"ablation-{file_name(family['base'])}-{protocol}",
                     plots.plot_ablation(group, family, protocol),
                 )
             for sweep in group["sensitivity"]:

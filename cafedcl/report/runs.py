@@ -315,6 +315,8 @@ def main_variant(variants: dict[Any, list[RunSummary]]) -> list[RunSummary]:
     return variants[min(variants, key=order)]
 
 
+POOLED = "central"
+"""The method in which one client has all data."""
 ORDER = (
     "local", "central", "fedavg", "fedprox", "scaffold", "fedbn", "moon", "fedproto", "fedrcl",
     "fedproc", "fedlc", "mp-fedcl", "fedtgp", "fednh",
@@ -323,9 +325,9 @@ ORDER = (
 
 
 def base_method(name: str) -> str:
-    """Return a method without its preset; MODULE:NAME, a method of one's own, has none."""
-    base = name.partition(":")[0]
-    return base if base in method_names() else name
+    """Return a method without its preset, also one of one's own, MODULE:NAME:PRESET."""
+    base, *rest = name.split(":")
+    return base if base in method_names() else ":".join([base, *rest[:1]])
 
 
 def method_order(name: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from cafedcl.report.class_scores import ClassScores, known_means, skew_words
 from cafedcl.report.paired import on_shared_seeds, p_values, paired
 from cafedcl.report.paper import PaperPosition, paper_position
 from cafedcl.report.run_summary import RunSummary
-from cafedcl.report.runs import SettingGroup, Summary, TableRow, method_order
+from cafedcl.report.runs import POOLED, SettingGroup, Summary, TableRow, method_order
 
 TABLE_MEASURES = ("accuracy", "balanced", "worst_class", "std", "worst")
 FULL_MEASURES = (
@@ -316,8 +316,12 @@ def mean_classes(seeds: Sequence[ClassScores], protocol: str) -> RowClasses | No
 
 
 def contenders(group: SettingGroup) -> list[TableRow]:
-    """Return the rows that are ranked: those that are finished, or all if none is."""
-    return [row for row in group.rows if not row.partial] or list(group.rows)
+    """Return the rows that are ranked: those that are finished, or all if none is.
+
+    One client with all data is what federated methods are measured by, and no rival of theirs.
+    """
+    rivals = [row for row in group.rows if row.base != POOLED] or list(group.rows)
+    return [row for row in rivals if not row.partial] or rivals
 
 
 def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:

@@ -86,7 +86,7 @@ def check_personal(method: Method) -> None:
     """Refuse a description of the weights that stay with their clients that nobody can read."""
     try:
         re.compile(method.personal)
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise CafedclError(
             f"method {method.name}: personal = '{method.personal}' is no regular expression: "
             f"{error}"

@@ -1,6 +1,7 @@
 """From config files, flags and settings to one checked config."""
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -102,10 +103,25 @@ def gather(
     """Resolve a config file, then flags, then ``section.key=value`` settings; later ones win."""
     # The config of a run folder carries a version number; a file that a person wrote does not.
     tables = upgrade(read_file(file), default=FORMAT) if file else {}
+    in_file = deepcopy(tables)
     set_flags(tables, flags)
     for setting in settings:
         assign(tables, setting)
-    return resolve(tables)
+    try:
+        return resolve(tables)
+    except CafedclError as error:
+        if file and _problem(in_file) == str(error):
+            raise CafedclError(f"{file}: {error}") from None
+        raise
+
+
+def _problem(tables: Mapping[str, Any]) -> str:
+    """Return why tables are no config; empty if they are."""
+    try:
+        resolve(tables)
+    except CafedclError as error:
+        return str(error)
+    return ""
 
 
 def imported_names(tables: Mapping[str, Any]) -> list[str]:

@@ -101,6 +101,11 @@ def test_something_that_is_no_function_is_refused(module, load):
         (changed(owners=Y[:3]), "6 training images but 3 of them have a client"),
         (changed(owners=Y * 2), "client '1' has no training image"),
         (changed(owners=Y - 1), "clients are numbered -1 to 0"),
+        (changed(groups=Y[:4]), "6 training images but 4 of them have a group"),
+        (
+            changed(groups=torch.arange(6), test_groups=torch.tensor([7, 3])),
+            "group 3 has images in training and in test; move them to one side",
+        ),
         (changed(owners=Y, owner_names=("k",)), "clients are numbered 0 to 1, but 1 are named"),
     ],
 )

@@ -2,6 +2,7 @@ import ipaddress
 import stat
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -181,3 +182,14 @@ def test_an_option_of_the_wrong_kind_is_told_with_its_file(tmp_path):
     file.write_text(file.read_text().replace("port = 8123", 'port = "x"'))
     with pytest.raises(CafedclError, match=r"server/server\.toml: server\.port = \"x\": a whole"):
         read_server(server)
+
+
+def test_a_folder_that_is_one_too_high_or_elsewhere_is_found(tmp_path, monkeypatch):
+    make_folders(tmp_path / "d", ServerOptions(), {"north": ""}, simulated=True)
+    with pytest.raises(CafedclError, match=r"no server.toml; did you mean .*d/server\?"):
+        read_server(tmp_path / "d")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CafedclError, match=r"^north: .* did you mean d/north\?"):
+        read_site(Path("north"))
+    with pytest.raises(CafedclError, match="`cafedcl deploy init` makes one"):
+        read_site(Path("west"))

@@ -66,6 +66,17 @@ def test_best_and_second(made: ScoreTable) -> None:
     assert made.columns[1].cells["fed_odd&co"]["accuracy"].rank == 0, "nobody to compare with"
 
 
+def test_all_data_in_one_place_is_no_rival(make_run: Maker, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for method, level in (("central", 0.95), ("fedavg", 0.8), ("moon", 0.7)):
+            make_run(tmp_path / f"{method}{seed}", method, seed, level)
+    column = score_table(read_runs([tmp_path])).columns[0]
+    ranks_of = {name: row["accuracy"].rank for name, row in column.cells.items()}
+    assert ranks_of == {"central": 0, "fedavg": 1, "moon": 2}
+    assert column.comparison is not None
+    assert (column.comparison.best, column.comparison.runner_up) == ("fedavg", "moon")
+
+
 def test_what_is_printed_alike_ranks_alike() -> None:
     assert ranks([90.001, 90.002, None, 80.0, 70.0], higher=True) == [1, 1, 0, 2, 0]
     assert ranks([3.0, 1.0, 2.0], higher=False) == [0, 1, 2]

@@ -196,3 +196,18 @@ def test_a_module_without_a_dot_is_no_preset(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     config = resolve({"method": {"name": "my_method:Pull+my_tail:Again"}})
     assert (config.method.name, config.augment.name) == ("my_method:Pull", "my_tail:Again")
+
+
+def test_a_method_of_ones_own_has_presets(folder: Path, monkeypatch) -> None:
+    file = folder / "my_presets.py"
+    file.write_text(
+        PLUG_INS["my_method"] + "    presets = {'slow': {'train.lr': 0.01}, 'odd': {'mu': 1.0}}\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    chosen = resolve({"method": {"name": "my_presets:Pull:slow"}})
+    assert (chosen.train.lr, chosen.method.name) == (0.01, "my_presets:Pull:slow")
+    assert resolve({"method": {"name": "my_presets:Pull"}}).train.lr == 0.1
+    with pytest.raises(CafedclError, match="no such preset; choose from slow, odd|did you mean"):
+        resolve({"method": {"name": "my_presets:Pull:slwo"}})
+    with pytest.raises(CafedclError, match="mu"):
+        resolve({"method": {"name": "my_presets:Pull:odd"}})

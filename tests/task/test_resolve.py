@@ -51,3 +51,19 @@ def test_options_of_privacy_without_a_kind_are_refused_even_if_they_are_the_defa
     with pytest.raises(CafedclError, match=rf"privacy\.{name}: .* privacy\.kind is not"):
         resolve({"privacy": {name: usual}})
     assert resolve({"privacy": {"kind": "none", name: usual}}).privacy == PrivacyOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "error"),
+    [
+        ("[train]\nepocs = 3\n", [], "{file}: train.epocs: there is no such option"),
+        ("[trian]\nlr = 0.1\n", [], "{file}: [trian]: there is no such section"),
+        ("[train]\nlr = 0.1\n", ["train.epocs=3"], "train.epocs: there is no such option"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file(text, words, error, tmp_path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(CafedclError) as caught:
+        gather(file, settings=words)
+    assert str(caught.value).startswith(error.format(file=file))

@@ -1,6 +1,7 @@
 """What the columns of a table mean, by their names; and which ones are not used."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from cafedcl.config.data_options import NONE, DataOptions
@@ -103,7 +104,14 @@ def _chosen_column(where: object, role: str, wanted: str, names: Sequence[str]) 
 def _expected(role: str, names: Sequence[str], words: RoleWords) -> str:
     text = f"{' or '.join(words[role])}; its columns are: {', '.join(map(str, names)) or 'none'}"
     similar = [name for name in names if role_of_lookalike(str(name)) == role]
-    return f"{text}; {similar[0]}: {ADVICE[role].format(similar[0])}" if similar else text
+    return f"{text}; {similar[0]}: {advice(role, similar[0])}" if similar else text
+
+
+def advice(role: str, name: object) -> str:
+    """Return what to do if a column has this role; its name can be copied into a shell."""
+    # Only names of options that a shell reads; others are said as they are.
+    word = shlex.quote(str(name)) if role in ("client", "group") else str(name)
+    return ADVICE[role].format(word)
 
 
 def role_of_lookalike(name: str) -> str | None:
@@ -127,7 +135,7 @@ def _remarks(
         role = role_of_lookalike(str(name))
         text = str(name)
         if role is not None and role not in found and role not in switched_off:
-            text += f" ({ADVICE[role].format(name)})"
+            text += f" ({advice(role, name)})"
         unused.append(text)
     remarks = []
     if "source" in found:
