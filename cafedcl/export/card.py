@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cafedcl.config.privacy_options import PrivacyOptions, shown_epsilon
+from cafedcl.config.sections import Config
 from cafedcl.core.client_names import client_title
 from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
@@ -141,7 +142,7 @@ def training(run: Run, summary: RunSummary | None) -> str:
         ["data", Path(config.data.name).name],
         ["split", config.split.kind if setting is None else setting.split],
         ["clients", str(len(run.counts))],
-        ["training images", f"{images} (without validation images)"],
+        ["training images", f"{images} ({counted(config)})"],
         ["rounds", f"{rounds_done(run.records)} of {config.federation.rounds}"],
         ["encoder", config.model.name],
         ["seed", str(config.run.seed)],
@@ -152,6 +153,22 @@ def training(run: Run, summary: RunSummary | None) -> str:
         for name, number in zip(run.names, per_class, strict=True)
     ]
     return table(["", ""], rows)
+
+
+def counted(config: Config) -> str:
+    """Return what is not in the numbers of training images, and how exact they are."""
+    words = ["without validation images"]
+    if not config.at_sites:
+        # A simulation stores exact numbers, whatever its clients tell.
+        return words[0]
+    told = config.release.settled(own_data=True)
+    if told.counts == "rounded":
+        words.append(f"each site's rounded to multiples of {told.grid}")
+    if told.counts == "withheld":
+        words.append("sites withheld the numbers, so these are no counts")
+    if told.fewest > 1:
+        words.append(f"without classes of which a site has fewer than {told.fewest}")
+    return "; ".join(words)
 
 
 def scores(run: Run, summary: RunSummary | None, client: int | str | None) -> str:

@@ -7,10 +7,11 @@ import pytest
 import cafedcl
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import Window
-from cafedcl.export.card import model_card
+from cafedcl.export.card import counted, model_card
 from cafedcl.export.formats import about
 from cafedcl.federation.result import Run
 from cafedcl.report.class_scores import read_class_scores
+from cafedcl.task.resolve import resolve
 
 OLD = Path(__file__).parents[1] / "federation" / "old_runs" / "format_1" / "cafedcl"
 
@@ -139,3 +140,26 @@ def test_a_file_that_is_no_card_is_kept(run: Run, tmp_path: Path, content: str) 
     (tmp_path / "model.md").write_text(content, encoding="latin-1")
     assert cafedcl.export(run, tmp_path / "model.safetensors").name == "model.new.md"
     assert (tmp_path / "model.md").read_text(encoding="latin-1") == content
+
+
+@pytest.mark.parametrize(
+    ("data", "release", "expected"),
+    [
+        ("digits", {"fewest": 3}, "without validation images"),
+        (
+            "sites",
+            {},
+            "without validation images; each site's rounded to multiples of 10; without classes of "
+            "which a site has fewer than 5",
+        ),
+        (
+            "sites",
+            {"counts": "withheld", "fewest": 1},
+            "without validation images; sites withheld the numbers, so these are no counts",
+        ),
+        ("sites", {"counts": "exact", "fewest": 1}, "without validation images"),
+    ],
+)
+def test_how_exact_the_numbers_of_images_are(data: str, release: dict, expected: str) -> None:
+    config = resolve({"data": {"name": data}, "engine": {"name": "flower"}, "release": release})
+    assert counted(config) == expected
