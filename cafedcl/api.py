@@ -143,14 +143,17 @@ def resume(
     warn: Callable[[str], None] = print,
     settings: Mapping[str, Any] | None = None,
     log: str | Sequence[str] = (),
+    rounds: int | None = None,
 ) -> Run:
     """Resume a run from its newest whole checkpoint; the result is the same as if it had never
     stopped.
 
-    ``settings`` may raise the number of rounds, ``{"federation.rounds": 200}``, and change how the
-    run is computed and stored (``engine.…``, ``store.…``). A ``log`` continues where it ended.
+    ``rounds`` may raise the number of rounds, and ``settings`` change how the run is computed and
+    stored (``engine.…``, ``store.…``). A ``log`` continues where it ended.
     """
     folder = RunFolder.open(path)
+    if rounds is not None:
+        settings = {**(settings or {}), "federation.rounds": rounds}
     if settings:
         runs.change_config(folder, as_words(settings))
     with logging(log, path) as logs:

@@ -116,7 +116,7 @@ def test_rounds_are_logged_where_asked(tmp_path) -> None:
     quick = {"clients": 4, "settings": small, "callbacks": []}
     out = tmp_path / "run"
     cafedcl.run("fedavg", rounds=1, out=out, log="tensorboard", **quick)
-    cafedcl.resume(out, [], settings={"federation.rounds": 2}, log=["tensorboard"])
+    cafedcl.resume(out, [], rounds=2, log=["tensorboard"])
     assert len(list((out / "tensorboard").iterdir())) == 2
     with pytest.raises(CafedclError, match="log = 'mlflow': it needs a run folder; give out="):
         cafedcl.run("fedavg", rounds=1, log="mlflow", **quick)

@@ -90,6 +90,12 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError:
+        raise CafedclError(
+            f"engine.device = '{name}': there is no such device; "
+            "auto, cpu, cuda, cuda:1 (the second GPU) or mps is expected"
+        ) from None
+    try:
         open_device(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

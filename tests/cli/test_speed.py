@@ -177,7 +177,7 @@ def test_against_another_engine_both_are_measured(
         pytest.param({"engine": "cuda", "device": "auto"}, "needs a CUDA device", marks=NO_GPU),
         pytest.param({"against": "cuda", "device": "auto"}, "needs a CUDA device", marks=NO_GPU),
         ({"against": "eagre"}, "engine"),
-        ({"device": "nowhere"}, "this machine cannot use it"),
+        ({"device": "nowhere"}, "there is no such device"),
         ({"settings": ["train.lr"]}, "section.key=value is expected"),
         ({"settings": ["train.rate=1"]}, "train"),
     ],

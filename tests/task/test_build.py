@@ -175,9 +175,16 @@ def test_an_option_that_natural_clients_do_not_use_is_refused(six_owners: Datase
         prepare(small(federation={"clients": 0}, split={"kind": "auto", "alpha": 0.5}), six_owners)
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "nonsense", "xpu:7"])
-def test_a_device_that_is_not_there_is_one_clear_line(name: str) -> None:
-    with pytest.raises(CafedclError, match=f"engine.device = '{name}': this machine cannot use it"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cuda:99", "this machine cannot use it"),
+        ("xpu:7", "this machine cannot use it"),
+        ("nonsense", "there is no such device; auto, cpu, cuda, "),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_clear_line(name: str, words: str) -> None:
+    with pytest.raises(CafedclError, match=f"engine.device = '{name}': {words}"):
         choose_device(name)
 
 

@@ -161,7 +161,7 @@ CONTRADICTIONS = [
     ({"engine.precision": "bf16"}, "only the cuda engine has a choice"),
     ({"engine.name": "cpu", "engine.precision": "tf32"}, "only the cuda engine has a choice"),
     ({"engine.device": "cuda:99"}, "cannot use it"),
-    ({"engine.device": "nonsense"}, "cannot use it"),
+    ({"engine.device": "nonsense"}, "there is no such device"),
     ({"method.name": "fedavg+gan", "augment.name": "mixup"}, "says otherwise"),
     ({"method.name": "fedavg+nothing"}, "there is no such augmentation"),
     ({"method.name": "fedavg+"}, ""),

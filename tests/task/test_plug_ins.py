@@ -207,7 +207,7 @@ def test_a_method_of_ones_own_has_presets(folder: Path, monkeypatch) -> None:
     chosen = resolve({"method": {"name": "my_presets:Pull:slow"}})
     assert (chosen.train.lr, chosen.method.name) == (0.01, "my_presets:Pull:slow")
     assert resolve({"method": {"name": "my_presets:Pull"}}).train.lr == 0.1
-    with pytest.raises(CafedclError, match="no such preset; choose from slow, odd|did you mean"):
+    with pytest.raises(CafedclError, match="there is no such preset"):
         resolve({"method": {"name": "my_presets:Pull:slwo"}})
     with pytest.raises(CafedclError, match="mu"):
         resolve({"method": {"name": "my_presets:Pull:odd"}})
