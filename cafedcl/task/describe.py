@@ -15,6 +15,12 @@ LONG = 10.0
 """Seconds of scoring that are announced."""
 MANY_IMAGES = 100_000
 """Fewer images are scored at once."""
+LONG_RUN = 1800.0
+"""Seconds of training from which a faster model is named."""
+CORE_OPERATIONS = 5e10
+"""Floating-point operations a second that a core reaches in training, roughly."""
+SMALL = ("cnn4", "cnn8", "mlp")
+"""The fast models."""
 TRAINING = 3
 """A training step costs about three forward passes: one forward, two for the gradient."""
 
@@ -63,8 +69,20 @@ def cost_line(config: Config, task: Task) -> str:
         how += f", chosen for images of {shape[1]}×{shape[2]}"
     return (
         f"{how}: {magnitude(forward)}FLOP per image, {magnitude(TRAINING * forward * batch)}FLOP "
-        f"per training step of {batch} images"
+        f"per training step of {batch} images{_advice(config, task, forward)}"
     )
+
+
+def _advice(config: Config, task: Task, forward: float) -> str:
+    """Return a faster model, if nobody has chosen one and this one takes hours without a GPU."""
+    if task.device.type != "cpu" or not task.network.chosen or config.model.name in SMALL:
+        return ""
+    visits = config.federation.rounds * config.federation.participants(len(task.clients.shards))
+    images = visits * task.schedule.typical * config.train.epochs
+    seconds = TRAINING * forward * images / (CORE_OPERATIONS * cores())
+    if seconds < LONG_RUN:
+        return ""
+    return f"; without a GPU that takes about {spoken(seconds)}, and --model cnn4 far less"
 
 
 def scoring_line(config: Config, task: Task) -> str:

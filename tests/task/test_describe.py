@@ -1,7 +1,10 @@
 import pytest
+import torch
 
+from cafedcl.data import Dataset
 from cafedcl.task import describe
 from cafedcl.task.build import prepare
+from cafedcl.task.cost import operations
 from cafedcl.task.describe import cost_line, first_line, magnitude, scoring_line
 from cafedcl.task.resolve import gather
 
@@ -29,6 +32,31 @@ def test_a_frozen_part_and_a_named_model_are_told(digits):
     setup = prepare(config, digits)
     assert " trained); cpu engine" in (first_line(setup.config, setup.task, "cpu"))
     assert cost_line(setup.config, setup.task).startswith("cnn8: ")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "model", "words"),
+    [(1000, None, "; without a GPU that takes about "), (1, None, ""), (1000, "resnet18", "")],
+)
+def test_a_faster_model_is_named_where_the_chosen_one_takes_hours(
+    rounds, model, words, monkeypatch
+):
+    monkeypatch.setattr(describe, "cores", lambda: 2)
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (300, 3, 32, 32), dtype=torch.uint8, generator=draws)
+    y = torch.arange(300) % 3
+    data = Dataset.of(x, y, x[:30], y[:30], ("a", "b", "c"))
+    config = gather(device="cpu", clients=3, split="iid", rounds=rounds, model=model)
+    setup = prepare(config, data)
+    line = cost_line(setup.config, setup.task)
+    if not words:
+        assert line.endswith(" images")
+        return
+    # 90 images are left of a client's 100, five times a round; a forward pass is half the work of
+    # the gradient.
+    forward = operations(setup.task.network.encoder, (3, 32, 32))
+    hours = 3 * forward * 5 * 90 * 3 * rounds / (2 * 5e10) / 3600
+    assert line.endswith(f"{words}{hours:.1f} h, and --model cnn4 far less")
 
 
 def test_scoring_that_takes_long_is_announced_with_what_shortens_it(digits, monkeypatch):
