@@ -23,7 +23,7 @@ from cafedcl.federation.contributions import CLIP, ContributionBounds, Contribut
 from cafedcl.federation.spending import Spending
 from cafedcl.functional.private_sums import clipped, next_clip, system_normal
 from cafedcl.methods import checked
-from cafedcl.methods.base import Aggregator
+from cafedcl.methods.base import Aggregator, Method
 from cafedcl.task.task import Task
 
 
@@ -170,9 +170,8 @@ class SecureAggregator(PrivateAggregator):
         return super().finish()
 
 
-def check_clients(config: Config, task: Task) -> None:
-    """Refuse what a bound on one client's influence does not hold for."""
-    method = task.method
+def check_step(config: Config, method: Method) -> None:
+    """Refuse a method in which one client's influence has no bound."""
     if method.averages is None or not method.separable:
         raise CafedclError(
             f"privacy.kind = clients: the server step of {config.method.name} is not made of "
@@ -186,6 +185,12 @@ def check_clients(config: Config, task: Task) -> None:
             "which are told without noise; use another method, or with cafedcl set "
             "method.data_scale = 'saturating' or 'own'"
         )
+
+
+def check_clients(config: Config, task: Task) -> None:
+    """Refuse what a bound on one client's influence does not hold for."""
+    method = task.method
+    check_step(config, method)
     if config.defence.kind != "none":
         raise CafedclError(
             f"defence.kind = {config.defence.kind}: it compares clients with each other, so one "

@@ -1,9 +1,11 @@
 """Which kind of privacy a run has."""
 
 from cafedcl.config.sections import Config
-from cafedcl.federation.client_privacy import ClientPrivacy, check_clients
-from cafedcl.federation.record_privacy import RecordPrivacy, check_records
+from cafedcl.federation.client_privacy import ClientPrivacy, check_clients, check_step
+from cafedcl.federation.record_privacy import RecordPrivacy, check_loss, check_records
 from cafedcl.federation.spending import Spending
+from cafedcl.methods import find_method
+from cafedcl.methods.base import Method
 from cafedcl.task.task import Task
 
 
@@ -11,6 +13,17 @@ def make_privacy(config: Config, task: Task) -> Spending:
     """Return what keeps account of a run's privacy; raises CafedclError for what cannot be had."""
     kinds = {"none": Spending, "clients": ClientPrivacy, "records": RecordPrivacy}
     return kinds[config.privacy.kind](config, task)
+
+
+def check_private_method(config: Config) -> None:
+    """Raise CafedclError for privacy that the method cannot have, whatever images sites have."""
+    cls, _ = find_method(config.method.name)
+    # What a method says of its steps does not depend on its size.
+    method: Method = cls(config.method.options, 2, 64)
+    if config.privacy.kind == "clients":
+        check_step(config, method)
+    elif config.privacy.kind == "records":
+        check_loss(method)
 
 
 def check_privacy(config: Config, task: Task) -> None:

@@ -15,6 +15,7 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.federation.accounting import Accountant
 from cafedcl.federation.participants import Participants
 from cafedcl.federation.spending import Spending
+from cafedcl.methods.base import Method
 from cafedcl.task.task import Task
 
 VISITS = "server/privacy/visits"
@@ -108,9 +109,8 @@ def possible_samples(task: Task) -> list[tuple[float, float]]:
     return list(zip(low.sum(1).tolist(), high.sum(1).tolist(), strict=True))
 
 
-def check_records(config: Config, task: Task) -> None:
-    """Refuse what noise in every step does not cover."""
-    method = task.method
+def check_loss(method: Method) -> None:
+    """Refuse a method that noise in every step does not cover."""
     if not method.per_image:
         raise CafedclError(
             f"privacy.kind = records: the loss of {method.name} is not a mean over single images, "
@@ -118,6 +118,11 @@ def check_records(config: Config, task: Task) -> None:
             "fedprox, fedbn, moon or local. A method of your own whose loss is such a mean says so "
             "by `per_image = True`"
         )
+
+
+def check_records(config: Config, task: Task) -> None:
+    """Refuse what noise in every step does not cover."""
+    check_loss(task.method)
     if config.augment.name != "none":
         raise CafedclError(
             f"augment.name = {config.augment.name}: synthetic images tell about real ones without "

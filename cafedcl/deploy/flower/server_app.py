@@ -22,6 +22,7 @@ from cafedcl.federation import runs
 from cafedcl.federation.callback import Callback
 from cafedcl.federation.checkpoint import frozen_digest
 from cafedcl.federation.journal import Journal
+from cafedcl.federation.privacy import check_private_method
 from cafedcl.federation.rounds import Federation
 from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.build import Setup, prepare
@@ -115,6 +116,8 @@ class GridHost:
         run: str,
         folder: RunFolder | None,
     ) -> tuple[Federation, list[str]]:
+        # Before any site is asked for what it would tell.
+        check_private_method(config)
         limits = self._limits()
         roster = Roster(mail, config, limits.read, self.say, SiteKeys(self.deployment))
         stored = stored_population(folder) if folder else None

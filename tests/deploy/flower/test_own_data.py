@@ -37,6 +37,26 @@ def test_sites_of_a_private_run_tell_no_notes_and_are_hidden_by_noise(config, ho
     assert not torch.equal(again.noise(9, 0), again.noise(9, 0))
 
 
+@pytest.mark.parametrize(
+    ("method", "kind", "words"),
+    [
+        (
+            "cafedcl:best",
+            "clients",
+            "the server step of cafedcl:best is not made of weighted means",
+        ),
+        ("cafedcl", "clients", "clients of cafedcl use the counts of all clients"),
+        ("fedlc", "records", "the loss of fedlc is not a mean over single images"),
+    ],
+)
+def test_privacy_that_a_method_cannot_have_is_refused_before_a_site_is_asked(
+    method, kind, words, config, host, places, net
+):
+    with pytest.raises(CafedclError, match=f"^privacy.kind = {kind}: {words}"):
+        host(config(method, **settings(privacy__kind=kind)), [], None)
+    assert not net.seen
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_where_the_data_are(method, config, host, places):
     few = {"method__epochs": 3} if method == "fedtgp" else {}
