@@ -154,7 +154,7 @@ def predict(
             with explained(out):
                 out.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(out, printable(text).encode())
-            print(printable(f"written: {out} ({len(found)} images)"))
+            print(printable(f"written: {out} ({len(found)} image{'s' * (len(found) != 1)})"))
     if found.failed:
         raise typer.Exit(1)
 

@@ -167,7 +167,8 @@ def _check_restart(
             _, started = folder.data()
             Checkpoint(0, {}, started.get("config", {})).check_config(config, folder.path)
             why = "no checkpoint is whole" if files else "no checkpoint yet"
-            warn(f"{folder.path}: {why}; its {done} rounds are trained again")
+            what = "round is" if done == 1 else f"{done} rounds are"
+            warn(f"{folder.path}: {why}; its {what} trained again")
         return
     what = metrics.problem or f"{folder.path / 'checkpoints'}: there is no checkpoint any more"
     if files and not metrics.problem:

@@ -57,10 +57,7 @@ def collect_group(group: SettingGroup, problems: list[str]) -> dict[str, Any]:
         "clients": setting.clients,
         "protocol": common_protocol([group]),
         "entries": [describe_row(row) for row in group.main],
-        "notes": [
-            f"methods differ in {name}: {' / '.join(values)}"
-            for name, values in group.differing().items()
-        ],
+        "notes": group.differing(),
         "ranking": {
             protocol: collect_ranking(group, protocol)
             for protocol in PROTOCOL_SCORES

@@ -19,6 +19,9 @@ from cafedcl.report.run_summary import (
 )
 from cafedcl.report.setting import Setting
 
+FEW = 4
+"""More methods than these are counted and not named."""
+
 
 @dataclass(frozen=True)
 class TableRow:
@@ -127,8 +130,8 @@ class SettingGroup:
         """The score that methods are ranked by: balanced accuracy if test labels are skewed."""
         return "balanced" if self.imbalance >= SKEWED else "accuracy"
 
-    def differing(self) -> dict[str, list[str]]:
-        """Return the seeds and the common options in which the main rows differ.
+    def differing(self) -> list[str]:
+        """Say in which seeds and common options the main rows differ, and who has which.
 
         Such differences make a comparison of methods unfair. Options of the methods themselves, and
         options that were changed on purpose, do not.
@@ -137,15 +140,25 @@ class SettingGroup:
             "model.", "train.", "server.", "federation.", "evaluate.", "attack", "defence",
             "privacy", "release.",
         )  # fmt: skip
-        values: dict[str, set[str]] = {}
-        seeds: set[str] = set()
+        holders: dict[str, dict[str, list[str]]] = {}
         for row in self.main:
             for name, value in row.runs[0].variant:
                 if name.startswith(common) and name not in row.changed:
-                    values.setdefault(name, set()).add(value)
-            seeds.add(", ".join(str(run.seed) for run in row.runs))
-        values["seeds"] = seeds
-        return {name: sorted(seen) for name, seen in values.items() if len(seen) > 1}
+                    told = value.strip("'")
+                    holders.setdefault(name, {}).setdefault(told, []).append(row.label)
+            seeds = ", ".join(str(run.seed) for run in row.runs)
+            holders.setdefault("seeds", {}).setdefault(seeds, []).append(row.label)
+        return [
+            f"methods differ in {name}: "
+            + " / ".join(f"{value} ({few(labels)})" for value, labels in sorted(values.items()))
+            for name, values in holders.items()
+            if len(values) > 1
+        ]
+
+
+def few(labels: Sequence[str]) -> str:
+    """Return labels, or their number if they are many."""
+    return ", ".join(labels) if len(labels) <= FEW else f"{len(labels)} methods"
 
 
 @dataclass(frozen=True)

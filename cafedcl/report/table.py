@@ -231,8 +231,7 @@ class ScoreTable:
                 if row.spent:
                     lines.append(f"{title}: {row.label} is private: {row.spent}.")
             lines += [f"{title}: {words}." for words in trust_lines(rows)]
-            for name, values in column.group.differing().items():
-                lines.append(f"{title}: methods differ in {name}: {' / '.join(values)}.")
+            lines += [f"{title}: {words}." for words in column.group.differing()]
         lines += [f"{run.state}: {run.path}: {run.problem}." for run in self.set_aside]
         return lines
 

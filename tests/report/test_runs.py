@@ -112,9 +112,12 @@ def test_another_engine_is_the_same_experiment(make_run: Maker, tmp_path: Path) 
 def test_an_unfair_comparison_is_named(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", "fedavg", train__lr=0.1)
     make_run(tmp_path / "b", "cafedcl", train__lr=0.5)
-    assert read_runs([tmp_path]).groups[0].differing() == {"train.lr": ["0.1", "0.5"]}
+    assert read_runs([tmp_path]).groups[0].differing() == [
+        "methods differ in train.lr: 0.1 (fedavg) / 0.5 (cafedcl)"
+    ]
     make_run(tmp_path / "c", "fedavg", 1, train__lr=0.1)
-    assert read_runs([tmp_path]).groups[0].differing()["seeds"] == ["0", "0, 1"]
+    *_, seeds = read_runs([tmp_path]).groups[0].differing()
+    assert seeds == "methods differ in seeds: 0 (cafedcl) / 0, 1 (fedavg)"
 
 
 def test_the_same_experiment_twice_counts_once(make_run: Maker, tmp_path: Path) -> None:
@@ -251,8 +254,16 @@ def test_folders_of_the_same_name_have_titles_of_their_own(make_run: Maker, tmp_
 def test_an_attack_on_one_method_only_is_named(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", "fedavg", attack__kind="none")
     make_run(tmp_path / "b", "cafedcl", attack__kind="sign-flip", attack__clients=1)
-    (name,) = read_runs([tmp_path]).groups[0].differing()
-    assert name == "attack"
+    (line,) = read_runs([tmp_path]).groups[0].differing()
+    assert line == "methods differ in attack: none (fedavg) / sign-flip:1 (cafedcl)"
+
+
+def test_many_methods_that_agree_are_counted(make_run: Maker, tmp_path: Path) -> None:
+    for method in ("fedavg", "fedprox", "moon", "fedlc", "fednh"):
+        make_run(tmp_path / method, method, train__lr=0.1)
+    make_run(tmp_path / "b", "cafedcl", train__lr=0.5)
+    (line,) = read_runs([tmp_path]).groups[0].differing()
+    assert line == "methods differ in train.lr: 0.1 (5 methods) / 0.5 (cafedcl)"
 
 
 @pytest.mark.parametrize(
