@@ -119,7 +119,8 @@ def _task_grid(
         # A certificate that expires during a run looks like a SuperLink that refuses.
         refuse_expired(folder)
         raise CafedclError(
-            f"the SuperLink at {address} stopped the run or does not answer: {error}"
+            f"the SuperLink at {address} stopped the run or does not answer ({error}); if the "
+            "server is down, start it again, then `cafedcl resume RUN` goes on with the run"
         ) from None
     finally:
         runtime.close()
