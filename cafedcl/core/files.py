@@ -86,7 +86,8 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or path
+        # A file is first written beside its place, under a name that nobody asked for.
+        where = str(error.filename or path).removesuffix(TEMPORARY)
         raise CafedclError(
             f"{where}: cannot be written: {why_unwritten(error)}; nothing already saved is lost"
         ) from error

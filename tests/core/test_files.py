@@ -2,7 +2,10 @@ import os
 from pathlib import Path
 from threading import Thread
 
-from cafedcl.core.files import write_atomically
+import pytest
+
+from cafedcl.core.errors import CafedclError
+from cafedcl.core.files import explained, write_atomically
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -25,3 +28,12 @@ def test_what_is_no_file_is_written_to_and_never_replaced(tmp_path: Path) -> Non
     reader.join()
     assert read == [b"new"]
     assert pipe.is_fifo()
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "x.csv.tmp").mkdir()
+    with (
+        pytest.raises(CafedclError, match=r"/x\.csv: cannot be written: Is a directory"),
+        explained(tmp_path),
+    ):
+        write_atomically(tmp_path / "x.csv", b"")
