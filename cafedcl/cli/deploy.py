@@ -193,10 +193,15 @@ def admit(
     ],
 ) -> None:
     """Accept a site's new public key, or a new site."""
+    from cafedcl.deploy.folders import site_names
     from cafedcl.deploy.server import Server
 
-    Server.of(folder).admit(name, key)
-    print(printable(f"site {name} is admitted with the key {key}"))
+    server = Server.of(folder)
+    known = site_names(folder)
+    server.admit(name, key)
+    # A mistyped name would make one site more.
+    what = "site" if name in known else "the new site"
+    print(printable(f"{what} {name} is admitted with the key {key}"))
 
 
 @app.command(cls=Command)

@@ -159,7 +159,8 @@ class Server:
             # Flower keeps the keys that were removed, until it ends.
             raise CafedclError(
                 f"site {name}: its key is saved, but not accepted now ({why}); if it was removed "
-                "before, stop the server and start it again"
+                "before, make a new key with `cafedcl deploy renew` at the site and admit that, or "
+                "stop the server and start it again"
             )
 
     def revoke(self, name: str) -> None:

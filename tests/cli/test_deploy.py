@@ -18,6 +18,7 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import FLOWER
 from cafedcl.deploy.flower.control import NodeStatus, RunStatus
 from cafedcl.deploy.folders import node_names, read_server, read_site
+from cafedcl.deploy.keys import make_node_key
 from cafedcl.deploy.server import Server
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -176,9 +177,13 @@ def test_a_new_key_replaces_the_old_one(tmp_path, flower):
     before = dict(flower)
     said = invoke("renew", tmp_path / "d" / "north").stdout
     assert "cafedcl deploy admit SERVER-FOLDER north north.pub" in said
-    invoke("admit", folder, "north", tmp_path / "d" / "north" / "north.pub")
+    key = tmp_path / "d" / "north" / "north.pub"
+    assert invoke("admit", folder, "north", key).stdout.startswith("site north is admitted with ")
     assert registered(folder, flower) == {"north": True, "south": True}
     assert len({*flower.values()} & {*before.values()}) == 1
+    other = tmp_path / "other.pub"
+    make_node_key(tmp_path / "node.key", other)
+    assert invoke("admit", folder, "nroth", other).stdout.startswith("the new site nroth is ")
 
 
 def test_a_file_that_is_no_public_key_is_not_admitted(tmp_path, flower):
