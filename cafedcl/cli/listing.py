@@ -210,7 +210,7 @@ def split(
     from cafedcl.data.shards import save_shards
     from cafedcl.task.build import load_data, settle_split
     from cafedcl.task.resolve import gather
-    from cafedcl.terminal.overview import split_map, split_numbers
+    from cafedcl.terminal.split_map import split_map, split_numbers
     from cafedcl.terminal.split_statistics import DrawnSplit, draw_splits, statistics
 
     sets: list[str | None] = [*data] if data else [None]

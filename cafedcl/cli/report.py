@@ -41,8 +41,8 @@ def show(
         headline,
         last_scored,
         overview,
-        split_map,
     )
+    from cafedcl.terminal.split_map import split_map
 
     summaries = [read_run(RunFolder.open(path).path) for path in runs]
     found = [run for run in summaries if run.state != "damaged"]

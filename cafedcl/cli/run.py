@@ -124,7 +124,8 @@ def demo(
     from cafedcl import api
     from cafedcl.task.build import prepare
     from cafedcl.task.resolve import gather
-    from cafedcl.terminal.overview import comparison_table, split_map
+    from cafedcl.terminal.overview import comparison_table
+    from cafedcl.terminal.split_map import split_map
 
     screen = console()
     configs = [

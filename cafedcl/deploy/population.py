@@ -18,7 +18,8 @@ from cafedcl.data.own.items import sort_names
 from cafedcl.data.shards import NO_ROWS, ClientRows, Shards
 from cafedcl.data.splits import split
 from cafedcl.deploy.rules import RefusalError
-from cafedcl.task.build import Setup, assemble, choose_device, settle
+from cafedcl.device.choose import choose_device
+from cafedcl.task.build import Setup, assemble, settle
 from cafedcl.task.release import Release
 from cafedcl.task.task import Task
 

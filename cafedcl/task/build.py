@@ -1,7 +1,5 @@
 """From a config to what runs: data, shards, method, network."""
 
-import os
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from cafedcl.augment.transforms import make_transforms
 from cafedcl.config.options import check_together
 from cafedcl.config.sections import SITES, Config, EngineOptions
 from cafedcl.core.contract import Census, Shape
-from cafedcl.core.environment import QUEUES, is_arm
+from cafedcl.core.environment import is_arm
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import explained_failure
 from cafedcl.core.paths import absolute, data_folder
@@ -23,6 +21,7 @@ from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients, stratified_rows
 from cafedcl.data.splits import SplitWords, split
+from cafedcl.device.choose import choose_device
 from cafedcl.methods import checked, find_method
 from cafedcl.methods.base import Method
 from cafedcl.models import Network, auto_model, feature_dim, make_encoder, place_of_model
@@ -48,12 +47,6 @@ from cafedcl.task.release import Release
 from cafedcl.task.task import ClientData, TailAugmentation, Task
 
 PFLLIB_TEST_SHARE = 0.25
-MOST_QUEUES = "32"
-"""The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
-TAKEN = ("out of memory", "busy or unavailable")
-"""What CUDA says of a GPU that others have taken, or that is just taking leave of them."""
-TRIALS = 10
-"""How often a GPU that others have taken is tried, a second apart."""
 OWNED = {
     "natural": "no clients of its own; put images into folders CLIENT/CLASS, or name the column of "
     "the clients with data.client",
@@ -80,57 +73,6 @@ class Setup:
     def start(self) -> Tensors:
         """Return the server's whole state before round 0, each part where it is worked on."""
         return {**prefixed(MODEL, self.task.shared()), **moved(self.state, self.task.server_device)}
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device a config asks for, or say why it cannot be had."""
-    if name != "cpu":
-        os.environ.setdefault(QUEUES, MOST_QUEUES)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise CafedclError(
-            f"engine.device = '{name}': there is no such device; "
-            "auto, cpu, cuda, cuda:1 (the second GPU) or mps is expected"
-        ) from None
-    try:
-        open_device(device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        if is_taken(error):
-            raise CafedclError(
-                f"engine.device = '{name}': other programs take all of it: {reason}; execute fewer "
-                "runs at a time (--jobs), or wait until they end"
-            ) from None
-        raise CafedclError(
-            f"engine.device = '{name}': this machine cannot use it: {reason}; choose another one, "
-            "such as cpu"
-        ) from None
-    return device
-
-
-def open_device(device: torch.device) -> None:
-    """Put a first number on a device; if others have taken it, try again for some seconds.
-
-    NVIDIA's Multi-Process Service refuses a program that comes at the moment when the last ones
-    leave, as happens if one study follows another: it calls the GPU busy, or its memory full.
-    """
-    for trials_left in reversed(range(TRIALS)):
-        try:
-            torch.zeros(1, device=device)
-        except RuntimeError as error:
-            if not is_taken(error) or not trials_left:
-                raise
-            time.sleep(1)
-        else:
-            return
-
-
-def is_taken(error: Exception) -> bool:
-    """Return whether an error says that others have taken a device."""
-    return any(words in str(error) for words in TAKEN)
 
 
 def load_data(config: Config) -> Dataset:

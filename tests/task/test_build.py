@@ -1,7 +1,5 @@
 import dataclasses
-import os
 import platform
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.data import Dataset
 from cafedcl.data.shards import save_shards
-from cafedcl.task.build import choose_device, prepare, settle_split
+from cafedcl.task.build import prepare, settle_split
 from cafedcl.task.checks import check_schedule
 from cafedcl.task.resolve import resolve
 
@@ -173,70 +171,6 @@ def test_a_path_below_the_home_folder_is_recorded_in_full(
 def test_an_option_that_natural_clients_do_not_use_is_refused(six_owners: Dataset) -> None:
     with pytest.raises(CafedclError, match=r"split.alpha = 0.5: the split 'natural' does not use"):
         prepare(small(federation={"clients": 0}, split={"kind": "auto", "alpha": 0.5}), six_owners)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("cuda:99", "this machine cannot use it"),
-        ("xpu:7", "this machine cannot use it"),
-        ("nonsense", "there is no such device; auto, cpu, cuda, "),
-    ],
-)
-def test_a_device_that_is_not_there_is_one_clear_line(name: str, words: str) -> None:
-    with pytest.raises(CafedclError, match=f"engine.device = '{name}': {words}"):
-        choose_device(name)
-
-
-@pytest.mark.parametrize(
-    "words", ["out of memory", "CUDA-capable device(s) is/are busy or unavailable"]
-)
-def test_a_device_that_others_take_is_not_called_unusable(
-    monkeypatch: pytest.MonkeyPatch, words: str
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise RuntimeError(f"CUDA error: {words}\nmore lines")
-
-    monkeypatch.setattr("cafedcl.task.build.torch.zeros", full)
-    monkeypatch.setattr("cafedcl.task.build.time.sleep", lambda _: None)
-    with pytest.raises(CafedclError, match=r"other programs take all of it: CUDA error: .*--jobs"):
-        choose_device("cuda")
-
-
-@pytest.mark.parametrize(
-    ("words", "trials"), [("busy or unavailable", 3), ("out of memory", 3), ("invalid device", 1)]
-)
-def test_only_a_device_that_others_take_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, words: str, trials: int
-) -> None:
-    tried: list[str] = []
-    waited: list[float] = []
-
-    def open_at_the_third_trial(*_: object, device: torch.device) -> None:
-        tried.append(device.type)
-        if len(tried) < 3:
-            raise RuntimeError(f"CUDA error: {words}")
-
-    monkeypatch.setattr("cafedcl.task.build.torch.zeros", open_at_the_third_trial)
-    monkeypatch.setattr("cafedcl.task.build.time.sleep", waited.append)
-    with suppress(CafedclError):
-        choose_device("cuda")
-    assert tried == ["cuda"] * trials
-    assert len(waited) == trials - 1
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "32"), ("4", "4")])
-def test_a_gpu_takes_work_from_all_its_queues_unless_it_was_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
-) -> None:
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    monkeypatch.delenv(name, raising=False)
-    if given:
-        monkeypatch.setenv(name, given)
-    choose_device("cpu")
-    assert os.environ.get(name) == given
-    choose_device("auto")
-    assert os.environ[name] == expected
 
 
 def test_a_model_without_weights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

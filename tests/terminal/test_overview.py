@@ -1,7 +1,6 @@
 import io
 
 import pytest
-import torch
 from rich.console import Console
 
 from cafedcl.terminal.overview import (
@@ -13,7 +12,6 @@ from cafedcl.terminal.overview import (
     overview,
     percent,
     sparkline,
-    split_map,
 )
 
 
@@ -100,16 +98,6 @@ def test_an_overview_names_attack_and_defence_and_whom_the_defence_left_out() ->
 
 def test_an_overview_of_a_run_that_has_not_begun_is_empty_but_no_error() -> None:
     assert "0 of 5 rounds" in drawn(overview("fedavg", [], 5, {}))
-
-
-def test_the_split_map_shows_every_count_and_stays_small() -> None:
-    text = drawn(split_map(torch.tensor([[3, 0], [0, 41]]), ["cat", "dog"]))
-    assert "41" in text
-    assert "cat" in text
-    long = drawn(split_map(torch.tensor([[3, 4]]), ["malignant", "benign"]))
-    assert "mali beni " in long
-    many = drawn(split_map(torch.ones(100, 2, dtype=torch.int64), ["a", "b"]))
-    assert "and 70 more clients" in many
 
 
 def test_runs_of_different_length_say_so_row_by_row() -> None:

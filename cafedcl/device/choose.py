@@ -1,0 +1,67 @@
+"""The device that a run asks for, or why it cannot be had."""
+
+import os
+import time
+
+import torch
+
+from cafedcl.core.environment import QUEUES
+from cafedcl.core.errors import CafedclError
+
+MOST_QUEUES = "32"
+"""The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
+TAKEN = ("out of memory", "busy or unavailable")
+"""What CUDA says of a GPU that others have taken, or that is just taking leave of them."""
+TRIALS = 10
+"""How often a GPU that others have taken is tried, a second apart."""
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device a config asks for, or say why it cannot be had."""
+    if name != "cpu":
+        os.environ.setdefault(QUEUES, MOST_QUEUES)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise CafedclError(
+            f"engine.device = '{name}': there is no such device; "
+            "auto, cpu, cuda, cuda:1 (the second GPU) or mps is expected"
+        ) from None
+    try:
+        open_device(device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        if is_taken(error):
+            raise CafedclError(
+                f"engine.device = '{name}': other programs take all of it: {reason}; execute fewer "
+                "runs at a time (--jobs), or wait until they end"
+            ) from None
+        raise CafedclError(
+            f"engine.device = '{name}': this machine cannot use it: {reason}; choose another one, "
+            "such as cpu"
+        ) from None
+    return device
+
+
+def open_device(device: torch.device) -> None:
+    """Put a first number on a device; if others have taken it, try again for some seconds.
+
+    NVIDIA's Multi-Process Service refuses a program that comes at the moment when the last ones
+    leave, as happens if one study follows another: it calls the GPU busy, or its memory full.
+    """
+    for trials_left in reversed(range(TRIALS)):
+        try:
+            torch.zeros(1, device=device)
+        except RuntimeError as error:
+            if not is_taken(error) or not trials_left:
+                raise
+            time.sleep(1)
+        else:
+            return
+
+
+def is_taken(error: Exception) -> bool:
+    """Return whether an error says that others have taken a device."""
+    return any(words in str(error) for words in TAKEN)
